@@ -1,0 +1,1 @@
+"""The machines, no learning in sight: cluster, resident objects, storage, tracking, services."""

@@ -1,0 +1,1 @@
+"""The learning, no cluster in sight: problems, verifiers, sampler, losses, learner."""
