@@ -1,0 +1,52 @@
+# `make train` and `make test` need nothing but Python 3.11+ and make: the first of them makes .venv.
+#   ARGS    what follows the command:  make train ARGS="--steps 20"   make test ARGS="tests/rl -k losses"
+#   PYTHON  the interpreter of a new .venv:  make setup PYTHON=python3.12
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help setup train test check clean
+
+help:
+	@echo "make setup   create .venv and install the locked dependencies (the targets below do it when needed)"
+	@echo "make train   teach a small policy arithmetic       ARGS=\"--steps 20\" goes to rlvf train"
+	@echo "make test    the whole test suite                  ARGS=\"tests/rl -x\" goes to pytest"
+	@echo "make check   format, lint and types"
+	@echo "make clean   remove .venv and every cache; runs in .rlvf stay"
+
+setup: $(STAMP)
+
+# One shell, so that nothing is half done when a line fails; the stamp comes last. An existing .venv is brought up to date.
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  command -v "$(PYTHON)" >/dev/null 2>&1 || \
+	    { echo "make: no $(PYTHON) here; install Python 3.11 or newer, or name one: make setup PYTHON=python3.12" >&2; exit 1; }; \
+	  "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "make: $$($(PYTHON) --version 2>&1) is too old; name Python 3.11 or newer: make setup PYTHON=python3.12" >&2; exit 1; }; \
+	  echo "creating .venv with $$($(PYTHON) --version 2>&1)"; \
+	  "$(PYTHON)" -m venv --clear .venv || \
+	    { rm -rf .venv; echo "make: $(PYTHON) cannot create .venv (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
+	fi; \
+	echo "installing the locked dependencies into .venv (a few minutes the first time)"; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,s3]'; \
+	touch $(STAMP); \
+	echo "ready: $(BIN)/rlvf"
+
+train: $(STAMP)
+	@$(BIN)/rlvf train $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	find flows tasks rl infra tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	@echo "runs and their services' state are kept: remove .rlvf yourself if you want them gone"

@@ -1,0 +1,80 @@
+"""The configuration trees of the three flows, put together from leaves that stand beside the code that reads them."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from infra.checkpoints import CheckpointConfig
+from infra.cluster import ClusterConfig
+from infra.placement import PlacementConfig
+from infra.tracking import TrackingConfig
+from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
+from tasks.collection import BatchConfig
+
+SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")
+PROBLEMS = Field("grammar", min_length=1, description="grammar, or a path, fsspec URI or glob of CSV files")
+
+
+class WarmUpConfig(BaseModel):
+    """The supervised start of the tiny policy, on problems of the grammar. The result is kept and used again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(300, ge=0, description="updates; few enough that sampling stays varied")
+    batch: int = Field(64, ge=1, description="problems per update")
+    optimizer: OptimizerConfig = OptimizerConfig(lr=4e-3, warmup_steps=20, betas=(0.9, 0.98), microbatch_tokens=1024)
+    seed: int = Field(0, ge=0, lt=2**32, description="of the fresh weights and the problems")
+
+
+class SftConfig(BaseModel):
+    """Flow `rlvf-sft`: warm the tiny policy up."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    warm_up: WarmUpConfig = WarmUpConfig()
+    policy: PolicyConfig = PolicyConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
+
+
+class EvalConfig(BaseModel):
+    """Flow `rlvf-eval`: how well a policy solves a set of problems."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: PolicyConfig = PolicyConfig()
+    problems: str = PROBLEMS
+    held_out: int = Field(
+        0, ge=0, description="take only the part that `rlvf train --held-out N` keeps out of training; 0 takes all"
+    )
+    samples: int = Field(8, ge=1, le=1024, description="completions per problem; k of pass@k")
+    seed: int = SEED
+    sampling: SamplingConfig = SamplingConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+
+class TrainConfig(BaseModel):
+    """Flow `rlvf`: reinforcement learning with verifiable reward."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    problems: str = PROBLEMS
+    held_out: int = Field(200, ge=1, description="problems kept out of training, to evaluate on before and after")
+    steps: int = Field(100, ge=1, description="updates, counted from the start of the run")
+    staleness: int = Field(
+        1, ge=0, le=64, description="versions that generation may run ahead of training; 0 is strictly on-policy"
+    )
+    seed: int = SEED
+    run: str | None = Field(
+        None, min_length=1, description="name or URI of the new run; none makes a name under $RLVF_HOME/runs"
+    )
+    batch: BatchConfig = BatchConfig()
+    policy: PolicyConfig = PolicyConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    warm_up: WarmUpConfig = WarmUpConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
+    tracking: TrackingConfig = TrackingConfig()

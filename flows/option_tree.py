@@ -1,0 +1,190 @@
+"""A pydantic configuration tree as options with dotted paths, and back."""
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+NULL = ("null", "none")  # how a command line writes None
+TYPES = {
+    "boolean": ("true or false", "{true,false}"),
+    "integer": ("a whole number", "INT"),
+    "number": ("a number", "NUMBER"),
+    "string": ("text", "TEXT"),
+    "array": ("a comma-separated list", "A,B"),
+}
+BOUNDS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "below {}",
+    "multipleOf": "a multiple of {}",
+    "minLength": "at least {} long",
+    "maxLength": "at most {} long",
+    "minItems": "at least {} of them",
+    "maxItems": "at most {} of them",
+    "pattern": "matching {}",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A node of the configuration tree: a leaf, or a section of further options."""
+
+    path: str  # dotted, "loss.name"
+    field: FieldInfo
+    section: type[BaseModel] | None  # None: a leaf
+    schema: Mapping[str, Any]  # of a leaf: its JSON schema
+
+    @property
+    def branches(self) -> list[Mapping[str, Any]]:
+        return [branch for branch in self.schema.get("anyOf", [self.schema]) if branch.get("type") != "null"]
+
+    @property
+    def nullable(self) -> bool:
+        return type(None) in get_args(self.field.annotation)
+
+    @property
+    def shorthand(self) -> str | None:
+        """The path of the leaf that a bare value of this section stands for."""
+        leaf = getattr(self.section, "shorthand", None)
+        return None if leaf is None else f"{self.path}.{leaf}"
+
+    @property
+    def bounds(self) -> list[str]:
+        return [words.format(branch[key]) for branch in self.branches for key, words in BOUNDS.items() if key in branch]
+
+    @property
+    def allowed(self) -> str:
+        """What the option takes, in words."""
+        kinds = [_choices(branch, "one of {}", ", ") or TYPES[branch["type"]][0] for branch in self.branches]
+        items = [of for branch in self.branches if (of := _choices(branch.get("items", {}), " of {}", ", "))]
+        null = " or null" if self.nullable else ""
+        return ", ".join(["".join([" or ".join(kinds), *items, null]), *self.bounds])
+
+    @property
+    def metavar(self) -> str:
+        kinds = [
+            _choices(branch, "{{{}}}", ",")
+            or _choices(branch.get("items", {}), "{{{}}},...", ",")
+            or TYPES[branch["type"]][1]
+            for branch in self.branches
+        ]
+        return "|".join(kinds + ["null"] * self.nullable)
+
+    def absent(self, text: str) -> str | None:
+        """None where a command line's word means that."""
+        choices = [str(choice) for branch in self.branches for choice in branch.get("enum", [branch.get("const")])]
+        return None if self.nullable and text.lower() in NULL and text not in choices else text
+
+    def parse(self, text: str) -> Any:
+        """A command line's word as something that pydantic can validate."""
+        word = self.absent(text)
+        return None if word is None else self.split(word)
+
+    def split(self, value: Any) -> Any:
+        """Comma-separated text as a list where the option is one; anything else as it is."""
+        if isinstance(value, str) and any(branch.get("type") == "array" for branch in self.branches):
+            return [item.strip() for item in value.split(",")] if value.strip() else []
+        return value
+
+
+@functools.cache
+def known_options(model: type[BaseModel]) -> dict[str, Option]:
+    """Every node below `model` by its dotted path, in order of declaration, a section before what is in it.
+
+    Raises TypeError for a field that a command line has no notation for: a programming mistake, not a user's.
+    """
+    found: dict[str, Option] = {}
+    # Each model's schema is its own: only sections and enums appear as references in it.
+    schemas = model.model_json_schema(by_alias=False).get("properties", {})
+    for name, field in model.model_fields.items():
+        section = _section(field)
+        found[name] = option = Option(name, field, section, schemas[name] if section is None else {})
+        if section is not None:
+            for path, below in known_options(section).items():
+                found[f"{name}.{path}"] = Option(f"{name}.{path}", below.field, below.section, below.schema)
+            if option.shorthand and option.shorthand not in found:
+                raise TypeError(f"{section.__name__}.shorthand names no field of it: {option.shorthand}")
+        elif not all(branch.get("type") in TYPES or _choices(branch, "{}", "") for branch in option.branches):
+            raise TypeError(f"{model.__name__}.{name}: no command-line notation for {field.annotation}")
+    return found
+
+
+def default_values(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The defaults as paths and values, so that a section's own default survives an override of one of its leaves."""
+    for name, field in model.model_fields.items():
+        section = _section(field)
+        if section is None:
+            if not field.is_required() and field.default_factory is None:
+                yield f"{prefix}{name}", field.default
+            continue
+        try:
+            default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+        except ValidationError:  # a factory whose section has required leaves: they are asked for by name
+            default = None
+        if default is not None:
+            yield from leaf_values(default, f"{prefix}{name}.")
+        elif type(None) not in get_args(field.annotation):
+            yield from default_values(section, f"{prefix}{name}.")
+        elif not field.is_required():
+            yield f"{prefix}{name}", None
+
+
+def leaf_values(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a configuration as (dotted path, value); a section that is left out as (its path, None)."""
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            yield from leaf_values(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def flatten(options: Mapping[str, Option], given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a nested mapping by dotted path; a key may itself be dotted, a section a bare value."""
+    for key, value in given.items():
+        path = f"{prefix}{key}"
+        option = options.get(path)
+        section = option if option is not None and option.section is not None else None
+        if isinstance(value, Mapping) and (section or (option is None and value)):
+            yield from flatten(options, value, f"{path}.")
+        elif section and value is None and not section.nullable:
+            continue  # "loss:" with nothing below it
+        elif section and section.shorthand and value is not None:
+            yield section.shorthand, value
+        else:
+            yield path, value
+
+
+def nest(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted path as the nested mapping that the tree's model validates."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        functools.reduce(lambda node, key: node.setdefault(key, {}), sections, tree)[name] = value
+    for path, option in options.items():  # also a section of which nothing is said, so that its leaves are asked for
+        *sections, name = path.split(".")
+        above: dict[str, Any] | None = tree
+        for key in sections:
+            above = above.get(key) if above is not None else None
+        if option.section is not None and not option.nullable and above is not None:
+            above.setdefault(name, {})
+    return tree
+
+
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    union = get_origin(field.annotation) in (Union, UnionType)
+    kinds = [kind for kind in (get_args(field.annotation) if union else [field.annotation]) if kind is not type(None)]
+    only = kinds[0] if len(kinds) == 1 else None
+    return only if inspect.isclass(only) and issubclass(only, BaseModel) else None
+
+
+def _choices(schema: Mapping[str, Any], words: str, between: str) -> str:
+    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    return words.format(between.join(map(str, choices))) if choices else ""

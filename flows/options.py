@@ -1,0 +1,265 @@
+"""The command line and YAML files, read into a frozen pydantic configuration tree.
+
+Four layers, the lowest first: the tree's defaults, a base, a YAML file, dotted overrides. Each is flattened to dotted
+paths before they are laid over each other, so a mistake is reported in the place and by the name the user wrote.
+"""
+
+import argparse
+import difflib
+import inspect
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import fsspec
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from flows.option_tree import Option, default_values, flatten, known_options, leaf_values, nest
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class OptionError(ValueError):
+    """A mistake in what the user configured: one line for each, the first one first."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value of one layer."""
+
+    path: str
+    value: Any
+    origin: str = ""  # how a message about it begins: "my.yaml: ", or "--" for the command line
+
+    @property
+    def name(self) -> str:
+        return f"{self.origin}{self.path}"
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Answers a mistake with one line and exit code 2; sub-parsers made from it do the same."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += " (one that starts with a minus sign is written after =)"
+        line = "; ".join(filter(None, (part.strip() for part in message.splitlines())))
+        print(f"rlvf: {line}", file=sys.stderr)
+        raise SystemExit(2)
+
+    # argparse collects what a sub-parser does not know and reports it from the outermost parser, which cannot tell what
+    # would have been right: so it is reported here. The signature is argparse's, whose overloads are beside the point.
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        known, extras = super().parse_known_args(args, namespace)
+        for extra in extras:
+            if extra.startswith("--"):
+                # the one place where argparse keeps the names of all groups
+                names = [name[2:] for name in self._option_string_actions if name.startswith("--")]
+                self.error(_unknown(extra[2:].partition("=")[0], names, "unknown option --", "--"))
+        if extras:
+            self.error(f"unexpected argument {extras[0]!r}; `{self.prog} --help` lists what there is")
+        return known, extras
+
+
+class _Override(argparse.Action):
+    """Collects dotted options in `overrides`, the latest last; `dest` alone would mix them with the parser's own."""
+
+    def __call__(
+        self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        path = (option or "")[2:]
+        others = {key: text for key, text in namespace.overrides.items() if key != path}
+        namespace.overrides = {**others, path: value}
+
+
+def add_options(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
+    """Adds `--config FILE` and a `--dotted.path` option for every leaf of `model`.
+
+    The parsed namespace has `config` (str or None) and `overrides` (dotted path to text): what `read_config` takes.
+    """
+    options, defaults = known_options(model), dict(default_values(model))
+    parser.allow_abbrev = False
+    parser.usage = parser.usage or "%(prog)s [options]"
+    parser.set_defaults(overrides={})
+    settings = parser.add_argument_group("settings")
+    settings.add_argument("--config", metavar="FILE.yaml", help="a file of the settings below; options win over it")
+    groups = {"": settings}
+    for path, option in options.items():
+        if option.section is None:
+            group, metavar, text = groups[path.rpartition(".")[0]], option.metavar, _help(option, defaults)
+        else:
+            words = option.field.description or inspect.cleandoc(option.section.__doc__ or "").partition("\n\n")[0]
+            group = groups[path] = parser.add_argument_group(path, words)
+            if option.shorthand is not None:
+                metavar, text = options[option.shorthand].metavar, f"short for --{option.shorthand}"
+            elif option.nullable:
+                metavar, text = "null", "do without"
+            else:
+                continue
+        escaped = text.replace("%", "%%")
+        group.add_argument(f"--{path}", action=_Override, default=argparse.SUPPRESS, metavar=metavar, help=escaped)
+
+
+def read_config(
+    model: type[M], *, file: str | None, overrides: Mapping[str, str], base: Mapping[str, Any] | None = None
+) -> M:
+    """The configuration that `base`, the YAML `file` (any fsspec path) and dotted `overrides` make, each over the last.
+
+    Raises OptionError with a line for each unknown key or unacceptable value, naming it as its layer does.
+    """
+    options = known_options(model)
+    flat = {path: Given(path, value) for path, value in default_values(model)}
+    saved = _layer(options, base or {}, "saved configuration: ")
+    written = _layer(options, _read_yaml(file), f"{file}: ") if file is not None else []
+    given = [*saved, *written, *_command_line(options, overrides)]
+    if mistakes := [mistake for one in given if (mistake := _misplaced(options, one))]:
+        raise OptionError("\n".join(mistakes))
+    for one in given:
+        # A section that is left out and its leaves exclude each other: the later word counts.
+        for other in [path for path in flat if path.startswith(f"{one.path}.") or one.path.startswith(f"{path}.")]:
+            del flat[other]
+        flat[one.path] = one
+    try:
+        return model.model_validate(nest(options, {path: one.value for path, one in flat.items()}))
+    except ValidationError as error:
+        raise OptionError("\n".join(_explain(error, options, flat))) from None
+
+
+def to_yaml(config: BaseModel) -> str:
+    """The whole tree, defaults included, as YAML that `read_config` reads back to an equal one."""
+    # Not allow_unicode: it writes line separators like U+0085 bare, which reading folds into spaces.
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=120)
+
+
+def differences(saved: BaseModel, now: BaseModel) -> list[str]:
+    """A line for each leaf that differs: "loss.name: saved 'reinforce', now 'grpo'"."""
+    before, after = dict(leaf_values(saved)), dict(leaf_values(now))
+    return [
+        f"{path}: saved {_quoted(before, path)}, now {_quoted(after, path)}"
+        for path in dict.fromkeys([*before, *after])
+        if path not in before or path not in after or before[path] != after[path]
+    ]
+
+
+def _help(option: Option, defaults: Mapping[str, Any]) -> str:
+    notes = option.bounds
+    if option.path in defaults or not option.field.is_required():
+        if option.path in defaults or option.field.default_factory is None:  # what a factory makes may differ each time
+            notes = [*notes, f"default {_shown(defaults.get(option.path, option.field.default))}"]
+    else:
+        notes = [*notes, "required"]
+    return " ".join(filter(None, [option.field.description, f"({', '.join(notes)})" if notes else ""]))
+
+
+def _shown(value: Any) -> str:
+    """A value as the command line would write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(_shown, value)) or "empty"
+    return str(value) or "empty"
+
+
+def _quoted(values: Mapping[str, Any], path: str) -> str:
+    return repr(values[path]) if path in values else "absent"
+
+
+def _layer(options: Mapping[str, Option], entries: Mapping[Any, Any], origin: str) -> list[Given]:
+    return [
+        Given(path, options[path].split(value) if path in options else value, origin)
+        for path, value in flatten(options, entries)
+    ]
+
+
+def _command_line(options: Mapping[str, Option], overrides: Mapping[str, str]) -> list[Given]:
+    # `--critic none` leaves out a section, before a bare value can mean the section's shorthand
+    words = {path: options[path].absent(text) if path in options else text for path, text in overrides.items()}
+    return [
+        Given(path, options[path].parse(word) if path in options and word is not None else word, "--")
+        for path, word in flatten(options, words)
+    ]
+
+
+def _misplaced(options: Mapping[str, Option], given: Given) -> str | None:
+    """What is wrong with the key of a value, or None."""
+    option = options.get(given.path)
+    if option is None:
+        what, dashes = ("unknown option --", "--") if given.origin == "--" else (f"{given.origin}unknown key ", "")
+        return _unknown(given.path, options, what, dashes)
+    if option.section is not None and given.value is not None:
+        inner = ", ".join(f"{given.path}.{name}" for name in option.section.model_fields)
+        return f"{given.name}: {given.value!r} is not allowed; it is a section: give {inner}"
+    return None
+
+
+def _unknown(path: str, known: Iterable[str], what: str, dashes: str) -> str:
+    """Says that `what` + `path` is unknown, with the nearest known path, or else one of the same last name."""
+    known = list(known)
+    namesakes = [name for name in known if name.rpartition(".")[2] == path.rpartition(".")[2]]
+    near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(path, namesakes, n=1, cutoff=0)
+    return f"{what}{path}" + (f"; did you mean {dashes}{near[0]}?" if near else "")
+
+
+def _explain(error: ValidationError, options: Mapping[str, Option], flat: Mapping[str, Given]) -> list[str]:
+    lines: dict[str, str] = {}  # by path: a union reports each of its branches, the first is enough
+    for detail in error.errors(include_url=False):
+        path = ""
+        for part in detail["loc"]:
+            longer = f"{path}.{part}" if path else str(part)
+            if longer not in options:
+                break  # an element's index, a union's branch
+            path = longer
+        option = options.get(path)
+        name = flat[path].name if path in flat else path
+        own = detail.get("ctx", {}).get("error")  # what a validator of the tree raised
+        if detail["type"] == "missing":
+            line = f"{path} is missing: give --{path}, or {path} in the file of --config"
+        elif own is not None:
+            value = f" {detail['input']!r}" if option is not None and option.section is None else ""
+            line = ": ".join(filter(None, [f"{name}{value}", str(own)]))
+        elif option is None or option.section is not None:
+            line = ": ".join(filter(None, [name, detail["msg"]]))
+        else:
+            finite = ", finite" if detail["type"] == "finite_number" else ""
+            line = f"{name}: {detail['input']!r} is not allowed; give {option.allowed}{finite}"
+        lines.setdefault(path, " ".join(line.split()))
+    return list(lines.values())
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML takes the last of two equal keys without a word; this refuses."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for i, key in enumerate(keys):
+            if key.value in [earlier.value for earlier in keys[:i]]:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value} appears twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(file: str) -> Mapping[Any, Any]:
+    try:
+        with fsspec.open(file, "rb") as stream:
+            content = yaml.load(stream.read(), _Loader)
+    except FileNotFoundError:
+        raise OptionError(f"{file}: no such file") from None
+    except yaml.MarkedYAMLError as error:
+        at = (
+            f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: "
+            if error.problem_mark
+            else ""
+        )
+        raise OptionError(f"{file}: not valid YAML: {at}{error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise OptionError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+    except (OSError, ValueError, ImportError) as error:
+        raise OptionError(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
+    if content is None:
+        raise OptionError(f"{file}: is empty; write settings into it, or leave out --config")
+    if not isinstance(content, Mapping):
+        raise OptionError(f"{file}: holds {type(content).__name__}, not settings as `name: value`")
+    return content

@@ -1,0 +1,99 @@
+"""A run on storage: what it is called, how one begins, how one goes on."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+
+from flows.config import TrainConfig
+from flows.options import OptionError, differences, read_config, to_yaml
+from infra import store
+from infra.checkpoints import CONFIG, is_run, require_run, resolve_run
+
+TRACKING = "tracking.json"
+# what a resumed run may do differently: more steps, other machines, other bookkeeping
+MAY_CHANGE = ("steps", "run", "cluster", "placement", "tracking", "checkpoint", "policy.device", "held_out")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and its configuration."""
+
+    uri: str
+    config: TrainConfig
+    resumed: bool
+
+    @property
+    def name(self) -> str:
+        return self.uri.rstrip("/").rpartition("/")[2]
+
+    def local_folder(self, home: Path) -> Path:
+        """Where this machine keeps the run's log and pictures: in the run itself where that is local."""
+        folder = store.local_path(self.uri) or home / "runs" / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def save_config(self) -> None:
+        """Write the configuration as it is now; a run exists from that moment on."""
+        store.write_text(store.join(self.uri, CONFIG), to_yaml(self.config))
+
+    @property
+    def mlflow_run(self) -> str | None:
+        """The id of its MLflow run, if it has one."""
+        uri = store.join(self.uri, TRACKING)
+        return str(json.loads(store.read_text(uri))["run_id"]) if store.exists(uri) else None
+
+    def save_mlflow_run(self, run_id: str | None) -> None:
+        store.write_text(store.join(self.uri, TRACKING), json.dumps({"run_id": run_id}))
+
+
+def new_run(config: TrainConfig, home_runs: str) -> Run:
+    """The run that ``config`` describes; nothing is written yet.
+
+    Raises:
+        ValueError: a run of that name exists.
+    """
+    if config.run is not None:
+        uri = resolve_run(config.run, home_runs)
+        if is_run(uri):
+            raise ValueError(f"run {config.run!r} exists; go on with it by --resume {config.run}, or name another")
+        return Run(uri, config, resumed=False)
+    model = config.policy.model.rstrip("/").rpartition("/")[2]
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{model}"
+    uri = store.join(home_runs, stem)
+    count = 1
+    while store.exists(uri):  # two runs may begin in the same second
+        count += 1
+        uri = store.join(home_runs, f"{stem}-{count}")
+    return Run(uri, config, resumed=False)
+
+
+def saved_config(uri: str) -> TrainConfig:
+    """The configuration that a run was last started with.
+
+    Raises:
+        NotARun: there is none.
+        OptionError: it does not fit this version of the program.
+    """
+    require_run(uri)
+    base = yaml.safe_load(store.read_text(store.join(uri, CONFIG)))
+    return read_config(TrainConfig, file=None, overrides={}, base=base)
+
+
+def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[str, str]) -> Run:
+    """The saved run with these changes; nothing is written yet.
+
+    Raises:
+        NotARun: there is no such run.
+        OptionError: a change contradicts what the run has learned so far.
+    """
+    uri = resolve_run(name, home_runs)
+    saved = saved_config(uri)
+    now = read_config(TrainConfig, file=file, overrides=overrides, base=saved.model_dump(mode="json"))
+    contradicting = [line for line in differences(saved, now) if not line.partition(":")[0].startswith(MAY_CHANGE)]
+    if contradicting:
+        raise OptionError(f"{name} cannot be resumed with {', '.join(contradicting)}; leave it out, or start a new run")
+    return Run(uri, now, resumed=True)

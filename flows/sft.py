@@ -1,0 +1,41 @@
+"""Flow `rlvf-sft`: warm the tiny policy up, once."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.config import SftConfig
+from flows.workplace import workplace
+from infra.cluster import cores
+from tasks.calls import WarmUpSpec
+from tasks.warm_up import is_kept, warm_up, warm_up_uri
+
+
+def warm_up_spec(config: SftConfig) -> WarmUpSpec:
+    """The warm-up that ``config`` asks for."""
+    asked = config.warm_up
+    threads = config.cluster.threads or cores()
+    return WarmUpSpec(asked.steps, asked.batch, asked.optimizer, asked.seed, config.policy, threads)
+
+
+def kept_warm_up(config: SftConfig, home: Path) -> str | None:
+    """Where this warm-up is kept, None if it has yet to be made."""
+    uri = warm_up_uri(home, warm_up_spec(config))
+    return uri if is_kept(uri) else None
+
+
+@flow(name="rlvf-sft")
+def sft(config: SftConfig) -> str:
+    """Warm the tiny policy up on the grammar's problems and return where it is stored, in Hugging Face layout. A
+    warm-up that was made before with the same settings and the same code is used again."""
+    with workplace(config.cluster, config.placement) as place:
+        kept = kept_warm_up(config, place.home)
+        if kept is not None:
+            place.display.say(f"the warm-up is there already: {kept}")
+            return kept
+        spec = warm_up_spec(config)
+        uri = warm_up_uri(place.home, spec)
+        place.display.stage("warm-up")
+        place.display.total(spec.steps)
+        warm_up(place.dispatch, spec, uri, lambda step, loss: place.display.step(step, loss=loss))
+        return uri

@@ -1,0 +1,107 @@
+"""Flow `rlvf`: reinforcement learning with verifiable reward. The loop below is the algorithm."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from prefect import flow
+from prefect.futures import PrefectFuture
+from prefect.utilities.annotations import quote
+
+from flows.config import SftConfig, TrainConfig
+from flows.runs import Run, new_run, saved_config
+from flows.sft import kept_warm_up, sft
+from flows.training import Training, TrainResult
+from flows.workplace import Workplace, workplace
+from infra.checkpoints import resolve_run
+from infra.weights import PolicyVersion
+from rl.learner import Learned
+from tasks.collection import Collected, Collection
+from tasks.evaluate import Evaluation, evaluate
+from tasks.generate import generate
+from tasks.publish import publish
+from tasks.update import update
+from tasks.verify import verify
+
+REFUSALS = 3  # non-finite updates in a row that end a run
+
+
+class DivergedError(RuntimeError):
+    """Several updates in a row had a loss or gradient that is not finite."""
+
+
+@flow(name="rlvf")
+def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
+    """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one."""
+    with workplace(config.cluster, config.placement) as place, Training(open_run(config, resume, place), place) as run:
+        policy = run.begin(first_weights(config, place))
+        before = run.evaluated_before() or held_out(run, policy)
+        run.started()
+        ahead: deque[Collecting] = deque()  # batches on their way, oldest first
+        for step in range(policy.step, config.steps):
+            # admission: batch k may start once version k - staleness is there
+            while len(ahead) <= config.staleness and step + len(ahead) < config.steps:
+                ahead.append(collect(run, step + len(ahead)))
+            with run.timed("rollouts"):
+                batch = ahead.popleft().result()
+            with run.timed("update"):
+                learned = update(place.dispatch, run.trainer, step, quote(batch.batch), batch.figures())
+            with run.timed("publish"):
+                policy = run.policy = publish(place.dispatch, run.trainer, step + 1)
+            with run.timed("log"):
+                run.log(batch, learned)
+            stop_if_diverged(learned)
+        after = held_out(run, policy)
+        return run.finished(before, after)
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """A batch on its way: one task generates, the other verifies what comes in."""
+
+    generating: PrefectFuture[None]
+    verifying: PrefectFuture[Collected]
+
+    def result(self) -> Collected:
+        """The batch, once it is complete. A fault of either task is raised, the generating one's first."""
+        self.verifying.wait()
+        self.generating.result()
+        return self.verifying.result()
+
+
+def collect(run: Training, step: int) -> Collecting:
+    """Start the batch of ``step``: generate in leases, verify as they come in, replace groups without variance."""
+    collection = Collection(step, run.problems, run.config.batch)
+    return Collecting(
+        generate.submit(run.place.dispatch, collection, run.generator, lambda: run.policy),
+        verify.submit(run.place.dispatch, collection),
+    )
+
+
+def held_out(run: Training, policy: PolicyVersion) -> Evaluation:
+    """Evaluate on the problems kept out of training."""
+    run.place.display.stage("evaluate")
+    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, quote(run.problems.held_out))
+    run.log_evaluation(evaluation)
+    return evaluation
+
+
+def first_weights(config: TrainConfig, place: Workplace) -> str:
+    """Where version 0 comes from: the model named, or the tiny policy, warmed up now if it was not before."""
+    if config.policy.model != "tiny":
+        return config.policy.model
+    warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
+    return kept_warm_up(warm, place.home) or sft(warm)
+
+
+def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
+    """The run to train. A command has compared ``config`` with the saved one when it resumes."""
+    if resume is None:
+        return new_run(config, place.runs)
+    uri = resolve_run(resume, place.runs)
+    saved_config(uri)
+    return Run(uri, config, resumed=True)
+
+
+def stop_if_diverged(learned: Learned) -> None:
+    if learned.refusals >= REFUSALS:
+        raise DivergedError(f"{learned.refusals} updates in a row were refused: {learned.refused}; lower optimizer.lr")

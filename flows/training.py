@@ -1,0 +1,240 @@
+"""A training run while it goes on: what its steps share, what it logs, and what it says at the end."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Self
+
+from flows.runs import Run
+from flows.workplace import Workplace
+from infra.metric_log import read_metrics
+from infra.pictures import reward_curve
+from infra.placement import workers_with
+from infra.tracking import Page, Tracker, open_run
+from infra.weights import PolicyVersion
+from rl.learner import Learned
+from tasks.calls import Begun, GeneratorSpec, TrainerSpec, begin, publish
+from tasks.collection import Collected
+from tasks.evaluate import Evaluation
+from tasks.problem_set import open_problems
+
+METRICS = "metrics.jsonl"
+PICTURE = "reward.png"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    run: str  # its URI
+    steps: int  # the version of the final policy
+    pass_rate_before: float  # held-out problems solved greedily, before the first step
+    pass_rate_after: float  # and after the last
+    sampled_before: float
+    sampled_after: float
+    rollouts_per_second: float  # over this session's steps
+    seconds: float  # of this session
+    stages: dict[str, float]  # share of the steps' time by stage, as the flow saw it
+    lost: dict[str, int]  # calls that died with their worker
+    picture: str
+    checkpoint: str
+    page: Page
+
+
+class Training:
+    """The state of one run in this process; a context manager that ends its bookkeeping whatever happens."""
+
+    def __init__(self, run: Run, place: Workplace) -> None:
+        self.run = run
+        self.place = place
+        self.config = config = run.config
+        self.problems = open_problems(config.problems, config.held_out, config.seed)
+        self.generator = GeneratorSpec(config.policy, config.sampling, config.batch.samples, config.seed)
+        self.evaluator = self.generator
+        self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
+        self.policy = PolicyVersion(0, "", "")  # set by begin
+        self.trainer: TrainerSpec  # set by begin
+        self.tracker: Tracker
+        self._stack = ExitStack()
+        self._began = time.perf_counter()
+        self._loop_began = self._step_began = self._began
+        self._completions = 0  # of this session
+        self._spent: Counter[str] = Counter()  # seconds by stage, of the step under way
+        self._stages: Counter[str] = Counter()  # and of all steps of this session
+
+    def __enter__(self) -> Self:
+        self.run.save_config()
+        self._folder = self.run.local_folder(self.place.home)
+        self.tracker = self._stack.enter_context(
+            open_run(
+                self.config.tracking,
+                home=self.place.home,
+                experiment=self.problems.name,
+                run_name=self.run.name,
+                run_id=self.run.mlflow_run,
+                params=self.config.model_dump(mode="json"),
+                local=self._folder / METRICS,
+            )
+        )
+        self.run.save_mlflow_run(self.tracker.run_id)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.place.dispatch.stop()  # the tasks that generate ahead would keep the flow from ending
+        self._draw_picture()
+        self._stack.__exit__(kind, error, trace)
+
+    # -- the beginning
+
+    def begin(self, source: str) -> PolicyVersion:
+        """Load the run's newest checkpoint on the trainer, or version 0 from ``source``, and publish it."""
+        config = self.config
+        self.trainer = TrainerSpec(
+            run_uri=self.run.uri,
+            source=source,
+            policy=config.policy,
+            optimizer=config.optimizer,
+            loss=config.loss,
+            temperature=config.sampling.temperature,
+            keep_last=config.checkpoint.keep_last,
+            keep_published=config.staleness + 2,
+        )
+        self.place.display.stage("load the policy")
+        begun: Begun = self.place.dispatch.run("train", begin, self.trainer)
+        for warning in begun.warnings:
+            self.place.display.say(f"warning: {warning}")
+        if begun.learned is not None:  # it may have been killed between the checkpoint and the log
+            self.tracker.log(begun.step, begun.figures | self._learned_figures(begun.learned))
+        self.policy = self.place.dispatch.run("train", publish, self.trainer, begun.step)
+        return self.policy
+
+    def evaluated_before(self) -> Evaluation | None:
+        """The evaluation of version 0, if an earlier session of this run has made it."""
+        for line in read_metrics(self._folder / METRICS):
+            if line.step == 0 and "eval/pass_at_1" in line.metrics:
+                of = line.metrics
+                return Evaluation(
+                    step=0,
+                    problems=len(self.problems.held_out),
+                    greedy=of["eval/pass_at_1"],
+                    sampled=of["eval/sampled"],
+                    pass_at_k=of["eval/pass_at_k"],
+                    k=self.evaluator.samples,
+                )
+        return None
+
+    def started(self) -> None:
+        """The steps begin now."""
+        self.place.display.stage("train")
+        self.place.display.total(self.config.steps, self.policy.step)
+        self._loop_began = self._step_began = time.perf_counter()
+
+    # -- each step
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Count the time inside towards a stage of the step."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[stage] += time.perf_counter() - began
+
+    def log(self, batch: Collected, learned: Learned) -> None:
+        """Log a finished step: its checkpoint is durable, so it is complete."""
+        now = time.perf_counter()
+        seconds, self._step_began = now - self._step_began, now
+        pace = batch.completions / seconds
+        # without the machines' work, the step would have taken this share of its time
+        idle = max(0.0, seconds - self._spent["rollouts"] - learned.seconds)
+        figures = {
+            **batch.figures(),
+            **self._learned_figures(learned),
+            "perf/step_seconds": seconds,
+            "perf/rollouts_per_second": pace,
+            "perf/generated_tokens_per_second": batch.tokens / seconds,
+            "perf/trainer_busy": learned.seconds / seconds,
+            "perf/generator_busy": batch.generator_seconds / seconds / max(1, self.generators),
+            "perf/overhead_fraction": idle / seconds,
+            **{f"perf/{stage}_seconds": spent for stage, spent in self._spent.items()},
+        }
+        self.tracker.log(learned.step, figures)
+        if self.tracker.samples_due(learned.step):
+            self.tracker.log_samples(learned.step, batch.samples)
+        self._completions += batch.completions
+        self._stages.update(self._spent)
+        self._spent.clear()
+        if not learned.applied:
+            what = learned.refused or "no group has rewards that differ, so there was nothing to learn from"
+            self.place.display.say(f"step {learned.step}: {what}")
+        note = f"{learned.groups}/{batch.drawn} groups"
+        self.place.display.step(learned.step, reward=batch.reward, rollouts_per_second=pace, note=note)
+
+    def log_evaluation(self, evaluation: Evaluation) -> None:
+        """Log an evaluation at its policy's version."""
+        self.tracker.log(
+            evaluation.step,
+            {
+                "eval/pass_at_1": evaluation.greedy,
+                "eval/sampled": evaluation.sampled,
+                "eval/pass_at_k": evaluation.pass_at_k,
+            },
+        )
+        self.place.display.say(
+            f"held-out, v{evaluation.step}: greedy {evaluation.greedy:.3f}, sampled {evaluation.sampled:.3f}"
+        )
+
+    @staticmethod
+    def _learned_figures(learned: Learned) -> dict[str, float]:
+        return {
+            "loss/policy": learned.loss,
+            "policy/entropy": learned.entropy,
+            "policy/mismatch_kl": learned.mismatch_kl,
+            "policy/clip_fraction": learned.clip_fraction,
+            "policy/grad_norm": learned.grad_norm,
+            "staleness/mean": learned.staleness_mean,
+            "staleness/max": float(learned.staleness_max),
+        }
+
+    # -- the end
+
+    def finished(self, before: Evaluation, after: Evaluation) -> TrainResult:
+        """The result, when all steps are done; it is kept beside the run as ``result.json``."""
+        now = time.perf_counter()
+        elapsed = max(self._step_began - self._loop_began, 1e-9)
+        stages = {stage: spent / elapsed for stage, spent in self._stages.items()}
+        stages["between"] = max(0.0, 1 - sum(stages.values()))
+        result = TrainResult(
+            run=self.run.uri,
+            steps=self.policy.step,
+            pass_rate_before=before.greedy,
+            pass_rate_after=after.greedy,
+            sampled_before=before.sampled,
+            sampled_after=after.sampled,
+            rollouts_per_second=self._completions / elapsed,
+            seconds=now - self._began,
+            stages=stages,
+            lost=dict(self.place.dispatch.lost),
+            picture=str(self._folder / PICTURE),
+            checkpoint=self.policy.uri,
+            page=self.tracker.page(),
+        )
+        (self._folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+        return result
+
+    def _draw_picture(self) -> None:
+        lines = read_metrics(self._folder / METRICS)
+        curve = {line.step: line.metrics["reward/pass_rate"] for line in lines if "reward/pass_rate" in line.metrics}
+        held_out = {line.step: line.metrics["eval/pass_at_1"] for line in lines if "eval/pass_at_1" in line.metrics}
+        if curve:
+            path = self._folder / PICTURE
+            title = f"{self.config.policy.model} on {self.problems.name}, {self.config.loss.name}"
+            reward_curve(path, list(curve), list(curve.values()), held_out=sorted(held_out.items()), title=title)
+            self.tracker.log_picture(path)

@@ -1,0 +1,59 @@
+"""Where a flow works: the home folder, the display, and a cluster whose placement was checked."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.display import Display
+from infra.cluster import ClusterConfig, cluster
+from infra.dispatch import Dispatch
+from infra.placement import PlacementConfig, check_placement
+from infra.services import rlvf_home
+
+# what a worker imports before its first call; a verifier needs no torch
+IMPORTS = {"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "rl.judging"}
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What a flow works with."""
+
+    home: Path
+    display: Display
+    dispatch: Dispatch
+
+    @property
+    def runs(self) -> str:
+        """Where runs lie that are named without a place."""
+        return str(self.home / "runs")
+
+
+_open: ContextVar[Workplace | None] = ContextVar("workplace", default=None)
+
+
+@contextmanager
+def workplace(config: ClusterConfig, placement: PlacementConfig, display: Display | None = None) -> Iterator[Workplace]:
+    """The workplace that is open already (a command's, or that of the flow around this one), or a new one.
+
+    Raises ``PlacementError`` before any work if no worker satisfies one of the calls.
+    """
+    present = _open.get()
+    if present is not None:
+        yield present
+        return
+    home = rlvf_home()
+    # nothing here needs a process pool of tokenizers, and forking one after threads started makes it warn
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with ExitStack() as stack:
+        if display is None:
+            display = stack.enter_context(Display())
+        client = stack.enter_context(cluster(config, log_dir=home / "logs", preload=IMPORTS))
+        check_placement(client, placement)
+        dispatch = stack.enter_context(Dispatch(client, placement))
+        place = Workplace(home, display, dispatch)
+        token = _open.set(place)
+        stack.callback(_open.reset, token)
+        yield place

@@ -1,0 +1,134 @@
+"""Folders and files on the local file system that are there whole or not at all, whenever their writer dies.
+
+Each is made under a hidden name beside its place, `.<name>.<random>.tmp`, flushed to the disk and renamed.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """A new folder in `path`'s parent, locked as long as its writer lives; removed at the end unless it was renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        made = _temporary_name(path)
+        made.mkdir()
+        with suppress(FileNotFoundError):
+            lock = os.open(made, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks: what a dead writer left there stays
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if made.exists():
+                break
+            os.close(lock)  # `sweep` took it before it was locked
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        os.close(lock)
+
+
+def take(source: Path, target: Path, move: bool) -> None:
+    """Copy a file, or rename it if it may be moved and lies on the same file system."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if move and not source.is_symlink():
+        try:
+            source.rename(target)
+            return
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+    shutil.copyfile(source, target)
+
+
+def put_in_place(made: Path, path: Path) -> None:
+    """Flush the folder `made` to the disk and rename it to `path`, replacing what is there.
+
+    A folder cannot be renamed onto a full one: the old one is moved aside first. A writer that dies between the two
+    renames leaves neither.
+    """
+    for folder, _, names in os.walk(made):
+        for name in names:
+            _flush(Path(folder, name))
+        _flush(Path(folder))
+    aside = []
+    while True:
+        try:
+            made.replace(path)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        aside.append(_temporary_name(path))
+        with suppress(FileNotFoundError):
+            path.rename(aside[-1])
+    _flush(path.parent)
+    for old in aside:
+        _delete(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder: for readers it is gone at once."""
+    hidden = _temporary_name(path)
+    with suppress(FileNotFoundError):
+        path.rename(hidden)
+    _delete(hidden)
+
+
+def sweep(parent: Path) -> None:
+    """Remove what dead writers left in `parent`: the kernel drops a writer's lock in whatever manner it dies."""
+    for leftover in parent.iterdir() if parent.is_dir() else ():
+        if _TEMPORARY.fullmatch(leftover.name):
+            with suppress(OSError), _open_folder(leftover) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError if its writer lives
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file; a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = _temporary_name(path)
+    try:
+        made.write_bytes(data)
+        _flush(made)
+        made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)
+    _flush(path.parent)
+
+
+def _temporary_name(beside: Path) -> Path:
+    return beside.with_name(f".{beside.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _open_folder(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,267 @@
+"""Calls on tagged workers that survive the death of a worker.
+
+Every call is idempotent by contract: it may run twice, and one whose worker died is simply submitted again. A finished
+call may run twice as well: Dask computes a result anew when its worker dies before the result was fetched.
+"""
+
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from distributed import Client, Future
+from distributed.client import FutureCancelledError
+from distributed.scheduler import KilledWorker, NoValidWorkerError
+
+from infra.placement import Offer, PlacementConfig, offers, unsatisfied
+
+T = TypeVar("T")
+LOOK_SECONDS = 0.25  # how old the list of workers may be when leases are handed out
+FETCH_SECONDS = 2.0  # how long a result may be on its way before we ask whether its worker is still there
+
+
+class DispatchError(RuntimeError):
+    """A call did not come to an end.
+
+    PoisonedCallError     every worker that ran it died
+    DispatchStoppedError  `Dispatch.stop` was called
+    SchedulerLostError    the Dask scheduler is gone
+    """
+
+
+class PoisonedCallError(DispatchError):
+    """A call whose worker died each time it ran."""
+
+    def __init__(self, call: str, deaths: int) -> None:
+        super().__init__(call, deaths)
+        self.call = call
+        self.deaths = deaths
+
+    def __str__(self) -> str:
+        return (
+            f"{self.call}: {self.deaths} workers died while they ran the same call; it is not tried again "
+            "(out of memory? see the log of the worker)"
+        )
+
+
+class DispatchStoppedError(DispatchError):
+    """The call was given up because `Dispatch.stop` was called."""
+
+
+class SchedulerLostError(DispatchError):
+    """The Dask scheduler is gone, and with it every call under way."""
+
+
+class _WorkerLostError(Exception):
+    """The worker of one lease is gone."""
+
+
+@dataclass(frozen=True)
+class _Lease:
+    index: int  # of its item
+    address: str  # of its worker
+    future: Future[Any]
+
+
+class Dispatch:
+    """Places calls on the workers that `placement` names. Safe to use from several threads at once.
+
+    As a context manager it stops at the end, so that no thread keeps waiting for a cluster that goes away.
+    """
+
+    def __init__(
+        self, client: Client, placement: PlacementConfig, *, attempts: int = 3, patience: float = 60.0
+    ) -> None:
+        """`attempts`: deaths of the same call before it is given up; `patience`: seconds without a capable worker."""
+        self.client = client
+        self.placement = placement
+        self.attempts = attempts
+        self.patience = patience
+        self.lost: Counter[str] = Counter()  # calls that died with their worker, by name
+        self._lock = threading.Lock()
+        # Weak: a future that its owner lets go of is released on the cluster too.
+        self._outstanding: WeakValueDictionary[str, Future[Any]] = WeakValueDictionary()
+        self._stopped = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def submit(
+        self, call: str, function: Callable[..., T], *args: Any, priority: int = 0, worker: str | None = None
+    ) -> Future[T]:
+        """A plain Dask future of `function(*args)`, on `worker` (an address) if given.
+
+        Of the calls that wait on a worker the one with the highest `priority` starts first.
+        """
+        with self._lock:
+            if self._stopped:
+                raise DispatchStoppedError(call)
+            future: Future[T] = self.client.submit(
+                function,
+                *args,
+                key=f"{call}-{uuid.uuid4().hex}",
+                resources=self.placement.resources(call),
+                priority=priority,
+                workers=None if worker is None else [worker],
+                pure=False,
+            )
+            self._outstanding[str(future.key)] = future
+        return future
+
+    def run(self, call: str, function: Callable[..., T], *args: Any, priority: int = 0) -> T:
+        """The result of `function(*args)`; submitted again when its worker dies.
+
+        What the function raises is raised here at once. Otherwise: `PoisonedCallError` after `attempts` deaths,
+        `PlacementError` when no worker offered the tags for a minute, `DispatchStoppedError`, `SchedulerLostError`.
+        """
+        for _ in range(self.attempts):
+            future = self.submit(call, function, *args, priority=priority)
+            try:
+                return future.result()
+            except KilledWorker:
+                self._count(call)
+            except NoValidWorkerError:
+                raise unsatisfied(self.client, call, self.placement.tags(call), self._offers()) from None
+            except FutureCancelledError as error:
+                raise self._cancelled(call, error) from None
+            finally:
+                self._forget(future)
+        raise PoisonedCallError(call, self.attempts)
+
+    def lease(
+        self, call: str, function: Callable[..., T], items: Sequence[tuple[Any, ...]], *, priority: int = 0
+    ) -> Iterator[tuple[int, T]]:
+        """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
+
+        A worker holds one item at a time and gets its next one when it returns the last, so that a slow worker does
+        less; a worker that joins is used at the next hand-out; one that is lost costs its lease, whose item goes to the
+        front of the queue. Nothing is handed out before the first result is asked for, nor while the consumer is busy
+        with one: keep that short. Closing the iterator cancels what is under way. Raises as `run` does.
+        """
+        waiting = deque(range(len(items)))
+        deaths: Counter[int] = Counter()
+        leases: dict[str, _Lease] = {}
+        returned: SimpleQueue[str] = SimpleQueue()
+        capable: list[str] = []
+        looked = alone_since = -float("inf")
+
+        def hand_out() -> None:
+            busy = {lease.address for lease in leases.values()}
+            for address in capable:
+                if waiting and address not in busy:
+                    index = waiting.popleft()
+                    # Pinned and strict: Dask forgets the tags too when it may use other workers. A lease on an address
+                    # that vanished is noticed at the next look, because Dask itself would wait for it to come back.
+                    future = self.submit(call, function, *items[index], priority=priority, worker=address)
+                    leases[str(future.key)] = _Lease(index, address, future)
+                    future.add_done_callback(  # type: ignore[no-untyped-call]
+                        lambda done: returned.put(str(done.key))
+                    )
+
+        def lose(lease: _Lease) -> None:
+            leases.pop(str(lease.future.key), None)
+            self._forget(lease.future)
+            self._count(call)
+            deaths[lease.index] += 1
+            if deaths[lease.index] >= self.attempts:
+                raise PoisonedCallError(call, self.attempts)
+            waiting.appendleft(lease.index)
+
+        try:
+            while waiting or leases:
+                if self._stopped:
+                    raise DispatchStoppedError(call)
+                if time.monotonic() - looked > LOOK_SECONDS:
+                    present = self._offers()
+                    looked = time.monotonic()
+                    capable = [offer.address for offer in present if offer.satisfies(self.placement.tags(call))]
+                    for lease in [lease for lease in leases.values() if lease.address not in capable]:
+                        lose(lease)
+                    if capable or alone_since < 0:
+                        alone_since = looked
+                    elif looked - alone_since > self.patience:
+                        raise unsatisfied(self.client, call, self.placement.tags(call), present)
+                hand_out()
+                try:
+                    back = leases.get(returned.get(timeout=LOOK_SECONDS))
+                except Empty:
+                    continue
+                if back is None:
+                    continue  # its worker had vanished before
+                try:
+                    if back.future.status == "finished":
+                        del leases[str(back.future.key)]
+                        hand_out()  # before the result is fetched: the worker need not wait for that
+                    result = self._fetch(call, back)
+                except _WorkerLostError:
+                    lose(back)
+                    looked = -float("inf")
+                    continue
+                self._forget(back.future)
+                yield back.index, result
+        finally:
+            self._forget(*(lease.future for lease in leases.values()))
+
+    @property
+    def under_way(self) -> list[Future[Any]]:
+        """The futures of the calls that have not been given back yet."""
+        with self._lock:
+            return list(self._outstanding.values())
+
+    def stop(self) -> None:
+        """Give up every call under way: the threads that wait get `DispatchStoppedError`, and so does a later call."""
+        with self._lock:
+            self._stopped = True
+            outstanding = list(self._outstanding.values())
+            self._outstanding.clear()
+        self._cancel(outstanding)
+
+    def _fetch(self, call: str, lease: _Lease) -> Any:
+        patience = FETCH_SECONDS
+        while True:
+            try:
+                return lease.future.result(timeout=patience)
+            except (KilledWorker, NoValidWorkerError):
+                raise _WorkerLostError from None
+            except FutureCancelledError as error:
+                raise self._cancelled(call, error) from None
+            except TimeoutError:
+                if lease.future.status == "error":
+                    raise  # the function's own
+                if lease.address not in [offer.address for offer in self._offers()]:
+                    raise _WorkerLostError from None
+                patience *= 2  # a big result on a slow line: each try starts over
+
+    def _offers(self) -> list[Offer]:
+        try:
+            return offers(self.client)
+        except OSError as error:
+            raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
+
+    def _count(self, call: str) -> None:
+        with self._lock:
+            self.lost[call] += 1
+
+    def _cancelled(self, call: str, error: FutureCancelledError) -> DispatchError:
+        return DispatchStoppedError(call) if self._stopped else SchedulerLostError(f"{call}: {error}")
+
+    def _forget(self, *futures: Future[Any]) -> None:
+        with self._lock:
+            for future in futures:
+                self._outstanding.pop(str(future.key), None)
+        self._cancel([future for future in futures if future.status == "pending"])
+
+    def _cancel(self, futures: list[Future[Any]]) -> None:
+        if futures and self.client.status == "running":
+            with suppress(OSError):  # the scheduler is gone: nothing is left to cancel
+                self.client.cancel(futures)  # type: ignore[no-untyped-call]

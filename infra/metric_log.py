@@ -1,0 +1,108 @@
+"""The local file of a run's metrics: one JSON object a line, on disk before anything else is told of it.
+
+{"step": 3, "time": 1790000000000, "reward/mean": 0.5, "loss/policy": "nan"}
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MetricLine:
+    """What was logged in one call."""
+
+    step: int  # the policy version
+    time: int  # milliseconds since 1970
+    metrics: Mapping[str, float]
+
+    def dumps(self) -> str:
+        values = {name: plain(value) for name, value in self.metrics.items()}
+        return json.dumps({"step": self.step, "time": self.time, **values})
+
+    @classmethod
+    def loads(cls, text: bytes) -> Self:
+        """Raises ValueError, TypeError, KeyError or AttributeError for what `dumps` did not write."""
+        values = json.loads(text)
+        step, moment = int(values.pop("step")), int(values.pop("time"))
+        return cls(step, moment, {name: float(value) for name, value in values.items()})
+
+
+class MetricLog:
+    """Appends to the file and knows the last step of each metric; with no path it only knows."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.last: dict[str, int] = {}
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(path)
+        for line in self.lines():
+            self._note(line)
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> MetricLine | None:
+        """Write the metrics that are not there yet; None when all are.
+
+        The steps of one metric ascend: one that already has this step or a later one stays as it is, so that a resumed
+        run may log a step again. Raises ValueError for a name that MLflow would refuse.
+        """
+        for name in metrics:
+            if not re.fullmatch(r"\w[\w.\- ]*(/\w[\w.\- ]*)*", name) or name in ("step", "time"):
+                raise ValueError(f"metric name {name!r}: use letters, digits, '_', '-', '.' and '/' between words")
+        fresh = {k: float(v) for k, v in metrics.items() if k not in self.last or self.last[k] < step}
+        if not fresh:
+            return None
+        line = MetricLine(step, time.time_ns() // 1_000_000, fresh)
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line.dumps() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        self._note(line)
+        return line
+
+    def lines(self) -> list[MetricLine]:
+        return read_metrics(self.path) if self.path is not None else []
+
+    def _note(self, line: MetricLine) -> None:
+        for name in line.metrics:
+            self.last[name] = max(line.step, self.last.get(name, line.step))
+
+
+def read_metrics(path: Path) -> list[MetricLine]:
+    """The metrics logged so far, oldest first; [] for a file that does not exist.
+
+    A last line without its newline was cut by a kill: nobody was told that it is there, and it is left out. Any other
+    line that cannot be read is left out with a warning.
+    """
+    if not path.exists():
+        return []
+    lines = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            lines.append(MetricLine.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            logger.warning("%s: line %d is not a line of metrics and is left out", path, number)
+    return lines
+
+
+def plain(value: str | float) -> str | float:
+    """The value as JSON can say it: "nan", "inf" and "-inf" are strings."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Drop what follows the last newline, so that the next line starts on its own."""
+    if path.exists():
+        whole = path.read_bytes().rfind(b"\n") + 1
+        if whole < path.stat().st_size:
+            os.truncate(path, whole)

@@ -1,0 +1,149 @@
+"""Pictures of learning, drawn without a display and without matplotlib's global state."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, GREY, GRID = "#1f2933", "#6b7780", "#e3e7ea"
+BLUE, ORANGE = "#2166ac", "#e08214"
+SEEDS = (BLUE, ORANGE, "#1b7837", "#8e44ad", "#c0392b", "#0e8a8a")
+SIZE_INCHES, DOTS_PER_INCH = (8.0, 4.5), 150
+
+
+def trailing_means(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and the `window - 1` before it; nan where there are fewer, or where one is not finite."""
+    means = [math.nan] * min(window - 1, len(values))
+    for end in range(window, len(values) + 1):
+        part = values[end - window : end]
+        means.append(sum(part) / window if all(map(math.isfinite, part)) else math.nan)
+    return means
+
+
+def reward_curve(
+    path: Path,
+    steps: Sequence[int],
+    sampled: Sequence[float],
+    *,
+    smooth: int = 5,
+    held_out: Sequence[tuple[int, float]] = (),
+    title: str,
+) -> None:
+    """Draw one run as a PNG: the reward of each step pale, its mean over `smooth` consecutive steps dark.
+
+    `held_out` are (step, greedy pass rate) on problems kept out of training. Rewards are 0 to 1; one that is not
+    finite is a gap. Raises ValueError where steps and sampled differ in length.
+    """
+    if len(steps) != len(sampled):
+        raise ValueError(f"{len(steps)} steps and {len(sampled)} rewards: one of each is needed")
+    figure, axes = _blank(title)
+    if len(steps) < 2:  # a line needs two
+        axes.set_xlim(0, max((1, *steps)))
+    dot = "." if len(steps) < smooth else None
+    axes.plot(steps, sampled, color=BLUE, alpha=0.3, linewidth=1.1, marker=dot, label="sampled, each step")
+    means = trailing_means(sampled, smooth)
+    axes.plot(steps, means, color=BLUE, linewidth=2.4, label=f"sampled, mean of {smooth} steps")
+    _name_end(axes, steps, means, BLUE)
+    if held_out:
+        at, rates = zip(*held_out, strict=True)
+        axes.plot(
+            at,
+            rates,
+            color=ORANGE,
+            linestyle=(0, (1, 2)),
+            linewidth=1.2,
+            marker="o",
+            markersize=7,
+            markeredgecolor="white",
+            clip_on=False,
+            zorder=4,
+            label="held out, greedy",
+        )
+    _save(figure, axes, path)
+
+
+def curves(
+    path: Path,
+    runs: Mapping[str, Sequence[float]],
+    *,
+    smooth: int = 5,
+    held_out: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+    target: float | None = None,
+    title: str,
+) -> None:
+    """Draw several runs, such as seeds, as one PNG: run name -> reward of step 0, 1, 2 ...
+
+    Means over `smooth` consecutive steps as lines over the pale rewards of each step; `held_out` points by run name;
+    `target` is a dashed line across.
+    """
+    figure, axes = _blank(title)
+    if target is not None:
+        axes.axhline(target, color=GREY, linewidth=1, linestyle="--")
+        axes.annotate(
+            f"{target:g}",
+            (0, target),
+            (3, 3),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            color=GREY,
+        )
+    for index, (name, rewards) in enumerate(runs.items()):
+        color = SEEDS[index % len(SEEDS)]
+        axes.plot(range(len(rewards)), rewards, color=color, alpha=0.18, linewidth=0.9)
+        axes.plot(range(len(rewards)), trailing_means(rewards, smooth), color=color, linewidth=2.2, label=name)
+        points = (held_out or {}).get(name, ())
+        if points:
+            at, rates = zip(*points, strict=True)
+            axes.plot(
+                at, rates, "o", color=color, markersize=7, markeredgecolor="white", clip_on=False, zorder=4, label=None
+            )
+    if held_out:
+        axes.plot([], [], "o", color=GREY, markersize=7, label="held out, greedy")
+    _save(figure, axes, path)
+
+
+def _blank(title: str) -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure  # here, because it takes a second to import
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained", facecolor="white")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=12, parse_math=False)
+    axes.set_xlabel("step", color=INK)
+    axes.set_ylabel("reward", color=INK)
+    axes.set_ylim(0, 1.005)
+    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.01)
+    axes.grid(axis="y", color=GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GREY)
+    axes.tick_params(colors=GREY, length=0)
+    return figure, axes
+
+
+def _name_end(axes: "Axes", steps: Sequence[int], means: Sequence[float], color: str) -> None:
+    """Write the last mean at the end of its line."""
+    known = [(step, mean) for step, mean in zip(steps, means, strict=True) if math.isfinite(mean)]
+    if known:
+        label = f"{known[-1][1]:.2f}"
+        axes.annotate(
+            label, known[-1], (14, 0), textcoords="offset points", color=color, fontweight="bold", va="center",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def _save(figure: "Figure", axes: "Axes", path: Path) -> None:
+    """Write under another name first: the picture may be looked at while it is drawn anew."""
+    legend = axes.legend(loc="lower right", frameon=False)
+    for text in legend.get_texts():
+        text.set_color(INK)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    figure.savefig(draft, format="png")
+    draft.replace(path)

@@ -1,0 +1,107 @@
+"""Where each call may run: the Dask resource tags it needs, and what the workers offer."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from distributed import Client
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+DEVICES = ("CUDA", "MPS", "CPU")
+ROLES = ("GENERATOR", "TRAINER", "VERIFIER")
+
+
+class PlacementError(ValueError):
+    """No worker offers the tags that a call needs."""
+
+
+class PlacementConfig(BaseModel):
+    """Which tags each call needs; a worker must offer all of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample completions")
+    verify: tuple[str, ...] = Field(("VERIFIER",), description="tags of the workers that judge completions")
+    train: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the policy")
+    evaluate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample for evaluations")
+
+    @field_validator("*")
+    @classmethod
+    def _known(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
+        if not tags:
+            raise ValueError(f"needs at least one tag, for example one of {', '.join(ROLES)}")
+        for tag in tags:
+            if tag not in DEVICES + ROLES:
+                near = get_close_matches(tag.upper(), DEVICES + ROLES, n=1, cutoff=0)[0]
+                raise ValueError(f"unknown tag {tag!r}; did you mean {near}? (devices {DEVICES}, roles {ROLES})")
+        return tags
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        return tuple(type(self).model_fields)
+
+    def tags(self, call: str) -> tuple[str, ...]:
+        """The tags that `call` needs; raises `ValueError` for a call that does not exist."""
+        if call not in self.calls:
+            raise ValueError(f"unknown call {call!r}; the calls are {', '.join(self.calls)}")
+        tags: tuple[str, ...] = getattr(self, call)
+        return tags
+
+    def resources(self, call: str) -> dict[str, float]:
+        """What a Dask task of `call` takes from its worker while it runs."""
+        return dict.fromkeys(self.tags(call), 1)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one running worker announces."""
+
+    address: str
+    name: str
+    resources: Mapping[str, float]
+
+    def satisfies(self, tags: Collection[str]) -> bool:
+        return all(self.resources.get(tag, 0) >= 1 for tag in tags)
+
+
+def offers(client: Client) -> list[Offer]:
+    """What the workers offer now, asked of the scheduler. Raises `OSError` when the scheduler does not answer."""
+    # Not client.scheduler_info(): it returns a field of the client that a periodic callback overwrites without workers.
+    scheduler: Any = client.scheduler
+    if scheduler is None or client.status not in ("running", "connecting"):
+        raise OSError(f"the Dask client is {client.status}")
+    known: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1)  # type: ignore[no-untyped-call]
+    return [
+        Offer(address, str(worker["name"]), worker["resources"])
+        for address, worker in known["workers"].items()
+        if worker["status"] == "running"
+    ]
+
+
+def workers_with(client: Client, tags: Collection[str]) -> list[str]:
+    """Addresses of the running workers that offer all of `tags`."""
+    return [offer.address for offer in offers(client) if offer.satisfies(tags)]
+
+
+def check_placement(client: Client, placement: PlacementConfig) -> None:
+    """Raise `PlacementError` unless some worker satisfies every call."""
+    present = offers(client)
+    for call in placement.calls:
+        if not any(offer.satisfies(placement.tags(call)) for offer in present):
+            raise unsatisfied(client, call, placement.tags(call), present)
+
+
+def unsatisfied(client: Client, call: str, tags: Collection[str], present: Collection[Offer]) -> PlacementError:
+    """The error that says what `call` lacks, what there is, and the command that would add it."""
+    everywhere = {tag for offer in present for tag, amount in offer.resources.items() if amount >= 1}
+    missing = [tag for tag in tags if tag not in everywhere]
+    lack = f"no worker offers {' or '.join(missing)}" if missing else f"no single worker offers {' and '.join(tags)}"
+    there = "; ".join(f"{offer.name}: {' '.join(sorted(offer.resources)) or 'no tags'}" for offer in present)
+    device = [] if set(tags) & set(DEVICES) else ["CPU"]
+    resources = " ".join(f"{tag}=1" for tag in [*tags, *device])
+    address = client.scheduler.address if client.scheduler is not None else "<scheduler address>"
+    return PlacementError(
+        f"placement.{call} needs {' and '.join(tags)} but {lack}. Workers: {there or 'none'}. Add one with: "
+        f'dask worker {address} --nthreads 1 --resources "{resources}"'
+    )

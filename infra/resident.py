@@ -1,0 +1,51 @@
+"""Objects a worker keeps between calls: a model, an optimiser, a tokenizer.
+
+The state lives in this importable module and never in `__main__`: cloudpickle copies what is defined in `__main__`, and
+such state would start empty at every call.
+"""
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Slot:
+    lock: threading.RLock  # one per name, so that a slow build of one object does not hold up another
+    key: Hashable = None
+    kept: tuple[Any, ...] = ()  # empty, or the one object
+
+
+_slots: dict[str, _Slot] = {}
+_slots_lock = threading.Lock()
+
+
+def _slot(name: str) -> _Slot:
+    with _slots_lock:
+        return _slots.setdefault(name, _Slot(threading.RLock()))
+
+
+def resident(name: str, key: Hashable, build: Callable[[], T]) -> T:
+    """The object `name` of this process as of `key`, built when there is none or its key differs.
+
+    The old object is let go before the new one is built, so that two models never share the memory. A build that
+    raises leaves nothing behind: the next call builds again.
+    """
+    slot = _slot(name)
+    with slot.lock:
+        if not slot.kept or slot.key != key:
+            slot.kept = ()
+            slot.kept = (build(),)
+            slot.key = key
+        kept: T = slot.kept[0]
+        return kept
+
+
+def drop(name: str) -> None:
+    """Let go of the object `name`, if there is one."""
+    slot = _slot(name)
+    with slot.lock:
+        slot.kept = ()

@@ -1,0 +1,189 @@
+"""Arithmetic problems from a grammar: sums, products, differences, brackets, chains of "then ...", in many wordings.
+
+A problem is a walk: one or two opening steps ("add 3 and 4", "take 9 minus 2"), a joining step when there are two
+("multiply the results"), and up to three further steps ("then subtract 5"); or a single question ("what is the sum of
+3 and 4, times 5?"). Every problem is a function of (seed, step, index) alone.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Literal
+
+import numpy as np
+
+from rl.records import Problem
+
+LARGEST = 60  # numbers are drawn from 1 to this
+HELD_OUT_SHARE = 16  # one prompt in so many belongs to the held-out side
+
+STREAM = (1,)  # keeps these draws apart from others with the same seed, such as the sampler's
+
+Kind = Literal["number", "sum", "difference", "product"]
+Side = Literal["train", "held_out"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A piece of a Python expression and what kind of result it is."""
+
+    text: str
+    kind: Kind
+
+    def bracketed(self, *kinds: Kind) -> str:
+        """The text, in brackets if it is of one of these kinds."""
+        return f"({self.text})" if self.kind in kinds else self.text
+
+
+class Wording:
+    """One problem's random choices. Methods named after a step return the clause and the term that it makes."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def pick(self, *choices: str) -> str:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def numbers(self, how_many: int) -> list[Term]:
+        return [Term(str(n), "number") for n in self.rng.integers(1, LARGEST + 1, how_many)]
+
+    # -- expressions
+
+    def sum(self, terms: list[Term]) -> Term:
+        return Term(" + ".join(term.text for term in terms), "sum")
+
+    def difference(self, left: Term, right: Term) -> Term:
+        return Term(f"{left.text} - {right.bracketed('sum', 'difference')}", "difference")
+
+    def product(self, terms: list[Term]) -> Term:
+        return Term(" * ".join(term.bracketed("sum", "difference") for term in terms), "product")
+
+    # -- wordings
+
+    def listed(self, terms: list[Term]) -> str:
+        *first, last = [t.text for t in terms]
+        return f"{', '.join(first)}{',' if len(first) > 1 else ''} and {last}"
+
+    def noun(self) -> tuple[str, Term]:
+        """An operand: a number, or now and then "the sum of 3 and 4"."""
+        if self.rng.random() < 0.85:
+            (number,) = self.numbers(1)
+            return number.text, number
+        pair = self.numbers(2)
+        match self.pick("sum", "difference", "product"):
+            case "sum":
+                return f"the sum of {self.listed(pair)}", self.sum(pair)
+            case "product":
+                return f"the product of {self.listed(pair)}", self.product(pair)
+            case _:
+                return f"the difference of {self.listed(pair)}", self.difference(*pair)
+
+    def opening(self) -> tuple[str, Term]:
+        match self.pick("sum", "sum", "difference", "product"):
+            case "sum":
+                terms = self.numbers(int(self.rng.choice([2, 2, 2, 3, 3, 4, 5])))
+                listed = self.listed(terms)
+                plus = " plus ".join(t.text for t in terms)
+                words = ("add {0}", "add {0} together", "add up {0}", "sum {0}", "take the sum of {0}")
+                return self.pick(*words, "find the total of {0}", "take {1}").format(listed, plus), self.sum(terms)
+            case "difference":
+                left, right = self.numbers(2)
+                words = ("subtract {1} from {0}", "take {0} minus {1}", "take {1} away from {0}", "decrease {0} by {1}")
+                words += ("start with {0} and subtract {1}", "find the difference of {0} and {1}")
+                return self.pick(*words).format(left.text, right.text), self.difference(left, right)
+            case _:
+                terms = self.numbers(int(self.rng.choice([2, 2, 3])))
+                listed = self.listed(terms)
+                times = " times ".join(t.text for t in terms)
+                words = ("multiply {0}", "multiply {0} together", "find the product of {0}", "take {1}")
+                if len(terms) == 2:
+                    words += (f"multiply {terms[0].text} by {terms[1].text}",) * 3
+                return self.pick(*words).format(listed, times), self.product(terms)
+
+    def joining(self, first: Term, second: Term) -> tuple[str, Term]:
+        both = f"the {first.kind}s" if first.kind == second.kind else "the results"
+        which = self.pick("the two results", "the results", both, "both results")
+        match self.pick("sum", "difference", "product", "product"):
+            case "sum":
+                return self.pick(f"add {which}", "add them together"), self.sum([first, second])
+            case "difference":
+                words = ("subtract the second from the first", "subtract the second result from the first")
+                return self.pick(*words, "take the first minus the second"), self.difference(first, second)
+            case _:
+                return self.pick(f"multiply {which}", f"multiply {which} together"), self.product([first, second])
+
+    def further(self, before: Term) -> tuple[str, Term]:
+        that = self.pick("that", "it", "the result", f"that {before.kind}", f"the {before.kind}")
+        words, operand = self.noun()
+        match self.pick("add", "add", "subtract", "subtract", "multiply", "multiply", "from"):
+            case "add":
+                clause = self.pick("add {0}", "add {0}", "add {0} to {1}", "increase {1} by {0}", "add {1} to {0}")
+                term = self.sum([before, operand])
+            case "subtract":
+                clause = self.pick("subtract {0}", "subtract {0}", "subtract {0} from {1}", "take away {0}")
+                clause = self.pick(clause, clause, clause, "decrease {1} by {0}")
+                term = self.difference(before, operand)
+            case "multiply":
+                clause = self.pick(*["multiply {1} by {0}"] * 2, "multiply by {0}", "take {1} times {0}")
+                term = self.product([before, operand])
+            case _:
+                clause = self.pick("subtract {1} from {0}", "take {0} minus {1}")
+                term = self.difference(operand, before)
+        return clause.format(words, that), term
+
+    def question(self) -> tuple[str, Term]:
+        """Operands and signs in a row, or an operation on a noun: "the sum of 3 and 4, times 5"."""
+        pair, (last,) = self.numbers(2), self.numbers(1)
+        noun = self.listed(pair)
+        match self.pick("sum", "product", "mixed"):
+            case "sum":
+                words, term = f"the sum of {noun}, times {last.text}", self.product([self.sum(pair), last])
+            case "product":
+                words, term = f"the product of {noun}, minus {last.text}", self.difference(self.product(pair), last)
+            case _:
+                words = f"{pair[0].text} plus {pair[1].text} times {last.text}"
+                term = self.sum([pair[0], self.product([pair[1], last])])
+        return self.pick("what is {0}?", "find {0}.", "compute {0}.").format(words), term
+
+    def problem(self) -> tuple[str, str]:
+        """The prompt and its expression."""
+        if self.rng.random() < 0.05:
+            prompt, term = self.question()
+            return prompt, term.text
+        clause, term = self.opening()
+        clauses = [clause]
+        if self.rng.random() < 0.35:
+            clause, second = self.opening()
+            joined, term = self.joining(term, second)
+            clauses += [clause, joined]
+            steps = int(self.rng.choice([0, 0, 1, 1, 2]))
+        else:
+            steps = int(self.rng.choice([0, 1, 1, 2, 2, 3]))
+        for _ in range(steps):
+            clause, term = self.further(term)
+            clauses.append(clause)
+        links = [self.pick(", ", ", then ") for _ in clauses[1:]]
+        if links:
+            links[-1] = self.pick(", then ", ", then ", ", and then ", ", ")
+        prompt = "".join(part for pair in zip(clauses, [*links, "."], strict=True) for part in pair)
+        return prompt, term.text
+
+
+def is_held_out(prompt: str) -> bool:
+    """Which side a prompt belongs to, whatever the seed: so the two sides never share one."""
+    return hashlib.sha256(prompt.encode()).digest()[0] % HELD_OUT_SHARE == 0
+
+
+def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
+    """The endless sequence of problems of one step, a function of (seed, step, side)."""
+    for index in count():
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, step, index], spawn_key=STREAM)))
+        prompt, target = Wording(rng).problem()
+        if is_held_out(prompt) == (side == "held_out"):
+            yield Problem(prompt, target, source=f"grammar:{seed}.{step}.{index}")
+
+
+def draw(seed: int, step: int, how_many: int, *, skip: int = 0, side: Side = "train") -> list[Problem]:
+    """Problems ``skip`` to ``skip + how_many`` of the step's stream."""
+    return list(islice(stream(seed, step, side), skip, skip + how_many))

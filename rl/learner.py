@@ -1,0 +1,187 @@
+"""The learner: a policy with its optimizer. One update is one batch, applied whole or not at all.
+
+Legend: P groups, G completions per group, N completion tokens, V vocabulary.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rl.config import LossConfig, OptimizerConfig
+from rl.losses import LOSSES, advantages, token_weights
+from rl.packing import Packed, microbatches, pack
+from rl.policy import Policy, head_logits, hidden_states, save_policy
+from rl.records import Batch
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one update did."""
+
+    step: int  # the policy version that it made
+    applied: bool  # False: nothing to learn from, or refused
+    refused: str = ""  # why a non-finite update was not applied
+    refusals: int = 0  # such updates in a row
+    groups: int = 0  # that it trained on
+    loss: float = math.nan
+    entropy: float = math.nan  # nats per token
+    mismatch_kl: float = math.nan  # KL(mu || pi) on the sampled tokens before the update, k3 estimate, nats per token
+    clip_fraction: float = math.nan  # of the tokens
+    grad_norm: float = math.nan  # before clipping
+    staleness_mean: float = 0.0  # versions between sampling and training, over tokens
+    staleness_max: int = 0
+    seconds: float = 0.0
+
+
+class Learner:
+    """A policy being trained. ``step`` is the version that it holds: how many updates have been made."""
+
+    def __init__(self, policy: Policy, config: OptimizerConfig, *, step: int = 0) -> None:
+        self.policy = policy
+        self.config = config
+        self.step = step
+        self.applied = 0  # updates that changed the weights
+        self.refusals = 0  # non-finite updates in a row
+        self.learned: Learned | None = None
+        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+        )
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Forward passes in the policy's dtype, over float32 parameters."""
+        with torch.autocast(
+            self.policy.device.type, dtype=self.policy.dtype, enabled=self.policy.dtype != torch.float32
+        ):
+            yield
+
+    def token_scores(self, packed: Packed, temperature: float) -> tuple[Tensor, Tensor]:
+        """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies (detached)."""
+        with self.arithmetic():
+            hidden = hidden_states(
+                self.policy.model,
+                input_ids=packed.tokens,
+                position_ids=packed.positions,
+                attention_mask=packed.mask,
+                use_cache=False,
+            )
+            logits = head_logits(self.policy.model, hidden[packed.rows, packed.predictors])
+        scores = (logits / temperature).log_softmax(-1)
+        with torch.no_grad():
+            entropy = -(scores.exp() * scores).sum(-1)
+        return scores.gather(1, packed.targets[:, None]).squeeze(1), entropy
+
+    def descend(self, scale: float = 1.0) -> float:
+        """Clip the gradient, take one optimizer step at ``scale`` times the learning rate, and return the norm before
+        clipping.
+
+        A norm that is not finite leaves weights and optimizer as they were.
+        """
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm))
+        if math.isfinite(norm):
+            rise = scale * min(1.0, (self.applied + 1) / max(1, self.config.warmup_steps))
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.config.lr * rise
+            self.optimizer.step()
+            self.applied += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def update(self, batch: Batch, loss: LossConfig, temperature: float) -> Learned:
+        """One policy-gradient step on the batch's groups that vary; the version advances whatever happens.
+
+        A non-finite loss or gradient is refused: weights and optimizer stay, ``Learned.refused`` says why.
+        """
+        used = [int(group) for group in batch.varied.nonzero()[0]]
+        nothing = Learned(self.step + 1, applied=False)
+        learned = self._apply(batch, used, loss, temperature) if used else nothing
+        self.refusals = self.refusals + 1 if learned.refused else 0
+        self.step += 1
+        self.learned = replace(learned, refusals=self.refusals)
+        return self.learned
+
+    def _apply(self, batch: Batch, used: list[int], loss: LossConfig, temperature: float) -> Learned:
+        device, rollouts = self.policy.device, batch.rollouts
+        advantage = torch.zeros(batch.rewards.shape)
+        weight = torch.zeros(batch.rewards.shape)
+        advantage[used] = torch.from_numpy(advantages(batch.rewards[used], loss.name))
+        weight[used] = torch.from_numpy(token_weights(rollouts.lengths[used], loss.name))
+        advantage, weight = advantage.to(device), weight.to(device)
+        behaviour = torch.from_numpy(rollouts.logprobs).to(device)
+        sums = torch.zeros(4, dtype=torch.float64)  # loss, entropy, mismatch, clipped
+        count = 0
+        for groups in microbatches(rollouts, used, self.config.microbatch_tokens):
+            packed = pack(rollouts, groups, device)
+            logprobs, entropy = self.token_scores(packed, temperature)
+            mu = behaviour[packed.group, packed.sample, packed.step]
+            terms = LOSSES[loss.name](logprobs, mu, advantage[packed.group, packed.sample], loss)
+            value = (weight[packed.group, packed.sample] * terms.value).sum()
+            value.backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                gap = logprobs - mu
+                mismatch = (gap.exp() - gap - 1).sum()
+                sums += torch.stack([value, entropy.sum(), mismatch, terms.clipped.sum().float()]).double().cpu()
+            count += len(logprobs)
+        total, entropy_, mismatch_, clipped = sums.tolist()
+        # what is not finite anywhere in the loss is not finite in the norm, which descend refuses
+        norm = self.descend() if math.isfinite(total) else math.nan
+        self.optimizer.zero_grad(set_to_none=True)
+        applied = math.isfinite(norm)
+        what = "loss" if not math.isfinite(total) else "gradient"
+        ages = (
+            self.step
+            - rollouts.versions[used][
+                torch.arange(rollouts.tokens.shape[2]).numpy() < rollouts.lengths[used][..., None]
+            ]
+        )
+        return Learned(
+            self.step + 1,
+            applied=applied,
+            refused="" if applied else f"the {what} of update {self.step + 1} is not finite",
+            groups=len(used),
+            loss=total,
+            entropy=entropy_ / count,
+            mismatch_kl=mismatch_ / count,
+            clip_fraction=clipped / count,
+            grad_norm=norm,
+            staleness_mean=float(ages.mean()),
+            staleness_max=int(ages.max()),
+        )
+
+    # -- what survives the process
+
+    def save(self, folder: Path) -> None:
+        """Write everything that a new process needs to go on: weights, optimizer, random state, counters."""
+        save_policy(self.policy, folder)
+        tensors = {"rng": torch.get_rng_state()}
+        for index, parameter in enumerate(self.parameters):
+            for name, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
+        save_file(tensors, folder / "optimizer.safetensors")
+        state: dict[str, Any] = {"step": self.step, "applied": self.applied, "refusals": self.refusals}
+        state["learned"] = asdict(self.learned) if self.learned else None
+        (folder / "learner.json").write_text(json.dumps(state))
+
+    def restore(self, folder: Path) -> None:
+        """Take over what :meth:`save` wrote, bit for bit."""
+        self.policy.load_weights(folder)
+        tensors = load_file(folder / "optimizer.safetensors")
+        torch.set_rng_state(tensors.pop("rng"))
+        self.optimizer.state.clear()
+        for key, value in tensors.items():
+            index, name = key.split(".", 1)
+            parameter = self.parameters[int(index)]
+            # a step counter stays where a fused AdamW keeps it: beside its parameter
+            self.optimizer.state[parameter][name] = value.to(self.policy.device)
+        state = json.loads((folder / "learner.json").read_text())
+        self.step, self.applied, self.refusals = state["step"], state["applied"], state["refusals"]
+        self.learned = Learned(**state["learned"]) if state["learned"] else None

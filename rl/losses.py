@@ -1,0 +1,68 @@
+"""Advantages and policy-gradient losses, with their formulas.
+
+Legend: P groups, G completions per group, N completion tokens. r: reward; pi: the policy being trained; mu: the
+behaviour policy that sampled; rho = pi / mu per token.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl.config import LossConfig
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Per-token terms; the loss is ``(weight * value).sum()`` over the whole batch."""
+
+    value: Tensor  # [N]
+    clipped: Tensor  # [N] bool: the ratio was cut here
+
+
+def advantages(rewards: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    """[P, G] advantages of [P, G] rewards.
+
+    reinforce: A = r - mean(group), the group-mean baseline. grpo: A = (r - mean) / (std + 1e-6) with the sample
+    standard deviation (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+    """
+    centred = rewards - rewards.mean(axis=1, keepdims=True)
+    if name == "grpo":
+        centred = centred / (rewards.std(axis=1, ddof=1, keepdims=True) + 1e-6)
+    return centred.astype(np.float32)
+
+
+def token_weights(lengths: NDArray[np.int32], name: str) -> NDArray[np.float32]:
+    """[P, G] weight of each token of a completion, summing to 1 over all tokens of the batch.
+
+    reinforce: every token alike. grpo: the mean over a completion's tokens, then over completions (arXiv 2402.03300,
+    equation 3).
+    """
+    if name == "grpo":
+        weights: NDArray[np.float32] = (1.0 / (lengths.size * lengths)).astype(np.float32)
+        return weights
+    return np.full(lengths.shape, 1.0 / lengths.sum(), dtype=np.float32)
+
+
+def reinforce(logprobs: Tensor, behaviour: Tensor, advantage: Tensor, config: LossConfig) -> TokenLoss:
+    """-A * sg(min(rho, cap)) * log pi, per token [N].
+
+    rho is 1 when the batch is on-policy; for tokens of an older version it is the importance weight, truncated as in
+    TIS (min(rho, 2)), and no gradient passes through it.
+    """
+    ratio = (logprobs.detach() - behaviour).exp()
+    weight = ratio.clamp(max=config.ratio_cap)
+    return TokenLoss(-advantage * weight * logprobs, ratio > config.ratio_cap)
+
+
+def grpo(logprobs: Tensor, behaviour: Tensor, advantage: Tensor, config: LossConfig) -> TokenLoss:
+    """-min(rho * A, clip(rho, 1 - eps, 1 + eps) * A), per token [N] (arXiv 2402.03300, equation 3, without the KL)."""
+    ratio = (logprobs - behaviour).exp()
+    free = ratio * advantage
+    cut = ratio.clamp(1 - config.clip, 1 + config.clip) * advantage
+    return TokenLoss(-torch.minimum(free, cut), (cut < free).detach())
+
+
+LOSSES = {"reinforce": reinforce, "grpo": grpo}

@@ -1,0 +1,171 @@
+"""A policy: a causal language model with its tokenizer, its device, and the prompt that it is given.
+
+Legend: B sequences, L positions, N selected positions, H hidden size, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from rl.config import PolicyConfig
+
+SYSTEM = "Turn the problem into one Python arithmetic expression. Answer with the expression alone, nothing else."
+EXAMPLE = ("double 7, add 3 and 5 to it, then divide by 11.", "(2 * 7 + 3 + 5) / 11")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class UnknownModelError(ValueError):
+    """A model that transformers cannot load, or that this project cannot drive."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model in memory, ready to sample from or to train."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    dtype: torch.dtype  # of the arithmetic; a learner's parameters stay float32
+
+    @property
+    def end(self) -> int:
+        """The token id that ends a completion."""
+        return int(self.tokenizer.eos_token_id)
+
+    def prompt_tokens(self, problem: str) -> list[int]:
+        """Token ids of the prompt: system line, worked example and problem through the model's chat template, or the
+        bare problem and a line break for a model without one."""
+        if self.tokenizer.chat_template is None:
+            return list(self.tokenizer(problem + "\n", add_special_tokens=False)["input_ids"])
+        question, answer = EXAMPLE
+        messages = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": problem},
+        ]
+        rendered = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, enable_thinking=False
+        )
+        return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+    def load_weights(self, folder: Path) -> None:
+        """Overwrite the parameters in place with the ``model*.safetensors`` of a folder in Hugging Face layout.
+
+        Raises:
+            ValueError: names or shapes differ from the model's.
+        """
+        parameters = self.model.state_dict(keep_vars=True)
+        tied = tied_names(self.model)
+        left = set(parameters) - tied
+        with torch.no_grad():
+            for file in sorted(folder.glob("model*.safetensors")):
+                for name, value in load_file(file).items():
+                    if name not in parameters or parameters[name].shape != value.shape:
+                        raise ValueError(f"{file}: tensor {name} does not fit the model in memory")
+                    parameters[name].copy_(value)
+                    left.discard(name)
+        if left:
+            raise ValueError(f"{folder}: no weights for {min(left)} and {len(left) - 1} more")
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device named, or for ``auto`` CUDA, else MPS, else CPU."""
+    if wanted != "auto":
+        return torch.device(wanted)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """The dtype named, or for ``auto`` bfloat16 on CUDA and float32 elsewhere."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Policy:
+    """Load a model and its tokenizer from a hub id or a folder.
+
+    Args:
+        path: hub id or folder; ``config`` says only where and how to compute.
+        master: keep the parameters in float32 whatever the arithmetic's dtype, as a learner needs them.
+
+    Raises:
+        UnknownModelError: transformers cannot load it, or its output is not a linear head on its hidden states.
+    """
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32 if master else dtype, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {reason}") from error
+    if tokenizer.eos_token_id is None:
+        raise UnknownModelError(f"policy.model {path!r}: its tokenizer has no end-of-sequence token")
+    model.to(device).eval()
+    policy = Policy(model, tokenizer, device, dtype)
+    check_head(policy, path)
+    return policy
+
+
+def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write it in Hugging Face layout: config, tokenizer, ``model.safetensors`` (floating point in ``dtype``)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    policy.model.config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    tied = tied_names(policy.model)
+    tensors = {
+        name: value.detach().to("cpu", dtype if value.is_floating_point() else None).contiguous()
+        for name, value in policy.model.state_dict().items()
+        if name not in tied
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def tied_names(model: nn.Module) -> set[str]:
+    """Names in the state dict that share their storage with an earlier name (tied embeddings)."""
+    seen: set[tuple[int, torch.Size]] = set()
+    tied = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        key = (value.data_ptr(), value.shape)
+        if key in seen:
+            tied.add(name)
+        seen.add(key)
+    return tied
+
+
+def hidden_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
+    """[B, L, H]: the decoder's last hidden states, before the head."""
+    states: Tensor = model.get_decoder()(**inputs).last_hidden_state
+    return states
+
+
+def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """[N, V] in float32 from hidden states [N, H]."""
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    return logits.float()
+
+
+@torch.no_grad()
+def check_head(policy: Policy, path: str) -> None:
+    """Sampler and learner take the head apart from the decoder, to compute logits only where they are needed: see
+    that the two together are the model (some models scale or cap their logits in between).
+
+    Raises:
+        UnknownModelError: they are not.
+    """
+    tokens = torch.tensor([[policy.end, policy.end]], device=policy.device)
+    whole = policy.model(input_ids=tokens, use_cache=False).logits.float()
+    parts = head_logits(policy.model, hidden_states(policy.model, input_ids=tokens, use_cache=False))
+    if not torch.allclose(whole, parts, atol=1e-2, rtol=1e-2):
+        raise UnknownModelError(f"policy.model {path!r}: its logits are more than a linear head on its hidden states")

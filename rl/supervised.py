@@ -1,0 +1,45 @@
+"""Supervised learning of a problem's own expression: the warm-up that gives a fresh policy something to reward."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rl.learner import Learner
+from rl.packing import microbatches, pack
+from rl.policy import Policy
+from rl.records import Problem, Rollouts
+
+
+def demonstrations(policy: Policy, problems: Sequence[Problem]) -> Rollouts:
+    """Each problem with its own target as the one completion (G = 1), ended."""
+    answers = [
+        [*policy.tokenizer(problem.target, add_special_tokens=False)["input_ids"], policy.end] for problem in problems
+    ]
+    longest = max(map(len, answers))
+    tokens = np.zeros((len(problems), 1, longest), dtype=np.int32)
+    for row, answer in enumerate(answers):
+        tokens[row, 0, : len(answer)] = answer
+    return Rollouts(
+        problems=tuple(problems),
+        prompts=tuple(np.asarray(policy.prompt_tokens(problem.prompt), dtype=np.int32) for problem in problems),
+        tokens=tokens,
+        logprobs=np.zeros(tokens.shape, dtype=np.float32),
+        versions=np.zeros_like(tokens),
+        lengths=np.asarray([[len(answer)] for answer in answers], dtype=np.int32),
+        ended=np.ones((len(problems), 1), dtype=np.bool_),
+        texts=tuple((problem.target,) for problem in problems),
+    )
+
+
+def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:
+    """One optimizer step on -mean log pi(target token), at ``scale`` times the learning rate; returns that loss in nats
+    per token."""
+    total = 0.0
+    weight = 1.0 / shown.generated_tokens
+    for groups in microbatches(shown, range(len(shown.problems)), learner.config.microbatch_tokens):
+        logprobs, _ = learner.token_scores(pack(shown, groups, learner.policy.device), temperature=1.0)
+        loss = -weight * logprobs.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    learner.descend(scale)
+    return total

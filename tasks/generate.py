@@ -1,0 +1,40 @@
+"""Generation: the leases of a step, fanned out over the generators."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from infra.dispatch import Dispatch
+from infra.weights import PolicyVersion
+from tasks import calls
+from tasks.calls import GeneratorSpec
+from tasks.collection import Collection, Lease
+
+
+class Leases(Sequence[tuple[Any, ...]]):
+    """The arguments of each lease, made when it is handed out: it takes the newest policy of that moment."""
+
+    def __init__(
+        self, step: int, leases: Sequence[Lease], spec: GeneratorSpec, newest: Callable[[], PolicyVersion]
+    ) -> None:
+        self.step, self.leases, self.spec, self.newest = step, leases, spec, newest
+
+    def __len__(self) -> int:
+        return len(self.leases)
+
+    def __getitem__(self, index: Any) -> Any:
+        lease = self.leases[index]
+        return self.spec, self.newest(), self.step, lease.groups, lease.problems
+
+
+@task(name="generate", task_run_name="generate {collection.step}", cache_policy=NO_CACHE)
+def generate(
+    dispatch: Dispatch, collection: Collection, spec: GeneratorSpec, newest: Callable[[], PolicyVersion]
+) -> None:
+    """Generate the collection's leases, wave by wave. Leases of an earlier step go first where two wait."""
+    for leases in collection.waves():
+        items = Leases(collection.step, leases, spec, newest)
+        for index, rollouts in dispatch.lease("generate", calls.generate, items, priority=-collection.step):
+            collection.arrive(leases[index], rollouts)

@@ -1,0 +1,47 @@
+"""The warm-up: supervised updates of a fresh tiny policy on the trainer."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+import rl
+from infra import store
+from infra.dispatch import Dispatch
+from tasks import calls
+from tasks.calls import WarmUpSpec
+
+CHUNK = 10  # updates per call: how often the display moves
+SOURCES = ("config", "grammar", "learner", "packing", "policy", "records", "supervised", "tiny")
+
+
+def warm_up_uri(home: Path, spec: WarmUpSpec) -> str:
+    """Where the result of a warm-up is kept: its name is a digest of the settings and of the code that determine it."""
+    digest = hashlib.sha256(json.dumps(spec.determining(), sort_keys=True).encode())
+    for name in SOURCES:
+        digest.update(Path(rl.__path__[0], f"{name}.py").read_bytes())
+    return str(home / "warmup" / digest.hexdigest()[:16])
+
+
+def is_kept(uri: str) -> bool:
+    """Whether a warm-up is stored there, whole."""
+    try:
+        with store.read_folder(uri):
+            return True
+    except store.StoreError:
+        return False
+
+
+@task(name="warm up", cache_policy=NO_CACHE)
+def warm_up(dispatch: Dispatch, spec: WarmUpSpec, uri: str, report: Callable[[int, float], None]) -> None:
+    """Make the warmed-up policy and store it at ``uri`` in Hugging Face layout.
+
+    ``report`` is called with the updates made and their last loss. A trainer that dies starts the warm-up again.
+    """
+    for until in range(CHUNK, spec.steps + CHUNK, CHUNK):
+        loss = dispatch.run("train", calls.warm_up, spec, min(until, spec.steps))
+        report(min(until, spec.steps), loss)
+    dispatch.run("train", calls.keep_warm_up, spec, uri)

@@ -1,0 +1,299 @@
+"""Calls and leases on a real cluster whose workers are really killed.
+
+The functions that run on the workers are nested ones, which are sent by value: a worker cannot import this file.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, get_worker
+
+from infra.cluster import ClusterConfig, cluster
+from infra.dispatch import Dispatch, DispatchStoppedError, PoisonedCallError, SchedulerLostError
+from infra.placement import PlacementConfig, PlacementError, offers, workers_with
+
+
+def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Poll until `true()`, at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    config = ClusterConfig(generators=2, threads=1, device="cpu")
+    with cluster(config, log_dir=tmp_path_factory.mktemp("logs")) as client:
+        yield client
+
+
+@pytest.fixture
+def dispatch(client: Client, tmp_path: Path) -> Iterator[Dispatch]:
+    # A worker that the test before has killed may still be on its way back.
+    until(lambda: len(offers(client)) == 4)
+    with Dispatch(client, PlacementConfig()) as dispatch:
+        yield dispatch
+    (tmp_path / "go").touch()  # calls that wait for it give their worker back
+
+
+def die_until(marks: Path, times: int) -> Callable[[int], int]:
+    """A call that kills its worker the first `times` times."""
+
+    def call(value: int) -> int:
+        died = len(list(marks.iterdir()))
+        if died < times:
+            (marks / str(died)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+    return call
+
+
+@contextmanager
+def dask(*args: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of Dask's command line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distributed.cli.dask_" + args[0], *args[1:]],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_call_runs_where_its_tags_are(dispatch: Dispatch) -> None:
+    assert dispatch.run("train", lambda: get_worker().name) == "trainer"
+    assert dispatch.submit("verify", lambda: get_worker().name).result() == "verifier-0"
+
+
+def test_what_the_call_raises_comes_at_once(dispatch: Dispatch, tmp_path: Path) -> None:
+    def fail() -> None:
+        (tmp_path / str(len(list(tmp_path.iterdir())))).touch()
+        raise TimeoutError("mine")
+
+    with pytest.raises(TimeoutError, match="mine"):
+        dispatch.run("train", fail)
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(TimeoutError, match="mine"):
+        list(dispatch.lease("train", fail, [()]))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert dispatch.lost == Counter()
+
+
+def test_a_trainer_killed_in_a_call_costs_that_try(dispatch: Dispatch, tmp_path: Path) -> None:
+    assert dispatch.run("train", die_until(tmp_path, 1), 42) == 42
+    assert dispatch.lost == {"train": 1}
+
+
+def test_a_call_that_kills_every_worker_is_given_up(dispatch: Dispatch, tmp_path: Path) -> None:
+    with pytest.raises(PoisonedCallError, match="verify: 3 workers died while they ran the same call"):
+        dispatch.run("verify", die_until(tmp_path, 99), 1)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert dispatch.lost == {"verify": 3}
+
+
+def test_a_lease_that_kills_every_worker_is_given_up(dispatch: Dispatch, tmp_path: Path) -> None:
+    with pytest.raises(PoisonedCallError, match="verify: 3 workers"):
+        list(dispatch.lease("verify", die_until(tmp_path, 99), [(1,)]))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_worker_killed_in_its_lease_costs_one_lease(dispatch: Dispatch, tmp_path: Path) -> None:
+    def call(item: int) -> int:
+        if item == 5 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item * item
+
+    got = list(dispatch.lease("generate", call, [(item,) for item in range(12)]))
+    assert sorted(got) == [(item, item * item) for item in range(12)]
+    assert dispatch.lost == {"generate": 1}
+
+
+def test_a_result_lost_with_its_worker_is_made_again(client: Client, dispatch: Dispatch, tmp_path: Path) -> None:
+    def call(item: int) -> int:
+        (tmp_path / f"{item}-{os.getpid()}").touch()
+        return item
+
+    leases = dispatch.lease("generate", call, [(0,), (1,)])
+    first = next(leases)
+    other = 1 - first[0]
+    # The other result is finished and nobody has asked for it: it exists on its worker only.
+    until(lambda: any(tmp_path.glob(f"{other}-*")))
+    until(lambda: [future.status for future in dispatch.under_way] == ["finished"])
+    before = set(workers_with(client, ("GENERATOR",)))
+    (mark,) = tmp_path.glob(f"{other}-*")
+    os.kill(int(mark.name.partition("-")[2]), signal.SIGKILL)
+    until(lambda: set(workers_with(client, ("GENERATOR",))) != before)
+    assert sorted([first, *leases]) == [(0, 0), (1, 1)]
+    assert len(list(tmp_path.glob(f"{other}-*"))) == 2
+
+
+def test_a_slow_worker_gets_fewer_leases(dispatch: Dispatch, tmp_path: Path) -> None:
+    def call() -> str:
+        name: str = get_worker().name
+        while name == "generator-0" and not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return name
+
+    names = []
+    for _, name in dispatch.lease("generate", call, [()] * 10):
+        names.append(name)
+        if len(names) == 9:
+            (tmp_path / "go").touch()
+    assert Counter(names) == {"generator-0": 1, "generator-1": 9}
+
+
+def test_a_worker_that_joins_is_used(client: Client, dispatch: Dispatch, tmp_path: Path) -> None:
+    def call() -> str:
+        name: str = get_worker().name
+        while name != "late" and not (tmp_path / "go").exists():
+            (tmp_path / name).touch()
+            time.sleep(0.01)
+        return name
+
+    names: list[str] = []
+
+    def consume() -> None:
+        for _, name in dispatch.lease("generate", call, [()] * 5):
+            names.append(name)
+            if len(names) == 3:
+                (tmp_path / "go").touch()
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    until(lambda: (tmp_path / "generator-0").exists() and (tmp_path / "generator-1").exists())
+    address = client.scheduler.address
+    tags = "GENERATOR=1 CPU=1"
+    with dask("worker", address, "--name", "late", "--nthreads", "1", "--no-nanny", "--resources", tags):
+        consumer.join(60)
+        assert not consumer.is_alive()
+    assert Counter(names) == {"late": 3, "generator-0": 1, "generator-1": 1}
+    until(lambda: len(offers(client)) == 4)
+
+
+def test_two_batches_share_the_workers_and_the_earlier_goes_first(dispatch: Dispatch, tmp_path: Path) -> None:
+    def block() -> None:
+        (tmp_path / "started").touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+
+    def call(batch: str, _: int) -> None:
+        with (tmp_path / "order").open("a") as order:
+            order.write(batch)
+
+    blocker = dispatch.submit("verify", block)
+    until((tmp_path / "started").exists)
+    later = threading.Thread(
+        target=lambda: list(dispatch.lease("verify", call, [("2", i) for i in range(4)], priority=-2))
+    )
+    earlier = threading.Thread(
+        target=lambda: list(dispatch.lease("verify", call, [("1", i) for i in range(4)], priority=-1))
+    )
+    later.start()
+    until(lambda: len(dispatch.under_way) == 2)
+    earlier.start()
+    until(lambda: len(dispatch.under_way) == 3)
+    until(lambda: sum(map(len, dispatch.client.processing().values())) == 3)
+    (tmp_path / "go").touch()
+    blocker.result()
+    for thread in (later, earlier):
+        thread.join(30)
+        assert not thread.is_alive()
+    order = (tmp_path / "order").read_text()
+    assert sorted(order) == sorted("11112222")
+    assert order[0] == "1"  # although it was queued after a lease of the later batch
+
+
+def test_closing_a_lease_takes_back_what_is_under_way(dispatch: Dispatch, tmp_path: Path) -> None:
+    def call(item: int) -> int:
+        while item > 0 and not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return item
+
+    leases = dispatch.lease("verify", call, [(item,) for item in range(50)])
+    assert next(leases) == (0, 0)
+    (second,) = dispatch.under_way
+    leases.close()  # type: ignore[attr-defined]
+    until(lambda: second.status == "cancelled")
+    assert dispatch.under_way == []
+
+
+def test_stopping_frees_every_thread_that_waits(dispatch: Dispatch, tmp_path: Path) -> None:
+    def call(name: str) -> None:
+        (tmp_path / name).touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+
+    raised: list[BaseException] = []
+
+    def caught(wait: Callable[[], Any]) -> None:
+        try:
+            wait()
+        except DispatchStoppedError as error:
+            raised.append(error)
+
+    threads = [
+        threading.Thread(target=caught, args=(lambda: dispatch.run("train", call, "train"),)),
+        threading.Thread(target=caught, args=(lambda: list(dispatch.lease("verify", call, [("verify",)])),)),
+    ]
+    for thread in threads:
+        thread.start()
+    until(lambda: (tmp_path / "train").exists() and (tmp_path / "verify").exists())
+    dispatch.stop()
+    for thread in threads:
+        thread.join(10)
+    (tmp_path / "go").touch()  # the workers finish what they were at
+    assert len(raised) == 2
+    with pytest.raises(DispatchStoppedError):
+        dispatch.run("train", call, "again")
+
+
+def test_leases_without_a_worker_end_in_words(client: Client) -> None:
+    dispatch = Dispatch(client, PlacementConfig(generate=("CUDA", "GENERATOR")), patience=0.1)
+    with pytest.raises(PlacementError, match=r"placement.generate needs CUDA and GENERATOR but no worker offers CUDA"):
+        list(dispatch.lease("generate", lambda: None, [()]))
+
+
+def test_a_lost_scheduler_ends_every_call(tmp_path: Path) -> None:
+    def call() -> None:
+        (tmp_path / "started").touch()
+        while (tmp_path / "started").exists():
+            time.sleep(0.05)
+
+    file = str(tmp_path / "scheduler.json")
+    where = ("--host", "127.0.0.1", "--scheduler-file", file)
+    with (
+        dask("scheduler", "--port", "0", "--no-dashboard", "--no-show", *where) as scheduler,
+        dask("worker", "--nthreads", "1", "--no-nanny", "--resources", "TRAINER=1", *where),
+    ):
+        until(Path(file).exists)
+        address = json.loads(Path(file).read_text())["address"]
+        with cluster(ClusterConfig(scheduler=address)) as client:
+            until(lambda: offers(client))
+            killer = threading.Thread(
+                target=lambda: (until((tmp_path / "started").exists), os.kill(scheduler.pid, signal.SIGKILL))
+            )
+            killer.start()
+            with Dispatch(client, PlacementConfig()) as dispatch, pytest.raises(SchedulerLostError):
+                dispatch.run("train", call)
+            killer.join()
+        (tmp_path / "started").unlink()

@@ -1,0 +1,74 @@
+"""The directions in which the packages may import: flows → tasks → {rl, infra}."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {  # of ours
+    "flows": {"flows", "tasks", "rl", "infra"},
+    "tasks": {"tasks", "rl", "infra"},
+    "rl": {"rl"},
+    "infra": {"infra"},
+}
+MUST_NOT_IMPORT = {  # of others'
+    "flows": set[str](),
+    "tasks": set[str](),
+    "rl": {"prefect", "dask", "distributed", "mlflow", "fsspec"},
+    "infra": {"transformers"},
+}
+
+
+def imported(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """(line, top-level package) of every import in `source`, wherever in the file it stands."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, package if node.level else (node.module or "").partition(".")[0]
+
+
+def violations(source: str, package: str) -> list[str]:
+    forbidden = (MAY_IMPORT.keys() - MAY_IMPORT[package]) | MUST_NOT_IMPORT[package]
+    return [f"line {line} imports {name}" for line, name in imported(source, package) if name in forbidden]
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    found = [
+        f"{file.relative_to(ROOT)} {one}" for file in files for one in violations(file.read_text("utf-8"), package)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "found"),
+    [
+        ("rl", "import numpy\nimport infra.store", ["line 2 imports infra"]),
+        ("rl", "from tasks import generate", ["line 1 imports tasks"]),
+        ("rl", "def f():\n    import fsspec.core as f", ["line 2 imports fsspec"]),
+        ("rl", "if True:\n    from distributed.client import Client", ["line 2 imports distributed"]),
+        ("infra", "import torch, transformers", ["line 1 imports transformers"]),
+        ("infra", "from rl.records import Problem", ["line 1 imports rl"]),
+        ("tasks", "import flows", ["line 1 imports flows"]),
+        ("tasks", "import rl.records\nfrom infra import store\nimport prefect", []),
+        ("flows", "import tasks, rl, infra, flows.options", []),
+        ("rl", "from . import records\nfrom .records import Problem\nimport rlax, infrared", []),
+    ],
+)
+def test_the_check_sees_every_form_of_import(package: str, source: str, found: list[str]) -> None:
+    assert violations(source, package) == found
+
+
+def test_importing_the_packages_loads_nothing_heavy() -> None:
+    code = "import sys; old = set(sys.modules); import rl, infra, tasks, flows; print(*sorted(set(sys.modules) - old))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == sorted(MAY_IMPORT)
