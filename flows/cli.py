@@ -3,21 +3,37 @@
 import argparse
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.display import Display
 from flows.options import OneLineParser, add_options, read_config
 from flows.runs import Run, new_run, resume_run
+from flows.workplace import workplace
+from infra.checkpoints import is_run, resolve_run
 from infra.cluster import ClusterConfig
 from infra.placement import PlacementConfig
 from infra.services import prefect_server, rlvf_home
+from rl.config import TINY
+from tasks.problem_set import GRAMMAR, open_problems, read_problems
+
+if TYPE_CHECKING:
+    from flows.training import TrainResult
+    from tasks.evaluate import Evaluation
+
+T = TypeVar("T")
 
 EXAMPLES = {
     "train": """examples:
@@ -37,7 +53,7 @@ def parser() -> OneLineParser:
     """The command line."""
     top = OneLineParser(prog="rlvf", description="Reinforcement learning with verifiable reward on your own machines.")
     commands = top.add_subparsers(dest="command", required=True, metavar="train|sft|eval")
-    described = {
+    described: dict[str, tuple[type[BaseModel], str]] = {
         "train": (TrainConfig, "train a policy by reinforcement learning"),
         "sft": (SftConfig, "warm the tiny policy up by supervised learning"),
         "eval": (EvalConfig, "evaluate a run's policy, or any model, on a set of problems"),
@@ -78,24 +94,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _in_workplace(
-    cluster: ClusterConfig, placement: PlacementConfig, policy: str, work: Callable[[Display], Any]
-) -> Any:
+def _in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Callable[[Display], T]) -> T:
     """Do the work with a Prefect server and a cluster around it; both start at the same time."""
-    # before prefect is imported: what a person wants to see comes from the display
+    # before prefect is imported; what a person wants to see comes from the display
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
-    home = rlvf_home()
     with ExitStack() as stack:
         display = stack.enter_context(Display())
         display.stage("start")
-        server = stack.enter_context(prefect_server(home, display.say))
-        from flows.workplace import workplace
-
+        server = stack.enter_context(prefect_server(rlvf_home(), display.say))
         stack.enter_context(workplace(cluster, placement, display))
         server.wait()
         return work(display)
@@ -107,23 +118,113 @@ def _train(given: argparse.Namespace) -> None:
         run = resume_run(given.resume, runs, given.config, given.overrides)
     else:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
-    config = run.config
-    _check_problems(config.problems, config.held_out, config.seed)
-    _check_model(config.policy.model)
-    started: list[str] = []
+    open_problems(run.config.problems, run.config.held_out, run.config.seed)
+    _check_model(run.config.policy.model)
+    began = time.monotonic()
+    try:
+        result = _in_workplace(run.config.cluster, run.config.placement, lambda display: _run_train(run, display))
+    except BaseException:
+        if is_run(run.uri):
+            print(f"rlvf: stopped; go on with: rlvf train --resume {_name(run)}", file=sys.stderr)
+        raise
+    seconds = time.monotonic() - began
+    figures = asdict(result)
+    if given.json:
+        keys = ("run", "steps", "pass_rate_before", "pass_rate_after", "rollouts_per_second")
+        print(json.dumps({**{key: figures[key] for key in keys}, "seconds": seconds, "stages": figures["stages"]}))
+    else:
+        print(_summary(run, result, seconds))
 
-    def work(display: Display) -> Any:
-        from flows.train import train
 
-        display.say(f"run {run.name}")
-        started.append(run.uri)
-        return train(config, run.uri if run.resumed else None)
+def _run_train(run: Run, display: Display) -> "TrainResult":
+    from flows.train import train  # with torch and prefect: not before the command line is known to be good
+
+    display.say(f"run {_name(run)}")
+    return train(run.config.model_copy(update={"run": run.uri}), run.uri if run.resumed else None)
+
+
+def _sft(given: argparse.Namespace) -> None:
+    config = read_config(SftConfig, file=given.config, overrides=given.overrides)
+
+    def work(_: Display) -> str:
+        from flows.sft import sft
+
+        return sft(config)
+
+    uri = _in_workplace(config.cluster, config.placement, work)
+    print(json.dumps({"policy": uri}) if given.json else uri)
+
+
+def _eval(given: argparse.Namespace) -> None:
+    config = read_config(EvalConfig, file=given.config, overrides=given.overrides)
+    if config.problems != GRAMMAR:
+        read_problems(config.problems)
+    if not is_run(resolve_run(config.policy.model, str(rlvf_home() / "runs"))):
+        _check_model(config.policy.model, "a run or ")
+
+    def work(_: Display) -> "Evaluation":
+        from flows.evaluate import evaluate_policy
+
+        return evaluate_policy(config)
+
+    found = _in_workplace(config.cluster, config.placement, work)
+    if given.json:
+        figures = {"problems": found.problems, "greedy": found.greedy, "sampled": found.sampled}
+        print(json.dumps({**figures, "pass_at_k": found.pass_at_k, "k": found.k, "version": found.step}))
+    else:
+        print(
+            f"{found.problems} problems, policy v{found.step}: pass@1 {found.greedy:.3f} greedy, {found.sampled:.3f} "
+            f"sampled; pass@{found.k} {found.pass_at_k:.3f}"
+        )
+
+
+def _check_model(model: str, also: str = "") -> None:
+    """Refuse a model that transformers does not know, before anything starts or is written."""
+    if model == TINY:
+        return
+    from transformers import AutoConfig, AutoTokenizer
 
     try:
-        result = _in_workplace(config.cluster, config.placement, config.policy.model, work)
-    except BaseException:
-        if started:
-            print(f"go on with: rlvf train --resume {run.name}", file=sys.stderr)
-        raise
+        AutoConfig.from_pretrained(model)
+        AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"policy.model {model!r} is not {also}a model that transformers can load: {reason}") from error
 
 
+def _name(run: Run) -> str:
+    """What the person may call the run: its name where it lies at home, else its URI."""
+    return run.name if run.uri == str(rlvf_home() / "runs" / run.name) else run.uri
+
+
+def _summary(run: Run, result: "TrainResult", seconds: float) -> str:
+    home = rlvf_home()
+    shares = "  ".join(f"{stage} {share:.0%}" for stage, share in result.stages.items())
+    lost = ", ".join(f"{count} x {call}" for call, count in result.lost.items())
+    pages = [("MLflow", result.page.command, result.page.url)]
+    if result.flow_run_id is not None:
+        serve = f"PREFECT_HOME={shlex.quote(str(home / 'prefect'))} prefect server start"
+        served = os.environ.get("PREFECT_API_URL")
+        url = (served or "http://127.0.0.1:4200/api").removesuffix("/api")
+        pages.append(("Prefect", None if served else serve, f"{url}/runs/flow-run/{result.flow_run_id}"))
+    rows = [
+        ("run", f"{_name(run)}: {result.steps} steps in {seconds:.0f} s, {result.rollouts_per_second:.0f} rollouts/s"),
+        ("pass rate", f"{result.pass_rate_before:.3f} → {result.pass_rate_after:.3f} greedy on held-out problems"),
+        ("", f"{result.sampled_before:.3f} → {result.sampled_after:.3f} sampled"),
+        ("time", shares),
+        *([("lost", f"{lost}, done again elsewhere")] if lost else []),
+        ("picture", result.picture),
+        ("checkpoint", f"{result.checkpoint} (Hugging Face layout)"),
+        *[(name, f"{_venv(command)}\n{'':12}then open {url}" if command else url) for name, command, url in pages],
+    ]
+    return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _venv(command: str) -> str:
+    """The shell command with the program's path, where it is not on the PATH."""
+    words = command.split(" ")
+    at = next(index for index, word in enumerate(words) if "=" not in word)
+    beside = Path(sys.executable).parent / words[at]
+    if shutil.which(words[at]) is None and beside.exists():
+        words[at] = shlex.quote(os.path.relpath(beside))
+    return " ".join(words)

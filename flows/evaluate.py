@@ -1,7 +1,7 @@
 """Flow `rlvf-eval`: how well a policy solves a set of problems."""
 
 from prefect import flow
-from prefect.utilities.annotations import quote
+from prefect.utilities.annotations import opaque
 
 from flows.config import EvalConfig, SftConfig
 from flows.runs import Run, saved_config
@@ -11,13 +11,13 @@ from infra import store
 from infra.checkpoints import NotARun, is_run, resolve_run
 from infra.tracking import open_run
 from infra.weights import PolicyVersion, newest_version
+from rl.config import TINY
 from rl.records import Problem
 from tasks import calls
 from tasks.calls import GeneratorSpec
 from tasks.evaluate import Evaluation, evaluate
 from tasks.problem_set import GRAMMAR, open_problems, problem_set_name, read_problems
 
-TINY = "tiny"
 GRAMMAR_PROBLEMS = 200  # of the grammar's held-out side, where no number is given
 
 
@@ -29,7 +29,7 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
         version, run = chosen_policy(config, place)
         spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed)
         place.display.stage("evaluate")
-        evaluation = evaluate(place.dispatch, spec, version, quote(problems))
+        evaluation = evaluate(place.dispatch, spec, version, opaque(problems))
         if run is not None:
             log(config, place, run, evaluation)
         return evaluation

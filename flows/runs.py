@@ -93,7 +93,12 @@ def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[s
     uri = resolve_run(name, home_runs)
     saved = saved_config(uri)
     now = read_config(TrainConfig, file=file, overrides=overrides, base=saved.model_dump(mode="json"))
+    refuse_contradictions(name, saved, now)
+    return Run(uri, now, resumed=True)
+
+
+def refuse_contradictions(name: str, saved: TrainConfig, now: TrainConfig) -> None:
+    """Raise ``OptionError`` where ``now`` contradicts what the run ``name`` has learned so far."""
     contradicting = [line for line in differences(saved, now) if not line.partition(":")[0].startswith(MAY_CHANGE)]
     if contradicting:
         raise OptionError(f"{name} cannot be resumed with {', '.join(contradicting)}; leave it out, or start a new run")
-    return Run(uri, now, resumed=True)

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 
 from prefect import flow
 from prefect.futures import PrefectFuture
-from prefect.utilities.annotations import quote
+from prefect.utilities.annotations import opaque
 
 from flows.config import SftConfig, TrainConfig
-from flows.runs import Run, new_run, saved_config
+from flows.runs import Run, new_run, refuse_contradictions, saved_config
 from flows.sft import kept_warm_up, sft
 from flows.training import Training, TrainResult
 from flows.workplace import Workplace, workplace
 from infra.checkpoints import resolve_run
 from infra.weights import PolicyVersion
+from rl.config import TINY
 from rl.learner import Learned
 from tasks.collection import Collected, Collection
 from tasks.evaluate import Evaluation, evaluate
@@ -44,7 +45,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
             with run.timed("rollouts"):
                 batch = ahead.popleft().result()
             with run.timed("update"):
-                learned = update(place.dispatch, run.trainer, step, quote(batch.batch), batch.figures())
+                learned = update(place.dispatch, run.trainer, step, opaque(batch.batch), batch.figures())
             with run.timed("publish"):
                 policy = run.policy = publish(place.dispatch, run.trainer, step + 1)
             with run.timed("log"):
@@ -80,26 +81,26 @@ def collect(run: Training, step: int) -> Collecting:
 def held_out(run: Training, policy: PolicyVersion) -> Evaluation:
     """Evaluate on the problems kept out of training."""
     run.place.display.stage("evaluate")
-    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, quote(run.problems.held_out))
+    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, opaque(run.problems.held_out))
     run.log_evaluation(evaluation)
     return evaluation
 
 
 def first_weights(config: TrainConfig, place: Workplace) -> str:
     """Where version 0 comes from: the model named, or the tiny policy, warmed up now if it was not before."""
-    if config.policy.model != "tiny":
+    if config.policy.model != TINY:
         return config.policy.model
     warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
     return kept_warm_up(warm, place.home) or sft(warm)
 
 
 def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
-    """The run to train. A command has compared ``config`` with the saved one when it resumes."""
+    """The run to train."""
     if resume is None:
         return new_run(config, place.runs)
-    uri = resolve_run(resume, place.runs)
-    saved_config(uri)
-    return Run(uri, config, resumed=True)
+    run = Run(resolve_run(resume, place.runs), config, resumed=True)
+    refuse_contradictions(resume, saved_config(run.uri), config)
+    return run
 
 
 def stop_if_diverged(learned: Learned) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
+
+from prefect.runtime import flow_run
 
 from flows.runs import Run
 from flows.workplace import Workplace
@@ -43,6 +45,7 @@ class TrainResult:
     picture: str
     checkpoint: str
     page: Page
+    flow_run_id: str | None  # of Prefect
 
 
 class Training:
@@ -63,8 +66,8 @@ class Training:
         self._began = time.perf_counter()
         self._loop_began = self._step_began = self._began
         self._completions = 0  # of this session
-        self._spent: Counter[str] = Counter()  # seconds by stage, of the step under way
-        self._stages: Counter[str] = Counter()  # and of all steps of this session
+        self._spent: dict[str, float] = defaultdict(float)  # seconds by stage, of the step under way
+        self._stages: dict[str, float] = defaultdict(float)  # and of all steps of this session
 
     def __enter__(self) -> Self:
         self.run.save_config()
@@ -169,7 +172,8 @@ class Training:
         if self.tracker.samples_due(learned.step):
             self.tracker.log_samples(learned.step, batch.samples)
         self._completions += batch.completions
-        self._stages.update(self._spent)
+        for stage, spent in self._spent.items():
+            self._stages[stage] += spent
         self._spent.clear()
         if not learned.applied:
             what = learned.refused or "no group has rewards that differ, so there was nothing to learn from"
@@ -225,6 +229,7 @@ class Training:
             picture=str(self._folder / PICTURE),
             checkpoint=self.policy.uri,
             page=self.tracker.page(),
+            flow_run_id=flow_run.id,
         )
         (self._folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
         return result

@@ -5,6 +5,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+TINY = "tiny"  # the policy that is made in code
+
 
 class PolicyConfig(BaseModel):
     """Which model is trained and where its arithmetic runs."""
@@ -13,7 +15,7 @@ class PolicyConfig(BaseModel):
     shorthand: ClassVar[str] = "model"
 
     model: str = Field(
-        "tiny", min_length=1, description="tiny, or anything transformers loads: a hub id or a local folder"
+        TINY, min_length=1, description="tiny, or anything transformers loads: a hub id or a local folder"
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = Field(
         "auto", description="where each worker computes; auto takes CUDA, else MPS, else CPU"
@@ -48,13 +50,16 @@ class LossConfig(BaseModel):
 
 
 class OptimizerConfig(BaseModel):
-    """AdamW with a linear warm-up and gradient clipping."""
+    """A linear warm-up of the learning rate, and gradient clipping."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    name: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: orthogonalised momentum for the hidden matrices, adamw for everything else"
+    )
     lr: float = Field(3e-4, gt=0, description="learning rate after the warm-up; about 1e-6 for a model of 0.5B or more")
     warmup_steps: int = Field(5, ge=0, description="updates over which the learning rate rises to lr")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="decay of AdamW's two moments")
-    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="adamw: decay of the two moments")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled, as in AdamW")
     clip_norm: float = Field(1.0, gt=0, description="the gradient's norm is cut at this")
     microbatch_tokens: int = Field(8192, ge=1, description="positions per forward pass; smaller takes less memory")

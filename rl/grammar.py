@@ -85,20 +85,20 @@ class Wording:
                 terms = self.numbers(int(self.rng.choice([2, 2, 2, 3, 3, 4, 5])))
                 listed = self.listed(terms)
                 plus = " plus ".join(t.text for t in terms)
-                words = ("add {0}", "add {0} together", "add up {0}", "sum {0}", "take the sum of {0}")
+                words = ["add {0}", "add {0} together", "add up {0}", "sum {0}", "take the sum of {0}"]
                 return self.pick(*words, "find the total of {0}", "take {1}").format(listed, plus), self.sum(terms)
             case "difference":
                 left, right = self.numbers(2)
-                words = ("subtract {1} from {0}", "take {0} minus {1}", "take {1} away from {0}", "decrease {0} by {1}")
-                words += ("start with {0} and subtract {1}", "find the difference of {0} and {1}")
+                words = ["subtract {1} from {0}", "take {0} minus {1}", "take {1} away from {0}", "decrease {0} by {1}"]
+                words += ["start with {0} and subtract {1}", "find the difference of {0} and {1}"]
                 return self.pick(*words).format(left.text, right.text), self.difference(left, right)
             case _:
                 terms = self.numbers(int(self.rng.choice([2, 2, 3])))
                 listed = self.listed(terms)
                 times = " times ".join(t.text for t in terms)
-                words = ("multiply {0}", "multiply {0} together", "find the product of {0}", "take {1}")
+                words = ["multiply {0}", "multiply {0} together", "find the product of {0}", "take {1}"]
                 if len(terms) == 2:
-                    words += (f"multiply {terms[0].text} by {terms[1].text}",) * 3
+                    words += [f"multiply {terms[0].text} by {terms[1].text}"] * 3
                 return self.pick(*words).format(listed, times), self.product(terms)
 
     def joining(self, first: Term, second: Term) -> tuple[str, Term]:

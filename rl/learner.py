@@ -41,6 +41,27 @@ class Learned:
     seconds: float = 0.0
 
 
+def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """AdamW for all parameters, or Muon for the hidden matrices and AdamW for embeddings, norms and head.
+
+    Muon's step is scaled to the size of AdamW's, so one learning rate serves both (Moonlight, arXiv 2502.16982,
+    section 2.2).
+    """
+    parameters = [p for p in policy.model.parameters() if p.requires_grad]
+    embeddings = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
+    ends = {id(p) for module in embeddings for p in module.parameters()}
+    hidden = [p for p in parameters if config.name == "muon" and p.ndim == 2 and id(p) not in ends]
+    chosen = {id(p) for p in hidden}
+    others = [p for p in parameters if id(p) not in chosen]
+    decay = config.weight_decay
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True)
+    ]
+    if hidden:
+        optimizers.append(torch.optim.Muon(hidden, lr=config.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
+
+
 class Learner:
     """A policy being trained. ``step`` is the version that it holds: how many updates have been made."""
 
@@ -52,9 +73,7 @@ class Learner:
         self.refusals = 0  # non-finite updates in a row
         self.learned: Learned | None = None
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
-        )
+        self.optimizers = build_optimizers(policy, config)
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
@@ -89,11 +108,12 @@ class Learner:
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm))
         if math.isfinite(norm):
             rise = scale * min(1.0, (self.applied + 1) / max(1, self.config.warmup_steps))
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.config.lr * rise
-            self.optimizer.step()
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self.config.lr * rise
+                optimizer.step()
             self.applied += 1
-        self.optimizer.zero_grad(set_to_none=True)
+        self.policy.model.zero_grad(set_to_none=True)
         return norm
 
     def update(self, batch: Batch, loss: LossConfig, temperature: float) -> Learned:
@@ -134,7 +154,7 @@ class Learner:
         total, entropy_, mismatch_, clipped = sums.tolist()
         # what is not finite anywhere in the loss is not finite in the norm, which descend refuses
         norm = self.descend() if math.isfinite(total) else math.nan
-        self.optimizer.zero_grad(set_to_none=True)
+        self.policy.model.zero_grad(set_to_none=True)
         applied = math.isfinite(norm)
         what = "loss" if not math.isfinite(total) else "gradient"
         ages = (
@@ -159,13 +179,22 @@ class Learner:
 
     # -- what survives the process
 
+    def optimizer_of(self, parameter: Tensor) -> torch.optim.Optimizer:
+        """The optimizer that updates this parameter."""
+        return next(
+            optimizer
+            for optimizer in self.optimizers
+            if any(parameter is one for group in optimizer.param_groups for one in group["params"])
+        )
+
     def save(self, folder: Path) -> None:
         """Write everything that a new process needs to go on: weights, optimizer, random state, counters."""
         save_policy(self.policy, folder)
         tensors = {"rng": torch.get_rng_state()}
         for index, parameter in enumerate(self.parameters):
-            for name, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
+            for optimizer in self.optimizers:
+                for name, value in optimizer.state.get(parameter, {}).items():
+                    tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
         save_file(tensors, folder / "optimizer.safetensors")
         state: dict[str, Any] = {"step": self.step, "applied": self.applied, "refusals": self.refusals}
         state["learned"] = asdict(self.learned) if self.learned else None
@@ -176,12 +205,13 @@ class Learner:
         self.policy.load_weights(folder)
         tensors = load_file(folder / "optimizer.safetensors")
         torch.set_rng_state(tensors.pop("rng"))
-        self.optimizer.state.clear()
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
         for key, value in tensors.items():
             index, name = key.split(".", 1)
             parameter = self.parameters[int(index)]
             # a step counter stays where a fused AdamW keeps it: beside its parameter
-            self.optimizer.state[parameter][name] = value.to(self.policy.device)
+            self.optimizer_of(parameter).state[parameter][name] = value.to(self.policy.device)
         state = json.loads((folder / "learner.json").read_text())
         self.step, self.applied, self.refusals = state["step"], state["applied"], state["refusals"]
         self.learned = Learned(**state["learned"]) if state["learned"] else None

@@ -31,7 +31,8 @@ def advantages(rewards: NDArray[np.float32], name: str) -> NDArray[np.float32]:
     centred = rewards - rewards.mean(axis=1, keepdims=True)
     if name == "grpo":
         centred = centred / (rewards.std(axis=1, ddof=1, keepdims=True) + 1e-6)
-    return centred.astype(np.float32)
+    result: NDArray[np.float32] = centred.astype(np.float32)
+    return result
 
 
 def token_weights(lengths: NDArray[np.int32], name: str) -> NDArray[np.float32]:

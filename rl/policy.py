@@ -112,7 +112,7 @@ def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Pol
         raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {reason}") from error
     if tokenizer.eos_token_id is None:
         raise UnknownModelError(f"policy.model {path!r}: its tokenizer has no end-of-sequence token")
-    model.to(device).eval()
+    model.to(device).eval()  # type: ignore[arg-type]  # its decorator hides the signature
     policy = Policy(model, tokenizer, device, dtype)
     check_head(policy, path)
     return policy
@@ -146,13 +146,15 @@ def tied_names(model: nn.Module) -> set[str]:
 
 def hidden_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
     """[B, L, H]: the decoder's last hidden states, before the head."""
-    states: Tensor = model.get_decoder()(**inputs).last_hidden_state
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    states: Tensor = decoder(**inputs).last_hidden_state
     return states
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """[N, V] in float32 from hidden states [N, H]."""
-    logits: Tensor = model.get_output_embeddings()(hidden)
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    logits: Tensor = head(hidden)
     return logits.float()
 
 

@@ -62,7 +62,8 @@ class Batch:
     @property
     def varied(self) -> NDArray[np.bool_]:
         """[P]: groups whose rewards differ; the others have nothing to teach."""
-        return self.rewards.max(axis=1, initial=-np.inf) > self.rewards.min(axis=1, initial=np.inf)
+        differ: NDArray[np.bool_] = self.rewards.max(axis=1, initial=-np.inf) > self.rewards.min(axis=1, initial=np.inf)
+        return differ
 
     def select(self, groups: Sequence[int]) -> "Batch":
         """The named groups, in the order given."""
