@@ -18,9 +18,9 @@ class WarmUpConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(300, ge=0, description="updates; few enough that sampling stays varied")
-    batch: int = Field(64, ge=1, description="problems per update")
-    optimizer: OptimizerConfig = OptimizerConfig(lr=4e-3, warmup_steps=20, betas=(0.9, 0.98), microbatch_tokens=1024)
+    steps: int = Field(420, ge=1, description="updates; few enough that sampling stays varied")
+    batch: int = Field(16, ge=1, description="problems per update")
+    optimizer: OptimizerConfig = OptimizerConfig(name="muon", lr=6e-3, warmup_steps=20, betas=(0.9, 0.98))
     seed: int = Field(0, ge=0, lt=2**32, description="of the fresh weights and the problems")
 
 

@@ -1,7 +1,6 @@
 """Flow `rlvf-eval`: how well a policy solves a set of problems."""
 
 from prefect import flow
-from prefect.utilities.annotations import opaque
 
 from flows.config import EvalConfig, SftConfig
 from flows.runs import Run, saved_config
@@ -29,7 +28,7 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
         version, run = chosen_policy(config, place)
         spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed)
         place.display.stage("evaluate")
-        evaluation = evaluate(place.dispatch, spec, version, opaque(problems))
+        evaluation = evaluate(place.dispatch, spec, version, problems)
         if run is not None:
             log(config, place, run, evaluation)
         return evaluation

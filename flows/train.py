@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from prefect import flow
 from prefect.futures import PrefectFuture
-from prefect.utilities.annotations import opaque
 
 from flows.config import SftConfig, TrainConfig
 from flows.runs import Run, new_run, refuse_contradictions, saved_config
@@ -45,7 +44,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
             with run.timed("rollouts"):
                 batch = ahead.popleft().result()
             with run.timed("update"):
-                learned = update(place.dispatch, run.trainer, step, opaque(batch.batch), batch.figures())
+                learned = update(place.dispatch, run.trainer, step, batch.batch, batch.figures())
             with run.timed("publish"):
                 policy = run.policy = publish(place.dispatch, run.trainer, step + 1)
             with run.timed("log"):
@@ -81,7 +80,7 @@ def collect(run: Training, step: int) -> Collecting:
 def held_out(run: Training, policy: PolicyVersion) -> Evaluation:
     """Evaluate on the problems kept out of training."""
     run.place.display.stage("evaluate")
-    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, opaque(run.problems.held_out))
+    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, run.problems.held_out)
     run.log_evaluation(evaluation)
     return evaluation
 

@@ -62,4 +62,6 @@ class OptimizerConfig(BaseModel):
     betas: tuple[float, float] = Field((0.9, 0.95), description="adamw: decay of the two moments")
     weight_decay: float = Field(0.0, ge=0, description="decoupled, as in AdamW")
     clip_norm: float = Field(1.0, gt=0, description="the gradient's norm is cut at this")
-    microbatch_tokens: int = Field(8192, ge=1, description="positions per forward pass; smaller takes less memory")
+    microbatch_tokens: int | None = Field(
+        None, ge=1, description="positions per forward pass; none takes 1024 on a CPU, 16384 elsewhere"
+    )

@@ -48,7 +48,7 @@ def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.opti
     section 2.2).
     """
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    embeddings = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
+    embeddings = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())  # type: ignore[no-untyped-call]
     ends = {id(p) for module in embeddings for p in module.parameters()}
     hidden = [p for p in parameters if config.name == "muon" and p.ndim == 2 and id(p) not in ends]
     chosen = {id(p) for p in hidden}
@@ -74,6 +74,11 @@ class Learner:
         self.learned: Learned | None = None
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizers = build_optimizers(policy, config)
+
+    @property
+    def budget(self) -> int:
+        """Positions per forward pass. On a CPU larger ones only leave its caches."""
+        return self.config.microbatch_tokens or (1024 if self.policy.device.type == "cpu" else 16384)
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
@@ -139,7 +144,7 @@ class Learner:
         behaviour = torch.from_numpy(rollouts.logprobs).to(device)
         sums = torch.zeros(4, dtype=torch.float64)  # loss, entropy, mismatch, clipped
         count = 0
-        for groups in microbatches(rollouts, used, self.config.microbatch_tokens):
+        for groups in microbatches(rollouts, used, self.budget):
             packed = pack(rollouts, groups, device)
             logprobs, entropy = self.token_scores(packed, temperature)
             mu = behaviour[packed.group, packed.sample, packed.step]

@@ -36,7 +36,7 @@ def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:
     per token."""
     total = 0.0
     weight = 1.0 / shown.generated_tokens
-    for groups in microbatches(shown, range(len(shown.problems)), learner.config.microbatch_tokens):
+    for groups in microbatches(shown, range(len(shown.problems)), learner.budget):
         logprobs, _ = learner.token_scores(pack(shown, groups, learner.policy.device), temperature=1.0)
         loss = -weight * logprobs.sum()
         loss.backward()  # type: ignore[no-untyped-call]

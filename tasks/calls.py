@@ -236,7 +236,7 @@ def _fresh(spec: WarmUpSpec) -> Learner:
     device = choose_device(spec.policy.device)
     tokenizer = build_tokenizer()
     model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, spec.seed)
-    model.to(device)
+    torch.nn.Module.to(model, device)  # transformers wraps its own so that types are lost
     return Learner(Policy(model, tokenizer, device, choose_dtype(spec.policy.dtype, device)), spec.optimizer)
 
 

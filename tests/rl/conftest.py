@@ -1,0 +1,138 @@
+"""Small real models, and the computation that everything is compared with: one sequence at a time, without padding,
+packing or cache, in float64, through the model's own forward pass."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from rl.policy import Policy
+from rl.records import Batch, Problem, Rollouts
+from rl.tiny import build_tokenizer
+
+ARCHITECTURES = ("qwen3", "llama", "gpt2")  # tied with grouped heads; untied; tied with learned positions
+PROMPTS = ("7", "add 3 and 4.", "take 12 minus 5, then multiply that by 31 and add 17 to the result.")
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def build_small(tokenizer: PreTrainedTokenizerBase) -> Callable[..., PreTrainedModel]:
+    """A model of two layers; its weights are large enough that tokens differ clearly in probability."""
+
+    def build(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+        ids = {"vocab_size": len(tokenizer), "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": None}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+        size = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.15}
+        small = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.15}
+        torch.manual_seed(seed)
+        match name:
+            case "qwen3":
+                tied = {"head_dim": 8, "tie_word_embeddings": True}
+                model = Qwen3ForCausalLM(Qwen3Config(**{**ids, **heads, **size, **tied, **changes}))
+            case "llama":
+                model = LlamaForCausalLM(
+                    LlamaConfig(**{**ids, **heads, **size, "tie_word_embeddings": False, **changes})
+                )
+            case _:
+                model = GPT2LMHeadModel(GPT2Config(**{**ids, **small, **changes}))
+        return model.eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def make_policy(
+    tokenizer: PreTrainedTokenizerBase, build_small: Callable[..., PreTrainedModel]
+) -> Callable[..., Policy]:
+    """A new policy around a small model. ``eager`` is added to the logit of the end token, by a bias on the head, so
+    that completions end early: at 5 after about nine tokens."""
+
+    def make(name: str = "qwen3", seed: int = 0, eager: float = 0.0) -> Policy:
+        model = build_small(name, seed)
+        if eager:
+            bias = torch.zeros(len(tokenizer))
+            bias[tokenizer.eos_token_id] = eager
+            model.lm_head.bias = nn.Parameter(bias)
+        return Policy(model, tokenizer, torch.device("cpu"), torch.float32)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def problems() -> list[Problem]:
+    """Of clearly unequal lengths."""
+    return [Problem(prompt, "1", f"test:{index}") for index, prompt in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="session")
+def make_rollouts() -> Callable[..., Rollouts]:
+    """Rollouts of given token ids: a prompt and G completions for each group."""
+
+    def make(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[Sequence[int]]]) -> Rollouts:
+        lengths = np.array([[len(tokens) for tokens in group] for group in completions], dtype=np.int32)
+        tokens = np.zeros((*lengths.shape, int(lengths.max())), dtype=np.int32)
+        for p, group in enumerate(completions):
+            for g, ids in enumerate(group):
+                tokens[p, g, : len(ids)] = ids
+        return Rollouts(
+            problems=tuple(Problem(f"{p}", "1", "test") for p in range(len(prompts))),
+            prompts=tuple(np.asarray(prompt, dtype=np.int32) for prompt in prompts),
+            tokens=tokens,
+            logprobs=np.zeros(tokens.shape, dtype=np.float32),
+            versions=np.zeros_like(tokens),
+            lengths=lengths,
+            ended=np.ones(lengths.shape, dtype=np.bool_),
+            texts=tuple(tuple("" for _ in group) for group in completions),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def judged() -> Callable[..., Batch]:
+    """Rollouts with the given [P, G] rewards."""
+
+    def judge(rollouts: Rollouts, rewards: Sequence[Sequence[float]]) -> Batch:
+        words = tuple(tuple("right" if reward else "wrong_value" for reward in row) for row in rewards)
+        return Batch(rollouts, np.asarray(rewards, dtype=np.float32), words)
+
+    return judge
+
+
+@pytest.fixture(scope="session")
+def exactly() -> Callable[[PreTrainedModel], PreTrainedModel]:
+    """The model in float64, a copy."""
+    return lambda model: deepcopy(model).double().eval()
+
+
+@pytest.fixture(scope="session")
+def alone() -> Callable[..., Tensor]:
+    """[T] log-probs of one completion behind its prompt, differentiable."""
+
+    def logprobs(
+        model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float = 1.0
+    ) -> Tensor:
+        ids = torch.tensor([[*map(int, prompt), *map(int, completion)]])
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
+        scores: Tensor = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+        return scores
+
+    return logprobs

@@ -1,0 +1,250 @@
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from rl.config import PolicyConfig
+from rl.policy import (
+    EXAMPLE,
+    SYSTEM,
+    Policy,
+    UnknownModelError,
+    choose_device,
+    choose_dtype,
+    head_logits,
+    hidden_states,
+    load_policy,
+    save_policy,
+)
+from rl.tiny import build_tokenizer
+
+Build = Callable[..., PreTrainedModel]
+
+CPU = PolicyConfig(device="cpu")
+TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+TOKENS = torch.tensor([[5, 90, 300, 17, 44]])
+
+
+def saved(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        return head_logits(model, hidden_states(model, input_ids=TOKENS, use_cache=False))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+def test_a_folder_that_transformers_wrote_is_loaded(
+    name: str, tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = build_small(name)
+    policy = load_policy(saved(tmp_path, model, tokenizer), CPU)
+    with torch.no_grad():
+        torch.testing.assert_close(logits(policy.model), model(TOKENS).logits)
+    assert policy.end == tokenizer.eos_token_id
+    assert policy.dtype == torch.float32
+    assert not policy.model.training
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+def test_what_save_policy_wrote_is_loaded_by_transformers_and_by_us(
+    name: str, tmp_path: Path, make_policy: Callable[..., Policy]
+) -> None:
+    policy = make_policy(name)
+    save_policy(policy, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(TOKENS).logits, policy.model(TOKENS).logits)
+    again = load_policy(str(tmp_path), CPU)
+    assert torch.equal(logits(again.model), logits(policy.model))
+    assert again.prompt_tokens("add 3 and 4.") == policy.prompt_tokens("add 3 and 4.")
+
+
+def test_weights_are_saved_in_the_dtype_asked_for(tmp_path: Path, make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    save_policy(policy, tmp_path, torch.bfloat16)
+    loaded = load_policy(str(tmp_path), CPU).model.state_dict()
+    for name, value in policy.model.state_dict().items():
+        assert torch.equal(loaded[name], value.bfloat16().float())
+
+
+# -- the prompt
+
+
+def test_the_bare_form_is_the_problem_and_a_line_break(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    assert policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.")) == "add 3 and 4.\n"
+
+
+def test_the_chat_template_is_used_where_the_model_has_one(tmp_path: Path, build_small: Build) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
+    lines = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.")).split("\n")
+    said = [f"[system] {SYSTEM}", f"[user] {EXAMPLE[0]}", f"[assistant] {EXAMPLE[1]}", "[user] add 3 and 4."]
+    assert lines == [line.lower() for line in [*said, "[assistant] "]]
+
+
+# -- models that cannot be driven
+
+
+def test_an_unknown_model_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text(json.dumps({"model_type": "abacus"}))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    for name in ("nowhere", "empty", "odd", "broken"):
+        with pytest.raises(UnknownModelError) as caught:
+            load_policy(str(tmp_path / name), CPU)
+        assert str(tmp_path / name) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert isinstance(caught.value, ValueError)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing", "other_shape"])
+def test_damaged_weights_are_one_clear_line(
+    damage: str, tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = saved(tmp_path, build_small("llama"), tokenizer)
+    weights = tmp_path / "model.safetensors"
+    match damage:
+        case "torn":
+            weights.write_bytes(weights.read_bytes()[:1000])
+        case "missing":
+            weights.unlink()
+        case _:
+            config = json.loads((tmp_path / "config.json").read_text())
+            (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(UnknownModelError) as caught:
+        load_policy(folder, CPU)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path, build_small: Build) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(UnknownModelError, match="end-of-sequence"):
+        load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
+
+
+@pytest.mark.parametrize("kind", ["granite", "cohere", "softcap"])
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(
+    kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": len(tokenizer)}
+    size = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.3, "bos_token_id": None}
+    ids = {"eos_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    match kind:
+        case "granite":
+            model = GraniteForCausalLM(GraniteConfig(**heads, **size, **ids, logits_scaling=8.0))
+        case "cohere":
+            model = CohereForCausalLM(CohereConfig(**heads, **size, **ids, logit_scale=0.0625))
+        case _:
+            model = Gemma3ForCausalLM(
+                Gemma3TextConfig(**heads, **size, **ids, head_dim=8, final_logit_softcapping=5.0)
+            )
+    with pytest.raises(UnknownModelError, match="more than a linear head") as caught:
+        load_policy(saved(tmp_path, model, tokenizer), CPU)
+    assert "\n" not in str(caught.value)
+
+
+# -- new weights in place
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+def test_weights_are_overwritten_in_place_tied_or_not(
+    name: str, tmp_path: Path, make_policy: Callable[..., Policy]
+) -> None:
+    policy, other = make_policy(name, seed=0), make_policy(name, seed=1)
+    save_policy(other, tmp_path)
+    places = {key: value.data_ptr() for key, value in policy.model.state_dict().items()}
+    assert not torch.equal(logits(policy.model), logits(other.model))
+    policy.load_weights(tmp_path)
+    assert torch.equal(logits(policy.model), logits(other.model))
+    assert {key: value.data_ptr() for key, value in policy.model.state_dict().items()} == places
+
+
+def test_weights_in_several_files_written_by_transformers_are_read(
+    tmp_path: Path, make_policy: Callable[..., Policy]
+) -> None:
+    policy, other = make_policy("llama", seed=0), make_policy("llama", seed=1)
+    other.model.save_pretrained(tmp_path, max_shard_size="150KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    policy.load_weights(tmp_path)
+    assert torch.equal(logits(policy.model), logits(other.model))
+
+
+def test_weights_are_converted_to_the_dtype_in_memory(tmp_path: Path, make_policy: Callable[..., Policy]) -> None:
+    policy, other = make_policy(seed=0), make_policy(seed=1)
+    save_policy(other, tmp_path, torch.bfloat16)
+    policy.load_weights(tmp_path)
+    for name, value in other.model.state_dict().items():
+        assert torch.equal(policy.model.state_dict()[name], value.bfloat16().float())
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path, build_small: Build, make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy("llama")
+    build_small("llama", intermediate_size=48).save_pretrained(tmp_path / "shape")
+    build_small("llama", num_hidden_layers=3).save_pretrained(tmp_path / "name")
+    build_small("llama", num_hidden_layers=1).save_pretrained(tmp_path / "fewer")
+    (tmp_path / "none").mkdir()
+    for folder, complaint in {"shape": "not fit", "name": "not fit", "fewer": "no weights", "none": "no weights"}.items():
+        with pytest.raises(ValueError, match=complaint):
+            policy.load_weights(tmp_path / folder)
+
+
+# -- device and dtype
+
+
+def test_the_dtype_follows_the_device_unless_it_is_named() -> None:
+    assert choose_dtype("auto", torch.device("cpu")) == torch.float32
+    assert choose_dtype("auto", torch.device("mps")) == torch.float32
+    assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype("float16", torch.device("cpu")) == torch.float16
+    assert choose_dtype("float32", torch.device("cuda")) == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "chosen"),
+    [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_the_device_is_cuda_else_mps_else_cpu(
+    cuda: bool, mps: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert choose_device("auto").type == chosen
+    assert choose_device("cpu").type == "cpu"
+
+
+def test_a_learner_keeps_float32_parameters_whatever_the_arithmetic(
+    tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = saved(tmp_path, build_small("llama"), tokenizer)
+    config = PolicyConfig(device="cpu", dtype="bfloat16")
+    for master, kept in ((True, torch.float32), (False, torch.bfloat16)):
+        policy = load_policy(folder, config, master=master)
+        assert {parameter.dtype for parameter in policy.model.parameters()} == {kept}
+        assert policy.dtype == torch.bfloat16

@@ -1,0 +1,237 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rl import sampler
+from rl.config import OptimizerConfig, SamplingConfig
+from rl.learner import Learner
+from rl.packing import pack
+from rl.policy import Policy
+from rl.records import Problem, Rollouts
+from rl.sampler import choose, sample
+
+Make = Callable[..., Policy]
+Exactly = Callable[[PreTrainedModel], PreTrainedModel]
+
+ARCHITECTURES = ("qwen3", "llama", "gpt2")
+SHORT = SamplingConfig(max_tokens=10)
+LARGEST_UNIFORM = 1 - 2**-24
+INFINITY = float("inf")
+
+
+def draw(policy: Policy, problems: list[Problem], config: SamplingConfig = SHORT, **changes: object) -> Rollouts:
+    wanted = {"samples": 6, "seed": 0, "step": 0, "groups": range(len(problems)), **changes}
+    return sample(policy, 4, problems, config, **wanted)  # type: ignore[arg-type]
+
+
+def same(one: Rollouts, p: int, other: Rollouts, q: int) -> bool:
+    """Whether group p of one is group q of the other: tokens exactly, log-probs to rounding."""
+    if not np.array_equal(one.lengths[p], other.lengths[q]) or not np.array_equal(one.ended[p], other.ended[q]):
+        return False
+    longest = one.lengths[p].max()
+    close = np.allclose(one.logprobs[p, :, :longest], other.logprobs[q, :, :longest], atol=1e-5)
+    return close and np.array_equal(one.tokens[p, :, :longest], other.tokens[q, :, :longest])
+
+
+# -- log-probs
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_log_probs_are_the_trainers_and_those_of_each_sequence_alone(
+    name: str,
+    temperature: float,
+    make_policy: Make,
+    problems: list[Problem],
+    exactly: Exactly,
+    alone: Callable[..., Tensor],
+) -> None:
+    policy = make_policy(name, eager=5.0)
+    rollouts = draw(policy, problems, SamplingConfig(max_tokens=10, temperature=temperature))
+    assert len({len(prompt) for prompt in rollouts.prompts}) == len(problems)
+    assert 0 < rollouts.ended.sum() < rollouts.ended.size
+
+    packed = pack(rollouts, range(len(problems)), policy.device)
+    with torch.no_grad():
+        trainer, _ = Learner(policy, OptimizerConfig()).token_scores(packed, temperature)
+    assert trainer.dtype == torch.float32
+    assert len(trainer) == rollouts.generated_tokens  # no padding, every token
+    behaviour = torch.from_numpy(rollouts.logprobs)[packed.group, packed.sample, packed.step]
+    torch.testing.assert_close(trainer, behaviour, atol=1e-4, rtol=0)
+
+    reference = exactly(policy.model)
+    for p, prompt in enumerate(rollouts.prompts):
+        for g, length in enumerate(rollouts.lengths[p]):
+            with torch.no_grad():
+                expected = alone(reference, prompt, rollouts.tokens[p, g, :length], temperature)
+            np.testing.assert_allclose(rollouts.logprobs[p, g, :length], expected, atol=1e-4, rtol=0)
+
+
+def test_log_probs_of_a_policy_in_bfloat16_are_float32_and_near(make_policy: Make, problems: list[Problem]) -> None:
+    policy = make_policy("llama", eager=5.0)
+    half = Policy(policy.model, policy.tokenizer, policy.device, torch.bfloat16)
+    rollouts = draw(policy, problems)
+    packed = pack(rollouts, range(len(problems)), policy.device)
+    with torch.no_grad():
+        scores, entropy = Learner(half, OptimizerConfig()).token_scores(packed, 1.0)
+    behaviour = torch.from_numpy(rollouts.logprobs)[packed.group, packed.sample, packed.step]
+    assert scores.dtype == entropy.dtype == torch.float32
+    assert 1e-5 < (scores - behaviour).abs().mean() < 0.1
+
+
+# -- where completions end
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_end_token_is_the_last_of_an_ended_completion_and_others_are_cut_at_the_limit(
+    name: str, make_policy: Make, problems: list[Problem]
+) -> None:
+    policy = make_policy(name, eager=5.0)
+    rollouts = draw(policy, problems, samples=12)
+    assert 0 < rollouts.ended.sum() < rollouts.ended.size
+    for p in range(len(problems)):
+        for g, length in enumerate(rollouts.lengths[p]):
+            tokens, logprobs = rollouts.tokens[p, g], rollouts.logprobs[p, g]
+            assert policy.end not in tokens[: length - 1]
+            assert (tokens[length - 1] == policy.end) == rollouts.ended[p, g]
+            assert rollouts.ended[p, g] or length == SHORT.max_tokens
+            assert (logprobs[:length] < 0).all()
+            assert not tokens[length:].any()
+            assert not logprobs[length:].any()
+            assert rollouts.versions[p, g].tolist() == [4] * length + [0] * (tokens.size - length)
+            text = policy.tokenizer.decode(tokens[: length - rollouts.ended[p, g]], skip_special_tokens=True)
+            assert rollouts.texts[p][g] == text
+
+
+def test_an_end_token_sampled_as_the_last_allowed_token_counts_as_ended(
+    make_policy: Make, problems: list[Problem]
+) -> None:
+    rollouts = draw(make_policy(eager=50.0), problems, SamplingConfig(max_tokens=1))
+    assert rollouts.ended.all()
+    assert (rollouts.lengths == 1).all()
+    assert set(sum(rollouts.texts, ())) == {""}
+
+
+def test_the_record_holds_what_was_asked(make_policy: Make, problems: list[Problem]) -> None:
+    policy = make_policy(eager=5.0)
+    rollouts = draw(policy, problems)
+    assert rollouts.problems == tuple(problems)
+    assert [prompt.tolist() for prompt in rollouts.prompts] == [policy.prompt_tokens(p.prompt) for p in problems]
+    assert rollouts.tokens.shape == rollouts.logprobs.shape == (3, 6, rollouts.lengths.max())
+    assert (rollouts.tokens.dtype, rollouts.logprobs.dtype, rollouts.lengths.dtype) == (np.int32, np.float32, np.int32)
+    assert rollouts.seconds > 0
+
+
+# -- which noise
+
+
+def test_a_group_is_the_same_alone_beside_others_and_in_any_order(make_policy: Make, problems: list[Problem]) -> None:
+    policy = make_policy(eager=5.0)
+    together = draw(policy, problems, groups=[10, 11, 12])
+    backwards = draw(policy, problems[::-1], groups=[12, 11, 10])
+    for p, problem in enumerate(problems):
+        assert same(together, p, draw(policy, [problem], groups=[10 + p]), 0)
+        assert same(together, p, backwards, 2 - p)
+
+
+@pytest.mark.parametrize("other", [{"step": 1}, {"seed": 1}, {"groups": [1]}])
+def test_another_step_seed_or_group_is_other_noise(
+    other: dict[str, object], make_policy: Make, problems: list[Problem]
+) -> None:
+    policy = make_policy()
+    first = draw(policy, problems[:1], groups=[0])
+    assert same(first, 0, draw(policy, problems[:1], groups=[0]), 0)
+    assert not same(first, 0, draw(policy, problems[:1], **{"groups": [0], **other}), 0)
+
+
+def test_more_samples_of_a_group_are_not_copies(make_policy: Make, problems: list[Problem]) -> None:
+    assert len({tuple(row) for row in draw(make_policy(), problems[:1]).tokens[0].tolist()}) == 6
+
+
+def test_sampling_leaves_the_global_stream_alone(make_policy: Make, problems: list[Problem]) -> None:
+    policy = make_policy()
+    state = torch.get_rng_state()
+    draw(policy, problems)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# -- which tokens
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_first_tokens_follow_the_softmax(
+    temperature: float, make_policy: Make, problems: list[Problem], exactly: Exactly
+) -> None:
+    policy, samples = make_policy(eager=5.0), 4000
+    config = SamplingConfig(max_tokens=1, temperature=temperature)
+    rollouts = draw(policy, problems, config, samples=samples)
+    reference = exactly(policy.model)
+    for p, prompt in enumerate(rollouts.prompts):
+        with torch.no_grad():
+            logits = reference(torch.tensor([prompt.tolist()]), use_cache=False).logits[0, -1]
+        probability = (logits / temperature).softmax(-1).numpy()
+        likely = np.argsort(probability)[::-1][:10]
+        expected = np.append(probability[likely], 1 - probability[likely].sum()) * samples
+        seen = np.array([(rollouts.tokens[p] == token).sum() for token in likely])
+        seen = np.append(seen, samples - seen.sum())
+        assert ((seen - expected) ** 2 / expected).sum() < 35.6  # 10 degrees of freedom: one in 10,000 is above
+
+
+SCORES = st.lists(st.just(-INFINITY) | st.floats(-200, 50, width=32), min_size=1, max_size=40)
+UNIFORM = st.sampled_from([0.0, 2**-24, 0.5, LARGEST_UNIFORM]) | st.floats(0, LARGEST_UNIFORM, width=32)
+
+
+@given(SCORES.filter(lambda scores: max(scores) > -INFINITY), UNIFORM)
+def test_no_token_of_probability_zero_is_ever_chosen(scores: list[float], uniform: float) -> None:
+    logprobs = torch.tensor([scores]).log_softmax(-1)
+    token = int(choose(logprobs, torch.tensor([uniform])))
+    assert logprobs[0, token].exp() > 0
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.3, LARGEST_UNIFORM])
+def test_trailing_and_leading_tokens_of_probability_zero_are_passed_over(uniform: float) -> None:
+    # many equal shares: their float32 sum is not exactly 1
+    logprobs = torch.cat([torch.full((50,), -INFINITY), torch.zeros(70_001), torch.full((50,), -INFINITY)])
+    token = int(choose(logprobs.log_softmax(-1)[None], torch.tensor([uniform])))
+    assert 50 <= token < 70_051
+
+
+def test_the_chosen_token_is_where_the_cumulative_distribution_passes_the_uniform_number() -> None:
+    logprobs = torch.tensor([0.25, 0.5, 0.0, 0.25]).log().repeat(6, 1)
+    uniform = torch.tensor([0.0, 0.249, 0.25, 0.749, 0.75, LARGEST_UNIFORM])
+    assert choose(logprobs, uniform).tolist() == [0, 0, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_takes_the_most_likely_token_of_each_sequence_alone(
+    name: str, make_policy: Make, problems: list[Problem], exactly: Exactly
+) -> None:
+    policy = make_policy(name, eager=4.0)
+    rollouts = draw(policy, problems, samples=1, greedy=True)
+    reference = exactly(policy.model)
+    for p, prompt in enumerate(rollouts.prompts):
+        tokens = prompt.tolist()
+        while len(tokens) - len(prompt) < SHORT.max_tokens and policy.end not in tokens[len(prompt) :]:
+            with torch.no_grad():
+                tokens.append(int(reference(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+        assert rollouts.tokens[p, 0, : rollouts.lengths[p, 0]].tolist() == tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_compaction_changes_no_result(
+    name: str, make_policy: Make, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make_policy(name, eager=5.0)
+    found = []
+    for keep in (0.0, 1.0, sampler.KEEP_FRACTION):
+        monkeypatch.setattr(sampler, "KEEP_FRACTION", keep)
+        found.append(draw(policy, problems, samples=12))
+    assert found[0].ended.sum() > 5
+    for other in found[1:]:
+        assert all(same(found[0], p, other, p) for p in range(len(problems)))
