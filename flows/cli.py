@@ -3,14 +3,18 @@
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
@@ -87,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         top.error(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         if os.environ.get("RLVF_TRACEBACK"):
             raise
         print(f"rlvf: {error} (set RLVF_TRACEBACK=1 for the whole story)", file=sys.stderr)
@@ -101,12 +105,12 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def _in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Callable[[Display], T]) -> T:
     """Do the work with a Prefect server and a cluster around it; both start at the same time."""
-    # before prefect is imported; what a person wants to see comes from the display
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+    # before prefect is imported; what a person wants to see comes from the display, and what went wrong from `main`
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR" if os.environ.get("RLVF_TRACEBACK") else "CRITICAL")
     with ExitStack() as stack:
         display = stack.enter_context(Display())
-        display.stage("start")
         server = stack.enter_context(prefect_server(rlvf_home(), display.say))
+        display.stage("start")
         stack.enter_context(workplace(cluster, placement, display))
         server.wait()
         return work(display)
@@ -118,11 +122,14 @@ def _train(given: argparse.Namespace) -> None:
         run = resume_run(given.resume, runs, given.config, given.overrides)
     else:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
+        _check_tracking(run.config.tracking.uri)  # a resumed run goes on without, and catches up later
     open_problems(run.config.problems, run.config.held_out, run.config.seed)
     _check_model(run.config.policy.model)
     began = time.monotonic()
     try:
         result = _in_workplace(run.config.cluster, run.config.placement, lambda display: _run_train(run, display))
+    except ValueError:
+        raise  # a mistake in what was asked: going on would meet it again
     except BaseException:
         if is_run(run.uri):
             print(f"rlvf: stopped; go on with: rlvf train --resume {_name(run)}", file=sys.stderr)
@@ -157,7 +164,9 @@ def _sft(given: argparse.Namespace) -> None:
 
 def _eval(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides)
-    if config.problems != GRAMMAR:
+    if config.held_out:
+        open_problems(config.problems, config.held_out, config.seed)
+    elif config.problems != GRAMMAR:
         read_problems(config.problems)
     if not is_run(resolve_run(config.policy.model, str(rlvf_home() / "runs"))):
         _check_model(config.policy.model, "a run or ")
@@ -190,6 +199,23 @@ def _check_model(model: str, also: str = "") -> None:
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"policy.model {model!r} is not {also}a model that transformers can load: {reason}") from error
+
+
+def _check_tracking(uri: str | None) -> None:
+    """Refuse an MLflow server that is not there, before anything starts or is written."""
+    if uri is None or not uri.startswith(("http://", "https://")):
+        return
+    address = re.sub("//[^/@]*@", "//", uri)  # without a password
+    try:
+        urllib.request.urlopen(address, timeout=10).close()
+    except urllib.error.HTTPError:
+        pass  # somebody answers; whether it is MLflow shows later
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise ValueError(
+            f"tracking.uri: no MLflow server answers at {address} ({reason}); start it, or leave it out to use a file "
+            "under the home"
+        ) from error
 
 
 def _name(run: Run) -> str:

@@ -60,7 +60,7 @@ class TrainConfig(BaseModel):
 
     problems: str = PROBLEMS
     held_out: int = Field(200, ge=1, description="problems kept out of training, to evaluate on before and after")
-    steps: int = Field(100, ge=1, description="updates, counted from the start of the run")
+    steps: int = Field(200, ge=1, description="updates, counted from the start of the run")
     staleness: int = Field(
         1, ge=0, le=64, description="versions that generation may run ahead of training; 0 is strictly on-policy"
     )

@@ -11,11 +11,11 @@ import yaml
 from flows.config import TrainConfig
 from flows.options import OptionError, differences, read_config, to_yaml
 from infra import store
-from infra.checkpoints import CONFIG, is_run, require_run, resolve_run
+from infra.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
 
 TRACKING = "tracking.json"
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
-MAY_CHANGE = ("steps", "run", "cluster", "placement", "tracking", "checkpoint", "policy.device", "held_out")
+MAY_CHANGE = ("steps", "run", "cluster", "placement", "tracking", "checkpoint", "policy.device")
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,17 @@ def saved_config(uri: str) -> TrainConfig:
     """The configuration that a run was last started with.
 
     Raises:
-        NotARun: there is none.
+        NotARun: there is none, or it is damaged.
         OptionError: it does not fit this version of the program.
     """
     require_run(uri)
-    base = yaml.safe_load(store.read_text(store.join(uri, CONFIG)))
+    saved = store.join(uri, CONFIG)
+    try:
+        base = yaml.safe_load(store.read_text(saved))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise NotARun(f"{saved} is damaged: {' '.join(str(error).split())}") from error
+    if not isinstance(base, Mapping):
+        raise NotARun(f"{saved} is damaged: it holds no settings")
     return read_config(TrainConfig, file=None, overrides={}, base=base)
 
 
@@ -94,6 +100,8 @@ def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[s
     saved = saved_config(uri)
     now = read_config(TrainConfig, file=file, overrides=overrides, base=saved.model_dump(mode="json"))
     refuse_contradictions(name, saved, now)
+    if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
+        raise OptionError(f"--resume {name} and run {now.run!r} are different runs; leave one of them out")
     return Run(uri, now, resumed=True)
 
 

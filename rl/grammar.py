@@ -6,6 +6,7 @@ A problem is a walk: one or two opening steps ("add 3 and 4", "take 9 minus 2"),
 """
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
@@ -16,6 +17,8 @@ import numpy as np
 from rl.records import Problem
 
 LARGEST = 60  # numbers are drawn from 1 to this
+LONGEST = 6  # problems with more numbers than this are left out
+NUMBER = re.compile(r"\d+")
 HELD_OUT_SHARE = 16  # one prompt in so many belongs to the held-out side
 
 STREAM = (1,)  # keeps these draws apart from others with the same seed, such as the sampler's
@@ -67,68 +70,59 @@ class Wording:
 
     def noun(self) -> tuple[str, Term]:
         """An operand: a number, or now and then "the sum of 3 and 4"."""
-        if self.rng.random() < 0.85:
+        if self.rng.random() < 0.9:
             (number,) = self.numbers(1)
             return number.text, number
         pair = self.numbers(2)
-        match self.pick("sum", "difference", "product"):
-            case "sum":
-                return f"the sum of {self.listed(pair)}", self.sum(pair)
-            case "product":
-                return f"the product of {self.listed(pair)}", self.product(pair)
-            case _:
-                return f"the difference of {self.listed(pair)}", self.difference(*pair)
+        if self.pick("sum", "product") == "sum":
+            return f"the sum of {self.listed(pair)}", self.sum(pair)
+        return f"the product of {self.listed(pair)}", self.product(pair)
 
     def opening(self) -> tuple[str, Term]:
         match self.pick("sum", "sum", "difference", "product"):
             case "sum":
                 terms = self.numbers(int(self.rng.choice([2, 2, 2, 3, 3, 4, 5])))
-                listed = self.listed(terms)
-                plus = " plus ".join(t.text for t in terms)
-                words = ["add {0}", "add {0} together", "add up {0}", "sum {0}", "take the sum of {0}"]
-                return self.pick(*words, "find the total of {0}", "take {1}").format(listed, plus), self.sum(terms)
+                words = self.pick("add {}", "add {}", "add {} together", "sum {}", "take the sum of {}")
+                return words.format(self.listed(terms)), self.sum(terms)
             case "difference":
                 left, right = self.numbers(2)
-                words = ["subtract {1} from {0}", "take {0} minus {1}", "take {1} away from {0}", "decrease {0} by {1}"]
-                words += ["start with {0} and subtract {1}", "find the difference of {0} and {1}"]
-                return self.pick(*words).format(left.text, right.text), self.difference(left, right)
+                words = self.pick("subtract {1} from {0}", "take {0} minus {1}", "take {1} away from {0}")
+                return words.format(left.text, right.text), self.difference(left, right)
             case _:
                 terms = self.numbers(int(self.rng.choice([2, 2, 3])))
-                listed = self.listed(terms)
-                times = " times ".join(t.text for t in terms)
-                words = ["multiply {0}", "multiply {0} together", "find the product of {0}", "take {1}"]
+                wordings = ["multiply {0}", "multiply {0} together", "find the product of {0}"]
                 if len(terms) == 2:
-                    words += [f"multiply {terms[0].text} by {terms[1].text}"] * 3
-                return self.pick(*words).format(listed, times), self.product(terms)
+                    wordings += ["multiply {1} by {2}"] * 3
+                numbers = [term.text for term in terms]
+                return self.pick(*wordings).format(self.listed(terms), *numbers), self.product(terms)
 
     def joining(self, first: Term, second: Term) -> tuple[str, Term]:
         both = f"the {first.kind}s" if first.kind == second.kind else "the results"
-        which = self.pick("the two results", "the results", both, "both results")
+        which = self.pick("the two results", "the results", both)
         match self.pick("sum", "difference", "product", "product"):
             case "sum":
-                return self.pick(f"add {which}", "add them together"), self.sum([first, second])
+                return f"add {which}", self.sum([first, second])
             case "difference":
-                words = ("subtract the second from the first", "subtract the second result from the first")
-                return self.pick(*words, "take the first minus the second"), self.difference(first, second)
+                words = self.pick("subtract the second from the first", "take the first minus the second")
+                return words, self.difference(first, second)
             case _:
-                return self.pick(f"multiply {which}", f"multiply {which} together"), self.product([first, second])
+                return f"multiply {which}", self.product([first, second])
 
     def further(self, before: Term) -> tuple[str, Term]:
-        that = self.pick("that", "it", "the result", f"that {before.kind}", f"the {before.kind}")
+        that = self.pick("that", "it", "the result", f"that {before.kind}")
         words, operand = self.noun()
         match self.pick("add", "add", "subtract", "subtract", "multiply", "multiply", "from"):
             case "add":
-                clause = self.pick("add {0}", "add {0}", "add {0} to {1}", "increase {1} by {0}", "add {1} to {0}")
+                clause = self.pick("add {0}", "add {0}", "add {0} to {1}")
                 term = self.sum([before, operand])
             case "subtract":
                 clause = self.pick("subtract {0}", "subtract {0}", "subtract {0} from {1}", "take away {0}")
-                clause = self.pick(clause, clause, clause, "decrease {1} by {0}")
                 term = self.difference(before, operand)
             case "multiply":
-                clause = self.pick(*["multiply {1} by {0}"] * 2, "multiply by {0}", "take {1} times {0}")
+                clause = self.pick("multiply {1} by {0}", "multiply {1} by {0}", "multiply by {0}")
                 term = self.product([before, operand])
             case _:
-                clause = self.pick("subtract {1} from {0}", "take {0} minus {1}")
+                clause = "subtract {1} from {0}"
                 term = self.difference(operand, before)
         return clause.format(words, that), term
 
@@ -157,7 +151,7 @@ class Wording:
             clause, second = self.opening()
             joined, term = self.joining(term, second)
             clauses += [clause, joined]
-            steps = int(self.rng.choice([0, 0, 1, 1, 2]))
+            steps = int(self.rng.choice([0, 0, 1]))
         else:
             steps = int(self.rng.choice([0, 1, 1, 2, 2, 3]))
         for _ in range(steps):
@@ -180,7 +174,7 @@ def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
     for index in count():
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, step, index], spawn_key=STREAM)))
         prompt, target = Wording(rng).problem()
-        if is_held_out(prompt) == (side == "held_out"):
+        if is_held_out(prompt) == (side == "held_out") and len(NUMBER.findall(target)) <= LONGEST:
             yield Problem(prompt, target, source=f"grammar:{seed}.{step}.{index}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -102,17 +103,21 @@ def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Pol
     """
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
+    load: Any = AutoModelForCausalLM.from_pretrained  # its type leaves out that it can return a pair
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32 if master else dtype, attn_implementation="sdpa"
+        model, loading = load(
+            path, dtype=torch.float32 if master else dtype, attn_implementation="sdpa", output_loading_info=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {reason}") from error
+    if missing := sorted(loading["missing_keys"]):
+        # transformers fills them with random numbers and goes on
+        raise UnknownModelError(f"policy.model {path!r}: no weights for {missing[0]} and {len(missing) - 1} more")
     if tokenizer.eos_token_id is None:
         raise UnknownModelError(f"policy.model {path!r}: its tokenizer has no end-of-sequence token")
-    model.to(device).eval()  # type: ignore[arg-type]  # its decorator hides the signature
+    model.to(device).eval()
     policy = Policy(model, tokenizer, device, dtype)
     check_head(policy, path)
     return policy

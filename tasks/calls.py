@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from infra import checkpoints, store, weights
@@ -62,6 +63,10 @@ class Sampler:
 # -- generators
 
 
+class BrokenPolicyError(RuntimeError):
+    """A policy that cannot be sampled from."""
+
+
 def _sampler(config: PolicyConfig, version: PolicyVersion) -> Sampler:
     def load() -> Sampler:
         with weights.fetch(version) as folder:
@@ -85,9 +90,13 @@ def _sampler(config: PolicyConfig, version: PolicyVersion) -> Sampler:
 def generate(
     spec: GeneratorSpec, version: PolicyVersion, step: int, groups: Sequence[int], problems: Sequence[Problem]
 ) -> Rollouts:
-    """One lease: sample completions of these problems, which have these numbers within the step."""
+    """One lease: sample completions of these problems, which have these numbers within the step.
+
+    Raises:
+        BrokenPolicyError: its log-probs are not finite.
+    """
     sampler = _sampler(spec.policy, version)
-    return sample(
+    rollouts = sample(
         sampler.policy,
         version.step,
         problems,
@@ -98,6 +107,13 @@ def generate(
         groups=groups,
         greedy=spec.greedy,
     )
+    # its completions would be noise, and what is broken would look like a policy that solves nothing
+    if not np.isfinite(rollouts.logprobs).all():
+        raise BrokenPolicyError(
+            f"policy {version} ({version.uri}) gives log-probs that are not finite: its weights are broken, or its "
+            "arithmetic overflows (see policy.dtype)"
+        )
+    return rollouts
 
 
 def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:

@@ -1,5 +1,6 @@
 """A problem set: what to train on, step by step, and what is kept out of training."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -53,5 +54,6 @@ def read_problems(path: str) -> list[Problem]:
 
 
 def problem_set_name(path: str) -> str:
-    """A short name for people: the file's, without its endings."""
-    return PurePosixPath(path.rpartition("://")[2]).name.split(".")[0].replace("*", "all") or "problems"
+    """A short name, for people and in the names of metrics: the file's, without its endings."""
+    stem = PurePosixPath(path.rpartition("://")[2]).name.split(".")[0].replace("*", "all")
+    return re.sub(r"\W+", "-", stem).strip("-") or "problems"

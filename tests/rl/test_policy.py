@@ -122,7 +122,7 @@ def test_an_unknown_model_is_one_clear_line(tmp_path: Path) -> None:
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["torn", "missing", "other_shape"])
+@pytest.mark.parametrize("damage", ["torn", "missing", "other_shape", "more_layers"])
 def test_damaged_weights_are_one_clear_line(
     damage: str, tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -135,7 +135,8 @@ def test_damaged_weights_are_one_clear_line(
             weights.unlink()
         case _:
             config = json.loads((tmp_path / "config.json").read_text())
-            (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+            other = {"intermediate_size": 48} if damage == "other_shape" else {"num_hidden_layers": 3}
+            (tmp_path / "config.json").write_text(json.dumps({**config, **other}))
     with pytest.raises(UnknownModelError) as caught:
         load_policy(folder, CPU)
     assert "\n" not in str(caught.value)
@@ -162,9 +163,7 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(
         case "cohere":
             model = CohereForCausalLM(CohereConfig(**heads, **size, **ids, logit_scale=0.0625))
         case _:
-            model = Gemma3ForCausalLM(
-                Gemma3TextConfig(**heads, **size, **ids, head_dim=8, final_logit_softcapping=5.0)
-            )
+            model = Gemma3ForCausalLM(Gemma3TextConfig(**heads, **size, **ids, head_dim=8, final_logit_softcapping=5.0))
     with pytest.raises(UnknownModelError, match="more than a linear head") as caught:
         load_policy(saved(tmp_path, model, tokenizer), CPU)
     assert "\n" not in str(caught.value)
@@ -204,13 +203,20 @@ def test_weights_are_converted_to_the_dtype_in_memory(tmp_path: Path, make_polic
         assert torch.equal(policy.model.state_dict()[name], value.bfloat16().float())
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path: Path, build_small: Build, make_policy: Callable[..., Policy]) -> None:
+def test_weights_that_do_not_fit_are_refused(
+    tmp_path: Path, build_small: Build, make_policy: Callable[..., Policy]
+) -> None:
     policy = make_policy("llama")
     build_small("llama", intermediate_size=48).save_pretrained(tmp_path / "shape")
     build_small("llama", num_hidden_layers=3).save_pretrained(tmp_path / "name")
     build_small("llama", num_hidden_layers=1).save_pretrained(tmp_path / "fewer")
     (tmp_path / "none").mkdir()
-    for folder, complaint in {"shape": "not fit", "name": "not fit", "fewer": "no weights", "none": "no weights"}.items():
+    for folder, complaint in {
+        "shape": "not fit",
+        "name": "not fit",
+        "fewer": "no weights",
+        "none": "no weights",
+    }.items():
         with pytest.raises(ValueError, match=complaint):
             policy.load_weights(tmp_path / folder)
 

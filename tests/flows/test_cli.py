@@ -1,0 +1,249 @@
+"""The command `rlvf`: its help, and one clear line for each mistake."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import main
+from flows.config import EvalConfig, SftConfig, TrainConfig
+from flows.option_tree import leaf_values
+from flows.runs import Run
+
+HEADER = "python_expression,natural_language\n"
+RUN = "from flows.cli import main; main()"
+NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
+
+
+@pytest.fixture(autouse=True)
+def _own_signals_and_environment() -> Iterator[None]:
+    before, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Gives a command and returns what it says after "rlvf: "; it writes nothing and starts nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, code: int = 2) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        printed = capsys.readouterr()
+        assert stopped.value.code == code, printed.err
+        assert printed.out == ""
+        assert printed.err.startswith("rlvf: ")
+        assert printed.err.count("\n") == 1
+        assert printed.err.endswith("\n")
+        assert sorted(tmp_path.rglob("*")) == before
+        return printed.err[len("rlvf: ") : -1]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "the following arguments are required: train|sft|eval"),
+        ("trian", "argument train|sft|eval: invalid choice: 'trian' (choose from 'train', 'sft', 'eval')"),
+        ("train --step 3", "unknown option --step; did you mean --steps?"),
+        ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
+        ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
+        ("sft --resume x", "unknown option --resume"),
+        ("train problems.csv", "unexpected argument 'problems.csv'; `rlvf train --help` lists what there is"),
+        ("train --steps 0", "--steps: '0' is not allowed; give a whole number, at least 1"),
+        ("train --steps many", "--steps: 'many' is not allowed; give a whole number, at least 1"),
+        ("train --loss ppo", "--loss.name: 'ppo' is not allowed; give one of reinforce, grpo"),
+        ("train --batch.samples 1", "--batch.samples: '1' is not allowed; give a whole number, at least 2"),
+        ("train --config none.yaml", "none.yaml: no such file"),
+        ("train --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
+        ("train --problems *.csv --resume none", "runs/none is not a run: there is nothing"),
+        ("train --resume .", ". is not a run: it has no config.yaml"),
+        ("eval --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
+        ("train --placement.verify JUDGE", "unknown tag 'JUDGE'; did you mean"),
+    ],
+)
+def test_a_mistake_is_one_line(refused: Callable[..., str], words: str, line: str) -> None:
+    said = refused(*words.split())
+    assert line in said if "runs/" in line or "tag" in line else said == line
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("stepz: 3", "my.yaml: unknown key stepz; did you mean steps?"),
+        ("loss:\n  nam: grpo", "my.yaml: unknown key loss.nam; did you mean loss.name?"),
+        ("steps: 0", "my.yaml: steps: 0 is not allowed; give a whole number, at least 1"),
+        ("steps: [1", "my.yaml: not valid YAML: line 1, column 10: expected ',' or ']', but got '<stream end>'"),
+        ("", "my.yaml: is empty; write settings into it, or leave out --config"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(refused: Callable[..., str], tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "my.yaml").write_text(text)
+    assert refused("train", "--config", "my.yaml") == line
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("", "p.csv is empty: expected a line with the columns python_expression,natural_language"),
+        (HEADER, "p.csv has column names but no problem below them"),
+        ("expression,natural_language\n1,one\n", "p.csv: line 1: no column 'python_expression' among"),
+        (f"{HEADER}1,one\n1 + 1\n", "p.csv: line 3: broken row: 1 fields where the first line names 2 columns"),
+        (f'{HEADER}1,one\n1 + 1,"one plus one\n', "p.csv: line 3: broken row: unexpected end of data"),
+        (f"{HEADER}1 +,one\n", "p.csv: line 2: python_expression '1 +' cannot be evaluated"),
+        (f"{HEADER}1,one\n2,two\n", "cannot hold out 2 of 2 distinct prompts: choose 0 to 1, or give more problems"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_problems_that_cannot_be_used_are_one_line(
+    refused: Callable[..., str], tmp_path: Path, command: str, content: str, line: str
+) -> None:
+    (tmp_path / "p.csv").write_text(content)
+    assert line in refused(command, "--problems", "p.csv", "--held_out", "2")
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize("model", ["no/such", "nonsense", "./folder", "./missing"])
+def test_an_unknown_model_is_one_line(refused: Callable[..., str], tmp_path: Path, command: str, model: str) -> None:
+    (tmp_path / "folder").mkdir()
+    also = "a run or " if command == "eval" else ""
+    assert refused(command, "--policy", model).startswith(
+        f"policy.model {model!r} is not {also}a model that transformers can load: "
+    )
+
+
+def test_a_run_is_not_started_twice(refused: Callable[..., str], tmp_path: Path) -> None:
+    Run(str(tmp_path / "home" / "runs" / "mine"), TrainConfig(), resumed=False).save_config()
+    assert refused("train", "--run", "mine") == "run 'mine' exists; go on with it by --resume mine, or name another"
+
+
+@pytest.mark.parametrize("by", ["option", "file"])
+def test_a_run_does_not_go_on_as_another(refused: Callable[..., str], tmp_path: Path, by: str) -> None:
+    Run(str(tmp_path / "home" / "runs" / "mine"), TrainConfig(), resumed=False).save_config()
+    (tmp_path / "my.yaml").write_text("loss: grpo\n")
+    words = ["--config", "my.yaml"] if by == "file" else ["--loss", "grpo"]
+    said = "loss.name: saved 'reinforce', now 'grpo'"
+    assert refused("train", "--resume", "mine", *words) == (
+        f"mine cannot be resumed with {said}; leave it out, or start a new run"
+    )
+
+
+def test_a_prefect_server_that_is_not_there_is_one_line(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"{NOWHERE}/api")
+    assert refused("train") == (
+        f"PREFECT_API_URL = '{NOWHERE}/api': no Prefect API answers there; start it, or unset the variable to use a "
+        "local server"
+    )
+
+
+@pytest.mark.parametrize("uri", [NOWHERE, NOWHERE.replace("//", "//me:secret@")])
+def test_an_mlflow_server_that_is_not_there_is_one_line(refused: Callable[..., str], uri: str) -> None:
+    line = refused("train", "--tracking.uri", uri)
+    assert line.startswith(f"tracking.uri: no MLflow server answers at {NOWHERE} (")
+    assert "secret" not in line
+
+
+def test_a_home_that_cannot_be_is_one_line(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path / "file" / "home"))
+    assert "Not a directory" in refused("sft", code=1)
+
+
+@pytest.mark.parametrize("words", [["train", "--stepz", "3"], ["train", "--problems", "none.csv"]])
+def test_a_mistake_ends_the_process_at_once_with_code_2(tmp_path: Path, words: list[str]) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    ended = subprocess.run([sys.executable, "-c", RUN, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith("rlvf: ")
+    assert list(tmp_path.iterdir()) == []
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["sft"], ["eval"]])
+def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
+    heavy = ("torch", "transformers", "prefect", "mlflow", "pandas", "matplotlib")
+    code = f"import atexit, sys; atexit.register(lambda: print({heavy!r} & sys.modules.keys(), file=sys.stderr)); {RUN}"
+    code = code.replace(repr(heavy), repr(set(heavy)))
+    ended = subprocess.run([sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "set()\n")
+    if not words:
+        assert all(f"    {command} " in ended.stdout for command in ("train", "sft", "eval"))
+        return
+    config = {"train": TrainConfig, "sft": SftConfig, "eval": EvalConfig}[words[0]]()
+    missing = [path for path, _ in leaf_values(config) if f"  --{path} " not in ended.stdout]
+    assert missing == []
+    assert "  --json " in ended.stdout
+    assert f"\n  rlvf {words[0]} " in ended.stdout.partition("example")[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"placement.generate": "GENERATOR,CUDA"},
+            "placement.generate needs GENERATOR and CUDA but no worker offers CUDA. Workers: ",
+        ),
+        ({"cluster.scheduler": "tcp://127.0.0.1:1"}, "cluster.scheduler = 'tcp://127.0.0.1:1' does not answer ("),
+        ({"cluster.scheduler": "no address"}, "cluster.scheduler = 'no address' does not answer ("),
+    ],
+)
+def test_a_mistake_that_only_the_cluster_can_tell_is_one_line_too(lab: Any, options: dict[str, str], line: str) -> None:
+    name = lab.new_name()
+    asked = {"run": name, "cluster.scheduler": lab.client.scheduler.address, **options}
+    with lab.command("train", options=asked) as command:
+        code, out, err = command.finish()
+        lab.until(lambda: not command.alive())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"start\nrlvf: {line}")
+    assert err.count("\n") == 2
+    assert not lab.run_folder(name).exists()
+
+
+def test_servers_and_workers_that_were_started_in_vain_are_gone_afterwards(lab: Any, tmp_path: Path) -> None:
+    home = lab.fresh_home(tmp_path / "another")
+    with lab.command("train", options={"cluster.generators": "0"}, home=home) as command:
+        code, out, err = command.finish()
+        lab.until(lambda: not command.alive())
+    assert (code, out) == (2, "")
+    (line,) = [line for line in err.splitlines() if line.startswith("rlvf: ")]
+    assert line.startswith(
+        "rlvf: placement.generate needs GENERATOR but no worker offers GENERATOR. Workers: trainer: "
+    )
+    assert "Add one with: dask worker tcp://127.0.0.1:" in line
+    assert '--resources "GENERATOR=1 CPU=1"' in line
+    assert "Traceback" not in err
+    assert not (home / "runs").exists()
+
+
+def test_a_port_in_use_is_passed_over_and_said(lab: Any, tmp_path: Path) -> None:
+    home = lab.fresh_home(tmp_path / "another")
+    with socket.socket() as taken:
+        with suppress(OSError):  # then it is in use already
+            taken.bind(("127.0.0.1", 4200))
+            taken.listen()
+        with lab.command("sft", "--json", options={"cluster.threads": "2"}, home=home) as command:
+            code, out, err = command.finish()
+            lab.until(lambda: not command.alive())
+    assert code == 0, err
+    assert Path(json.loads(out)["policy"]).parent == home / "warmup"
+    (line,) = [line for line in err.splitlines() if "port 4200" in line]
+    assert line.startswith("port 4200 is in use: the Prefect server listens on ")
+    assert 0 < int(line.rpartition(" ")[2]) != 4200

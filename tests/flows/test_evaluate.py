@@ -1,0 +1,104 @@
+"""Evaluations against an independent computation: transformers' own `generate`, one problem at a time."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SAMPLES = 16
+
+
+def solved(policy: Path, problems: Path, samples: int = 0) -> torch.Tensor:
+    """[P] whether each problem is solved greedily, or [P, samples] by sampling."""
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    model = AutoModelForCausalLM.from_pretrained(policy).eval()
+    torch.manual_seed(0)
+    how: dict[str, Any] = {"do_sample": False}
+    if samples:
+        how = {"do_sample": True, "num_return_sequences": samples, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    rows = []
+    for line in problems.read_text().splitlines()[1:]:
+        expression, text = line.split(",")
+        tokens = tokenizer(text + "\n", return_tensors="pt")["input_ids"]
+        made = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, **how)
+        answers = tokenizer.batch_decode(made[:, tokens.shape[1] :], skip_special_tokens=True)
+        rows.append([value(answer) == value(expression) for answer in answers])
+    return torch.tensor(rows) if samples else torch.tensor(rows)[:, 0]
+
+
+def value(expression: str) -> int | None:
+    """Of a sum; None for anything else."""
+    numbers = [number.strip() for number in expression.split("+")]
+    return sum(map(int, numbers)) if all(number.isdigit() for number in numbers) else None
+
+
+@pytest.fixture(scope="module")
+def independent(lab: Any) -> tuple[float, float, float]:
+    """Greedy pass@1, sampled pass@1 and pass@k of the half-right policy."""
+    with torch.inference_mode():
+        greedy = solved(lab.policy, lab.problems)
+        sampled = solved(lab.policy, lab.problems, SAMPLES)
+    return float(greedy.float().mean()), float(sampled.float().mean()), float(sampled.any(1).float().mean())
+
+
+def test_the_command_evaluates_a_model(lab: Any, independent: tuple[float, float, float]) -> None:
+    options = {
+        "policy": str(lab.policy),
+        "problems": str(lab.problems),
+        "samples": str(SAMPLES),
+        "sampling.max_tokens": "12",
+        "cluster.scheduler": lab.client.scheduler.address,
+    }
+    with lab.command("eval", "--json", options=options) as command:
+        code, out, err = command.finish()
+    assert code == 0, err
+    found = json.loads(out)
+    greedy, sampled, pass_at_k = independent
+    assert found["problems"] == 100
+    assert found["greedy"] == greedy
+    assert 0.2 < greedy < 1  # else this would show little
+    # the spread of each mean over 1,600 samples is about 0.01
+    assert found["sampled"] == pytest.approx(sampled, abs=0.05)
+    assert found["pass_at_k"] == pytest.approx(pass_at_k, abs=0.15)
+    assert found["k"] == SAMPLES
+
+
+def test_tiny_is_the_warmed_up_policy(lab: Any, independent: tuple[float, float, float]) -> None:
+    found = lab.evaluate(policy="tiny", problems=str(lab.problems), samples="4")
+    assert found.greedy == independent[0]
+    assert found.sampled <= found.pass_at_k <= 1
+    assert found == lab.evaluate(policy="tiny", problems=str(lab.problems), samples="4")
+
+
+def test_a_run_is_evaluated_at_its_newest_version_and_logs_it(lab: Any) -> None:
+    result = lab.train(steps="3", optimizer__lr="1e-3")
+    run = Path(result.run)
+    with torch.inference_mode():
+        greedy = float(solved(run / "weights" / "v3", lab.problems).float().mean())
+    found = lab.evaluate(policy=run.name, problems=str(lab.problems), samples="2")
+    assert (found.step, found.problems, found.greedy) == (3, 100, greedy)
+    mlflow, logged = lab.mlflow(run)
+    assert logged.info.status == "FINISHED"
+    expected = {"pass_at_1": found.greedy, "sampled": found.sampled, "pass_at_2": found.pass_at_k}
+    for name, figure in expected.items():
+        points = mlflow.get_metric_history(logged.info.run_id, f"eval/sums/{name}")
+        assert [(point.step, point.value) for point in points] == [(3, figure)]
+    # the part that training kept out is what training evaluated on
+    kept = lab.evaluate(policy=run.name, problems=str(lab.problems), held_out="16", samples="4")
+    assert kept.problems == 16
+    assert kept.greedy == result.pass_rate_after
+
+
+def test_broken_weights_are_no_policy_that_solves_nothing(lab: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(lab.policy, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"].fill_(torch.nan)
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RuntimeError, match="log-probs that are not finite"):
+        lab.evaluate(policy=str(broken), problems=str(lab.problems))

@@ -1,0 +1,175 @@
+"""Whatever is killed, and whenever: the run goes on, or can be gone on with, to the very same weights."""
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM, Signals
+from typing import Any
+
+import pytest
+
+from infra import store
+
+STEPS = 14
+
+
+@pytest.fixture(scope="module")
+def undisturbed(lab: Any) -> str:
+    """The digest of the weights that a run without any accident ends with."""
+    result = lab.train(steps=str(STEPS), staleness="0")
+    check_steps(lab, Path(result.run))
+    return str(lab.weights_digest(Path(result.run), STEPS))
+
+
+def check_steps(lab: Any, run: Path, steps: int = STEPS, home: Path | None = None) -> None:
+    """Every step was made once and logged once, on disk and in MLflow."""
+    every = list(range(1, steps + 1))
+    used = lab.metrics(run, "groups/used")
+    assert list(used) == every
+    assert list(lab.metrics(run, "loss/policy")) == every
+    assert list(lab.metrics(run, "eval/pass_at_1"))[:: len(lab.metrics(run, "eval/pass_at_1")) - 1] == [0, steps]
+    learner = json.loads((run / "state" / str(steps) / "learner.json").read_text())
+    assert learner["step"] == steps
+    assert learner["applied"] == sum(groups > 0 for groups in used.values()) > 0
+    mlflow, logged = lab.mlflow(run, home)
+    assert logged.info.status == "FINISHED"
+    for name in ("reward/mean", "groups/used"):
+        assert [point.step for point in mlflow.get_metric_history(logged.info.run_id, name)] == every
+
+
+def kill_in_call(lab: Any, worker: str, call: str, run: Path, after: int) -> None:
+    """Kill a worker while a call of this kind is on it, once step `after` is logged."""
+    address, pid = lab.worker(worker)
+
+    def is_on_it() -> bool:
+        keys = lab.client.processing(workers=[address]).get(address, ())
+        return any(str(key).startswith(f"{call}-") for key in keys)
+
+    try:
+        lab.until(lambda: after in lab.metrics(run, "groups/used"))
+        while True:
+            if call != "verify":  # which takes no time: a worker that stands still gets one and keeps it
+                lab.until(is_on_it, every=0.002)
+            os.kill(pid, SIGSTOP)
+            if call == "verify":
+                lab.until(is_on_it)
+            if is_on_it() and is_on_it():  # what it sent before it stood still has come in by now
+                break
+            os.kill(pid, SIGCONT)
+    finally:  # also when it waited too long, so that the run ends
+        os.kill(pid, SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("worker", "call"), [("generator-0", "generate"), ("verifier-0", "verify"), ("trainer", "train")]
+)
+def test_a_killed_worker_costs_its_piece_of_work(lab: Any, undisturbed: str, worker: str, call: str) -> None:
+    name = lab.new_name()
+    run = lab.run_folder(name)
+    lab.settle()
+    killer = threading.Thread(target=kill_in_call, args=(lab, worker, call, run, 3))
+    killer.start()
+    result = lab.train(run=name, steps=str(STEPS), staleness="0")
+    killer.join()
+    assert result.lost == {call: 1}
+    check_steps(lab, run)
+    assert lab.weights_digest(run, STEPS) == undisturbed
+
+
+def test_a_run_that_is_ahead_of_itself_survives_them_all(lab: Any) -> None:
+    name = lab.new_name()
+    run = lab.run_folder(name)
+    lab.settle()
+    killed = [("trainer", "train", 2), ("generator-0", "generate", 3), ("verifier-0", "verify", 5)]
+    killers = [threading.Thread(target=kill_in_call, args=(lab, who, call, run, at)) for who, call, at in killed]
+    for killer in killers:
+        killer.start()
+    result = lab.train(run=name, steps=str(STEPS), staleness="2")
+    for killer in killers:
+        killer.join()
+    assert result.lost == {"train": 1, "generate": 1, "verify": 1}
+    check_steps(lab, run)
+    assert max(lab.metrics(run, "staleness/max").values()) <= 2
+
+
+def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undisturbed: str, tmp_path: Path) -> None:
+    home = lab.fresh_home(tmp_path / "home")
+    run = home / "runs" / "often-killed"
+
+    def logged() -> int:
+        return max(lab.metrics(run, "groups/used"), default=0)
+
+    def while_files_are_written() -> bool:
+        return any(run.glob(".scratch-*/*.safetensors"))
+
+    def between_checkpoint_and_log() -> bool:
+        return max(store.versions(str(run / "state")), default=0) > logged()
+
+    def at_any_moment() -> Callable[[], bool]:
+        moment = time.monotonic() + random.uniform(0, 0.4)
+        return lambda: time.monotonic() >= moment
+
+    options = lab.options(steps=str(STEPS), staleness="0", cluster__scheduler=None, cluster__threads="1")
+    words: tuple[str, ...] = ("train", "--run", run.name)
+    before = 0
+    for reached in (lambda: while_files_are_written, lambda: between_checkpoint_and_log, at_any_moment):
+        with lab.command(*words, options=options, home=home) as command:
+            # a resumed run logs the step of its checkpoint first, if that was not logged any more
+            lab.until(lambda: logged() >= before + 2 or command.process.poll() is not None)
+            lab.until(reached(), every=0.0005)
+            command.signal_group(SIGKILL)
+            code, _, err = command.finish()
+            assert code == -SIGKILL, err  # it was not over
+            lab.until(lambda: not command.alive())
+        before = logged()
+        words = ("train", "--resume", run.name)
+    result = lab.train(resume=str(run), home=home, steps=str(STEPS), staleness="0")
+    assert result.steps == STEPS
+    check_steps(lab, run, home=home)
+    assert lab.weights_digest(run, STEPS) == undisturbed
+    assert not list(run.glob("**/.scratch-*"))
+
+
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals, tmp_path: Path) -> None:
+    home = lab.fresh_home(tmp_path / "home")
+    run = home / "runs" / "interrupted"
+    options = lab.options(run=run.name, steps="500", cluster__scheduler=None, cluster__threads="1")
+    with lab.command("train", options=options, home=home) as command:
+        lab.until(lambda: 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None)
+        if number == SIGINT:
+            command.signal_group(SIGINT)  # as a terminal does
+        else:
+            command.process.terminate()
+        began = time.monotonic()
+        code, out, err = command.finish()
+        assert time.monotonic() - began < 15
+        assert code == 130, err
+        assert out == ""
+        assert "go on with: rlvf train --resume interrupted" in err
+        assert "Traceback" not in err
+        lab.until(lambda: not command.alive(), seconds=5)
+    _, logged = lab.mlflow(run, home)
+    assert logged.info.status == "KILLED"
+    reached = max(lab.metrics(run, "groups/used"))
+    lab.train(resume=str(run), home=home, steps=str(reached + 2))
+    check_steps(lab, run, reached + 2, home)
+    assert lab.mlflow(run, home)[1].info.run_id == logged.info.run_id
+
+
+def test_a_corrupt_checkpoint_is_passed_over_with_a_warning(
+    lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(lab.train(steps="4", staleness="0").run)
+    weights = run / "state" / "4" / "model.safetensors"
+    broken = bytearray(weights.read_bytes())
+    broken[-1] ^= 1
+    weights.write_bytes(broken)
+    lab.train(resume=run.name, steps=str(STEPS), staleness="0")
+    assert "warning: checkpoint 4 is skipped" in capsys.readouterr().err
+    check_steps(lab, run)
+    assert lab.weights_digest(run, STEPS) == undisturbed

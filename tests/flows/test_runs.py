@@ -1,0 +1,205 @@
+"""Runs by name: how one begins, what may change when it goes on."""
+
+import os
+import uuid
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows import runs
+from flows.config import TrainConfig
+from flows.option_tree import known_options
+from flows.options import OptionError, read_config, to_yaml
+from flows.runs import MAY_CHANGE, Run, new_run, resume_run, saved_config
+from infra import store
+from infra.checkpoints import CONFIG, NotARun
+
+
+def configured(**overrides: str) -> TrainConfig:
+    """A double underscore stands for a dot."""
+    dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+    return read_config(TrainConfig, file=None, overrides=dotted)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Run:
+    """A run that was started with a few settings of its own."""
+    uri = str(tmp_path / "runs" / "first")
+    run = Run(uri, configured(run=uri, steps="30", loss__clip="0.1", problems="sums.csv"), resumed=False)
+    run.save_config()
+    return run
+
+
+class Noon(datetime):
+    @classmethod
+    def now(cls, _tz: Any = None) -> datetime:
+        return datetime(2026, 1, 2, 12, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("tiny", "20260102-120000-tiny"),
+        ("Qwen/Qwen3-0.6B", "20260102-120000-Qwen3-0.6B"),
+        ("/models/mine/", "20260102-120000-mine"),
+    ],
+)
+def test_a_new_run_is_named_by_time_and_model_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, name: str
+) -> None:
+    monkeypatch.setattr(runs, "datetime", Noon)
+    run = new_run(configured(policy__model=model), str(tmp_path / "runs"))
+    assert (run.name, run.uri, run.resumed) == (name, str(tmp_path / "runs" / name), False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_begin_in_the_same_second_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "datetime", Noon)
+    names = []
+    for _ in range(3):
+        run = new_run(TrainConfig(), str(tmp_path))
+        run.save_config()
+        names.append(run.name)
+    assert names == ["20260102-120000-tiny", "20260102-120000-tiny-2", "20260102-120000-tiny-3"]
+
+
+@pytest.mark.parametrize("place", ["name", "folder", "memory"])
+def test_a_run_has_the_name_or_the_uri_that_was_asked_for_once(tmp_path: Path, place: str) -> None:
+    home_runs = str(tmp_path / "runs")
+    given = {"name": "mine", "folder": str(tmp_path / "else" / "mine"), "memory": f"memory://{uuid.uuid4().hex}/mine"}
+    asked = configured(run=given[place])
+    run = new_run(asked, home_runs)
+    assert run.name == "mine"
+    assert run.uri == (f"{home_runs}/mine" if place == "name" else given[place])
+    run.save_config()
+    with pytest.raises(ValueError, match=f"^run '{given[place]}' exists; go on with it by --resume {given[place]}, or"):
+        new_run(asked, home_runs)
+
+
+def test_a_saved_configuration_is_the_one_that_the_run_had(saved: Run) -> None:
+    assert saved_config(saved.uri) == saved.config
+    elsewhere = Run(f"memory://{uuid.uuid4().hex}/run", saved.config, resumed=False)
+    elsewhere.save_config()
+    assert saved_config(elsewhere.uri) == saved.config
+
+
+def test_a_run_keeps_the_id_of_its_mlflow_run(saved: Run) -> None:
+    assert saved.mlflow_run is None
+    saved.save_mlflow_run("0123abcd")
+    assert saved.mlflow_run == "0123abcd"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"steps: [1,", r"first/config\.yaml is damaged: "),
+        (b"\x80\xff", r"first/config\.yaml is damaged: "),
+        (b"", r"first/config\.yaml is damaged: it holds no settings"),
+        (b"- steps", r"first/config\.yaml is damaged: it holds no settings"),
+        (b"stepz: 3", r"^saved configuration: unknown key stepz; did you mean steps\?$"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_refused_in_one_line(saved: Run, content: bytes, line: str) -> None:
+    Path(saved.uri, CONFIG).write_bytes(content)
+    with pytest.raises(ValueError, match=line) as refused:
+        saved_config(saved.uri)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["first", "./runs/first", "{uri}", "{uri}/"])
+def test_a_run_goes_on_by_its_name_its_path_or_its_uri(
+    saved: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = store.read_text(store.join(saved.uri, CONFIG))
+    run = resume_run(name.format(uri=saved.uri), str(tmp_path / "runs"), None, {})
+    assert os.path.abspath(run.uri) == saved.uri  # noqa: PTH100
+    assert run.config == saved.config
+    assert run.resumed
+    assert store.read_text(store.join(saved.uri, CONFIG)) == before
+
+
+def test_a_run_that_is_none_cannot_go_on(tmp_path: Path) -> None:
+    with pytest.raises(NotARun, match="runs/nothing is not a run: there is nothing"):
+        resume_run("nothing", str(tmp_path / "runs"), None, {})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotARun, match=r"empty is not a run: it has no config\.yaml"):
+        resume_run(str(tmp_path / "empty"), str(tmp_path / "runs"), None, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("steps", "31"),
+        ("cluster.generators", "4"),
+        ("cluster.scheduler", "tcp://10.0.0.1:8786"),
+        ("placement.generate", "GENERATOR,CUDA"),
+        ("tracking.uri", "http://10.0.0.1:5000"),
+        ("checkpoint.keep_last", "9"),
+        ("policy.device", "cuda"),
+    ],
+)
+def test_more_steps_other_machines_and_other_bookkeeping_are_allowed(saved: Run, path: str, value: str) -> None:
+    run = resume_run(saved.uri, "", None, {path: value})
+    assert run.config == read_config(
+        TrainConfig, file=None, overrides={path: value}, base=yaml.safe_load(to_yaml(saved.config))
+    )
+    assert run.config != saved.config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("seed", "1", "seed: saved 0, now 1"),
+        ("staleness", "0", "staleness: saved 1, now 0"),
+        ("problems", "other.csv", "problems: saved 'sums.csv', now 'other.csv'"),
+        ("held_out", "7", "held_out: saved 200, now 7"),
+        ("batch.prompts", "8", "batch.prompts: saved 32, now 8"),
+        ("loss.name", "grpo", "loss.name: saved 'reinforce', now 'grpo'"),
+        ("loss.clip", "0.2", "loss.clip: saved 0.1, now 0.2"),
+        ("policy.model", "other", "policy.model: saved 'tiny', now 'other'"),
+        ("policy.dtype", "bfloat16", "policy.dtype: saved 'auto', now 'bfloat16'"),
+        ("sampling.temperature", "0.5", "sampling.temperature: saved 1.0, now 0.5"),
+        ("optimizer.lr", "0.5", f"optimizer.lr: saved {TrainConfig().optimizer.lr}, now 0.5"),
+        ("warm_up.seed", "5", "warm_up.seed: saved 0, now 5"),
+    ],
+)
+@pytest.mark.parametrize("by", ["option", "file"])
+def test_what_contradicts_the_saved_configuration_is_refused(
+    saved: Run, tmp_path: Path, by: str, path: str, value: str, said: str
+) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text(f"steps: 40\n{path}: {value}\n")
+    with pytest.raises(OptionError) as refused:
+        resume_run(saved.uri, "", str(file) if by == "file" else None, {path: value} if by == "option" else {})
+    assert str(refused.value) == f"{saved.uri} cannot be resumed with {said}; leave it out, or start a new run"
+
+
+def test_what_is_said_again_but_not_differently_contradicts_nothing(saved: Run) -> None:
+    same = {"loss.clip": "0.1", "problems": "sums.csv", "seed": "0", "run": saved.uri}
+    assert resume_run(saved.uri, "", None, same).config == saved.config
+
+
+def test_two_runs_cannot_be_meant_at_once(saved: Run, tmp_path: Path) -> None:
+    home_runs = str(tmp_path / "runs")
+    with pytest.raises(
+        OptionError, match=r"^--resume first and run 'second' are different runs; leave one of them out$"
+    ):
+        resume_run("first", home_runs, None, {"run": "second"})
+    assert resume_run("first", home_runs, None, {"run": "first"}).uri == saved.uri
+
+
+def test_a_run_that_was_moved_goes_on_where_it_is_now(saved: Run, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    Path(saved.uri).rename(moved)
+    assert resume_run(str(moved), "", None, {}).uri == str(moved)
+
+
+def test_what_may_change_are_settings_and_no_other_setting_begins_as_one_of_them() -> None:
+    options = known_options(TrainConfig)
+    assert set(MAY_CHANGE) <= set(options)
+    for allowed in MAY_CHANGE:
+        assert all(path == allowed or path.startswith(f"{allowed}.") for path in options if path.startswith(allowed))

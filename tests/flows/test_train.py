@@ -1,0 +1,214 @@
+"""Whole runs: real workers, a real Prefect server, MLflow on SQLite."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from infra import store
+
+EACH_STEP = (
+    "reward/mean reward/pass_rate groups/used groups/zero_variance completion/tokens_mean completion/truncated "
+    "loss/policy policy/entropy policy/mismatch_kl policy/clip_fraction policy/grad_norm staleness/mean staleness/max "
+    "perf/step_seconds perf/rollouts_per_second perf/generated_tokens_per_second perf/trainer_busy "
+    "perf/generator_busy perf/overhead_fraction"
+).split()
+LOAD = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+tokens = tokenizer("add 3 and 4" + chr(10), return_tensors="pt")["input_ids"]
+model.generate(tokens, attention_mask=tokens * 0 + 1, max_new_tokens=2, do_sample=False)
+"""
+
+
+def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_path: Path) -> None:
+    began = time.monotonic()
+    # a cluster of its own, a warm-up of its own
+    options = lab.options(
+        run="whole",
+        steps="3",
+        cluster__scheduler=None,
+        cluster__threads="1",
+        warm_up__steps="20",
+        warm_up__batch="8",
+        tracking__system_metrics="true",
+        tracking__samples_every="2",
+    )
+    with lab.command("train", "--json", options=options) as command:
+        code, out, err = command.finish()
+        assert code == 0, err
+        lab.until(lambda: not command.alive())
+    run = lab.run_folder("whole")
+
+    figures = json.loads(out)  # one object, nothing else
+    assert figures["run"] == str(run)
+    assert figures["steps"] == 3
+    assert 0 <= figures["pass_rate_before"] <= 1
+    assert 0 <= figures["pass_rate_after"] <= 1
+    assert figures["rollouts_per_second"] > 0
+    assert 0 < figures["seconds"] < time.monotonic() - began
+    assert sum(figures["stages"].values()) == pytest.approx(1, abs=0.05)
+    assert "warm-up" in err
+    assert "held-out, v3" in err
+
+    assert yaml.safe_load((run / "config.yaml").read_text())["warm_up"]["steps"] == 20
+    assert store.versions(str(run / "state")) == [2, 3]
+    assert store.versions(str(run / "weights"), prefix="v") == [1, 2, 3]
+    assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(run.glob(".scratch*"))
+    reader = subprocess.run([sys.executable, "-c", LOAD, str(run / "weights" / "v3")], capture_output=True, text=True)
+    assert reader.returncode == 0, reader.stderr
+    for name in EACH_STEP:
+        assert list(lab.metrics(run, name)) == [1, 2, 3], name
+    for name in ("eval/pass_at_1", "eval/sampled", "eval/pass_at_k"):
+        assert list(lab.metrics(run, name)) == [0, 3], name
+
+    mlflow, logged = lab.mlflow(run)
+    assert logged.info.status == "FINISHED"
+    assert mlflow.get_experiment(logged.info.experiment_id).name == "sums"
+    for name in EACH_STEP:
+        assert [point.step for point in mlflow.get_metric_history(logged.info.run_id, name)] == [1, 2, 3], name
+    assert logged.data.params["batch.prompts"] == "4"
+    assert logged.data.params["warm_up.steps"] == "20"
+    assert logged.data.params["loss.name"] == "reinforce"
+    assert [file.path for file in mlflow.list_artifacts(logged.info.run_id, "pictures")] == ["pictures/reward.png"]
+    (table,) = mlflow.list_artifacts(logged.info.run_id, "samples")
+    shown = json.loads(Path(mlflow.download_artifacts(logged.info.run_id, table.path, str(tmp_path))).read_text())
+    assert {"prompt", "completion", "reward", "reason"} <= set(shown["columns"])
+    assert len(shown["data"]) == 4
+    assert any(name.startswith("system/") for name in logged.data.metrics)
+
+    ended = json.loads((run / "result.json").read_text())
+    with lab.prefect() as prefect:
+        flow_run = prefect.read_flow_run(ended["flow_run_id"])
+        names = task_runs(prefect, flow_run.id)
+    assert flow_run.state.is_completed()
+    wanted = {f"{task} {step}" for step in range(3) for task in ("generate", "verify", "update")}
+    assert wanted | {f"publish {step}" for step in (1, 2, 3)} <= set(names)
+
+
+def task_runs(prefect: Any, flow_run: Any) -> dict[str, str]:
+    """The task runs of a flow run: their states by name."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    runs = prefect.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run])))
+    return {run.name: run.state_name for run in runs}
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_policy_is_never_staler_than_asked(lab: Any, staleness: int) -> None:
+    result = lab.train(steps="4", staleness=str(staleness))
+    run = Path(result.run)
+    ages = lab.metrics(run, "staleness/max")
+    assert list(ages) == [1, 2, 3, 4]
+    assert max(ages.values()) <= staleness
+    used = lab.metrics(run, "groups/used")
+    assert sum(used.values()) > 4  # this policy has something to learn
+    mismatch = [kl for step, kl in lab.metrics(run, "policy/mismatch_kl").items() if used[step]]
+    if staleness == 0:
+        assert max(map(abs, mismatch)) < 1e-6
+        assert set(lab.metrics(run, "staleness/mean").values()) == {0}
+    else:
+        assert max(ages.values()) >= 1  # it does run ahead
+        assert max(mismatch) > 1e-6
+
+
+def test_a_run_learns(lab: Any) -> None:
+    result = lab.train(steps="12", staleness="0", optimizer__lr="1e-3", batch__prompts="8")
+    assert result.sampled_after > result.sampled_before + 0.1
+    assert result.lost == {}
+
+
+def test_grpo_trains_too(lab: Any) -> None:
+    result = lab.train(steps="2", loss__name="grpo")
+    assert lab.weights_digest(Path(result.run), 2) != lab.weights_digest(Path(result.run), 1)
+
+
+def test_a_batch_without_variance_advances_the_step_and_says_so(
+    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    impossible = tmp_path / "impossible.csv"
+    rows = [f"{10**9 + i},add {i} and 1" for i in range(40)]
+    impossible.write_text("\n".join(["python_expression,natural_language", *rows]) + "\n")
+    result = lab.train(steps="2", staleness="0", problems=str(impossible))
+    run = Path(result.run)
+    assert lab.metrics(run, "groups/used") == {1: 0, 2: 0}
+    assert lab.metrics(run, "groups/drawn") == {1: 8, 2: 8}  # replaced up to the bound
+    assert "step 2: no group has rewards that differ" in capsys.readouterr().err
+    assert result.steps == 2
+    assert (run / "weights" / "v2" / "model.safetensors").read_bytes() == (
+        lab.policy / "model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("place", ["file", "s3"])
+def test_a_run_may_lie_anywhere(lab: Any, place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    base = request.getfixturevalue("s3") if place == "s3" else f"file://{tmp_path}"
+    uri = f"{base}/deep/{place}-run"
+    result = lab.train(run=uri, steps="2")
+    assert result.run == uri
+    assert result.checkpoint == f"{uri}/weights/v2"
+    assert store.versions(f"{uri}/state") == [1, 2]
+    with store.read_folder(f"{uri}/weights/v2") as folder:
+        assert (folder.path / "model.safetensors").exists()
+    assert lab.train(resume=uri, run=uri, steps="3").steps == 3
+    local = tmp_path / "deep" / "file-run" if place == "file" else lab.run_folder("s3-run")
+    assert list(lab.metrics(local, "reward/mean")) == [1, 2, 3]
+    assert (local / "reward.png").exists()
+
+
+def test_two_generators_make_the_run_that_one_makes(lab: Any) -> None:
+    alone = lab.train(steps="2", staleness="0")
+    both = lab.train(steps="2", staleness="0", cluster__scheduler=None, cluster__generators="2", cluster__threads="1")
+    assert lab.weights_digest(Path(both.run), 2) == lab.weights_digest(Path(alone.run), 2)
+
+
+def test_a_run_that_diverges_is_stopped_with_its_weights_intact(lab: Any) -> None:
+    from flows.train import DivergedError
+
+    name = lab.new_name()
+    run = lab.run_folder(name)
+    _, pid = lab.worker("trainer")
+
+    def let_generation_run_ahead() -> None:
+        """Five batches are sampled from version 0, the first update of which ruins the weights."""
+        lab.until(lambda: lab.metrics(run, "eval/pass_at_1"))
+        os.kill(pid, SIGSTOP)
+        try:
+            with lab.prefect() as prefect:
+                newest = flow_run_of(prefect)
+                lab.until(lambda: task_runs(prefect, newest).get("verify 4") == "Completed", every=0.1)
+        finally:
+            os.kill(pid, SIGCONT)
+
+    waiting = threading.Thread(target=let_generation_run_ahead)
+    waiting.start()
+    with pytest.raises(DivergedError, match=r"3 updates in a row were refused: the \w+ of update 4 is not finite; low"):
+        lab.train(run=name, steps="20", staleness="4", optimizer__lr="1e30", optimizer__warmup_steps="0")
+    waiting.join()
+    # the first update was finite, the others changed nothing
+    digests = {lab.weights_digest(run, step) for step in store.versions(str(run / "state"))}
+    assert len(digests) == 1
+    assert all(value.isfinite().all() for value in load_file(run / "state" / "4" / "model.safetensors").values())
+    _, logged = lab.mlflow(run)
+    assert logged.info.status == "FAILED"
+    assert torch.isnan(torch.tensor(lab.metrics(run, "policy/grad_norm")[4]))
+
+
+def flow_run_of(prefect: Any) -> Any:
+    """The id of the flow run that started last."""
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    return prefect.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)[0].id

@@ -1,0 +1,154 @@
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rl.config import LossConfig
+from rl.losses import LOSSES, advantages, grpo, reinforce, token_weights
+
+REWARDS = st.lists(st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4), min_size=1, max_size=5)
+CLIP = LossConfig(name="grpo", clip=0.2)
+CAP = LossConfig(ratio_cap=2.0)
+
+
+def differentiated(
+    loss: str, logprobs: list[float], behaviour: list[float], advantage: list[float], config: LossConfig
+):  # type: ignore[no-untyped-def]
+    """Values, gradients with respect to the log-probs, and which were clipped."""
+    pi = torch.tensor(logprobs, dtype=torch.float32, requires_grad=True)
+    terms = LOSSES[loss](pi, torch.tensor(behaviour), torch.tensor(advantage), config)
+    terms.value.sum().backward()
+    assert pi.grad is not None
+    return terms.value.tolist(), pi.grad.tolist(), terms.clipped.tolist()
+
+
+@given(REWARDS)
+def test_reinforce_takes_the_groups_mean_off(rewards: list[list[float]]) -> None:
+    expected = [[reward - math.fsum(group) / 4 for reward in group] for group in rewards]
+    np.testing.assert_allclose(advantages(np.float32(rewards), "reinforce"), expected, atol=1e-6)
+
+
+@given(REWARDS)
+def test_grpo_divides_by_the_sample_deviation_too(rewards: list[list[float]]) -> None:
+    expected = [
+        [(reward - math.fsum(group) / 4) / (statistics.stdev(group) + 1e-6) for reward in group] for group in rewards
+    ]
+    # below a spread of 0.001 float32 rewards themselves have too few digits
+    if all(statistics.stdev(group) > 1e-3 for group in rewards):
+        np.testing.assert_allclose(advantages(np.float32(rewards), "grpo"), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "grpo"])
+def test_a_group_of_equal_rewards_has_no_advantage(name: str) -> None:
+    found = advantages(np.float32([[1, 1, 1], [0, 0, 0]]), name)
+    assert found.dtype == np.float32
+    assert not found.any()
+
+
+@pytest.mark.parametrize(("name", "expected"), [("reinforce", [0.75, -0.25]), ("grpo", [1.5, -0.5])])
+def test_advantages_by_hand(name: str, expected: list[float]) -> None:
+    high, low = expected
+    found = advantages(np.float32([[1, 0, 0, 0]]), name)
+    np.testing.assert_allclose(found, [[high, low, low, low]], atol=1e-5)
+
+
+@given(st.lists(st.lists(st.integers(1, 40), min_size=3, max_size=3), min_size=1, max_size=5))
+def test_token_weights_sum_to_one_over_all_tokens(lengths: list[list[int]]) -> None:
+    of = np.int32(lengths)
+    for name in ("reinforce", "grpo"):
+        assert (token_weights(of, name) * of).sum() == pytest.approx(1.0, abs=1e-5)
+    assert len(set(token_weights(of, "reinforce").ravel().tolist())) == 1  # every token alike
+    np.testing.assert_allclose((token_weights(of, "grpo") * of), 1 / of.size, rtol=1e-5)  # every completion alike
+
+
+# -- gradients against independent ones
+
+TOKENS = st.lists(
+    st.tuples(st.floats(-8, -0.05), st.floats(-1.5, 1.5), st.floats(-2, 2).filter(lambda a: abs(a) > 1e-3)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(TOKENS)
+def test_reinforce_is_the_policy_gradient_times_the_capped_weight(tokens: list[tuple[float, float, float]]) -> None:
+    behaviour = [pi - gap for pi, gap, _ in tokens]
+    values, gradients, clipped = differentiated(
+        "reinforce", [pi for pi, _, _ in tokens], behaviour, [a for _, _, a in tokens], CAP
+    )
+    for (pi, gap, a), value, gradient, cut in zip(tokens, values, gradients, clipped, strict=True):
+        logprob = torch.tensor(pi, dtype=torch.float64, requires_grad=True)
+        weight = min(math.exp(gap), 2.0)
+        (-a * weight * logprob).backward()
+        assert gradient == pytest.approx(float(logprob.grad), rel=1e-4)  # type: ignore[arg-type]
+        assert value == pytest.approx(-a * weight * pi, rel=1e-4)
+        if abs(gap - math.log(2)) > 1e-4:
+            assert cut == (gap > math.log(2))
+
+
+def surrogate(pi: Tensor, mu: float, a: float, clip: float) -> Tensor:
+    """PPO's clipped objective by cases, negated: past the clip in the advantage's direction it is a constant."""
+    ratio = torch.exp(pi - mu)
+    if a > 0 and float(ratio.detach()) > 1 + clip:
+        return torch.tensor(-(1 + clip) * a, dtype=torch.float64) + 0 * pi
+    if a < 0 and float(ratio.detach()) < 1 - clip:
+        return torch.tensor(-(1 - clip) * a, dtype=torch.float64) + 0 * pi
+    return -ratio * a
+
+
+@given(TOKENS)
+def test_grpo_is_the_clipped_surrogate(tokens: list[tuple[float, float, float]]) -> None:
+    tokens = [t for t in tokens if min(abs(t[1] - math.log(0.8)), abs(t[1] - math.log(1.2))) > 1e-4]
+    behaviour = [pi - gap for pi, gap, _ in tokens]
+    values, gradients, clipped = differentiated(
+        "grpo", [pi for pi, _, _ in tokens], behaviour, [a for _, _, a in tokens], CLIP
+    )
+    for (pi, gap, a), value, gradient, cut in zip(tokens, values, gradients, clipped, strict=True):
+        logprob = torch.tensor(pi, dtype=torch.float64, requires_grad=True)
+        expected = surrogate(logprob, pi - gap, a, 0.2)
+        expected.backward()
+        assert value == pytest.approx(float(expected.detach()), rel=1e-4)
+        assert gradient == pytest.approx(float(logprob.grad), rel=1e-4)  # type: ignore[arg-type]
+        assert cut == (float(logprob.grad) == 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "clipped"),
+    [
+        (1.5, 1.0, -1.2, True),
+        (1.5, -1.0, 1.5, False),
+        (0.5, 1.0, -0.5, False),
+        (0.5, -1.0, 0.8, True),
+        (1.1, 1.0, -1.1, False),
+        (0.9, -1.0, 0.9, False),
+    ],
+)
+def test_grpo_clips_only_in_the_direction_of_the_advantage(
+    ratio: float, advantage: float, value: float, clipped: bool
+) -> None:
+    values, gradients, cut = differentiated("grpo", [math.log(ratio) - 1], [-1.0], [advantage], CLIP)
+    assert values == pytest.approx([value], rel=1e-5)
+    assert cut == [clipped]
+    assert (gradients == [0.0]) == clipped
+
+
+def test_on_policy_the_ratio_is_one_and_both_have_the_same_gradient() -> None:
+    logprobs, advantage = [-0.1, -2.0, -7.0], [0.5, -1.0, 2.0]
+    values, first, clipped = differentiated("reinforce", logprobs, logprobs, advantage, CAP)
+    assert values == pytest.approx([-a * pi for a, pi in zip(advantage, logprobs, strict=True)])
+    ratios, second, cut = differentiated("grpo", logprobs, logprobs, advantage, CLIP)
+    assert ratios == [-a for a in advantage]
+    assert first == second == [-a for a in advantage]
+    assert not any(clipped + cut)
+
+
+def test_no_gradient_passes_through_the_importance_weight_or_the_clip_mark() -> None:
+    pi = torch.tensor([-1.0, -2.0], requires_grad=True)
+    assert reinforce(pi, torch.tensor([-1.5, -0.5]), torch.ones(2), CAP).value.grad_fn is not None
+    assert not grpo(pi, torch.tensor([-1.5, -0.5]), torch.ones(2), CLIP).clipped.requires_grad
+    assert not reinforce(pi, torch.tensor([-1.5, -0.5]), torch.ones(2), CAP).clipped.requires_grad

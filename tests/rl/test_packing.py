@@ -1,0 +1,136 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rl.config import OptimizerConfig
+from rl.learner import Learner
+from rl.packing import microbatches, pack, row_length
+from rl.policy import Policy
+from rl.records import Rollouts
+
+Make = Callable[..., Rollouts]
+CPU = torch.device("cpu")
+GROUP = st.tuples(st.integers(1, 6), st.lists(st.integers(1, 5), min_size=3, max_size=3))
+GROUPS = st.lists(GROUP, min_size=1, max_size=6)
+
+
+def filled(make: Make, groups: list[tuple[int, list[int]]]) -> Rollouts:
+    """Rollouts of the given prompt and completion lengths, with token ids that are all different."""
+    ids = iter(range(1, 10_000))
+    prompts = [[next(ids) for _ in range(prompt)] for prompt, _ in groups]
+    return make(prompts, [[[next(ids) for _ in range(length)] for length in lengths] for _, lengths in groups])
+
+
+def scores(policy: Policy, rollouts: Rollouts, groups: list[int]) -> Tensor:
+    with torch.no_grad():
+        logprobs, _ = Learner(policy, OptimizerConfig()).token_scores(pack(rollouts, groups, CPU), 1.0)
+    return logprobs
+
+
+@given(GROUPS)
+def test_every_completion_token_is_predicted_from_the_token_before_it(
+    make_rollouts: Make, groups: list[tuple[int, list[int]]]
+) -> None:
+    rollouts = filled(make_rollouts, groups)
+    order = list(range(len(groups)))[::-1]
+    packed = pack(rollouts, order, CPU)
+    assert len(packed.targets) == rollouts.generated_tokens
+    named = zip(packed.group.tolist(), packed.sample.tolist(), packed.step.tolist(), strict=True)
+    for n, (p, g, t) in enumerate(named):
+        row = int(packed.rows[n])
+        assert order[row] == p
+        assert int(packed.targets[n]) == rollouts.tokens[p, g, t]
+        before = rollouts.tokens[p, g, t - 1] if t else rollouts.prompts[p][-1]
+        assert int(packed.tokens[row, packed.predictors[n]]) == before
+        assert int(packed.positions[row, packed.predictors[n]]) == len(rollouts.prompts[p]) + t - 1
+
+
+@given(GROUPS)
+def test_a_token_sees_its_prompt_and_its_own_completion_up_to_itself(
+    make_rollouts: Make, groups: list[tuple[int, list[int]]]
+) -> None:
+    rollouts = filled(make_rollouts, groups)
+    packed = pack(rollouts, range(len(groups)), CPU)
+    for row, (prompt, lengths) in enumerate(groups):
+        start = prompt
+        sequences = [packed.tokens[row, :prompt].tolist()]
+        assert sequences[0] == rollouts.prompts[row].tolist()
+        for length in lengths:
+            for t in range(length):
+                seen = packed.mask[row, 0, start + t].nonzero().squeeze(1).tolist()
+                assert seen == [*range(prompt), *range(start, start + t + 1)]
+            start += length
+        for t in range(prompt):
+            assert packed.mask[row, 0, t].nonzero().squeeze(1).tolist() == list(range(t + 1))
+        for t in range(start, packed.tokens.shape[1]):  # padding sees itself, and nobody else sees it
+            assert packed.mask[row, 0, :, t].nonzero().squeeze(1).tolist() == [t]
+
+
+@given(GROUPS, st.integers(1, 120), st.data())
+def test_microbatches_hold_every_group_once_within_the_budget(
+    make_rollouts: Make, groups: list[tuple[int, list[int]]], budget: int, data: st.DataObject
+) -> None:
+    rollouts = filled(make_rollouts, groups)
+    chosen = data.draw(st.lists(st.sampled_from(range(len(groups))), unique=True))
+    batches = list(microbatches(rollouts, chosen, budget))
+    assert sorted(group for batch in batches for group in batch) == sorted(chosen)
+    for batch in batches:
+        packed = pack(rollouts, batch, CPU)
+        assert packed.tokens.shape == (len(batch), max(row_length(rollouts, group) for group in batch))
+        assert packed.tokens.numel() <= budget or len(batch) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+def test_packed_log_probs_are_those_of_each_sequence_alone(
+    name: str,
+    make_policy: Callable[..., Policy],
+    make_rollouts: Make,
+    exactly: Callable[[PreTrainedModel], PreTrainedModel],
+    alone: Callable[..., Tensor],
+) -> None:
+    policy = make_policy(name)
+    rollouts = filled(make_rollouts, [(2, [3, 1, 6]), (9, [1, 1, 4]), (1, [7, 2, 2])])
+    reference, expected = exactly(policy.model), []
+    for p, prompt in enumerate(rollouts.prompts):
+        for g, length in enumerate(rollouts.lengths[p]):
+            with torch.no_grad():
+                expected.append(alone(reference, prompt, rollouts.tokens[p, g, :length]))
+    torch.testing.assert_close(scores(policy, rollouts, [0, 1, 2]).double(), torch.cat(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+def test_completions_are_blind_to_each_other(
+    name: str, make_policy: Callable[..., Policy], make_rollouts: Make
+) -> None:
+    policy = make_policy(name)
+    rollouts = filled(make_rollouts, [(3, [4, 5, 2]), (5, [2, 3, 3])])
+    tokens = rollouts.tokens.copy()
+    tokens[0, 1, :5] += 100
+    before, after = (scores(policy, r, [0, 1]) for r in (rollouts, replace(rollouts, tokens=tokens)))
+    packed = pack(rollouts, [0, 1], CPU)
+    changed = (packed.group == 0) & (packed.sample == 1)
+    assert int(changed.sum()) == 5
+    torch.testing.assert_close(after[~changed], before[~changed], atol=1e-6, rtol=0)
+    assert ((after - before)[changed].abs() > 1e-3).all()
+
+
+def test_a_group_scores_the_same_in_a_wider_batch(make_policy: Callable[..., Policy], make_rollouts: Make) -> None:
+    policy = make_policy()
+    rollouts = filled(make_rollouts, [(3, [4, 5, 2]), (30, [9, 12, 20])])
+    alone, beside = scores(policy, rollouts, [0]), scores(policy, rollouts, [0, 1])
+    torch.testing.assert_close(beside[: len(alone)], alone, atol=1e-5, rtol=0)
+
+
+def test_nothing_behind_a_completion_is_read(make_policy: Callable[..., Policy], make_rollouts: Make) -> None:
+    policy = make_policy()
+    rollouts = filled(make_rollouts, [(3, [4, 5, 2])])
+    tokens = np.where(rollouts.tokens == 0, 77, rollouts.tokens)
+    assert (tokens != rollouts.tokens).any()
+    assert torch.equal(scores(policy, rollouts, [0]), scores(policy, replace(rollouts, tokens=tokens), [0]))

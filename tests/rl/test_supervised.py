@@ -1,0 +1,73 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rl.config import OptimizerConfig
+from rl.grammar import draw
+from rl.learner import Learner
+from rl.policy import Policy
+from rl.records import Problem
+from rl.supervised import demonstrations, imitate
+
+Make = Callable[..., Policy]
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[Problem]:
+    return draw(0, 0, 12)
+
+
+def test_a_demonstration_is_the_target_and_the_end_token(make_policy: Make, shown: list[Problem]) -> None:
+    policy = make_policy()
+    rollouts = demonstrations(policy, shown)
+    assert rollouts.tokens.shape == (12, 1, rollouts.lengths.max())
+    for p, problem in enumerate(shown):
+        length = rollouts.lengths[p, 0]
+        assert rollouts.prompts[p].tolist() == policy.prompt_tokens(problem.prompt)
+        assert policy.tokenizer.decode(rollouts.tokens[p, 0, : length - 1]) == problem.target
+        assert rollouts.tokens[p, 0, length - 1] == policy.end
+        assert not rollouts.tokens[p, 0, length:].any()
+        assert rollouts.texts[p] == (problem.target,)
+    assert rollouts.ended.all()
+
+
+@pytest.mark.parametrize("budget", [1, 100_000])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+def test_the_loss_is_the_one_that_transformers_computes_from_labels(
+    name: str,
+    budget: int,
+    make_policy: Make,
+    shown: list[Problem],
+    exactly: Callable[[PreTrainedModel], PreTrainedModel],
+) -> None:
+    policy = make_policy(name)
+    rollouts, reference = demonstrations(policy, shown), exactly(policy.model)
+    total = 0.0
+    for p, prompt in enumerate(rollouts.prompts):
+        length = int(rollouts.lengths[p, 0])
+        ids = torch.tensor([[*prompt.tolist(), *rollouts.tokens[p, 0, :length].tolist()]])
+        labels = ids.clone()
+        labels[:, : len(prompt)] = -100
+        with torch.no_grad():
+            total += float(reference(input_ids=ids, labels=labels).loss) * length
+    learner = Learner(policy, OptimizerConfig(microbatch_tokens=budget))
+    assert imitate(learner, rollouts) == pytest.approx(total / int(np.sum(rollouts.lengths)), rel=1e-5)
+
+
+def test_imitating_lowers_the_loss(make_policy: Make, shown: list[Problem]) -> None:
+    learner = Learner(make_policy(), OptimizerConfig(lr=5e-3, warmup_steps=0))
+    rollouts = demonstrations(learner.policy, shown)
+    losses = [imitate(learner, rollouts) for _ in range(25)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert learner.applied == 25
+    assert learner.step == 0  # the version counts updates by reinforcement
+
+
+def test_a_scale_of_zero_changes_no_weight(make_policy: Make, shown: list[Problem]) -> None:
+    learner = Learner(make_policy(), OptimizerConfig())
+    before = [parameter.detach().clone() for parameter in learner.parameters]
+    imitate(learner, demonstrations(learner.policy, shown), scale=0.0)
+    assert all(torch.equal(one, other) for one, other in zip(before, learner.parameters, strict=True))

@@ -1,0 +1,229 @@
+"""Batches in the making: what is drawn, in which order it is trained on, and how it ends.
+
+G completions per group.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rl.records import Problem, Rollouts
+from tasks.collection import BatchConfig, Collected, Collection, Lease
+from tasks.problem_set import ProblemSet
+
+ALL = [True] * 1000
+
+
+def problem_set() -> ProblemSet:
+    """The prompt of group i of step k is "k/i"."""
+    return ProblemSet(
+        name="numbered",
+        draw=lambda step, count, skip: [Problem(f"{step}/{i}", str(i), f"n:{i}") for i in range(skip, skip + count)],
+        held_out=(),
+    )
+
+
+def rollouts(lease: Lease, samples: int) -> Rollouts:
+    """Group i has completions of 1 + i % 3 tokens, each of them i."""
+    longest = max(1 + i % 3 for i in lease.groups)
+    lengths = np.array([[1 + i % 3] * samples for i in lease.groups], np.int32)
+    inside = np.arange(longest) < lengths[:, :, None]
+    return Rollouts(
+        problems=lease.problems,
+        prompts=tuple(np.array([i], np.int32) for i in lease.groups),
+        tokens=np.where(inside, np.array(lease.groups)[:, None, None], 0).astype(np.int32),
+        logprobs=np.where(inside, -0.5, 0).astype(np.float32),
+        versions=np.where(inside, 1, 0).astype(np.int32),
+        lengths=lengths,
+        ended=np.array([[i % 2 == 0] * samples for i in lease.groups]),
+        texts=tuple((f"answer {i}",) * samples for i in lease.groups),
+        seconds=0.25,
+    )
+
+
+def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> tuple[NDArray[np.float32], list[list[str]]]:
+    """One right completion in each group that varies, none in the others."""
+    rewards = np.zeros((len(lease.groups), samples), np.float32)
+    rewards[:, 0] = [varied[i] for i in lease.groups]
+    return rewards, [["right" if reward else "wrong_value" for reward in row] for row in rewards]
+
+
+def collect(
+    config: BatchConfig, varied: Sequence[bool], shuffle: Callable[[list[Lease]], None] = lambda _: None, step: int = 5
+) -> tuple[Collected, list[list[range]]]:
+    """The batch, and the groups of each wave's leases, when leases come back in the order that `shuffle` makes."""
+    collection = Collection(step, problem_set(), config)
+    waves = []
+    for leases in collection.waves():
+        waves.append([lease.groups for lease in leases])
+        back = list(leases)
+        shuffle(back)
+        for lease in back:
+            collection.judged(lease, rollouts(lease, config.samples), *verdicts(lease, varied, config.samples))
+    return collection.collected(), waves
+
+
+def groups(collected: Collected) -> list[int]:
+    return [int(problem.target) for problem in collected.batch.rollouts.problems]
+
+
+def config(prompts: int = 4, samples: int = 2, refill: float = 3.0, lease: int = 3) -> BatchConfig:
+    return BatchConfig(prompts=prompts, samples=samples, refill=refill, lease=lease)
+
+
+def test_the_first_wave_holds_the_step_s_prompts_in_leases() -> None:
+    found, waves = collect(config(prompts=7), ALL)
+    assert waves == [[range(3), range(3, 6), range(6, 7)]]
+    assert [problem.prompt for problem in found.batch.rollouts.problems] == [f"5/{i}" for i in range(7)]
+    assert (found.drawn, found.varied) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("varied", "waves"),
+    [
+        ("1100 1111", [4, 4]),  # 2 are missing and half of them vary: 4 more
+        ("1110 01", [4, 2]),  # 1 is missing, 3 in 4 vary: 2 more, of which one does
+        ("1110 00 11", [4, 2, 2]),  # none of these did: 3 in 6 vary, 2 more
+        ("0000 11111111", [4, 8]),  # nothing is known of the rate: up to the bound
+        ("1000 00000000", [4, 8]),  # 12 would be likely to do, the bound is 12 in all
+    ],
+)
+def test_groups_without_variance_are_replaced_at_the_rate_seen_up_to_the_bound(varied: str, waves: list[int]) -> None:
+    known = [mark == "1" for mark in varied.replace(" ", "")]
+    _, drawn = collect(config(), known)
+    assert [sum(map(len, wave)) for wave in drawn] == waves
+
+
+def test_a_batch_that_the_bound_leaves_short_says_so() -> None:
+    found, _ = collect(config(prompts=4, refill=2), [i == 6 for i in range(8)])
+    assert groups(found) == [6]
+    figures = found.figures()
+    assert (figures["groups/drawn"], figures["groups/used"], figures["groups/zero_variance"]) == (8, 1, 7)
+
+
+def test_a_batch_in_which_no_group_varies_is_empty_and_keeps_its_shape() -> None:
+    found, _ = collect(config(prompts=3, refill=1), [False] * 3)
+    assert len(found.batch) == 0
+    assert found.batch.rewards.shape == (0, 2)
+    assert found.completions == 6
+    assert found.reward == found.pass_rate == 0
+
+
+def test_figures_are_of_everything_drawn() -> None:
+    found, _ = collect(config(prompts=2, samples=4, lease=1), [True, False, True, False])
+    assert found.drawn == 4
+    assert groups(found) == [0, 2]
+    assert found.completions == 16
+    assert found.reasons == {"right": 2, "wrong_value": 14}
+    assert found.reward == found.pass_rate == pytest.approx(2 / 16)
+    assert found.tokens == 4 * (1 + 2 + 3 + 1)
+    assert found.truncated == pytest.approx(0.5)
+    assert found.generator_seconds == pytest.approx(4 * 0.25)
+    assert [row["completion"] for row in found.samples] == [f"answer {i}" for i in range(4)]
+    assert found.figures()["reasons/right"] == pytest.approx(1 / 8)
+    assert found.figures()["completion/tokens_mean"] == pytest.approx(7 / 4)
+
+
+def test_partly_right_answers_vary_but_do_not_pass() -> None:
+    collection = Collection(0, problem_set(), config(prompts=1, samples=2))
+    (lease,) = next(waves := collection.waves())
+    collection.judged(lease, rollouts(lease, 2), np.array([[0.5, 0.25]], np.float32), [["near", "far"]])
+    assert list(waves) == []
+    found = collection.collected()
+    assert (found.varied, found.pass_rate, found.reward) == (1, 0, 0.375)
+
+
+@given(
+    varied=st.lists(st.booleans(), min_size=60, max_size=60),
+    prompts=st.integers(1, 12),
+    lease=st.integers(1, 5),
+    refill=st.floats(1, 5),
+    orders=st.tuples(st.randoms(use_true_random=False), st.randoms(use_true_random=False)),
+)
+def test_whatever_the_verdicts_and_however_leases_arrive(
+    varied: list[bool], prompts: int, lease: int, refill: float, orders: tuple[Random, Random]
+) -> None:
+    asked = config(prompts=prompts, lease=lease, refill=refill)
+    found, waves = collect(asked, varied, orders[0].shuffle)
+    bound = int(prompts * refill)
+
+    numbers = [i for wave in waves for groups in wave for i in groups]
+    assert numbers == list(range(found.drawn))  # none twice, none left out
+    assert prompts <= found.drawn <= max(prompts, bound)
+    assert all(len(groups) <= lease for wave in waves for groups in wave)
+    usable = [i for i in numbers if varied[i]]
+    assert found.varied == len(usable)
+    assert groups(found) == usable[:prompts]  # in order of admission
+    assert len(found.batch) == prompts or found.drawn == bound  # constant, unless the bound was met
+    before_last = [i for wave in waves[:-1] for groups in wave for i in groups]
+    assert sum(varied[i] for i in before_last) < prompts  # the last wave was needed
+    assert found.batch.rollouts.tokens[:, 0, 0].tolist() == groups(found)  # each with its own completions
+    assert found.batch.rewards.max(axis=1, initial=0).tolist() == [1] * len(found.batch)
+
+    again, waves_again = collect(asked, varied, orders[1].shuffle)
+    assert waves_again == waves
+    assert again.figures() == found.figures()
+    assert again.samples == found.samples
+    assert np.array_equal(again.batch.rollouts.tokens, found.batch.rollouts.tokens)
+    assert np.array_equal(again.batch.rewards, found.batch.rewards)
+
+
+def test_generating_and_judging_meet_in_two_threads() -> None:
+    asked = config(prompts=6, lease=1)
+    varied = [i % 2 == 1 for i in range(18)]
+    collection = Collection(5, problem_set(), asked)
+
+    def generate() -> None:
+        for leases in collection.waves():
+            for lease in reversed(leases):
+                collection.arrive(lease, rollouts(lease, asked.samples))
+
+    def verify() -> Collected:
+        for lease, sampled in collection.arrivals():
+            collection.judged(lease, sampled, *verdicts(lease, varied, asked.samples))
+        return collection.collected()
+
+    with ThreadPoolExecutor(2) as threads:
+        verifying = threads.submit(verify)
+        threads.submit(generate).result(timeout=30)
+        assert groups(verifying.result(timeout=30)) == [1, 3, 5, 7, 9, 11]
+
+
+def test_the_generating_side_ends_when_no_verdicts_will_come() -> None:
+    collection = Collection(5, problem_set(), config())
+    waiting = threading.Event()
+    seen = []
+
+    def generate() -> None:
+        for leases in collection.waves():
+            seen.append(len(leases))
+            waiting.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        generating = threads.submit(generate)
+        assert waiting.wait(30)
+        collection.abandon()
+        generating.result(timeout=30)
+    assert seen == [2]
+    assert list(collection.arrivals()) == []
+    assert list(Collection.waves(collection)) == []  # and none starts any more
+
+
+def test_the_judging_side_ends_when_generating_fails() -> None:
+    collection = Collection(5, problem_set(), config(lease=2))
+
+    def generate() -> None:
+        for leases in collection.waves():
+            collection.arrive(leases[0], rollouts(leases[0], 2))
+            raise OSError("no generator left")
+
+    with pytest.raises(OSError, match="no generator left"):
+        generate()
+    assert [lease.groups for lease, _ in collection.arrivals()] == [range(2)]
