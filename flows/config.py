@@ -18,7 +18,7 @@ class WarmUpConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(420, ge=1, description="updates; few enough that sampling stays varied")
+    steps: int = Field(380, ge=1, description="updates; few enough that sampling stays varied")
     batch: int = Field(16, ge=1, description="problems per update")
     optimizer: OptimizerConfig = OptimizerConfig(name="muon", lr=6e-3, warmup_steps=20, betas=(0.9, 0.98))
     seed: int = Field(0, ge=0, lt=2**32, description="of the fresh weights and the problems")
@@ -43,7 +43,7 @@ class EvalConfig(BaseModel):
     policy: PolicyConfig = PolicyConfig()
     problems: str = PROBLEMS
     held_out: int = Field(
-        0, ge=0, description="take only the part that `rlvf train --held-out N` keeps out of training; 0 takes all"
+        0, ge=0, description="take only the part that `rlvf train --held_out N` keeps out of training; 0 takes all"
     )
     samples: int = Field(8, ge=1, le=1024, description="completions per problem; k of pass@k")
     seed: int = SEED

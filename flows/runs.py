@@ -32,9 +32,7 @@ class Run:
 
     def local_folder(self, home: Path) -> Path:
         """Where this machine keeps the run's log and pictures: in the run itself where that is local."""
-        folder = store.local_path(self.uri) or home / "runs" / self.name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return store.local_path(self.uri) or home / "runs" / self.name
 
     def save_config(self) -> None:
         """Write the configuration as it is now; a run exists from that moment on."""

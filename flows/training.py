@@ -13,6 +13,7 @@ from prefect.runtime import flow_run
 
 from flows.runs import Run
 from flows.workplace import Workplace
+from infra import store
 from infra.metric_log import read_metrics
 from infra.pictures import reward_curve
 from infra.placement import workers_with
@@ -70,7 +71,6 @@ class Training:
         self._stages: dict[str, float] = defaultdict(float)  # and of all steps of this session
 
     def __enter__(self) -> Self:
-        self.run.save_config()
         self._folder = self.run.local_folder(self.place.home)
         self.tracker = self._stack.enter_context(
             open_run(
@@ -83,6 +83,7 @@ class Training:
                 local=self._folder / METRICS,
             )
         )
+        self.run.save_config()
         self.run.save_mlflow_run(self.tracker.run_id)
         return self
 
@@ -231,7 +232,7 @@ class Training:
             page=self.tracker.page(),
             flow_run_id=flow_run.id,
         )
-        (self._folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+        store.write_text(str(self._folder / "result.json"), json.dumps(asdict(result), indent=2) + "\n")
         return result
 
     def _draw_picture(self) -> None:

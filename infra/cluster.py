@@ -6,6 +6,7 @@ import logging
 import multiprocessing.resource_tracker
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
@@ -17,10 +18,11 @@ from typing import Any, Literal
 
 import dask.config
 from distributed import Client, Nanny, Scheduler, SpecCluster, Status, Worker
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 logger = logging.getLogger(__name__)
 LOCALHOST = "127.0.0.1"
+ADDRESS = re.compile(r"([a-z]+://)?[^\s/]+:\d{1,5}")
 CLOSE_SECONDS = 2.0  # what a busy worker gets to finish its call when the run ends
 CONNECT_SECONDS = 10.0
 
@@ -41,6 +43,13 @@ class ClusterConfig(BaseModel):
     device: Literal["auto", "cuda", "mps", "cpu"] = Field(
         "auto", description="the device tag of the local trainer and generators"
     )
+
+    @field_validator("scheduler")
+    @classmethod
+    def _has_a_port(cls, address: str | None) -> str | None:
+        if address is not None and not ADDRESS.fullmatch(address):
+            raise ValueError("is no address of a scheduler; write it like tcp://192.168.1.5:8786")
+        return address
 
 
 class ClusterError(ValueError):
@@ -180,6 +189,9 @@ def cluster(
                     "distributed.scheduler.allowed-failures": 0,
                     "distributed.scheduler.no-workers-timeout": "60s",
                     "distributed.scheduler.work-stealing": False,
+                    # So long after a death the cluster looks whether the worker is there and closes its nanny if not:
+                    # one that is away again, because it died a second time, would never come back.
+                    "distributed.deploy.lost-worker-timeout": "1000 days",
                     # Its defaults (one OpenMP thread, trim every 64 kB) are not for processes that compute.
                     "distributed.nanny.pre-spawn-environ": {},
                 }

@@ -44,7 +44,6 @@ class MetricLog:
         self.path = path
         self.last: dict[str, int] = {}
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(path)
         for line in self.lines():
             self._note(line)
@@ -63,6 +62,7 @@ class MetricLog:
             return None
         line = MetricLine(step, time.time_ns() // 1_000_000, fresh)
         if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line.dumps() + "\n")
                 file.flush()

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -54,11 +55,8 @@ def free_port(preferred: int, host: str = "127.0.0.1") -> int:
 
 def answers(url: str, timeout: float = 5.0) -> bool:
     """Whether a Prefect API answers at `url`, be it with a refusal."""
-    local = "//127.0.0.1:" in url or "//localhost:" in url
-    # A proxy of the environment is for other machines.
-    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
     try:
-        with opener.open(f"{url.rstrip('/')}/health", timeout=timeout):
+        with _opener(url).open(f"{url.rstrip('/')}/health", timeout=timeout):
             return True
     except urllib.error.HTTPError as error:
         return error.code in (401, 403)
@@ -77,6 +75,7 @@ class PrefectServer:
         self.url = os.environ.get("PREFECT_API_URL", "")
         self.log = home / "logs" / "prefect-server.log"
         self._folder = home / "prefect"
+        self._say = say
         self._users: IO[str] | None = None
         self._supervisor: subprocess.Popen[bytes] | None = None
         if self.url:
@@ -91,9 +90,7 @@ class PrefectServer:
         # From here on a living server stays; one that is just being stopped is waited for.
         self._users = (self._folder / "users.lock").open("a")
         fcntl.flock(self._users, fcntl.LOCK_SH)
-        with (self._folder / "server.lock").open("a") as lock:
-            if _locked(lock):
-                self._start(lock, say)
+        self._start_if_none_lives()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -105,8 +102,11 @@ class PrefectServer:
     def wait(self, timeout: float = 120.0) -> str:
         """The address of the API, once it answers. Raises `ServiceError` when the server ends before that."""
         deadline = time.monotonic() + timeout
-        while self._users is not None and not (self._find() and answers(self.url, timeout=1.0)):
-            if not self._lives() or time.monotonic() > deadline:
+        while self._users is not None and not (self._find() and self._serves()):
+            lives = self._lives()
+            if not lives and self._port_is_taken() and time.monotonic() < deadline:
+                self._start_if_none_lives()
+            elif not lives or time.monotonic() > deadline:
                 lines = self.log.read_text(errors="replace").splitlines()[-15:] if self.log.exists() else []
                 raise ServiceError("\n".join([f"the Prefect server did not start; {self.log} ends with:", *lines]))
             time.sleep(0.05)
@@ -123,10 +123,17 @@ class PrefectServer:
         if self._supervisor is not None:
             self._supervisor.poll()
 
-    def _start(self, lock: IO[str], say: Callable[[str], None]) -> None:
+    def _start_if_none_lives(self) -> None:
+        with (self._folder / "server.lock").open("a") as lock:
+            if _locked(lock):
+                if self._supervisor is not None:
+                    self._supervisor.wait()  # its lock is free: it is gone
+                self._start(lock)
+
+    def _start(self, lock: IO[str]) -> None:
         port = free_port(PORT)
         if port != PORT:
-            say(f"port {PORT} is in use: the Prefect server listens on {port}")
+            self._say(f"port {PORT} is in use: the Prefect server listens on {port}")
         self.url = f"http://127.0.0.1:{port}/api"
         (self._folder / "server.json").unlink(missing_ok=True)  # of a server that was killed
         command = [sys.executable, "-P", "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
@@ -148,6 +155,23 @@ class PrefectServer:
         with suppress(OSError, ValueError):
             self.url = str(json.loads((self._folder / "server.json").read_text())["url"])
         return bool(self.url)
+
+    def _serves(self) -> bool:
+        """Whether the server of this folder answers: its port may have gone to another one while it started."""
+        if not answers(self.url, timeout=1.0):
+            return False
+        try:
+            with _opener(self.url).open(f"{self.url}/admin/settings", timeout=5.0) as settings:
+                return Path(json.load(settings)["home"]) == self._folder
+        except urllib.error.HTTPError:  # it wants a password, and does not say whose it is
+            return True
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def _port_is_taken(self) -> bool:
+        """Whether somebody listens where the server was to listen; asked when it is known to be dead."""
+        port = urllib.parse.urlsplit(self.url).port
+        return port is not None and free_port(port) != port
 
     def _lives(self) -> bool:
         with (self._folder / "server.lock").open("a") as lock:
@@ -202,6 +226,12 @@ def prefect_server(home: Path, say: Callable[[str], None]) -> Iterator[PrefectSe
                     os.environ[name] = value
     finally:
         server.stop()
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """A proxy of the environment is for other machines."""
+    local = "//127.0.0.1:" in url or "//localhost:" in url
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
 
 
 def _prefect_environment(folder: Path) -> dict[str, str]:

@@ -4,10 +4,12 @@ Legend: B sequences, L positions, N selected positions, H hidden size, V vocabul
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -34,6 +36,15 @@ class Policy:
     dtype: torch.dtype  # of the arithmetic; a learner's parameters stay float32
 
     @property
+    def window(self) -> int | None:
+        """How many positions back its attention reaches in some layer, None if all the way. Sampler and learner lay out
+        their own masks, which know no window: they must not be longer than it."""
+        kinds = getattr(self.model.config, "layer_types", None)
+        slides = kinds is None or "sliding_attention" in kinds
+        size = getattr(self.model.config, "sliding_window", None)
+        return int(size) if slides and size else None
+
+    @property
     def end(self) -> int:
         """The token id that ends a completion."""
         return int(self.tokenizer.eos_token_id)
@@ -44,15 +55,18 @@ class Policy:
         if self.tokenizer.chat_template is None:
             return list(self.tokenizer(problem + "\n", add_special_tokens=False)["input_ids"])
         question, answer = EXAMPLE
-        messages = [
-            {"role": "system", "content": SYSTEM},
+        turns = [
             {"role": "user", "content": question},
             {"role": "assistant", "content": answer},
             {"role": "user", "content": problem},
         ]
-        rendered = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, enable_thinking=False
+        render = partial(
+            self.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False, enable_thinking=False
         )
+        try:
+            rendered = render([{"role": "system", "content": SYSTEM}, *turns])
+        except TemplateError:  # some templates know no system role
+            rendered = render([{"role": "user", "content": f"{SYSTEM}\n\n{question}"}, *turns[1:]])
         return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
     def load_weights(self, folder: Path) -> None:

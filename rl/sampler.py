@@ -90,11 +90,19 @@ def sample(
         version: of the weights that ``policy`` holds, recorded with every token.
         groups: [P] the problems' numbers within the step: they name the noise.
         greedy: take the most likely token instead; log-probs are still those of the distribution.
+
+    Raises:
+        ValueError: prompt and completion could grow longer than the model's attention window.
     """
     started = time.perf_counter()
     device = policy.device
     prompts = [policy.prompt_tokens(problem.prompt) for problem in problems]
     P, G, S, T = len(prompts), samples, max(map(len, prompts)), config.max_tokens  # noqa: N806
+    if policy.window is not None and policy.window < S + T:
+        raise ValueError(
+            f"sampling.max_tokens: {S} tokens of prompt and {T} of completion reach beyond the model's attention "
+            f"window of {policy.window}"
+        )
     ids = torch.full((P, S), policy.end)
     real = torch.zeros((P, S), dtype=torch.bool)
     for row, prompt in enumerate(prompts):

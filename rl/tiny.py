@@ -12,15 +12,15 @@ PAD, UNKNOWN, END = "<pad>", "<unk>", "<end>"
 # English that arithmetic is talked about in. A word outside this list is spelled in letters.
 WORDS = """
 a add added adding after again all altogether amount an and another answer apples are as at away be become both bring
-by calculate change combine combined compute count cut deduct decrease decreased difference divide divided do double
-each eight equal equals evaluate every fifty figure find first five for four from get give given gives half has have
-having how hundred i in increase increased into is it its join last leave left less lower lowered many me minus more
-multiplied multiply next nine now number numbers obtain of off on one open other out outcome over pair pairs plus
-previous product products quotient raise raised reduce reduced remain remove result resulting results same second
-separately six start starting step subtract subtracted subtracting sum summed sums take taken tell ten than that the
-their them then there these they third this those three time times to together total totals triple twenty twice two up
-value values what whatever when which with work you your
-""".split()  # noqa: SIM905
+by calculate change combine combined compute count cut deduct decrease decreased difference differences divide divided
+do double each eight equal equals evaluate every fifty figure find first five for four from get give given gives half
+has have having how hundred i in increase increased into is it its join last leave left less lower lowered many me
+minus more multiplied multiply next nine now number numbers obtain of off on one open other out outcome over pair
+pairs plus previous product products quotient raise raised reduce reduced remain remove result resulting results same
+second separately six start starting step subtract subtracted subtracting sum summed sums take taken tell ten than
+that the their them then there these they third this those three time times to together total totals triple twenty
+twice two up value values what whatever when which with work you your
+""".split()
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

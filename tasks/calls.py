@@ -6,7 +6,8 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infra import checkpoints, store, weights
+from infra import checkpoints, disk, store, weights
 from infra.resident import drop, resident
 from infra.weights import PolicyVersion
 from rl import grammar
@@ -123,9 +124,9 @@ def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
         UnknownModelError: transformers cannot load it.
     """
     policy = load_policy(model, config)
-    folder = _scratch(home)
-    save_policy(policy, folder)
-    return weights.publish(store.join(home, re.sub(r"[^\w.-]+", "-", model).strip("-")), 0, folder, move=True)
+    with _scratch(home) as folder:
+        save_policy(policy, folder)
+        return weights.publish(store.join(home, re.sub(r"[^\w.-]+", "-", model).strip("-")), 0, folder, move=True)
 
 
 # -- the trainer
@@ -158,17 +159,23 @@ def _learner(spec: TrainerSpec, step: int | None) -> tuple[Learner, list[str]]:
 
 
 def _save(spec: TrainerSpec, learner: Learner, figures: Mapping[str, float]) -> None:
-    folder = _scratch(spec.run_uri)
-    learner.save(folder)
-    checkpoints.save(spec.run_uri, learner.step, folder, {"figures": dict(figures)}, spec.keep_last, move=True)
+    with _scratch(spec.run_uri) as folder:
+        learner.save(folder)
+        checkpoints.save(spec.run_uri, learner.step, folder, {"figures": dict(figures)}, spec.keep_last, move=True)
 
 
-def _scratch(uri: str) -> Path:
-    """A new folder, below ``uri`` where that is local, so that its files can be moved into place."""
+@contextmanager
+def _scratch(uri: str) -> Iterator[Path]:
+    """A new folder, below ``uri`` where that is local, so that its files can be moved into place. Those that killed
+    workers left there are removed."""
     local = store.local_path(uri)
-    if local is not None:
-        local.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=".scratch-", dir=local))
+    if local is None:
+        with tempfile.TemporaryDirectory(prefix="rlvf-", ignore_cleanup_errors=True) as made:
+            yield Path(made)
+        return
+    disk.sweep(local)
+    with disk.temporary_beside(local / "scratch") as folder:
+        yield folder
 
 
 @dataclass(frozen=True)
@@ -216,9 +223,9 @@ def publish(spec: TrainerSpec, step: int) -> PolicyVersion:
     learner, _ = _learner(spec, step)
     if learner.step != step:
         raise RuntimeError(f"asked to publish version {step}, but the trainer is at {learner.step}")
-    folder = _scratch(spec.run_uri)
-    save_policy(learner.policy, folder, learner.policy.dtype)
-    version = weights.publish(spec.run_uri, step, folder, move=True)
+    with _scratch(spec.run_uri) as folder:
+        save_policy(learner.policy, folder, learner.policy.dtype)
+        version = weights.publish(spec.run_uri, step, folder, move=True)
     weights.prune(spec.run_uri, keep=range(step + 1 - spec.keep_published, step + 1))
     return version
 
@@ -277,7 +284,7 @@ def warm_up(spec: WarmUpSpec, until: int) -> float:
 def keep_warm_up(spec: WarmUpSpec, uri: str) -> None:
     """Store the finished warm-up and let go of its learner."""
     warm_up(spec, spec.steps)
-    folder = _scratch(uri.rpartition("/")[0])
-    save_policy(resident("warm-up", spec, lambda: _fresh(spec)).policy, folder)
-    store.write_folder(uri, folder, move=True)
+    with _scratch(uri.rpartition("/")[0]) as folder:
+        save_policy(resident("warm-up", spec, lambda: _fresh(spec)).policy, folder)
+        store.write_folder(uri, folder, move=True)
     drop("warm-up")

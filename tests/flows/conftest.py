@@ -101,7 +101,11 @@ class Lab:
 
     def options(self, **changes: str) -> dict[str, str]:
         """Small, on the shared cluster; a double underscore stands for a dot, None takes an option back."""
-        shared = {"problems": str(self.problems), "cluster.scheduler": self.client.scheduler.address}
+        shared = {
+            "problems": str(self.problems),
+            "policy": str(self.policy),
+            "cluster.scheduler": self.client.scheduler.address,
+        }
         named = {name.replace("__", "."): value for name, value in changes.items()}
         return {name: value for name, value in {**SMALL, **shared, **named}.items() if value is not None}
 

@@ -66,6 +66,10 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         ("train problems.csv", "unexpected argument 'problems.csv'; `rlvf train --help` lists what there is"),
         ("train --steps 0", "--steps: '0' is not allowed; give a whole number, at least 1"),
         ("train --steps many", "--steps: 'many' is not allowed; give a whole number, at least 1"),
+        (
+            "train --cluster.scheduler here",
+            "--cluster.scheduler 'here': is no address of a scheduler; write it like tcp://192.168.1.5:8786",
+        ),
         ("train --loss ppo", "--loss.name: 'ppo' is not allowed; give one of reinforce, grpo"),
         ("train --batch.samples 1", "--batch.samples: '1' is not allowed; give a whole number, at least 2"),
         ("train --config none.yaml", "none.yaml: no such file"),
@@ -202,7 +206,6 @@ def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
             "placement.generate needs GENERATOR and CUDA but no worker offers CUDA. Workers: ",
         ),
         ({"cluster.scheduler": "tcp://127.0.0.1:1"}, "cluster.scheduler = 'tcp://127.0.0.1:1' does not answer ("),
-        ({"cluster.scheduler": "no address"}, "cluster.scheduler = 'no address' does not answer ("),
     ],
 )
 def test_a_mistake_that_only_the_cluster_can_tell_is_one_line_too(lab: Any, options: dict[str, str], line: str) -> None:
@@ -214,6 +217,17 @@ def test_a_mistake_that_only_the_cluster_can_tell_is_one_line_too(lab: Any, opti
     assert (code, out) == (2, "")
     assert err.startswith(f"start\nrlvf: {line}")
     assert err.count("\n") == 2
+    assert not lab.run_folder(name).exists()
+
+
+def test_a_tracking_uri_that_mlflow_does_not_know_leaves_no_run(lab: Any) -> None:
+    name = lab.new_name()
+    asked = {"run": name, "cluster.scheduler": lab.client.scheduler.address, "tracking.uri": "nosuch://place"}
+    with lab.command("train", options=asked) as command:
+        code, out, err = command.finish()
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("rlvf: tracking.uri nosuch://place: no MLflow run could be created (")
+    assert "Traceback" not in err
     assert not lab.run_folder(name).exists()
 
 
@@ -235,11 +249,12 @@ def test_servers_and_workers_that_were_started_in_vain_are_gone_afterwards(lab: 
 
 def test_a_port_in_use_is_passed_over_and_said(lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "another")
+    quick = {"warm_up.steps": "2", "warm_up.batch": "4"}
     with socket.socket() as taken:
         with suppress(OSError):  # then it is in use already
             taken.bind(("127.0.0.1", 4200))
             taken.listen()
-        with lab.command("sft", "--json", options={"cluster.threads": "2"}, home=home) as command:
+        with lab.command("sft", "--json", options=quick, home=home) as command:
             code, out, err = command.finish()
             lab.until(lambda: not command.alive())
     assert code == 0, err

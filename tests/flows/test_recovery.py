@@ -91,7 +91,9 @@ def test_a_run_that_is_ahead_of_itself_survives_them_all(lab: Any) -> None:
     result = lab.train(run=name, steps=str(STEPS), staleness="2")
     for killer in killers:
         killer.join()
-    assert result.lost == {"train": 1, "generate": 1, "verify": 1}
+    lost = dict(result.lost)
+    assert 1 <= lost.pop("verify") <= 3  # as many batches may have had theirs on that verifier
+    assert lost == {"train": 1, "generate": 1}
     check_steps(lab, run)
     assert max(lab.metrics(run, "staleness/max").values()) <= 2
 
@@ -104,7 +106,7 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undi
         return max(lab.metrics(run, "groups/used"), default=0)
 
     def while_files_are_written() -> bool:
-        return any(run.glob(".scratch-*/*.safetensors"))
+        return any(run.glob(".scratch.*.tmp/*.safetensors"))
 
     def between_checkpoint_and_log() -> bool:
         return max(store.versions(str(run / "state")), default=0) > logged()
@@ -115,23 +117,23 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undi
 
     options = lab.options(steps=str(STEPS), staleness="0", cluster__scheduler=None, cluster__threads="1")
     words: tuple[str, ...] = ("train", "--run", run.name)
-    before = 0
+    known = 2
     for reached in (lambda: while_files_are_written, lambda: between_checkpoint_and_log, at_any_moment):
         with lab.command(*words, options=options, home=home) as command:
             # a resumed run logs the step of its checkpoint first, if that was not logged any more
-            lab.until(lambda: logged() >= before + 2 or command.process.poll() is not None)
+            lab.until(lambda known=known: logged() >= known or command.process.poll() is not None)
             lab.until(reached(), every=0.0005)
             command.signal_group(SIGKILL)
             code, _, err = command.finish()
             assert code == -SIGKILL, err  # it was not over
             lab.until(lambda: not command.alive())
-        before = logged()
+        known = logged() + 2
         words = ("train", "--resume", run.name)
     result = lab.train(resume=str(run), home=home, steps=str(STEPS), staleness="0")
     assert result.steps == STEPS
     check_steps(lab, run, home=home)
     assert lab.weights_digest(run, STEPS) == undisturbed
-    assert not list(run.glob("**/.scratch-*"))
+    assert not list(run.glob("**/.*.tmp"))
 
 
 @pytest.mark.parametrize("number", [SIGINT, SIGTERM])

@@ -17,12 +17,27 @@ from safetensors.torch import load_file
 
 from infra import store
 
-EACH_STEP = (
-    "reward/mean reward/pass_rate groups/used groups/zero_variance completion/tokens_mean completion/truncated "
-    "loss/policy policy/entropy policy/mismatch_kl policy/clip_fraction policy/grad_norm staleness/mean staleness/max "
-    "perf/step_seconds perf/rollouts_per_second perf/generated_tokens_per_second perf/trainer_busy "
-    "perf/generator_busy perf/overhead_fraction"
-).split()
+EACH_STEP = [
+    "reward/mean",
+    "reward/pass_rate",
+    "groups/used",
+    "groups/zero_variance",
+    "completion/tokens_mean",
+    "completion/truncated",
+    "loss/policy",
+    "policy/entropy",
+    "policy/mismatch_kl",
+    "policy/clip_fraction",
+    "policy/grad_norm",
+    "staleness/mean",
+    "staleness/max",
+    "perf/step_seconds",
+    "perf/rollouts_per_second",
+    "perf/generated_tokens_per_second",
+    "perf/trainer_busy",
+    "perf/generator_busy",
+    "perf/overhead_fraction",
+]
 LOAD = """
 import sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -39,6 +54,7 @@ def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_
     options = lab.options(
         run="whole",
         steps="3",
+        policy=None,
         cluster__scheduler=None,
         cluster__threads="1",
         warm_up__steps="20",
@@ -67,7 +83,7 @@ def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_
     assert store.versions(str(run / "state")) == [2, 3]
     assert store.versions(str(run / "weights"), prefix="v") == [1, 2, 3]
     assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert not list(run.glob(".scratch*"))
+    assert not list(run.glob("**/.*"))
     reader = subprocess.run([sys.executable, "-c", LOAD, str(run / "weights" / "v3")], capture_output=True, text=True)
     assert reader.returncode == 0, reader.stderr
     for name in EACH_STEP:

@@ -215,3 +215,37 @@ def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert rlvf_home() == tmp_path / ".rlvf"
     monkeypatch.setenv("RLVF_HOME", "elsewhere")
     assert rlvf_home() == tmp_path / "elsewhere"
+
+
+def test_a_port_that_is_taken_while_the_server_starts_is_given_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remarks: list[str] = []
+    port = free_port(0)
+    monkeypatch.setattr(services, "PORT", port)
+    with prefect_server(home, remarks.append) as server, prefect_api_of_another(port):
+        assert f":{port}/" not in server.wait()
+        assert answers(server.url)
+    assert remarks == [f"port {port} is in use: the Prefect server listens on {server.url.split(':')[2][:-4]}"]
+
+
+@contextmanager
+def prefect_api_of_another(port: int) -> Iterator[None]:
+    """Something that answers as a Prefect server with another home does."""
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"home": "/another"}).encode() if "settings" in self.path else b"true")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    api = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answers)
+    serving = threading.Thread(target=api.serve_forever)
+    serving.start()
+    try:
+        yield
+    finally:
+        api.shutdown()
+        serving.join()
+        api.server_close()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -24,7 +25,9 @@ from rl.policy import Policy
 from rl.records import Batch, Problem, Rollouts
 from rl.tiny import build_tokenizer
 
-ARCHITECTURES = ("qwen3", "llama", "gpt2")  # tied with grouped heads; untied; tied with learned positions
+settings.register_profile("rl", deadline=None)  # another process may take the processor in the middle of an example
+settings.load_profile("rl")
+
 PROMPTS = ("7", "add 3 and 4.", "take 12 minus 5, then multiply that by 31 and add 17 to the result.")
 
 

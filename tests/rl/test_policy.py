@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from rl.config import PolicyConfig
+from rl.config import PolicyConfig, SamplingConfig
 from rl.policy import (
     EXAMPLE,
     SYSTEM,
@@ -30,6 +30,8 @@ from rl.policy import (
     load_policy,
     save_policy,
 )
+from rl.records import Problem
+from rl.sampler import sample
 from rl.tiny import build_tokenizer
 
 Build = Callable[..., PreTrainedModel]
@@ -104,7 +106,34 @@ def test_the_chat_template_is_used_where_the_model_has_one(tmp_path: Path, build
     assert lines == [line.lower() for line in [*said, "[assistant] "]]
 
 
+def test_a_template_without_a_system_role_gets_its_words_in_the_first_turn(tmp_path: Path, build_small: Build) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
+    )
+    policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
+    said = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4."))
+    assert said.startswith(f"[user] {SYSTEM}\n\n{EXAMPLE[0]}\n[assistant] {EXAMPLE[1]}".lower())
+    assert said.endswith("[user] add 3 and 4.\n[assistant] ")
+
+
 # -- models that cannot be driven
+
+
+def test_nothing_longer_than_an_attention_window_is_sampled(
+    build_small: Build, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    slides = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    policies = [
+        Policy(build_small("qwen3", **changes), tokenizer, torch.device("cpu"), torch.float32)
+        for changes in (slides, {"sliding_window": 16})  # the second has a size and does not use it
+    ]
+    assert [policy.window for policy in policies] == [16, None]
+    problem = [Problem("add 3 and 4.", "3 + 4", "test")]
+    asked = {"samples": 2, "seed": 0, "step": 0, "groups": [0]}
+    with pytest.raises(ValueError, match="attention window of 16"):
+        sample(policies[0], 0, problem, SamplingConfig(max_tokens=12), **asked)
+    assert sample(policies[0], 0, problem, SamplingConfig(max_tokens=4), **asked).lengths.max() <= 4
 
 
 def test_an_unknown_model_is_one_clear_line(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rl.sampler import choose, sample
 Make = Callable[..., Policy]
 Exactly = Callable[[PreTrainedModel], PreTrainedModel]
 
-ARCHITECTURES = ("qwen3", "llama", "gpt2")
+ARCHITECTURES = ("qwen3", "llama", "gpt2")  # tied with grouped heads; untied; tied with learned positions
 SHORT = SamplingConfig(max_tokens=10)
 LARGEST_UNIFORM = 1 - 2**-24
 INFINITY = float("inf")
