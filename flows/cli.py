@@ -3,19 +3,12 @@
 import argparse
 import json
 import os
-import re
-import shlex
-import shutil
 import signal
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from http.client import HTTPException
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,13 +17,14 @@ from pydantic import BaseModel
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.display import Display
 from flows.options import OneLineParser, add_options, read_config
+from flows.preflight import check_model, check_tracking
 from flows.runs import Run, new_run, resume_run
+from flows.summary import run_name, summary
 from flows.workplace import workplace
 from infra.checkpoints import is_run, resolve_run
 from infra.cluster import ClusterConfig
 from infra.placement import PlacementConfig
 from infra.services import prefect_server, rlvf_home
-from rl.config import TINY
 from tasks.problem_set import GRAMMAR, open_problems, read_problems
 
 if TYPE_CHECKING:
@@ -94,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (OSError, RuntimeError) as error:
         if os.environ.get("RLVF_TRACEBACK"):
             raise
-        print(f"rlvf: {error} (set RLVF_TRACEBACK=1 for the whole story)", file=sys.stderr)
+        print(f"rlvf: {str(error) or type(error).__name__} (set RLVF_TRACEBACK=1 for the whole story)", file=sys.stderr)
         sys.exit(1)
 
 
@@ -122,9 +116,9 @@ def _train(given: argparse.Namespace) -> None:
         run = resume_run(given.resume, runs, given.config, given.overrides)
     else:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
-        _check_tracking(run.config.tracking.uri)  # a resumed run goes on without, and catches up later
+        check_tracking(run.config.tracking.uri)  # a resumed run goes on without, and catches up later
     open_problems(run.config.problems, run.config.held_out, run.config.seed)
-    _check_model(run.config.policy.model)
+    check_model(run.config.policy.model)
     began = time.monotonic()
     try:
         result = _in_workplace(run.config.cluster, run.config.placement, lambda display: _run_train(run, display))
@@ -132,7 +126,7 @@ def _train(given: argparse.Namespace) -> None:
         raise  # a mistake in what was asked: going on would meet it again
     except BaseException:
         if is_run(run.uri):
-            print(f"rlvf: stopped; go on with: rlvf train --resume {_name(run)}", file=sys.stderr)
+            print(f"rlvf: stopped; go on with: rlvf train --resume {run_name(run)}", file=sys.stderr)
         raise
     seconds = time.monotonic() - began
     figures = asdict(result)
@@ -140,13 +134,13 @@ def _train(given: argparse.Namespace) -> None:
         keys = ("run", "steps", "pass_rate_before", "pass_rate_after", "rollouts_per_second")
         print(json.dumps({**{key: figures[key] for key in keys}, "seconds": seconds, "stages": figures["stages"]}))
     else:
-        print(_summary(run, result, seconds))
+        print(summary(run, result, seconds))
 
 
 def _run_train(run: Run, display: Display) -> "TrainResult":
     from flows.train import train  # with torch and prefect: not before the command line is known to be good
 
-    display.say(f"run {_name(run)}")
+    display.say(f"run {run_name(run)}")
     return train(run.config.model_copy(update={"run": run.uri}), run.uri if run.resumed else None)
 
 
@@ -169,7 +163,7 @@ def _eval(given: argparse.Namespace) -> None:
     elif config.problems != GRAMMAR:
         read_problems(config.problems)
     if not is_run(resolve_run(config.policy.model, str(rlvf_home() / "runs"))):
-        _check_model(config.policy.model, "a run or ")
+        check_model(config.policy.model, "a run or ")
 
     def work(_: Display) -> "Evaluation":
         from flows.evaluate import evaluate_policy
@@ -185,72 +179,3 @@ def _eval(given: argparse.Namespace) -> None:
             f"{found.problems} problems, policy v{found.step}: pass@1 {found.greedy:.3f} greedy, {found.sampled:.3f} "
             f"sampled; pass@{found.k} {found.pass_at_k:.3f}"
         )
-
-
-def _check_model(model: str, also: str = "") -> None:
-    """Refuse a model that transformers does not know, before anything starts or is written."""
-    if model == TINY:
-        return
-    from transformers import AutoConfig, AutoTokenizer
-
-    try:
-        AutoConfig.from_pretrained(model)
-        AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"policy.model {model!r} is not {also}a model that transformers can load: {reason}") from error
-
-
-def _check_tracking(uri: str | None) -> None:
-    """Refuse an MLflow server that is not there, before anything starts or is written."""
-    if uri is None or not uri.startswith(("http://", "https://")):
-        return
-    address = re.sub("//[^/@]*@", "//", uri)  # without a password
-    try:
-        urllib.request.urlopen(address, timeout=10).close()
-    except urllib.error.HTTPError:
-        pass  # somebody answers; whether it is MLflow shows later
-    except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise ValueError(
-            f"tracking.uri: no MLflow server answers at {address} ({reason}); start it, or leave it out to use a file "
-            "under the home"
-        ) from error
-
-
-def _name(run: Run) -> str:
-    """What the person may call the run: its name where it lies at home, else its URI."""
-    return run.name if run.uri == str(rlvf_home() / "runs" / run.name) else run.uri
-
-
-def _summary(run: Run, result: "TrainResult", seconds: float) -> str:
-    home = rlvf_home()
-    shares = "  ".join(f"{stage} {share:.0%}" for stage, share in result.stages.items())
-    lost = ", ".join(f"{count} x {call}" for call, count in result.lost.items())
-    pages = [("MLflow", result.page.command, result.page.url)]
-    if result.flow_run_id is not None:
-        serve = f"PREFECT_HOME={shlex.quote(str(home / 'prefect'))} prefect server start"
-        served = os.environ.get("PREFECT_API_URL")
-        url = (served or "http://127.0.0.1:4200/api").removesuffix("/api")
-        pages.append(("Prefect", None if served else serve, f"{url}/runs/flow-run/{result.flow_run_id}"))
-    rows = [
-        ("run", f"{_name(run)}: {result.steps} steps in {seconds:.0f} s, {result.rollouts_per_second:.0f} rollouts/s"),
-        ("pass rate", f"{result.pass_rate_before:.3f} → {result.pass_rate_after:.3f} greedy on held-out problems"),
-        ("", f"{result.sampled_before:.3f} → {result.sampled_after:.3f} sampled"),
-        ("time", shares),
-        *([("lost", f"{lost}, done again elsewhere")] if lost else []),
-        ("picture", result.picture),
-        ("checkpoint", f"{result.checkpoint} (Hugging Face layout)"),
-        *[(name, f"{_venv(command)}\n{'':12}then open {url}" if command else url) for name, command, url in pages],
-    ]
-    return "\n".join(f"{name:<12}{text}" for name, text in rows)
-
-
-def _venv(command: str) -> str:
-    """The shell command with the program's path, where it is not on the PATH."""
-    words = command.split(" ")
-    at = next(index for index, word in enumerate(words) if "=" not in word)
-    beside = Path(sys.executable).parent / words[at]
-    if shutil.which(words[at]) is None and beside.exists():
-        words[at] = shlex.quote(os.path.relpath(beside))
-    return " ".join(words)

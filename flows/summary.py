@@ -1,0 +1,56 @@
+"""The few lines that a person wants at the end of a run."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.runs import Run
+from infra.services import rlvf_home
+
+if TYPE_CHECKING:
+    from flows.training import TrainResult
+
+
+def run_name(run: Run) -> str:
+    """What the person may call the run: its name where it lies at home, else its URI."""
+    return run.name if run.uri == str(rlvf_home() / "runs" / run.name) else run.uri
+
+
+def summary(run: Run, result: "TrainResult", seconds: float) -> str:
+    """How the run went, where its results lie, and how to look at its pages."""
+    home = rlvf_home()
+    shares = "  ".join(f"{stage} {share:.0%}" for stage, share in result.stages.items())
+    lost = ", ".join(f"{count} x {call}" for call, count in result.lost.items())
+    pages = [("MLflow", result.page.command, result.page.url)]
+    if result.flow_run_id is not None:
+        serve = f"PREFECT_HOME={shlex.quote(str(home / 'prefect'))} prefect server start"
+        served = os.environ.get("PREFECT_API_URL")
+        url = (served or "http://127.0.0.1:4200/api").removesuffix("/api")
+        pages.append(("Prefect", None if served else serve, f"{url}/runs/flow-run/{result.flow_run_id}"))
+    rows = [
+        (
+            "run",
+            f"{run_name(run)}: {result.steps} steps in {seconds:.0f} s, {result.rollouts_per_second:.0f} rollouts/s",
+        ),
+        ("pass rate", f"{result.pass_rate_before:.3f} → {result.pass_rate_after:.3f} greedy on held-out problems"),
+        ("", f"{result.sampled_before:.3f} → {result.sampled_after:.3f} sampled"),
+        ("time", shares),
+        *([("lost", f"{lost}, done again elsewhere")] if lost else []),
+        ("picture", result.picture),
+        ("checkpoint", f"{result.checkpoint} (Hugging Face layout)"),
+        *[(name, f"{_venv(command)}\n{'':12}then open {url}" if command else url) for name, command, url in pages],
+    ]
+    return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _venv(command: str) -> str:
+    """The shell command with the program's path, where it is not on the PATH."""
+    words = command.split(" ")
+    at = next(index for index, word in enumerate(words) if "=" not in word)
+    beside = Path(sys.executable).parent / words[at]
+    if shutil.which(words[at]) is None and beside.exists():
+        words[at] = shlex.quote(os.path.relpath(beside))
+    return " ".join(words)
