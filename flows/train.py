@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from prefect import flow
 from prefect.futures import PrefectFuture
+from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
 from flows.runs import Run, new_run, refuse_contradictions, saved_config
@@ -29,7 +30,14 @@ class DivergedError(RuntimeError):
     """Several updates in a row had a loss or gradient that is not finite."""
 
 
-@flow(name="rlvf")
+def title() -> str:
+    """What Prefect's pages call the run: as its folder, where that is known."""
+    given = flow_run.parameters
+    named = given.get("resume") or given["config"].run or "rlvf"
+    return str(named).rstrip("/").rpartition("/")[2]
+
+
+@flow(name="rlvf", flow_run_name=title)
 def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one."""
     with workplace(config.cluster, config.placement) as place, Training(open_run(config, resume, place), place) as run:

@@ -142,7 +142,9 @@ class PrefectServer:
                 # Isolated, without site: it needs the standard library only and is there in some 20 ms.
                 [sys.executable, "-I", "-S", __file__, str(lock.fileno()), self.url, *command],
                 cwd=self._folder,  # Prefect reads settings from the files of its working directory
-                env=os.environ | _prefect_environment(self._folder) | {"PREFECT_SERVER_LOGGING_LEVEL": "WARNING"},
+                env=os.environ
+                | _prefect_environment(self._folder)
+                | {"PREFECT_SERVER_LOGGING_LEVEL": "WARNING", "PREFECT_SERVER_UI_API_URL": self.url},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from infra.interrupts import put_off
 from infra.metric_log import MetricLine, MetricLog, plain
 
 if TYPE_CHECKING:
@@ -203,12 +204,17 @@ class Tracker:
     def page(self, port: int = 5000) -> Page:
         """The page of this run. The command serves it from the home on `port`."""
         tail = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
-        if self._uri.startswith(("http://", "https://")):
+        if self._is_served:
             return Page(None, _masked(self._uri.rstrip("/")) + tail)
         store = shlex.quote(self._uri)
         return Page(
             f"mlflow server --backend-store-uri {store} --workers 1 --port {port}", f"http://127.0.0.1:{port}{tail}"
         )
+
+    @property
+    def _is_served(self) -> bool:
+        """Whether a server does the writing; else this process does it."""
+        return self._uri.startswith(("http://", "https://"))
 
     def _upload(self, path: str, upload: Callable[["MlflowClient", str], None]) -> None:
         with self._lock:
@@ -224,7 +230,8 @@ class Tracker:
         from_mlflow = _import_mlflow()
         started = time.monotonic()
         try:
-            with _quiet_retries():
+            # cut off inside a transaction, the database would stay locked, for this process too
+            with _quiet_retries() if self._is_served else put_off():
                 self._send(from_mlflow)
         except (from_mlflow.exceptions.MlflowException, OSError) as error:
             ended = time.monotonic()
@@ -291,8 +298,7 @@ class Tracker:
         found = client.get_experiment_by_name(self._experiment)
         if found is None:
             # a server decides itself where artifacts go; MLflow's default without one is the working directory
-            served = self._uri.startswith(("http://", "https://"))
-            folder = None if served else (self._home / "mlartifacts").as_uri()
+            folder = None if self._is_served else (self._home / "mlartifacts").as_uri()
             return str(client.create_experiment(self._experiment, artifact_location=folder))
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
@@ -358,11 +364,14 @@ def _quiet_retries() -> Iterator[None]:
     """Keeps the HTTP library from writing a line for each retry to a server that is away."""
     retries = logging.getLogger("urllib3.connectionpool")
     level = retries.level
-    retries.setLevel(logging.ERROR)
+    # logging holds its one lock meanwhile, and Python 3.11 does not give it back if it is interrupted
+    with put_off():
+        retries.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        retries.setLevel(level)
+        with put_off():
+            retries.setLevel(level)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
