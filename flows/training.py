@@ -83,6 +83,7 @@ class Training:
                 local=self._folder / METRICS,
             )
         )
+        self._stack.callback(self._draw_picture)  # before the tracker closes, however the run ends
         self.run.save_config()
         self.run.save_mlflow_run(self.tracker.run_id)
         return self
@@ -92,7 +93,6 @@ class Training:
     ) -> None:
         if kind is not None:
             self.place.dispatch.stop()  # the tasks that generate ahead would keep the flow from ending
-        self._draw_picture()
         self._stack.__exit__(kind, error, trace)
 
     # -- the beginning

@@ -1,6 +1,7 @@
 """What the tests of whole runs share: a home with a Prefect server, one cluster, and a policy that is half right."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -36,7 +37,7 @@ from rl.supervised import demonstrations, imitate
 from rl.tiny import build_model, build_tokenizer
 from tasks.warm_up import warm_up_uri
 
-WARM_STEPS = 14  # of imitation: about half of the completions are right, and most groups vary
+WARM_LOSS = 0.2  # nats per token at which imitation ends: about half of the completions are right, most groups vary
 SMALL = {
     "batch.prompts": "4",
     "batch.samples": "4",
@@ -231,9 +232,10 @@ def half_right(folder: Path) -> None:
     policy = Policy(model, tokenizer, torch.device("cpu"), torch.float32)
     learner = Learner(policy, OptimizerConfig(lr=4e-3, warmup_steps=5, betas=(0.9, 0.98), microbatch_tokens=1024))
     draws = np.random.default_rng(0)
-    for _ in range(WARM_STEPS):
+    loss = math.inf
+    while loss > WARM_LOSS:
         shown = [Problem(PROBLEMS[i][1], PROBLEMS[i][0], "") for i in draws.integers(len(PROBLEMS), size=16)]
-        imitate(learner, demonstrations(policy, shown))
+        loss = imitate(learner, demonstrations(policy, shown))
     save_policy(policy, folder)
 
 

@@ -1,13 +1,11 @@
 """Evaluations against an independent computation: transformers' own `generate`, one problem at a time."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SAMPLES = 16
@@ -43,7 +41,7 @@ def independent(lab: Any) -> tuple[float, float, float]:
     with torch.inference_mode():
         greedy = solved(lab.policy, lab.problems)
         sampled = solved(lab.policy, lab.problems, SAMPLES)
-    return float(greedy.float().mean()), float(sampled.float().mean()), float(sampled.any(1).float().mean())
+    return float(greedy.double().mean()), float(sampled.double().mean()), float(sampled.any(1).double().mean())
 
 
 def test_the_command_evaluates_a_model(lab: Any, independent: tuple[float, float, float]) -> None:
@@ -79,7 +77,7 @@ def test_a_run_is_evaluated_at_its_newest_version_and_logs_it(lab: Any) -> None:
     result = lab.train(steps="3", optimizer__lr="1e-3")
     run = Path(result.run)
     with torch.inference_mode():
-        greedy = float(solved(run / "weights" / "v3", lab.problems).float().mean())
+        greedy = float(solved(run / "weights" / "v3", lab.problems).double().mean())
     found = lab.evaluate(policy=run.name, problems=str(lab.problems), samples="2")
     assert (found.step, found.problems, found.greedy) == (3, 100, greedy)
     mlflow, logged = lab.mlflow(run)
@@ -92,13 +90,3 @@ def test_a_run_is_evaluated_at_its_newest_version_and_logs_it(lab: Any) -> None:
     kept = lab.evaluate(policy=run.name, problems=str(lab.problems), held_out="16", samples="4")
     assert kept.problems == 16
     assert kept.greedy == result.pass_rate_after
-
-
-def test_broken_weights_are_no_policy_that_solves_nothing(lab: Any, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(lab.policy, broken)
-    tensors = load_file(broken / "model.safetensors")
-    tensors["model.norm.weight"].fill_(torch.nan)
-    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RuntimeError, match="log-probs that are not finite"):
-        lab.evaluate(policy=str(broken), problems=str(lab.problems))
