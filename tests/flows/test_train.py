@@ -63,7 +63,6 @@ def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_
         cluster__threads="1",
         warm_up__steps="20",
         warm_up__batch="8",
-        tracking__system_metrics="true",
         tracking__samples_every="2",
     )
     with lab.command("train", "--json", options=options) as command:
@@ -108,7 +107,6 @@ def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_
     shown = json.loads(Path(mlflow.download_artifacts(logged.info.run_id, table.path, str(tmp_path))).read_text())
     assert {"prompt", "completion", "reward", "reason"} <= set(shown["columns"])
     assert len(shown["data"]) in range(4, 9)
-    assert any(name.startswith("system/") for name in logged.data.metrics)
 
     ended = json.loads((run / "result.json").read_text())
     with lab.prefect() as prefect:
@@ -157,7 +155,7 @@ def test_weights_that_break_on_the_way_are_no_policy_that_solves_nothing(lab: An
     spec = GeneratorSpec(PolicyConfig(device="cpu"), SamplingConfig(max_tokens=4), samples=2, seed=0)
     problems = [Problem("add 3 and 4", "3 + 4", "")]
     assert generate(spec, versions[0], 0, [0], problems).generated_tokens > 0
-    with pytest.raises(BrokenPolicyError, match="v1 .* log-probs that are not finite"):
+    with pytest.raises(BrokenPolicyError, match=r"v1 .* log-probs that are not finite"):
         generate(spec, versions[1], 1, [0], problems)
 
 
