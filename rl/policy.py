@@ -183,10 +183,12 @@ def check_head(policy: Policy, path: str) -> None:
     that the two together are the model (some models scale or cap their logits in between).
 
     Raises:
-        UnknownModelError: they are not.
+        UnknownModelError: they are not, or they are not finite.
     """
     tokens = torch.tensor([[policy.end, policy.end]], device=policy.device)
     whole = policy.model(input_ids=tokens, use_cache=False).logits.float()
     parts = head_logits(policy.model, hidden_states(policy.model, input_ids=tokens, use_cache=False))
+    if not torch.isfinite(whole).all():
+        raise UnknownModelError(f"policy.model {path!r}: its logits are not finite: broken weights, or an overflow")
     if not torch.allclose(whole, parts, atol=1e-2, rtol=1e-2):
         raise UnknownModelError(f"policy.model {path!r}: its logits are more than a linear head on its hidden states")

@@ -55,6 +55,16 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return head_logits(model, hidden_states(model, input_ids=TOKENS, use_cache=False))
 
 
+def test_a_model_of_numbers_that_are_none_is_refused(
+    tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = build_small("llama")
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(UnknownModelError, match="logits are not finite"):
+        load_policy(saved(tmp_path, model, tokenizer), CPU)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
 def test_a_folder_that_transformers_wrote_is_loaded(
     name: str, tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
