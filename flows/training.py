@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 from flows.runs import Run
 from flows.workplace import Workplace
 from infra import store
+from infra.interrupts import answered_by
 from infra.metric_log import read_metrics
 from infra.pictures import reward_curve
 from infra.placement import workers_with
@@ -72,20 +73,23 @@ class Training:
 
     def __enter__(self) -> Self:
         self._folder = self.run.local_folder(self.place.home)
-        self.tracker = self._stack.enter_context(
-            open_run(
-                self.config.tracking,
-                home=self.place.home,
-                experiment=self.problems.name,
-                run_name=self.run.name,
-                run_id=self.run.mlflow_run,
-                params=self.config.model_dump(mode="json"),
-                local=self._folder / METRICS,
+        with ExitStack() as stack:
+            self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
+            self.tracker = stack.enter_context(
+                open_run(
+                    self.config.tracking,
+                    home=self.place.home,
+                    experiment=self.problems.name,
+                    run_name=self.run.name,
+                    run_id=self.run.mlflow_run,
+                    params=self.config.model_dump(mode="json"),
+                    local=self._folder / METRICS,
+                )
             )
-        )
-        self._stack.callback(self._draw_picture)  # before the tracker closes, however the run ends
-        self.run.save_config()
-        self.run.save_mlflow_run(self.tracker.run_id)
+            stack.callback(self._draw_picture)  # before the tracker closes, however the run ends
+            self.run.save_config()
+            self.run.save_mlflow_run(self.tracker.run_id)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -93,6 +97,8 @@ class Training:
     ) -> None:
         if kind is not None:
             self.place.dispatch.stop()  # the tasks that generate ahead would keep the flow from ending
+        if self._signals:  # the work was stopped because of it; what it raised then is not why the run ends
+            kind, error = KeyboardInterrupt, KeyboardInterrupt()
         self._stack.__exit__(kind, error, trace)
 
     # -- the beginning

@@ -1,10 +1,13 @@
-"""Ctrl-C and SIGTERM put off while something must not be left half done."""
+"""Ctrl-C and SIGTERM where they do no harm: an exception that breaks in between any two instructions can leave a lock
+taken, in a library that never expected it."""
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -31,3 +34,43 @@ def put_off() -> Iterator[None]:
             signal.signal(number, handler)
         for late in came:
             signal.raise_signal(late)
+
+
+@contextmanager
+def answered_by(stop: Callable[[], None]) -> Iterator[Sequence[int]]:
+    """The first signal that comes has `stop` called, in a thread of its own, so that the work ends by itself; it takes
+    effect at the end of the context. A second one takes effect at once. Yields the signals that came so far.
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    woken, wake = os.pipe()
+    before: dict[int, Any] = {n: handler for n in NUMBERS if (handler := signal.getsignal(n)) is not None}
+
+    def wait() -> None:
+        if os.read(woken, 1):
+            stop()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        handler = before[number]
+        if len(came) == 1:
+            os.write(wake, b".")  # `stop` may need a lock that the interrupted thread holds
+        elif callable(handler):
+            handler(number, frame)
+
+    waiting = threading.Thread(target=wait, name="stop on signal", daemon=True)
+    waiting.start()
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(wake)
+        waiting.join()
+        os.close(woken)
+        if came:
+            signal.raise_signal(came[0])

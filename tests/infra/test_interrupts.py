@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from infra.interrupts import put_off
+from infra.interrupts import answered_by, put_off
 
 
 def test_ctrl_c_takes_effect_at_the_end() -> None:
@@ -58,3 +58,57 @@ def test_another_thread_leaves_the_signals_alone() -> None:
     thread.start()
     thread.join()
     assert inside == [signal.default_int_handler]
+
+
+def test_the_first_signal_stops_the_work_and_takes_effect_at_the_end() -> None:
+    stopped = threading.Event()
+    done: list[str] = []
+
+    def work() -> None:
+        with answered_by(stopped.set) as came:
+            signal.raise_signal(signal.SIGINT)
+            assert stopped.wait(10)  # in another thread: this one was not interrupted
+            done.append("all of it")
+            assert list(came) == [signal.SIGINT]
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_takes_effect_at_once() -> None:
+    def work() -> None:
+        with answered_by(lambda: None):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_without_a_signal_nothing_is_stopped_and_no_thread_stays() -> None:
+    stopped = threading.Event()
+    before = threading.active_count()
+    with answered_by(stopped.set) as came:
+        assert list(came) == []
+    assert not stopped.is_set()
+    assert threading.active_count() == before
+
+
+def test_what_stops_may_need_a_lock_that_the_interrupted_work_holds() -> None:
+    lock, stopped = threading.Lock(), threading.Event()
+
+    def stop() -> None:
+        with lock:
+            stopped.set()
+
+    def work() -> None:
+        with answered_by(stop):
+            with lock:
+                signal.raise_signal(signal.SIGINT)
+            assert stopped.wait(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
