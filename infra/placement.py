@@ -97,7 +97,10 @@ def unsatisfied(client: Client, call: str, tags: Collection[str], present: Colle
     everywhere = {tag for offer in present for tag, amount in offer.resources.items() if amount >= 1}
     missing = [tag for tag in tags if tag not in everywhere]
     lack = f"no worker offers {' or '.join(missing)}" if missing else f"no single worker offers {' and '.join(tags)}"
-    there = "; ".join(f"{offer.name}: {' '.join(sorted(offer.resources)) or 'no tags'}" for offer in present)
+    there = "; ".join(
+        f"{offer.name}: {' '.join(sorted(offer.resources)) or 'no tags'}"
+        for offer in sorted(present, key=lambda offer: offer.name)
+    )
     device = [] if set(tags) & set(DEVICES) else ["CPU"]
     resources = " ".join(f"{tag}=1" for tag in [*tags, *device])
     address = client.scheduler.address if client.scheduler is not None else "<scheduler address>"

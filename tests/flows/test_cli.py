@@ -252,6 +252,8 @@ def test_a_port_in_use_is_passed_over_and_said(lab: Any, tmp_path: Path) -> None
     quick = {"warm_up.steps": "2", "warm_up.batch": "4"}
     with socket.socket() as taken:
         with suppress(OSError):  # then it is in use already
+            # as servers do: a connection of the test before may linger there
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(("127.0.0.1", 4200))
             taken.listen()
         with lab.command("sft", "--json", options=quick, home=home) as command:
