@@ -1,0 +1,56 @@
+"""`rlvf eval`."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from flows.commands.command import Command
+from flows.commands.workplace import in_workplace
+from flows.config import EvalConfig
+from flows.display import Display
+from flows.options import add_options, read_config
+from flows.preflight import check_model
+from infra.checkpoints import is_run, resolve_run
+from infra.services import rlvf_home
+from tasks.problem_set import GRAMMAR, open_problems, read_problems
+
+if TYPE_CHECKING:
+    from tasks.evaluate import Evaluation
+
+EXAMPLES = """
+rlvf eval --policy 20260101-120000-tiny --problems problems.csv --samples 8
+rlvf eval --policy Qwen/Qwen3-0.6B --problems 's3://bucket/*.csv.gz'
+"""
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print one JSON object with the figures")
+    add_options(command, EvalConfig)
+
+
+def _run(given: argparse.Namespace) -> None:
+    config = read_config(EvalConfig, file=given.config, overrides=given.overrides)
+    if config.held_out:
+        open_problems(config.problems, config.held_out, config.seed)
+    elif config.problems != GRAMMAR:
+        read_problems(config.problems)
+    if not is_run(resolve_run(config.policy.model, str(rlvf_home() / "runs"))):
+        check_model(config.policy.model, "a run or ")
+
+    def work(_: Display) -> "Evaluation":
+        from flows.evaluate import evaluate_policy
+
+        return evaluate_policy(config)
+
+    found = in_workplace(config.cluster, config.placement, work)
+    if given.json:
+        figures = {"problems": found.problems, "greedy": found.greedy, "sampled": found.sampled}
+        print(json.dumps({**figures, "pass_at_k": found.pass_at_k, "k": found.k, "version": found.step}))
+    else:
+        print(
+            f"{found.problems} problems, policy v{found.step}: pass@1 {found.greedy:.3f} greedy, {found.sampled:.3f} "
+            f"sampled; pass@{found.k} {found.pass_at_k:.3f}"
+        )
+
+
+EVAL = Command("eval", "evaluate a run's policy, or any model, on a set of problems", EXAMPLES, _options, _run)

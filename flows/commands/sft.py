@@ -1,0 +1,34 @@
+"""`rlvf sft`."""
+
+import argparse
+import json
+
+from flows.commands.command import Command
+from flows.commands.workplace import in_workplace
+from flows.config import SftConfig
+from flows.display import Display
+from flows.options import add_options, read_config
+
+EXAMPLES = """
+rlvf sft --warm_up.steps 400                           warm the tiny policy up; the result is kept
+"""
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    add_options(command, SftConfig)
+
+
+def _run(given: argparse.Namespace) -> None:
+    config = read_config(SftConfig, file=given.config, overrides=given.overrides)
+
+    def work(_: Display) -> str:
+        from flows.sft import sft
+
+        return sft(config)
+
+    uri = in_workplace(config.cluster, config.placement, work)
+    print(json.dumps({"policy": uri}) if given.json else uri)
+
+
+SFT = Command("sft", "warm the tiny policy up by supervised learning", EXAMPLES, _options, _run)

@@ -1,0 +1,73 @@
+"""`rlvf train`."""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from flows.commands.command import Command
+from flows.commands.workplace import in_workplace
+from flows.config import TrainConfig
+from flows.display import Display
+from flows.options import add_options, read_config
+from flows.preflight import check_model, check_tracking
+from flows.runs import Run, new_run, resume_run
+from flows.summary import run_name, summary
+from infra.checkpoints import is_run
+from infra.services import rlvf_home
+from tasks.problem_set import open_problems
+
+if TYPE_CHECKING:
+    from flows.training import TrainResult
+
+EXAMPLES = """
+rlvf train                                             the tiny policy on problems from the grammar
+rlvf train --problems problems.csv --steps 100         your problems: python_expression,natural_language
+rlvf train --config my.yaml --loss.name grpo           a YAML file, dotted overrides on top
+rlvf train --resume 20260101-120000-tiny               go on exactly where that run stopped
+"""
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--resume", metavar="RUN", help="go on with this run: its URI or its folder's name")
+    command.add_argument("--json", action="store_true", help="print one JSON object with the figures")
+    add_options(command, TrainConfig)
+
+
+def _run(given: argparse.Namespace) -> None:
+    runs = str(rlvf_home() / "runs")
+    if given.resume is not None:
+        run = resume_run(given.resume, runs, given.config, given.overrides)
+    else:
+        run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
+        check_tracking(run.config.tracking.uri)  # a resumed run goes on without, and catches up later
+    open_problems(run.config.problems, run.config.held_out, run.config.seed)
+    check_model(run.config.policy.model)
+    began = time.monotonic()
+    try:
+        result = in_workplace(run.config.cluster, run.config.placement, lambda display: _train(run, display))
+    except ValueError:
+        raise  # a mistake in what was asked: going on would meet it again
+    except BaseException:
+        if is_run(run.uri):
+            print(f"rlvf: stopped; go on with: rlvf train --resume {run_name(run)}", file=sys.stderr)
+        raise
+    seconds = time.monotonic() - began
+    figures = asdict(result)
+    if given.json:
+        keys = ("run", "steps", "pass_rate_before", "pass_rate_after", "rollouts_per_second")
+        print(json.dumps({**{key: figures[key] for key in keys}, "seconds": seconds, "stages": figures["stages"]}))
+    else:
+        print(summary(run, result, seconds))
+
+
+def _train(run: Run, display: Display) -> "TrainResult":
+    from flows.train import train  # with torch and prefect: not before the command line is known to be good
+
+    display.say(f"run {run_name(run)}")
+    return train(run.config.model_copy(update={"run": run.uri}), run.uri if run.resumed else None)
+
+
+TRAIN = Command("train", "train a policy by reinforcement learning", EXAMPLES, _options, _run)

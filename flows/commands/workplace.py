@@ -1,0 +1,27 @@
+"""The workplace of a command that runs a flow in its own process."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TypeVar
+
+from flows.display import Display
+from flows.workplace import workplace
+from infra.cluster import ClusterConfig
+from infra.placement import PlacementConfig
+from infra.services import prefect_server, rlvf_home
+
+T = TypeVar("T")
+
+
+def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Callable[[Display], T]) -> T:
+    """Do the work with a Prefect server and a cluster around it; both start at the same time."""
+    # before prefect is imported; what a person wants to see comes from the display, and what went wrong from `main`
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR" if os.environ.get("RLVF_TRACEBACK") else "CRITICAL")
+    with ExitStack() as stack:
+        display = stack.enter_context(Display())
+        server = stack.enter_context(prefect_server(rlvf_home(), display.say))
+        display.stage("start")
+        stack.enter_context(workplace(cluster, placement, display))
+        server.wait()
+        return work(display)
