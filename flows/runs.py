@@ -48,6 +48,12 @@ class Run:
         store.write_text(store.join(self.uri, TRACKING), json.dumps({"run_id": run_id}))
 
 
+def new_name(config: TrainConfig) -> str:
+    """What a run is called that nobody has named."""
+    model = config.policy.model.rstrip("/").rpartition("/")[2]
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{model}"
+
+
 def new_run(config: TrainConfig, home_runs: str) -> Run:
     """The run that ``config`` describes; nothing is written yet.
 
@@ -59,8 +65,7 @@ def new_run(config: TrainConfig, home_runs: str) -> Run:
         if is_run(uri):
             raise ValueError(f"run {config.run!r} exists; go on with it by --resume {config.run}, or name another")
         return Run(uri, config, resumed=False)
-    model = config.policy.model.rstrip("/").rpartition("/")[2]
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{model}"
+    stem = new_name(config)
     uri = store.join(home_runs, stem)
     count = 1
     while store.exists(uri):  # two runs may begin in the same second

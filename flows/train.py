@@ -8,11 +8,11 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
-from flows.runs import Run, new_run, refuse_contradictions, saved_config
+from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config
 from flows.sft import kept_warm_up, sft
 from flows.training import Training, TrainResult
 from flows.workplace import Workplace, workplace
-from infra.checkpoints import resolve_run
+from infra.checkpoints import is_run, resolve_run
 from infra.weights import PolicyVersion
 from rl.config import TINY
 from rl.learner import Learned
@@ -31,9 +31,11 @@ class DivergedError(RuntimeError):
 
 
 def title() -> str:
-    """What Prefect's pages call the run: as its folder, where that is known."""
+    """What Prefect's pages call the run: as its folder. A run that Prefect starts again keeps its name."""
     given = flow_run.parameters
-    named = given.get("resume") or given["config"].run or "rlvf"
+    named = given.get("resume") or given["config"].run
+    if named is None:
+        named = flow_run.name if flow_run.run_count > 1 else new_name(given["config"])
     return str(named).rstrip("/").rpartition("/")[2]
 
 
@@ -102,9 +104,12 @@ def first_weights(config: TrainConfig, place: Workplace) -> str:
 
 
 def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
-    """The run to train."""
+    """The run to train. One that Prefect starts again, after a crash or on its page, goes on where it stopped."""
+    named = config.run or str(flow_run.name)
+    if resume is None and flow_run.run_count > 1 and is_run(resolve_run(named, place.runs)):
+        resume = named
     if resume is None:
-        return new_run(config, place.runs)
+        return new_run(config.model_copy(update={"run": named}), place.runs)
     run = Run(resolve_run(resume, place.runs), config, resumed=True)
     refuse_contradictions(resume, saved_config(run.uri), config)
     return run

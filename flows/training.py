@@ -11,6 +11,7 @@ from typing import Self
 
 from prefect.runtime import flow_run
 
+from flows.page import CancelledOnPage, obeyed
 from flows.runs import Run
 from flows.workplace import Workplace
 from infra import store
@@ -64,7 +65,6 @@ class Training:
         self.policy = PolicyVersion(0, "", "")  # set by begin
         self.trainer: TrainerSpec  # set by begin
         self.tracker: Tracker
-        self._stack = ExitStack()
         self._began = time.perf_counter()
         self._loop_began = self._step_began = self._began
         self._completions = 0  # of this session
@@ -75,6 +75,7 @@ class Training:
         self._folder = self.run.local_folder(self.place.home)
         with ExitStack() as stack:
             self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
+            self._cancelled = stack.enter_context(obeyed(self.place.dispatch, self.place.display))
             self.tracker = stack.enter_context(
                 open_run(
                     self.config.tracking,
@@ -97,9 +98,12 @@ class Training:
     ) -> None:
         if kind is not None:
             self.place.dispatch.stop()  # the tasks that generate ahead would keep the flow from ending
-        if self._signals:  # the work was stopped because of it; what it raised then is not why the run ends
+        stopped = bool(self._signals) or self._cancelled.is_set()
+        if stopped:  # what the work raised because of it is not why the run ends
             kind, error = KeyboardInterrupt, KeyboardInterrupt()
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(kind, error, trace)  # a signal takes effect here
+        if stopped:
+            raise CancelledOnPage("cancelled on Prefect's page")
 
     # -- the beginning
 

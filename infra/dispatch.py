@@ -86,6 +86,8 @@ class Dispatch:
         self.patience = patience
         self.lost: Counter[str] = Counter()  # calls that died with their worker, by name
         self._lock = threading.Lock()
+        self._going = threading.Event()  # cleared while the work is held
+        self._going.set()
         # Weak: a future that its owner lets go of is released on the cluster too.
         self._outstanding: WeakValueDictionary[str, Future[Any]] = WeakValueDictionary()
         self._stopped = False
@@ -125,6 +127,7 @@ class Dispatch:
         `PlacementError` when no worker offered the tags for a minute, `DispatchStoppedError`, `SchedulerLostError`.
         """
         for _ in range(self.attempts):
+            self._going.wait()
             future = self.submit(call, function, *args, priority=priority)
             try:
                 return future.result()
@@ -146,7 +149,8 @@ class Dispatch:
         A worker holds one item at a time and gets its next one when it returns the last, so that a slow worker does
         less; a worker that joins is used at the next hand-out; one that is lost costs its lease, whose item goes to the
         front of the queue. Nothing is handed out before the first result is asked for, nor while the consumer is busy
-        with one: keep that short. Closing the iterator cancels what is under way. Raises as `run` does.
+        with one: keep that short. Closing the iterator cancels what is under way, and so does `hold`, whose items are
+        handed out anew when it is over. Raises as `run` does.
         """
         waiting = deque(range(len(items)))
         deaths: Counter[int] = Counter()
@@ -179,6 +183,11 @@ class Dispatch:
 
         try:
             while waiting or leases:
+                if not self._going.is_set():
+                    waiting.extendleft(sorted((lease.index for lease in leases.values()), reverse=True))
+                    self._forget(*(lease.future for lease in leases.values()))
+                    leases.clear()
+                    self._going.wait()
                 if self._stopped:
                     raise DispatchStoppedError(call)
                 if time.monotonic() - looked > LOOK_SECONDS:
@@ -218,12 +227,21 @@ class Dispatch:
         with self._lock:
             return list(self._outstanding.values())
 
+    def hold(self) -> None:
+        """Take leases back and start no call until `release`; a call of `run` that is under way comes to its end."""
+        self._going.clear()
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        self._going.set()
+
     def stop(self) -> None:
         """Give up every call under way: the threads that wait get `DispatchStoppedError`, and so does a later call."""
         with self._lock:
             self._stopped = True
             outstanding = list(self._outstanding.values())
             self._outstanding.clear()
+        self._going.set()
         self._cancel(outstanding)
 
     def _fetch(self, call: str, lease: _Lease) -> Any:

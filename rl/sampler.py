@@ -9,7 +9,7 @@ V vocabulary.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -83,6 +83,7 @@ def sample(
     step: int,
     groups: Sequence[int],
     greedy: bool = False,
+    between_tokens: Callable[[], None] = lambda: None,
 ) -> Rollouts:
     """Draw ``samples`` completions of each problem.
 
@@ -90,6 +91,7 @@ def sample(
         version: of the weights that ``policy`` holds, recorded with every token.
         groups: [P] the problems' numbers within the step: they name the noise.
         greedy: take the most likely token instead; log-probs are still those of the distribution.
+        between_tokens: called before each; what it raises ends the sampling.
 
     Raises:
         ValueError: prompt and completion could grow longer than the model's attention window.
@@ -136,6 +138,7 @@ def sample(
     alive = torch.arange(P * G, device=device)  # rows of the result that the batch still works on
     going = torch.ones(P * G, dtype=torch.bool, device=device)  # [B]: unfinished rows of the batch
     for t in range(T):
+        between_tokens()
         scores = (head_logits(policy.model, last) / config.temperature).log_softmax(-1)
         token = scores.argmax(-1) if greedy else choose(scores, noise[alive, t])
         written = alive[going]

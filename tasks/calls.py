@@ -17,6 +17,7 @@ import torch
 
 from infra import checkpoints, disk, store, weights
 from infra.resident import drop, resident
+from infra.wanted import stop_when_unwanted
 from infra.weights import PolicyVersion
 from rl import grammar
 from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
@@ -107,6 +108,7 @@ def generate(
         step=step,
         groups=groups,
         greedy=spec.greedy,
+        between_tokens=stop_when_unwanted(),
     )
     # its completions would be noise, and what is broken would look like a policy that solves nothing
     if not np.isfinite(rollouts.logprobs).all():

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ set_hypothesis_home_dir(Path(tempfile.gettempdir(), f"rlvf-hypothesis-{os.getuid
 
 
 def pytest_unconfigure() -> None:
+    resource_tracker._resource_tracker._stop()  # it would outlive this process for a moment
     shutil.rmtree(STATE, ignore_errors=True)
 
 

@@ -24,4 +24,9 @@ def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Calla
         display.stage("start")
         stack.enter_context(workplace(cluster, placement, display))
         server.wait()
-        return work(display)
+        from flows.page import CancelledOnPage  # prefect was not to be imported before its environment was there
+
+        try:
+            return work(display)
+        except CancelledOnPage as cancelled:
+            raise RuntimeError(str(cancelled)) from cancelled

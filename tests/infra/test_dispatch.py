@@ -267,6 +267,50 @@ def test_stopping_frees_every_thread_that_waits(dispatch: Dispatch, tmp_path: Pa
         dispatch.run("train", call, "again")
 
 
+def test_held_work_is_taken_back_and_done_later(client: Client, dispatch: Dispatch, tmp_path: Path) -> None:
+    def call(item: int) -> int:
+        from infra.wanted import stop_when_unwanted
+
+        (tmp_path / f"{item}-{time.monotonic_ns()}").touch()
+        check = stop_when_unwanted()
+        while not (tmp_path / "go").exists():
+            check()
+            time.sleep(0.001)
+        return item
+
+    got: list[tuple[int, int]] = []
+    thread = threading.Thread(target=lambda: got.extend(dispatch.lease("generate", call, [(i,) for i in range(5)])))
+    thread.start()
+    until(lambda: len(list(tmp_path.iterdir())) == 2)  # one on each generator
+    dispatch.hold()
+    until(lambda: not any(client.processing().values()))
+    # whose threads are free, too: they do what comes next
+    assert client.submit(os.getpid, resources={"GENERATOR": 1}, pure=False).result(timeout=5)
+    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "go").touch()
+    dispatch.release()
+    thread.join()
+    assert sorted(got) == [(i, i) for i in range(5)]
+    assert dispatch.lost == Counter()
+
+
+def test_a_held_dispatch_can_be_stopped(dispatch: Dispatch) -> None:
+    dispatch.hold()
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            dispatch.run("verify", os.getpid)
+        except DispatchStoppedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    dispatch.stop()
+    thread.join(5)
+    assert len(raised) == 1
+
+
 def test_leases_without_a_worker_end_in_words(client: Client) -> None:
     dispatch = Dispatch(client, PlacementConfig(generate=("CUDA", "GENERATOR")), patience=0.1)
     with pytest.raises(PlacementError, match=r"placement.generate needs CUDA and GENERATOR but no worker offers CUDA"):

@@ -1,0 +1,78 @@
+"""What a person asks of a run on Prefect's page while it goes on: pause, resume, cancel."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import Abort, PrefectException
+from prefect.runtime import flow_run
+from prefect.states import Cancelled
+
+from flows.display import Display
+from infra.dispatch import Dispatch
+
+LOOK_SECONDS = 1.0
+ENDED = {StateType.CANCELLING, StateType.CANCELLED, StateType.CRASHED, StateType.FAILED, StateType.COMPLETED}
+
+
+class CancelledOnPage(Abort):
+    """The run was cancelled on Prefect's page; its checkpoints are there. Prefect takes an `Abort` as the end of a flow
+    whose state is settled: an ordinary exception would make the run a failed one."""
+
+
+@contextmanager
+def obeyed(dispatch: Dispatch, display: Display) -> Iterator[threading.Event]:
+    """Do what the page says: setting a state there changes nothing by itself, so the state is asked for once a second.
+
+    While the run is paused no lease is handed out, those under way are taken back, and an update under way comes to its
+    end. When the run is cancelled the work stops; yields the event that says so.
+    """
+    cancelled = threading.Event()
+    identity = flow_run.id
+    if identity is None:
+        yield cancelled
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        paused = False
+        with get_client(sync_client=True) as client:
+            while not over.wait(LOOK_SECONDS):
+                try:
+                    state = client.read_flow_run(UUID(identity)).state
+                except (httpx.HTTPError, PrefectException, OSError):
+                    continue  # the server is away: the run goes on as it was
+                if state is None:
+                    continue
+                if state.type in ENDED:
+                    cancelled.set()
+                    display.say(f"{state.type.value.lower()} on Prefect's page")
+                    dispatch.stop()
+                    return
+                if (state.type == StateType.PAUSED) != paused:
+                    paused = not paused
+                    if paused:
+                        dispatch.hold()
+                        display.say(
+                            "paused on Prefect's page; every step so far is saved; it goes on when resumed there"
+                        )
+                    else:
+                        dispatch.release()
+                        display.say("resumed")
+
+    # Prefect's settings are in the context of the flow's thread
+    watching = threading.Thread(target=copy_context().run, args=(watch,), name="page", daemon=True)
+    watching.start()
+    try:
+        yield cancelled
+    finally:
+        over.set()
+        watching.join()
+        if cancelled.is_set():  # a run that no Prefect worker supervises would be cancelling for ever
+            with get_client(sync_client=True) as client, suppress(httpx.HTTPError, PrefectException, OSError):
+                client.set_flow_run_state(UUID(identity), Cancelled(message="stopped; its steps are saved"), force=True)

@@ -1,0 +1,105 @@
+"""What is asked for on Prefect's page: pause and resume, cancel, start again."""
+
+import json
+import math
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flows.page import CancelledOnPage
+
+
+def call(url: str, path: str, body: Any = None) -> Any:
+    request = urllib.request.Request(
+        f"{url}/{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def set_state(lab: Any, identity: str, kind: str) -> Any:
+    asked = call(lab.url, f"flow_runs/{identity}/set_state", {"state": {"type": kind, "name": kind.capitalize()}})
+    assert asked["status"] == "ACCEPT", asked
+    return asked
+
+
+def flow_run_named(lab: Any, name: str) -> Any:
+    found = call(lab.url, "flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
+    return found[0] if found and found[0]["state"]["type"] == "RUNNING" else None
+
+
+class Running:
+    """A run in a thread of its own."""
+
+    def __init__(self, lab: Any, **changes: str) -> None:
+        self.lab, self.name = lab, lab.new_name()
+        self.run = lab.run_folder(self.name)
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._train, args=(changes,))
+        self._thread.start()
+        lab.until(lambda: 2 in lab.metrics(self.run, "groups/used") or self.error)
+        self.identity = lab.until(lambda: flow_run_named(lab, self.name))["id"]
+
+    def _train(self, changes: dict[str, str]) -> None:
+        try:
+            self.result = self.lab.train(run=self.name, **changes)
+        except BaseException as error:  # noqa: BLE001 - whatever ends the run is what the test looks at
+            self.error = error
+
+    def join(self, seconds: float = 60) -> None:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive()
+
+    def state(self) -> str:
+        return str(call(self.lab.url, f"flow_runs/{self.identity}")["state"]["type"])
+
+
+def quiet(lab: Any, seconds: float) -> Callable[[], bool]:
+    """Whether no worker has had anything to do for so long."""
+    since = [math.inf]
+
+    def is_quiet() -> bool:
+        busy = any(lab.client.processing().values())
+        since[0] = math.inf if busy else min(since[0], time.monotonic())
+        return time.monotonic() - since[0] > seconds
+
+    return is_quiet
+
+
+def test_a_paused_run_holds_still_and_goes_on(lab: Any) -> None:
+    running = Running(lab, steps="30")
+    set_state(lab, running.identity, "PAUSED")
+    lab.until(quiet(lab, seconds=1), seconds=6)
+    reached = max(lab.metrics(running.run, "groups/used"))
+    assert reached < 30
+    assert call(lab.url, f"flow_runs/{running.identity}/resume", {})["status"] == "ACCEPT"
+    running.join()
+    assert running.error is None, running.error
+    assert running.result.steps == 30
+    assert running.result.lost == {}  # what was taken back was not lost
+    assert list(lab.metrics(running.run, "groups/used")) == list(range(1, 31))
+    assert running.state() == "COMPLETED"
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_cancelled_run_stops_at_once_and_can_be_resumed(lab: Any, paused: bool) -> None:
+    running = Running(lab, steps="400")
+    if paused:
+        set_state(lab, running.identity, "PAUSED")
+        lab.until(quiet(lab, seconds=0.5), seconds=6)
+    set_state(lab, running.identity, "CANCELLING")
+    running.join(seconds=5)
+    assert isinstance(running.error, CancelledOnPage)
+    assert running.state() == "CANCELLED"
+    _, logged = lab.mlflow(running.run)
+    assert logged.info.status == "KILLED"
+    reached = max(lab.metrics(running.run, "groups/used"))
+    lab.train(resume=str(running.run), steps=str(reached + 1))
+    assert list(lab.metrics(running.run, "groups/used")) == list(range(1, reached + 2))
