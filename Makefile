@@ -39,7 +39,7 @@ train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

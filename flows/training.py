@@ -20,6 +20,7 @@ from infra.metric_log import read_metrics
 from infra.pictures import reward_curve
 from infra.placement import workers_with
 from infra.tracking import Page, Tracker, open_run
+from infra.turn import turn
 from infra.weights import PolicyVersion
 from rl.learner import Learned
 from tasks.calls import Begun, GeneratorSpec, TrainerSpec, begin, publish
@@ -74,6 +75,7 @@ class Training:
     def __enter__(self) -> Self:
         self._folder = self.run.local_folder(self.place.home)
         with ExitStack() as stack:
+            stack.enter_context(turn(self.place.dispatch.client, self.run.name, self.place.display.say))
             self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
             self._cancelled = stack.enter_context(obeyed(self.place.dispatch, self.place.display))
             self.tracker = stack.enter_context(
