@@ -1,0 +1,85 @@
+"""What the documentation states of weights on their way, measured."""
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from infra.difference import apply_difference, weights_digest, write_difference
+
+# of Qwen3-0.6B: 28 layers, hidden 1024, 16 query and 8 key heads of 128, MLP 3072, vocabulary 151,936, tied head
+LAYERS, HIDDEN, QUERIES, KEYS, MLP, VOCABULARY = 28, 1024, 2048, 1024, 3072, 151_936
+SCALE = 0.03  # standard deviation of the weights
+# steps of Adam that change about this share of bfloat16 weights of that scale
+STEPS = {0.009: 3.5e-7, 0.02: 8e-7, 0.06: 2.6e-6, 0.43: 3.8e-5}
+
+
+@dataclass(frozen=True)
+class CodecFigure:
+    """One line of the codec's table. Speeds are of the whole bfloat16 weights, in MB/s on one core, digests included."""
+
+    source: str
+    changed: float  # share of the cells
+    ratio: float  # bytes of the weights by bytes of the difference
+    encode_mb_s: float
+    decode_mb_s: float
+
+
+def measure(source: str, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> CodecFigure:
+    """Encode `new` as a difference from `old`, decode it, and see that it is `new`."""
+    size = sum(tensor.nbytes for tensor in new.values())
+    digest = weights_digest(new)
+    with tempfile.TemporaryDirectory(prefix="rlvf-bench-") as folder:
+        path = Path(folder, "difference")
+        began = time.process_time()
+        cells, changed = write_difference(path, new, old)
+        encoded = time.process_time() - began
+        weights = {name: tensor.clone() for name, tensor in old.items()}
+        began = time.process_time()
+        apply_difference(path, weights, digest, size)
+        decoded = time.process_time() - began
+        sent = path.stat().st_size
+    return CodecFigure(source, changed / cells, size / sent, size / encoded / 1e6, size / decoded / 1e6)
+
+
+def shaped_like_qwen(layers: int = LAYERS) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights of a model of 0.6B parameters."""
+    block = {
+        "self_attn.q_proj": (QUERIES, HIDDEN),
+        "self_attn.k_proj": (KEYS, HIDDEN),
+        "self_attn.v_proj": (KEYS, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, QUERIES),
+        "mlp.gate_proj": (MLP, HIDDEN),
+        "mlp.up_proj": (MLP, HIDDEN),
+        "mlp.down_proj": (HIDDEN, MLP),
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+    }
+    named = {f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in block.items()}
+    return {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), **named, "model.norm.weight": (HIDDEN,)}
+
+
+def synthetic(layers: int = LAYERS) -> Iterator[CodecFigure]:
+    """Differences of a model of 0.6B parameters with updates like Adam's, by the share of weights that they change."""
+    torch.set_num_threads(1)
+    draws = torch.Generator().manual_seed(0)
+    shapes = shaped_like_qwen(layers)
+    masters = {name: torch.randn(shape, generator=draws) * SCALE for name, shape in shapes.items()}
+    old = {name: master.bfloat16() for name, master in masters.items()}
+    for step in STEPS.values():
+        new = {
+            name: (master + step * torch.randn(master.shape, generator=draws).clamp_(-2, 2)).bfloat16()
+            for name, master in masters.items()
+        }
+        yield measure(f"synthetic {sum(t.numel() for t in new.values()) / 1e9:.1f}B", old, new)
+
+
+def peak_memory() -> float:
+    """Of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)

@@ -1,0 +1,182 @@
+"""A file that turns one version of a model's weights into the next: for every tensor what has changed, exactly.
+
+A file is the length of a header, the header as JSON, and the blocks of each tensor one after another (`infra.codec`).
+The header names every tensor of the new version with its type and shape and where its blocks are; tensors that it does
+not name are gone. A tensor that is new, or has another type or shape than before, needs no old one.
+"""
+
+import json
+import math
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from infra.codec import Bits, CodecError, decode, encode
+
+LENGTH = struct.Struct("<Q")  # of the header
+MOST_HEADER = 1 << 26  # bytes
+Weights = Mapping[str, Tensor]  # on the CPU, contiguous
+WIDTHS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+TYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+
+
+class DifferenceError(ValueError):
+    """A file that is no difference, is damaged, or starts from other weights than these."""
+
+
+class TensorPart(BaseModel):
+    """What a file says of one tensor."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str = Field(max_length=1024)
+    dtype: str
+    shape: list[int] = Field(max_length=16)
+    based: bool  # on the old tensor of that name
+    bytes: int = Field(ge=0)  # of its blocks
+
+
+class Header(BaseModel):
+    """What a file says of itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    tensors: list[TensorPart]
+
+
+def weights_digest(weights: Weights) -> str:
+    """blake3 over names, types, shapes and bits, in the order of the names."""
+    digest = blake3()
+    for name in sorted(weights):
+        tensor = weights[name]
+        digest.update(json.dumps([name, _type(tensor), list(tensor.shape)]).encode())
+        digest.update(_bits(tensor).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def write_difference(path: Path, new: Weights, old: Weights) -> tuple[int, int]:
+    """Write the file that makes `new` of `old`; returns (cells, cells that have changed).
+
+    With no `old` tensor at all the file holds `new` itself, compressed.
+    """
+    parts, cells, changed = [], 0, 0
+    blocks = path.with_name(f"{path.name}.blocks")
+    try:
+        with blocks.open("wb") as body:
+            for name, tensor in new.items():
+                base = old.get(name)
+                based = base is not None and (base.dtype, base.shape) == (tensor.dtype, tensor.shape)
+                bits = _bits(tensor)
+                was = _bits(base) if based and base is not None else None
+                began = body.tell()
+                body.writelines(encode(bits, was))
+                parts.append(
+                    TensorPart(
+                        name=name,
+                        dtype=_type(tensor),
+                        shape=list(tensor.shape),
+                        based=based,
+                        bytes=body.tell() - began,
+                    )
+                )
+                cells += bits.size
+                changed += bits.size if was is None else int(np.count_nonzero(bits != was))
+        header = Header(tensors=parts).model_dump_json().encode()
+        with path.open("wb") as out, blocks.open("rb") as body:
+            out.write(LENGTH.pack(len(header)) + header)
+            while chunk := body.read(1 << 22):
+                out.write(chunk)
+    finally:
+        blocks.unlink(missing_ok=True)
+    return cells, changed
+
+
+def apply_difference(path: Path, weights: dict[str, Tensor], digest: str, most: int) -> None:
+    """Turn `weights`, the old version, into the new one, tensor by tensor in place, and see that it has this digest.
+
+    `most` is how many bytes the new version may have at most. Raises `DifferenceError`; the weights are neither version
+    then.
+    """
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size < LENGTH.size:
+            raise DifferenceError(f"{path.name}: ends too early")
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    header, at = _header(content, path)
+    if at + sum(part.bytes for part in header.tensors) != len(content):
+        raise DifferenceError(f"{path.name}: its header speaks of another length")
+    if (asked := sum(math.prod(part.shape) * TYPES[part.dtype].itemsize for part in header.tensors)) > most:
+        raise DifferenceError(f"{path.name}: would make weights of {asked} bytes where at most {most} are expected")
+    made = {}
+    for part in header.tensors:
+        made[part.name] = _apply(part, content[at : at + part.bytes], weights.pop(part.name, None), path)
+        at += part.bytes
+    weights.clear()  # what the file does not name is gone
+    weights.update(made)
+    if weights_digest(weights) != digest:
+        raise DifferenceError(f"{path.name}: makes other weights than it was made for")
+
+
+def _apply(part: TensorPart, blocks: memoryview, old: Tensor | None, path: Path) -> Tensor:
+    dtype = TYPES[part.dtype]
+    if part.based:
+        if old is None or (old.dtype, list(old.shape)) != (dtype, part.shape):
+            raise DifferenceError(f"{path.name}: starts from a tensor {part.name!r} that is not here as it expects it")
+        tensor = old
+    else:
+        tensor = torch.zeros(part.shape, dtype=dtype)
+    try:
+        decode(blocks, _bits(tensor))
+    except CodecError as error:
+        raise DifferenceError(f"{path.name}: {part.name!r} {error}") from None
+    return tensor
+
+
+def _header(content: memoryview, path: Path) -> tuple[Header, int]:
+    """The header and where the blocks begin."""
+    if len(content) < LENGTH.size:
+        raise DifferenceError(f"{path.name}: ends too early")
+    (length,) = LENGTH.unpack_from(content)
+    if length > min(MOST_HEADER, len(content) - LENGTH.size):
+        raise DifferenceError(f"{path.name}: ends too early")
+    try:
+        header = Header.model_validate_json(bytes(content[LENGTH.size : LENGTH.size + length]))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise DifferenceError(f"{path.name}: its header cannot be read: {first['msg']}") from None
+    names = [part.name for part in header.tensors]
+    if len(set(names)) != len(names):
+        raise DifferenceError(f"{path.name}: names a tensor twice")
+    for part in header.tensors:
+        if part.dtype not in TYPES or any(size < 0 for size in part.shape):
+            raise DifferenceError(f"{path.name}: {part.name!r} cannot be a {part.dtype} of shape {part.shape}")
+    return header, LENGTH.size + length
+
+
+def _type(tensor: Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    assert name in TYPES, name
+    return name
+
+
+def _bits(tensor: Tensor) -> Bits:
+    """[cells]: a view of the tensor's memory."""
+    flat = tensor.reshape(-1)
+    assert flat.data_ptr() == tensor.data_ptr()
+    bits: Bits = flat.view(WIDTHS[tensor.element_size()]).numpy()
+    return bits

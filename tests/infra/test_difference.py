@@ -1,0 +1,193 @@
+"""Differences between versions of weights: exact for every bit pattern, small, and safe to read from anybody."""
+
+import random
+from pathlib import Path
+
+import hypothesis.extra.numpy as arrays
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from infra import codec
+from infra.codec import BLOCK, CodecError, decode, encode
+from infra.difference import DifferenceError, apply_difference, weights_digest, write_difference
+
+MOST = 1 << 26
+
+
+def round_trip(new: np.ndarray, old: np.ndarray | None) -> int:
+    """The bytes that it took."""
+    blocks = b"".join(encode(new, old))
+    bits = np.zeros_like(new) if old is None else old.copy()
+    decode(memoryview(blocks), bits)
+    assert (bits == new).all()
+    return len(blocks)
+
+
+@given(
+    st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]).flatmap(
+        lambda dtype: st.integers(0, 300).flatmap(
+            lambda count: st.tuples(arrays.arrays(dtype, count), st.none() | arrays.arrays(dtype, count))
+        )
+    )
+)
+def test_any_bits_come_back(pair: tuple[np.ndarray, np.ndarray | None]) -> None:
+    round_trip(*pair)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("share", [0.0, 1e-6, 0.001, 0.01, 0.2, 0.5, 1.0])
+def test_every_density_comes_back_and_is_no_larger_than_the_whole(dtype: type, share: float) -> None:
+    draws = np.random.default_rng(0)
+    cells = BLOCK + 12_345  # of two blocks, the second a short one
+    old = draws.integers(0, np.iinfo(dtype).max, cells, dtype=dtype, endpoint=True)
+    new = np.where(draws.random(cells) < share, draws.integers(0, np.iinfo(dtype).max, cells, dtype=dtype), old)
+    size = round_trip(new.astype(dtype), old)
+    assert size <= 1.01 * round_trip(new.astype(dtype), None)
+    assert size < 100 or share > 0
+
+
+def test_cells_that_are_far_apart_come_back() -> None:
+    old = np.zeros(BLOCK, dtype=np.uint16)
+    for at in ([0], [BLOCK - 1], [0, 255, 510, 511], [254, 255, 256], list(range(0, BLOCK, 256)), [0, BLOCK - 1]):
+        new = old.copy()
+        new[at] = 1
+        round_trip(new, old)
+
+
+def adam_like(cells: int, lr: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """(old, new) in bfloat16, rounded from float32 weights N(0, 0.03) that a step of this size moved."""
+    draws = torch.Generator().manual_seed(seed)
+    master = torch.randn(cells, generator=draws) * 0.03
+    moved = master + lr * torch.randn(cells, generator=draws).clamp(-2, 2)
+    return master.bfloat16(), moved.bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("lr", "changed", "ratio"), [(3.5e-7, 0.009, 120), (8e-7, 0.02, 60), (3e-6, 0.06, 25), (4e-5, 0.43, 5)]
+)
+def test_the_ratios_that_we_promise(tmp_path: Path, lr: float, changed: float, ratio: float) -> None:
+    old, new = adam_like(1 << 20, lr)
+    cells, moved = write_difference(tmp_path / "d", {"w": new}, {"w": old})
+    assert moved / cells == pytest.approx(changed, rel=0.25)
+    assert new.nbytes / (tmp_path / "d").stat().st_size > ratio
+
+
+SPECIAL = {
+    "bfloat16": [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, 3.0],
+    "float16": [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 6e-8, 3.0],
+    "float32": [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-45, 3.0],
+}
+
+
+@pytest.mark.parametrize("dtype", SPECIAL)
+def test_special_numbers_and_every_payload_of_nan_come_back_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    wide = torch.int32 if kind == torch.float32 else torch.int16
+    nans = torch.tensor([0x7FC1, 0x7F81, -1, 0x7FFF], dtype=wide).view(kind)
+    old = torch.cat([torch.tensor(SPECIAL[dtype], dtype=kind), nans])
+    for new in (old.flip(0).contiguous(), -old, old.clone()):
+        write_difference(tmp_path / "d", {"w": new}, {"w": old})
+        weights = {"w": old.clone()}
+        apply_difference(tmp_path / "d", weights, weights_digest({"w": new}), MOST)
+        assert torch.equal(weights["w"].view(wide), new.view(wide))
+
+
+def test_tensors_may_come_go_and_change_their_shape_or_type(tmp_path: Path) -> None:
+    old = {
+        "kept": torch.randn(4, 5),
+        "gone": torch.randn(3),
+        "reshaped": torch.randn(6),
+        "retyped": torch.randn(4),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(1.5),
+        "mask": torch.tensor([True, False]),
+        "count": torch.tensor([1, -(2**62)]),
+    }
+    new = {
+        "kept": old["kept"] + 1,
+        "added": torch.randn(2, 2),
+        "reshaped": old["reshaped"].reshape(2, 3),
+        "retyped": old["retyped"].half(),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(-1.5),
+        "mask": torch.tensor([False, False]),
+        "count": torch.tensor([2, 2**62]),
+    }
+    write_difference(tmp_path / "d", new, old)
+    weights = {name: tensor.clone() for name, tensor in old.items()}
+    apply_difference(tmp_path / "d", weights, weights_digest(new), MOST)
+    assert weights.keys() == new.keys()
+    assert all(torch.equal(weights[name], new[name]) for name in new)
+    write_difference(tmp_path / "all", new, {})
+    alone: dict[str, Tensor] = {}
+    apply_difference(tmp_path / "all", alone, weights_digest(new), MOST)
+    assert all(torch.equal(alone[name], new[name]) for name in new)
+
+
+def test_other_weights_than_it_starts_from_are_refused(tmp_path: Path) -> None:
+    old, new = adam_like(5000, 1e-5)
+    write_difference(tmp_path / "d", {"w": new}, {"w": old})
+    digest = weights_digest({"w": new})
+    for weights in ({"w": old + 1}, {"w": old[:-1]}, {"w": old.float()}, {}):
+        with pytest.raises(DifferenceError):
+            apply_difference(tmp_path / "d", dict(weights), digest, MOST)
+
+
+def test_a_file_cannot_ask_for_more_memory_than_expected(tmp_path: Path) -> None:
+    write_difference(tmp_path / "d", {"w": torch.zeros(1 << 20)}, {})
+    assert (tmp_path / "d").stat().st_size < 300
+    with pytest.raises(
+        DifferenceError, match=r"would make weights of 4194304 bytes where at most 4194303 are expected"
+    ):
+        apply_difference(tmp_path / "d", {}, "", (1 << 22) - 1)
+
+
+def test_no_mutation_of_a_file_is_accepted_or_crashes(tmp_path: Path) -> None:
+    draws = random.Random(0)
+    old, new = adam_like(500, 1e-5)
+    extra = {"a": torch.randn(7, 3), "b": torch.randn(40).half()}
+    before = {"w": old, "a": extra["a"], "b": extra["b"]}
+    after = {"w": new, "a": extra["a"] * 2, "c": torch.randn(5)}
+    write_difference(tmp_path / "d", after, before)
+    whole = (tmp_path / "d").read_bytes()
+    digest = weights_digest(after)
+    mutant = tmp_path / "mutant"
+    for _ in range(10_000):
+        content = bytearray(whole)
+        kind = draws.randrange(5)
+        if kind == 0:
+            content = content[: draws.randrange(len(content))]
+        elif kind == 1:
+            content += draws.randbytes(draws.randrange(1, 20))
+        elif kind == 2:
+            at = draws.randrange(len(content))
+            content[at : at + draws.randrange(1, 30)] = draws.randbytes(draws.randrange(30))
+        else:
+            for _ in range(draws.randrange(1, 4)):
+                content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)
+        if bytes(content) == whole:
+            continue
+        mutant.write_bytes(content)
+        weights = {name: tensor.clone() for name, tensor in before.items()}
+        try:
+            apply_difference(mutant, weights, digest, MOST)
+        except DifferenceError:
+            continue
+        # what was hit does not count: another name for the same thing, such as a space in the header
+        assert weights_digest(weights) == digest
+        assert weights.keys() == after.keys()
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 100))
+def test_any_bytes_are_refused_as_blocks(blocks: bytes, cells: int) -> None:
+    bits = np.zeros(cells, dtype=np.uint16)
+    try:
+        decode(memoryview(blocks), bits)
+    except CodecError:
+        return
+    assert len(blocks) >= codec.HEADER.size * (cells > 0)
