@@ -83,8 +83,7 @@ def _encode_block(new: Bits, old: Bits | None) -> tuple[int, Sequence[Stream]]:
         return SAME, ()
     method = GAPS if count < SURE * len(new) else _smallest(new, old)
     if method == GAPS:
-        changed = np.flatnonzero(is_changed)
-        return GAPS, (_distances(changed), *_planes(_zigzag(new[changed] - old[changed])))
+        return GAPS, (_distances(np.flatnonzero(is_changed)), *_planes(_zigzag((new - old)[is_changed])))
     if method == ULP:
         return ULP, _planes(_zigzag(new - old))
     if method == XOR:
@@ -162,9 +161,9 @@ def _decompress(
 def _distances(at: NDArray[np.int64]) -> Stream:
     """Ascending positions as bytes."""
     gaps = np.diff(at, prepend=-1) - 1
-    skips = gaps // SKIP
-    if not skips.any():
+    if gaps.max(initial=0) < SKIP:
         return gaps.astype(np.uint8)
+    skips = gaps // SKIP
     ends = np.cumsum(skips + 1) - 1
     stream = np.full(int(ends[-1]) + 1, SKIP, dtype=np.uint8)
     stream[ends] = gaps - skips * SKIP
