@@ -89,7 +89,7 @@ class Lab:
     names: Iterator[int] = field(default_factory=lambda: iter(range(10**6)))
 
     @staticmethod
-    def until(true: Callable[[], Any], seconds: float = 60.0, every: float = 0.005) -> Any:
+    def until(true: Callable[[], Any], seconds: float = 120.0, every: float = 0.005) -> Any:
         """Poll until `true()` is, at most `seconds`, and return it."""
         deadline = time.monotonic() + seconds
         while not (found := true()):
