@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -20,11 +21,32 @@ import dask.config
 from distributed import Client, Nanny, Scheduler, SpecCluster, Status, Worker
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from infra.reach import UnreachableError, parse_address, reach
+from infra.security import SecurityError, dask_security
+from infra.services import rlvf_home
+
 logger = logging.getLogger(__name__)
 LOCALHOST = "127.0.0.1"
 ADDRESS = re.compile(r"([a-z]+://)?[^\s/]+:\d{1,5}")
 CLOSE_SECONDS = 2.0  # what a busy worker gets to finish its call when the run ends
 CONNECT_SECONDS = 10.0
+
+
+# What a scheduler needs on which `infra.dispatch` hands out the work.
+SCHEDULER_SETTINGS = {
+    "distributed.scheduler.allowed-failures": 0,  # a worker's death is known at once, and counted by the dispatch
+    "distributed.scheduler.no-workers-timeout": "60s",
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.worker-ttl": "60s",  # so long a lease waits for a machine whose lid was closed
+}
+
+
+def scheduler_environment() -> dict[str, str]:
+    """`SCHEDULER_SETTINGS` for the environment of `dask scheduler`."""
+    return {
+        "DASK_" + name.replace(".", "__").replace("-", "_").upper(): str(value)
+        for name, value in SCHEDULER_SETTINGS.items()
+    }
 
 
 class ClusterConfig(BaseModel):
@@ -33,7 +55,9 @@ class ClusterConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     scheduler: str | None = Field(
-        None, description="address of a Dask scheduler to join (tcp://host:8786); none starts a local one"
+        None,
+        description="address of a Dask scheduler to join (tls://host:8786); none takes $RLVF_SCHEDULER, or starts a "
+        "local one",
     )
     generators: int = Field(1, description="local processes that sample completions", ge=0)
     verifiers: int = Field(1, description="local processes that judge completions", ge=0)
@@ -48,7 +72,7 @@ class ClusterConfig(BaseModel):
     @classmethod
     def _has_a_port(cls, address: str | None) -> str | None:
         if address is not None and not ADDRESS.fullmatch(address):
-            raise ValueError("is no address of a scheduler; write it like tcp://192.168.1.5:8786")
+            raise ValueError("is no address of a scheduler; write it like tls://192.168.1.5:8786")
         return address
 
 
@@ -167,15 +191,13 @@ def cluster(
     processes have to say goes to files in `log_dir`, or to the terminal if there is none.
     Raises `ClusterError` when `config.scheduler` does not answer.
     """
+    named = os.environ.get("RLVF_SCHEDULER") or None
     if config.scheduler is not None:
-        try:
-            client = Client(config.scheduler, timeout=CONNECT_SECONDS, set_as_default=False)  # type: ignore[no-untyped-call]
-        except (OSError, ValueError) as error:
-            raise ClusterError(
-                f"cluster.scheduler = {config.scheduler!r} does not answer ({error}); start one with "
-                "`dask scheduler`, or leave it out to use this machine"
-            ) from error
-        with client:
+        with _joined(config.scheduler, f"cluster.scheduler = {config.scheduler!r}") as client:
+            yield client
+        return
+    if named is not None:
+        with _joined(named, f"RLVF_SCHEDULER = {named!r}") as client:
             yield client
         return
     with ExitStack() as stack:
@@ -186,9 +208,9 @@ def cluster(
         stack.enter_context(
             dask.config.set(
                 {
-                    "distributed.scheduler.allowed-failures": 0,
-                    "distributed.scheduler.no-workers-timeout": "60s",
-                    "distributed.scheduler.work-stealing": False,
+                    **SCHEDULER_SETTINGS,
+                    "distributed.scheduler.worker-ttl": None,  # one machine: all sleep and wake together
+                    "distributed.comm.require-encryption": None,  # between processes on the loopback interface
                     # So long after a death the cluster looks whether the worker is there and closes its nanny if not:
                     # one that is away again, because it died a second time, would never come back.
                     "distributed.deploy.lost-worker-timeout": "1000 days",
@@ -216,6 +238,36 @@ def cluster(
         stack.callback(local.close)
         client = Client(local, set_as_default=False)  # type: ignore[no-untyped-call]
         yield stack.enter_context(client)
+
+
+@contextmanager
+def _joined(address: str, named: str) -> Iterator[Client]:
+    """A client of a scheduler that is there already; `named` is how the user wrote its address."""
+    home = rlvf_home()
+    instead = "; start one with `rlvf up` or `dask scheduler`, or leave it out to use this machine"
+    try:
+        where = parse_address(address, home)
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while True:
+            try:
+                reach(where, home)
+                break
+            except UnreachableError as error:
+                if not error.may_come_back or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.25)
+        security = dask_security(home) if where.scheme == "tls" else None
+        client = Client(  # type: ignore[no-untyped-call]
+            str(where), timeout=CONNECT_SECONDS, set_as_default=False, security=security
+        )
+    except SecurityError as error:
+        raise ClusterError(f"{named}: {error}") from error
+    except UnreachableError as error:
+        raise ClusterError(f"{named} does not answer: {error.why}{instead if error.may_come_back else ''}") from error
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"{named} does not answer ({error}){instead}") from error
+    with client:
+        yield client
 
 
 @contextmanager
