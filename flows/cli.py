@@ -7,12 +7,14 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from flows.commands.certs import CERTS
 from flows.commands.eval import EVAL
 from flows.commands.sft import SFT
 from flows.commands.train import TRAIN
+from flows.commands.worker import WORKER
 from flows.options import OneLineParser
 
-COMMANDS = (TRAIN, SFT, EVAL)
+COMMANDS = (TRAIN, SFT, EVAL, WORKER, CERTS)
 
 
 def parser() -> OneLineParser:

@@ -39,6 +39,7 @@ __all__ = [
     "join",
     "list_versions",
     "local_path",
+    "make_parent",
     "prune",
     "read_folder",
     "read_manifest",
@@ -185,7 +186,7 @@ def write_text(uri: str, text: str) -> None:
         disk.write_file(path, text.encode())
         return
     fs, root = _remote(uri)
-    _make_parent(fs, root)
+    make_parent(fs, root)
     fs.pipe_file(root, text.encode())
 
 
@@ -250,7 +251,7 @@ def _upload(uri: str, source: Path, manifest: Manifest) -> None:
             return
         _remove(uri)
     for name in manifest.files:
-        _make_parent(fs, join(root, name))
+        make_parent(fs, join(root, name))
         fs.put_file(str(source / name), join(root, name))
     fs.pipe_file(join(root, MANIFEST), render(manifest))
 
@@ -312,7 +313,8 @@ def _has_folders(fs: Any) -> bool:
     return not protocols & _OBJECT_STORES
 
 
-def _make_parent(fs: Any, path: str) -> None:
+def make_parent(fs: Any, path: str) -> None:
+    """Make the folder of `path` on a file system that has folders."""
     if _has_folders(fs):
         fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 

@@ -1,0 +1,183 @@
+"""`rlvf worker`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.commands.command import Command
+from flows.workplace import IMPORTS
+from infra.checks import Check, check_clock, check_route, check_storage, check_versions
+from infra.enquiry import Enquiry, answers_back, enquire
+from infra.interrupts import answered_by
+from infra.machine import cores, detect_device, this_machine, versions
+from infra.membership import Membership, Role
+from infra.placement import ROLES
+from infra.reach import SchedulerAddress, parse_address, reach
+from infra.security import (
+    check_machine_name,
+    install_bundle,
+    installed_settings,
+    is_loopback,
+    machine_name,
+    refuse_open_address,
+)
+from infra.services import rlvf_home
+from infra.up import running_scheduler
+
+EXAMPLES = """
+rlvf worker --bundle jetson.bundle                     the first time: installs the bundle, then joins
+rlvf worker                                            later: where the bundle, or `rlvf up` here, says
+rlvf worker tls://192.168.1.5:8786 --roles generator   sample completions only
+rlvf worker tcp://10.0.0.5:8786 --insecure             without TLS, in a network where you trust everyone
+"""
+
+
+def _roles(text: str) -> tuple[str, ...]:
+    named = tuple(dict.fromkeys(word.strip().upper() for word in text.split(",") if word.strip()))
+    unknown = [word.lower() for word in named if word not in ROLES]
+    if unknown or not named:
+        known = ", ".join(role.lower() for role in ROLES)
+        raise argparse.ArgumentTypeError(f"{unknown[0] if unknown else text!r} is no role; the roles are {known}")
+    return named
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "address", metavar="ADDRESS", nargs="?", help="of the scheduler (default: of the bundle, or of `rlvf up` here)"
+    )
+    command.add_argument("--bundle", metavar="FILE", help="made by `rlvf certs` on the scheduler's machine; kept")
+    command.add_argument(
+        "--roles",
+        metavar="A,B",
+        type=_roles,
+        help="generator, verifier, trainer (default: generator,verifier, and trainer where the cluster has none yet)",
+    )
+    command.add_argument("--name", metavar="NAME", help="of this machine (default: of the bundle, or the host name)")
+    command.add_argument(
+        "--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", help="what computes (auto)"
+    )
+    command.add_argument("--threads", metavar="N", type=int, help="of each generator and trainer (divides the cores)")
+    command.add_argument("--host", metavar="A", help="the address that the other machines reach this one at")
+    command.add_argument("--insecure", action="store_true", help="join without TLS over a network")
+    command.add_argument(
+        "--once", action="store_true", help="end when the scheduler goes away, instead of waiting for it"
+    )
+
+
+def _run(given: argparse.Namespace) -> None:
+    home = rlvf_home()
+    if given.threads is not None and given.threads < 1:
+        raise ValueError(f"--threads {given.threads}: give at least 1")
+    if given.bundle is not None:
+        install_bundle(Path(given.bundle), home)
+    settings = installed_settings(home)
+    for name, value in (settings.environment if settings is not None else {}).items():
+        os.environ.setdefault(name, value)  # what is set here by hand wins
+    machine = given.name or (settings.machine if settings is not None else machine_name())
+    check_machine_name(machine)
+    written = given.address or (settings.scheduler if settings is not None else None) or running_scheduler(home)
+    if written is None:
+        raise ValueError(
+            "no scheduler to join: give its address, like tls://192.168.1.5:8786, or a bundle made with `rlvf certs`"
+        )
+    address = parse_address(written, home)
+    device = detect_device() if given.device == "auto" else given.device.upper()
+    here = this_machine(device)
+    _say(f"{machine}: {here.device} ({here.name}), {here.memory_gb:g} GB, {here.cores} cores")
+
+    host = given.host or reach(address, home)
+    if address.scheme == "tcp" and not is_loopback(host):
+        refuse_open_address(host, home / "without-tls", given.insecure)
+    _say(str(Check("scheduler", "ok", str(address))))
+    enquiry = enquire(address, home)
+    _report(checks(enquiry, address, home, host))
+    named = given.roles or default_roles(enquiry)
+    membership = Membership(
+        address,
+        home,
+        machine,
+        roles(machine, device, named, given.threads),
+        _say,
+        host=given.host,
+        once=given.once,
+    )
+    membership.start()
+    try:
+        with answered_by(membership.stop):
+            membership.wait()
+    except KeyboardInterrupt:
+        if not membership.ended:
+            raise  # the second one
+    if given.once:
+        raise SystemExit(0 if membership.joined else 1)
+
+
+def checks(enquiry: Enquiry, address: SchedulerAddress, home: Path, host: str) -> list[Check]:
+    """Whether this machine fits into the cluster that was asked."""
+    route = check_route(host)
+    found = [route]
+    if route.state == "ok" and (trouble := answers_back(address, home, host)) is not None:
+        remedy = "open this machine's firewall for it, or give an address that it reaches with --host"
+        found.append(Check("way back", "fail", f"the scheduler cannot connect to {host}: {trouble}", remedy))
+    elif route.state == "ok":
+        found.append(Check("way back", "ok", f"the scheduler connects to {host}"))
+    peers = {"the scheduler": enquiry.versions, **{seen.name: seen.versions for seen in enquiry.workers}}
+    compared = [check_versions(versions(), theirs, whose) for whose, theirs in peers.items() if theirs]
+    worst = [check for state in ("fail", "warn") for check in compared if check.state == state][:1]
+    found += worst or compared[:1]
+    found.append(check_clock(enquiry.clock))
+    storage = os.environ.get("RLVF_STORAGE") or enquiry.services.get("storage")
+    if storage is None:
+        found.append(Check("storage", "ok", "each run says where it lies"))
+    elif "://" not in storage and not Path(storage).is_dir():
+        found.append(
+            Check(
+                "storage",
+                "fail",
+                f"{storage} is a folder that is not here",
+                "mount it here, or `rlvf up --storage s3://…`",
+            )
+        )
+    else:
+        found.append(check_storage(storage))
+    return found
+
+
+def default_roles(enquiry: Enquiry) -> tuple[str, ...]:
+    """Generator and verifier; also the trainer where the cluster has none, so that one machine alone can train."""
+    has_trainer = any(seen.resources.get("TRAINER", 0) >= 1 for seen in enquiry.workers)
+    return ("GENERATOR", "VERIFIER") if has_trainer else ("GENERATOR", "VERIFIER", "TRAINER")
+
+
+def roles(machine: str, device: str, named: Sequence[str], threads: int | None) -> list[Role]:
+    """One process for each role: a generator and a trainer in one would hold two models and take turns. They divide
+    the cores; a verifier needs one."""
+    computing = sum(role != "VERIFIER" for role in named)
+    share = threads or max(1, cores() // max(1, computing))
+    return [
+        Role(
+            f"{machine}-{role.lower()}",
+            ("CPU" if role == "VERIFIER" else device, role),
+            1 if role == "VERIFIER" else share,
+            IMPORTS[role],
+        )
+        for role in ROLES
+        if role in named
+    ]
+
+
+def _report(found: Sequence[Check]) -> None:
+    for check in found:
+        _say(str(check))
+    failed = [check for check in found if check.state == "fail"]
+    if failed:
+        raise ValueError(f"this machine cannot join: {failed[0].name}: {failed[0].found}; {failed[0].remedy}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+WORKER = Command("worker", "let this machine work for a cluster", EXAMPLES, _options, _run)
