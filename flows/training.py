@@ -17,9 +17,10 @@ from flows.workplace import Workplace
 from infra import store
 from infra.interrupts import answered_by
 from infra.metric_log import read_metrics
+from infra.mlflow_run import Page
 from infra.pictures import reward_curve
 from infra.placement import workers_with
-from infra.tracking import Page, Tracker, open_run
+from infra.tracking import Tracker, open_run
 from infra.weights import PolicyVersion
 from rl.learner import Learned
 from tasks.calls import Begun, GeneratorSpec, TrainerSpec, begin, publish
