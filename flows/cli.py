@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from types import FrameType
 
 from flows.commands.eval import EVAL
+from flows.commands.report import REPORT_COMMAND
 from flows.commands.sft import SFT
 from flows.commands.train import TRAIN
 from flows.options import OneLineParser
 
-COMMANDS = (TRAIN, SFT, EVAL)
+COMMANDS = (TRAIN, SFT, EVAL, REPORT_COMMAND)
 
 
 def parser() -> OneLineParser:

@@ -38,6 +38,10 @@ class TrackingConfig(BaseModel):
     uri: str | None = Field(None, description="MLflow tracking URI; default: a SQLite file under the home")
     experiment: str | None = Field(None, description="MLflow experiment; default: the name of the problem set")
     samples_every: int = Field(10, ge=1, description="a table of sample completions every so many steps")
+    rollouts_every: int = Field(
+        1, ge=0, description="keep all completions of every so many steps under the run, in rollouts/; 0 keeps none"
+    )
+    report: bool = Field(True, description="write report.html at the end of a run")
     system_metrics: bool = Field(True, description="log processor, memory, disk and network use")
 
 
