@@ -9,12 +9,13 @@ from types import FrameType
 
 from flows.commands.certs import CERTS
 from flows.commands.eval import EVAL
+from flows.commands.report import REPORT_COMMAND
 from flows.commands.sft import SFT
 from flows.commands.train import TRAIN
 from flows.commands.worker import WORKER
 from flows.options import OneLineParser
 
-COMMANDS = (TRAIN, SFT, EVAL, WORKER, CERTS)
+COMMANDS = (TRAIN, SFT, EVAL, REPORT_COMMAND, WORKER, CERTS)
 
 
 def parser() -> OneLineParser:

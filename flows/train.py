@@ -53,6 +53,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
                 ahead.append(collect(run, step + len(ahead)))
             with run.timed("rollouts"):
                 batch = ahead.popleft().result()
+                run.keep(step, batch)
             with run.timed("update"):
                 learned = update(place.dispatch, run.trainer, step, batch.batch, batch.figures())
             with run.timed("publish"):

@@ -12,7 +12,7 @@ from typing import Literal
 import psutil
 from fsspec.core import url_to_fs
 
-from infra import store
+from infra import place
 
 CLOCK_SECONDS = 5.0  # certificates, leases and pages assume that clocks agree so far
 ROUTE_SECONDS = 2.0
@@ -74,8 +74,8 @@ def check_storage(uri: str, megabytes: float = 0.01) -> Check:
     shown = re.sub(r"://[^/@]*@", "://***@", uri)
     remedy = "check RLVF_STORAGE and its credentials (`rlvf certs --with-storage` puts them into a bundle)"
     try:
-        fs, path = url_to_fs(store.join(uri, f".check-{secrets.token_hex(8)}"))
-        store.make_parent(fs, path)
+        fs, path = url_to_fs(place.join(uri, f".check-{secrets.token_hex(8)}"))
+        place.make_parent(fs, path)
         began = time.perf_counter()
         fs.pipe_file(path, payload)
         written = time.perf_counter()

@@ -17,6 +17,8 @@ import torch
 
 from infra import checkpoints, disk, pace, store, weights
 from infra.resident import drop, resident
+from infra.store import Folder
+from infra.timeline import waiting_for_weights
 from infra.wanted import stop_when_unwanted
 from infra.weights import PolicyVersion
 from rl import grammar
@@ -71,13 +73,13 @@ class BrokenPolicyError(RuntimeError):
 
 def _sampler(config: PolicyConfig, version: PolicyVersion) -> Sampler:
     def load() -> Sampler:
-        with weights.fetch(version) as folder:
+        with _fetched(version) as folder:
             return Sampler(load_policy(str(folder.path), config), version)
 
     sampler = resident("sampler", config, load)
     if sampler.version != version:
         try:
-            with weights.fetch(version) as folder:
+            with _fetched(version) as folder:
                 sampler.policy.load_weights(folder.path)
         except ValueError:  # another architecture
             drop("sampler")
@@ -87,6 +89,14 @@ def _sampler(config: PolicyConfig, version: PolicyVersion) -> Sampler:
             raise
         sampler.version = version
     return sampler
+
+
+@contextmanager
+def _fetched(version: PolicyVersion) -> Iterator[Folder]:
+    """The version's files; all the time inside is waiting for weights."""
+    with waiting_for_weights() as waiting, weights.fetch(version) as folder:
+        waiting.bytes += folder.manifest.size
+        yield folder
 
 
 def generate(

@@ -5,12 +5,14 @@ that differ, the next one draws replacements, up to a bound. What is drawn depen
 they came, so the same policy makes the same batch on any cluster.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from queue import SimpleQueue
 from threading import Condition
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,11 +56,30 @@ class Collected:
     tokens: int  # generated
     truncated: float  # share of completions cut at the token limit
     generator_seconds: float  # of all leases together
+    everything: Batch  # all groups drawn, in order of admission
     samples: tuple[dict[str, str | float], ...]  # a few rows for people
 
     @property
     def completions(self) -> int:
         return sum(self.reasons.values())
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every completion drawn, for people and their programs."""
+        of, rewards, reasons = self.everything.rollouts, self.everything.rewards.tolist(), self.everything.reasons
+        lengths, versions = of.lengths.tolist(), of.versions[:, :, 0].tolist()  # the first token's: the oldest
+        for group, problem in enumerate(of.problems):
+            for sample, text in enumerate(of.texts[group]):
+                yield {
+                    "group": group,
+                    "prompt": problem.prompt,
+                    "target": problem.target,
+                    "source": problem.source,
+                    "completion": text,
+                    "reward": None if math.isnan(rewards[group][sample]) else rewards[group][sample],
+                    "reason": reasons[group][sample],
+                    "version": versions[group][sample],
+                    "tokens": lengths[group][sample],
+                }
 
     def figures(self) -> dict[str, float]:
         """What is logged of it, by metric name."""
@@ -160,6 +181,7 @@ class Collection:
             tokens=rollouts.generated_tokens,
             truncated=float(1 - rollouts.ended.mean()),
             generator_seconds=rollouts.seconds,
+            everything=everything,
             samples=tuple(
                 {
                     "prompt": rollouts.problems[group].prompt,

@@ -17,7 +17,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.server import handlers
 from werkzeug.serving import make_server
 
-from infra import tracking
+from infra import mlflow_run, tracking
 from infra.metric_log import MetricLog, read_metrics
 from infra.tracking import TrackingConfig, TrackingError, open_run
 
@@ -344,7 +344,7 @@ def test_a_new_run_without_its_server_is_refused_without_showing_the_password(ho
 
 
 def test_samples_are_tables_that_mlflow_shows(home, client, tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "TABLES_SHOWN", 2)
+    monkeypatch.setattr(mlflow_run, "TABLES_SHOWN", 2)
     rows = [
         {"prompt": "what is 1/2?", "completion": 'a "b",\n½', "reward": 0.0, "reason": "unparsable"},
         {"prompt": "1+1", "completion": "2", "reward": math.nan, "reason": "right"},
