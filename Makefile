@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    { rm -rf .venv; echo "make: $(PYTHON) cannot create .venv (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
 	fi; \
 	echo "installing the locked dependencies into .venv (a few minutes the first time)"; \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,s3]'; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,math,s3]'; \
 	touch $(STAMP); \
 	echo "ready: $(BIN)/rlvf"
 

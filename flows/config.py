@@ -6,11 +6,13 @@ from infra.checkpoints import CheckpointConfig
 from infra.cluster import ClusterConfig
 from infra.placement import PlacementConfig
 from infra.tracking import TrackingConfig
-from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
+from rl.config import LossConfig, OptimizerConfig, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
 from tasks.collection import BatchConfig
 
 SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")
-PROBLEMS = Field("grammar", min_length=1, description="grammar, or a path, fsspec URI or glob of CSV files")
+MIX: tuple[ProblemsConfig, ...] = Field(
+    (), description="further sets, each with the options of problems; every problem is drawn from one of all by weight"
+)
 
 
 class WarmUpConfig(BaseModel):
@@ -41,7 +43,9 @@ class EvalConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: PolicyConfig = PolicyConfig()
-    problems: str = PROBLEMS
+    problems: ProblemsConfig = ProblemsConfig()
+    mix: tuple[ProblemsConfig, ...] = MIX
+    verifier: VerifierConfig = VerifierConfig()
     held_out: int = Field(
         0, ge=0, description="take only the part that `rlvf train --held_out N` keeps out of training; 0 takes all"
     )
@@ -52,14 +56,23 @@ class EvalConfig(BaseModel):
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
 
+    @property
+    def sets(self) -> tuple[ProblemsConfig, ...]:
+        """All problem sets."""
+        return (self.problems, *self.mix)
+
 
 class TrainConfig(BaseModel):
     """Flow `rlvf`: reinforcement learning with verifiable reward."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    problems: str = PROBLEMS
-    held_out: int = Field(200, ge=1, description="problems kept out of training, to evaluate on before and after")
+    problems: ProblemsConfig = ProblemsConfig()
+    mix: tuple[ProblemsConfig, ...] = MIX
+    verifier: VerifierConfig = VerifierConfig()
+    held_out: int = Field(
+        200, ge=1, description="problems of each set kept out of training, to evaluate on before and after"
+    )
     steps: int = Field(200, ge=1, description="updates, counted from the start of the run")
     staleness: int = Field(
         1, ge=0, le=64, description="versions that generation may run ahead of training; 0 is strictly on-policy"
@@ -78,3 +91,8 @@ class TrainConfig(BaseModel):
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def sets(self) -> tuple[ProblemsConfig, ...]:
+        """All problem sets."""
+        return (self.problems, *self.mix)

@@ -11,19 +11,16 @@ from infra.checkpoints import NotARun, is_run, resolve_run
 from infra.tracking import open_run
 from infra.weights import PolicyVersion, newest_version
 from rl.config import TINY
-from rl.records import Problem
 from tasks import calls
 from tasks.calls import GeneratorSpec
 from tasks.evaluate import Evaluation, evaluate
-from tasks.problem_set import GRAMMAR, open_problems, problem_set_name, read_problems
-
-GRAMMAR_PROBLEMS = 200  # of the grammar's held-out side, where no number is given
+from tasks.problem_set import problems_to_solve, set_name
 
 
 @flow(name="rlvf-eval")
 def evaluate_policy(config: EvalConfig) -> Evaluation:
     """Solve the problems greedily and sampled; a run's evaluation is logged to its MLflow run."""
-    problems = chosen_problems(config)
+    problems = problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
     with workplace(config.cluster, config.placement) as place:
         version, run = chosen_policy(config, place)
         spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed)
@@ -32,13 +29,6 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
         if run is not None:
             log(config, place, run, evaluation)
         return evaluation
-
-
-def chosen_problems(config: EvalConfig) -> tuple[Problem, ...]:
-    """What to solve: everything in the files, or the part that training keeps out; of the grammar always that part."""
-    if config.held_out or config.problems == GRAMMAR:
-        return open_problems(config.problems, config.held_out or GRAMMAR_PROBLEMS, config.seed).held_out
-    return tuple(read_problems(config.problems))
 
 
 def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, Run | None]:
@@ -64,11 +54,11 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
 
 def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) -> None:
     """Log to the run's MLflow run, under the problem set's name, at the policy's version."""
-    name = problem_set_name(config.problems)
+    name = set_name(config.sets)
     with open_run(
         run.config.tracking,
         home=place.home,
-        experiment=problem_set_name(run.config.problems),
+        experiment=set_name(run.config.sets),
         run_name=run.name,
         run_id=run.mlflow_run,
         params={},
@@ -80,5 +70,6 @@ def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) 
                 f"eval/{name}/pass_at_1": evaluation.greedy,
                 f"eval/{name}/sampled": evaluation.sampled,
                 f"eval/{name}/pass_at_{evaluation.k}": evaluation.pass_at_k,
+                f"eval/{name}/error_rate": evaluation.error_rate,
             },
         )

@@ -15,7 +15,17 @@ from infra.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
 
 TRACKING = "tracking.json"
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
-MAY_CHANGE = ("steps", "run", "cluster", "placement", "tracking", "checkpoint", "policy.device")
+MAY_CHANGE = (
+    "steps",
+    "run",
+    "cluster",
+    "placement",
+    "tracking",
+    "checkpoint",
+    "policy.device",
+    "verifier.seconds",
+    "verifier.memory_mb",
+)
 
 
 @dataclass(frozen=True)

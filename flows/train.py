@@ -91,7 +91,7 @@ def collect(run: Training, step: int) -> Collecting:
 def held_out(run: Training, policy: PolicyVersion) -> Evaluation:
     """Evaluate on the problems kept out of training."""
     run.place.display.stage("evaluate")
-    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, run.problems.held_out)
+    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, run.problems)
     run.log_evaluation(evaluation)
     return evaluation
 

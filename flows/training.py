@@ -62,7 +62,7 @@ class Training:
         self.run = run
         self.place = place
         self.config = config = run.config
-        self.problems = open_problems(config.problems, config.held_out, config.seed)
+        self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed)
         self.generator = GeneratorSpec(config.policy, config.sampling, config.batch.samples, config.seed)
         self.evaluator = self.generator
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
@@ -148,6 +148,7 @@ class Training:
                     sampled=of["eval/sampled"],
                     pass_at_k=of["eval/pass_at_k"],
                     k=self.evaluator.samples,
+                    error_rate=of.get("eval/error_rate", 0.0),
                 )
         return None
 
@@ -198,6 +199,10 @@ class Training:
         for stage, spent in self._spent.items():
             self._stages[stage] += spent
         self._spent.clear()
+        if batch.errors:
+            self.place.display.say(
+                f"step {learned.step}: {batch.error_rate:.1%} of the completions could not be judged: {batch.errors[0]}"
+            )
         if not learned.applied:
             what = learned.refused or "no group has rewards that differ, so there was nothing to learn from"
             self.place.display.say(f"step {learned.step}: {what}")
@@ -212,10 +217,12 @@ class Training:
                 "eval/pass_at_1": evaluation.greedy,
                 "eval/sampled": evaluation.sampled,
                 "eval/pass_at_k": evaluation.pass_at_k,
+                "eval/error_rate": evaluation.error_rate,
             },
         )
+        unjudged = f", {evaluation.error_rate:.1%} could not be judged" if evaluation.error_rate else ""
         self.place.display.say(
-            f"held-out, v{evaluation.step}: greedy {evaluation.greedy:.3f}, sampled {evaluation.sampled:.3f}"
+            f"held-out, v{evaluation.step}: greedy {evaluation.greedy:.3f}, sampled {evaluation.sampled:.3f}{unjudged}"
         )
 
     @staticmethod

@@ -14,7 +14,7 @@ from infra.placement import PlacementConfig, check_placement
 from infra.services import rlvf_home
 
 # what a worker imports before its first call; a verifier needs no torch
-IMPORTS = {"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "rl.judging"}
+IMPORTS = {"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "tasks.judge"}
 
 
 @dataclass(frozen=True)

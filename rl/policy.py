@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig
+from rl.records import Briefing
 
-SYSTEM = "Turn the problem into one Python arithmetic expression. Answer with the expression alone, nothing else."
-EXAMPLE = ("double 7, add 3 and 5 to it, then divide by 11.", "(2 * 7 + 3 + 5) / 11")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -49,24 +48,26 @@ class Policy:
         """The token id that ends a completion."""
         return int(self.tokenizer.eos_token_id)
 
-    def prompt_tokens(self, problem: str) -> list[int]:
-        """Token ids of the prompt: system line, worked example and problem through the model's chat template, or the
+    def prompt_tokens(self, problem: str, briefing: Briefing | None = None) -> list[int]:
+        """Token ids of the prompt: system line, worked examples and problem through the model's chat template, or the
         bare problem and a line break for a model without one."""
         if self.tokenizer.chat_template is None:
             return list(self.tokenizer(problem + "\n", add_special_tokens=False)["input_ids"])
-        question, answer = EXAMPLE
-        turns = [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": problem},
-        ]
+        system, examples = (briefing.system, briefing.examples) if briefing else ("", ())
+        turns = []
+        for question, answer in examples:
+            turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        turns.append({"role": "user", "content": problem})
         render = partial(
             self.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False, enable_thinking=False
         )
         try:
-            rendered = render([{"role": "system", "content": SYSTEM}, *turns])
+            rendered = render([{"role": "system", "content": system}, *turns] if system else turns)
         except TemplateError:  # some templates know no system role
-            rendered = render([{"role": "user", "content": f"{SYSTEM}\n\n{question}"}, *turns[1:]])
+            if not system:
+                raise
+            first = f"{system}\n\n{turns[0]['content']}"
+            rendered = render([{"role": "user", "content": first}, *turns[1:]])
         return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
     def load_weights(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from flows.options import add_options, read_config
 from flows.preflight import check_model
 from infra.checkpoints import is_run, resolve_run
 from infra.services import rlvf_home
-from tasks.problem_set import GRAMMAR, open_problems, read_problems
+from tasks.problem_set import problems_to_solve
 
 if TYPE_CHECKING:
     from tasks.evaluate import Evaluation
@@ -30,10 +30,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides)
-    if config.held_out:
-        open_problems(config.problems, config.held_out, config.seed)
-    elif config.problems != GRAMMAR:
-        read_problems(config.problems)
+    problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
     if not is_run(resolve_run(config.policy.model, str(rlvf_home() / "runs"))):
         check_model(config.policy.model, "a run or ")
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 rlvf train                                             the tiny policy on problems from the grammar
-rlvf train --problems problems.csv --steps 100         your problems: python_expression,natural_language
+rlvf train --problems problems.csv --steps 100         your problems: CSV, JSON Lines or Parquet
+rlvf train --problems q.jsonl --verifier my_reward.py:reward   your own reward
 rlvf train --config my.yaml --loss.name grpo           a YAML file, dotted overrides on top
 rlvf train --resume 20260101-120000-tiny               go on exactly where that run stopped
 """
@@ -43,7 +44,7 @@ def _run(given: argparse.Namespace) -> None:
     else:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
         check_tracking(run.config.tracking.uri)  # a resumed run goes on without, and catches up later
-    open_problems(run.config.problems, run.config.held_out, run.config.seed)
+    open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
     check_model(run.config.policy.model)
     began = time.monotonic()
     try:

@@ -280,7 +280,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         cluster(
             config,
             log_dir=home / "logs",
-            preload={"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "rl.judging"},
+            preload={"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "tasks.judge"},
         ) as client,
     ):
         for name in server.environment:  # a test gets at the server by `Lab.prefect`, others do not see it

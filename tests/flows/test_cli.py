@@ -103,9 +103,12 @@ def test_a_mistake_in_a_file_is_one_line(refused: Callable[..., str], tmp_path: 
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("", "p.csv is empty: expected a line with the columns python_expression,natural_language"),
+        ("", "p.csv is empty: expected a line with the names of the columns, then one problem a line"),
         (HEADER, "p.csv has column names but no problem below them"),
-        ("expression,natural_language\n1,one\n", "p.csv: line 1: no column 'python_expression' among"),
+        (
+            "expression,natural_language\n1,one\n",
+            "p.csv: line 1: no column 'python_expression' (nor",
+        ),
         (f"{HEADER}1,one\n1 + 1\n", "p.csv: line 3: broken row: 1 fields where the first line names 2 columns"),
         (f'{HEADER}1,one\n1 + 1,"one plus one\n', "p.csv: line 3: broken row: unexpected end of data"),
         (f"{HEADER}1 +,one\n", "p.csv: line 2: python_expression '1 +' cannot be evaluated"),

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from rl.judging import Judgement
 from rl.records import Problem, Rollouts
+from rl.verifiers.spec import VerifierSpec
 from tasks.collection import BatchConfig, Collected, Collection, Lease
 from tasks.problem_set import ProblemSet
 
@@ -27,6 +28,7 @@ def problem_set() -> ProblemSet:
         name="numbered",
         draw=lambda step, count, skip: [Problem(f"{step}/{i}", str(i), f"n:{i}") for i in range(skip, skip + count)],
         held_out=(),
+        verifiers={"": VerifierSpec("arithmetic")},
     )
 
 
@@ -48,11 +50,11 @@ def rollouts(lease: Lease, samples: int) -> Rollouts:
     )
 
 
-def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> tuple[NDArray[np.float32], list[list[str]]]:
+def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> Judgement:
     """One right completion in each group that varies, none in the others."""
     rewards = np.zeros((len(lease.groups), samples), np.float32)
     rewards[:, 0] = [varied[i] for i in lease.groups]
-    return rewards, [["right" if reward else "wrong_value" for reward in row] for row in rewards]
+    return Judgement(rewards, tuple(tuple("right" if reward else "wrong_value" for reward in row) for row in rewards))
 
 
 def collect(
@@ -66,7 +68,7 @@ def collect(
         back = list(leases)
         shuffle(back)
         for lease in back:
-            collection.judged(lease, rollouts(lease, config.samples), *verdicts(lease, varied, config.samples))
+            collection.judged(lease, rollouts(lease, config.samples), verdicts(lease, varied, config.samples))
     return collection.collected(), waves
 
 
@@ -134,7 +136,7 @@ def test_figures_are_of_everything_drawn() -> None:
 def test_partly_right_answers_vary_but_do_not_pass() -> None:
     collection = Collection(0, problem_set(), config(prompts=1, samples=2))
     (lease,) = next(waves := collection.waves())
-    collection.judged(lease, rollouts(lease, 2), np.array([[0.5, 0.25]], np.float32), [["near", "far"]])
+    collection.judged(lease, rollouts(lease, 2), Judgement(np.array([[0.5, 0.25]], np.float32), (("near", "far"),)))
     assert list(waves) == []
     found = collection.collected()
     assert (found.varied, found.pass_rate, found.reward) == (1, 0, 0.375)
@@ -187,7 +189,7 @@ def test_generating_and_judging_meet_in_two_threads() -> None:
 
     def verify() -> Collected:
         for lease, sampled in collection.arrivals():
-            collection.judged(lease, sampled, *verdicts(lease, varied, asked.samples))
+            collection.judged(lease, sampled, verdicts(lease, varied, asked.samples))
         return collection.collected()
 
     with ThreadPoolExecutor(2) as threads:

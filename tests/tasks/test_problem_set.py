@@ -5,14 +5,25 @@ import fsspec
 import pytest
 
 from infra.metric_log import MetricLog
-from rl.problems import ProblemError
-from tasks.problem_set import GRAMMAR, ProblemSet, open_problems, problem_set_name, read_problems
+from rl.config import COUNTDOWN, GRAMMAR, ProblemsConfig, VerifierConfig
+from rl.records import Problem
+from rl.tables import ProblemError
+from tasks.problem_set import ProblemSet, problem_set_name, problems_to_solve
+from tasks.problem_set import open_problems as open_sets
 
 HEADER = "python_expression,natural_language,level\n"
 
 
 def csv(numbers: range) -> str:
     return HEADER + "".join(f"{n} + 1,add 1 to {n},{n % 3}\n" for n in numbers)
+
+
+def open_problems(path: str, held_out: int, seed: int) -> ProblemSet:
+    return open_sets([ProblemsConfig(path=path)], VerifierConfig(), held_out, seed)
+
+
+def read_problems(path: str) -> tuple[Problem, ...]:
+    return problems_to_solve([ProblemsConfig(path=path)], VerifierConfig(), 0, 0).held_out
 
 
 @pytest.fixture
@@ -46,7 +57,7 @@ def test_a_set_is_named_after_its_file_in_letters_that_a_metric_may_have(path: s
     MetricLog(None).append(0, {f"eval/{name}/pass_at_1": 0.5})  # refuses a name that MLflow would refuse
 
 
-@pytest.mark.parametrize("path", [GRAMMAR, "sums"])
+@pytest.mark.parametrize("path", [GRAMMAR, COUNTDOWN, "sums"])
 def test_a_step_s_problems_depend_on_the_seed_and_the_step_alone(path: str, sums: str) -> None:
     path = sums if path == "sums" else path
     first, again, other = (open_problems(path, 5, seed) for seed in (1, 1, 2))
@@ -56,13 +67,13 @@ def test_a_step_s_problems_depend_on_the_seed_and_the_step_alone(path: str, sums
     assert prompts(first, 0, 8) != prompts(first, 1, 8)
 
 
-@pytest.mark.parametrize("path", [GRAMMAR, "sums"])
+@pytest.mark.parametrize("path", [GRAMMAR, COUNTDOWN, "sums"])
 def test_a_refill_goes_on_where_the_step_s_first_draw_stopped(path: str, sums: str) -> None:
     problems = open_problems(sums if path == "sums" else path, 5, seed=0)
     assert prompts(problems, 4, 3) + prompts(problems, 4, 6, skip=3) == prompts(problems, 4, 9)
 
 
-@pytest.mark.parametrize("path", [GRAMMAR, "sums"])
+@pytest.mark.parametrize("path", [GRAMMAR, COUNTDOWN, "sums"])
 def test_what_is_held_out_is_the_same_for_every_seed_and_never_trained_on(path: str, sums: str) -> None:
     path = sums if path == "sums" else path
     one, two = open_problems(path, 6, seed=0), open_problems(path, 6, seed=99)
