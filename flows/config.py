@@ -38,7 +38,8 @@ class SftConfig(BaseModel):
 
 
 class EvalConfig(BaseModel):
-    """Flow `rlvf-eval`: how well a policy solves a set of problems."""
+    """Flow `rlvf-eval`: how well a policy solves a set of problems. The model may also be a run, or `newest`: the run
+    that was begun last."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,6 +51,9 @@ class EvalConfig(BaseModel):
         0, ge=0, description="take only the part that `rlvf train --held_out N` keeps out of training; 0 takes all"
     )
     samples: int = Field(8, ge=1, le=1024, description="completions per problem; k of pass@k")
+    again: bool = Field(
+        True, description="false: a run's version that was evaluated on these problems before is not evaluated again"
+    )
     seed: int = SEED
     sampling: SamplingConfig = SamplingConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -1,13 +1,17 @@
 """Flow `rlvf-eval`: how well a policy solves a set of problems."""
 
+import hashlib
+import json
+from dataclasses import asdict
+
 from prefect import flow
 
 from flows.config import EvalConfig, SftConfig
-from flows.runs import Run, saved_config
+from flows.runs import Run, existing_run, saved_config
 from flows.sft import sft
 from flows.workplace import Workplace, workplace
 from infra import store
-from infra.checkpoints import NotARun, is_run, resolve_run
+from infra.checkpoints import NotARun, is_run
 from infra.tracking import open_run
 from infra.weights import PolicyVersion, newest_version
 from rl.config import TINY
@@ -19,15 +23,19 @@ from tasks.problem_set import problems_to_solve, set_name
 
 @flow(name="rlvf-eval")
 def evaluate_policy(config: EvalConfig) -> Evaluation:
-    """Solve the problems greedily and sampled; a run's evaluation is logged to its MLflow run."""
+    """Solve the problems greedily and sampled; a run's evaluation is kept with it and logged to its MLflow run."""
     problems = problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
     with workplace(config.cluster, config.placement) as place:
         version, run = chosen_policy(config, place)
+        if run is not None and not config.again and (known := kept(run, version, config)):
+            place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
+            return known
         spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed)
         place.display.stage("evaluate")
         evaluation = evaluate(place.dispatch, spec, version, problems)
         if run is not None:
             log(config, place, run, evaluation)
+            keep(run, evaluation, config)
         return evaluation
 
 
@@ -39,7 +47,7 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
         NotARun: the run named has no weights.
     """
     model = config.policy.model
-    uri = resolve_run(model, place.runs)
+    uri = existing_run(model, place.runs)
     if is_run(uri):
         newest = newest_version(uri)
         if newest is None:
@@ -50,6 +58,26 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
         uri = sft(warm)
         return PolicyVersion(0, uri, store.read_manifest(uri).digest), None
     return place.dispatch.run("evaluate", calls.store_model, model, config.policy, str(place.home / "models")), None
+
+
+def kept(run: Run, version: PolicyVersion, config: EvalConfig) -> Evaluation | None:
+    """The evaluation of this version on these problems that an earlier one has left with the run."""
+    uri = evaluation_uri(run, version.step, config)
+    return Evaluation(**json.loads(store.read_text(uri))) if store.exists(uri) else None
+
+
+def keep(run: Run, evaluation: Evaluation, config: EvalConfig) -> None:
+    """Leave the evaluation with the run."""
+    store.write_text(evaluation_uri(run, evaluation.step, config), json.dumps(asdict(evaluation)) + "\n")
+
+
+def evaluation_uri(run: Run, step: int, config: EvalConfig) -> str:
+    """Where the evaluation of a version lies; the name tells what it was on."""
+    asked = config.model_dump(
+        mode="json", include={"problems", "mix", "verifier", "held_out", "samples", "sampling", "seed"}
+    )
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+    return store.join(run.uri, "evaluations", f"v{step}-{set_name(config.sets)}-{digest}.json")
 
 
 def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) -> None:

@@ -10,10 +10,11 @@ import yaml
 
 from flows.config import TrainConfig
 from flows.options import OptionError, differences, read_config, to_yaml
-from infra import store
+from infra import place, store
 from infra.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
 
 TRACKING = "tracking.json"
+NEWEST = "newest"  # instead of a run's name: the one that was begun or resumed last
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
 MAY_CHANGE = (
     "steps",
@@ -82,6 +83,21 @@ def new_run(config: TrainConfig, home_runs: str) -> Run:
         count += 1
         uri = store.join(home_runs, f"{stem}-{count}")
     return Run(uri, config, resumed=False)
+
+
+def existing_run(name: str, home_runs: str) -> str:
+    """The URI of the run of that name, or of the newest one; it need not be there unless it is the newest.
+
+    Raises:
+        NotARun: there is no run at all.
+    """
+    if name != NEWEST:
+        return resolve_run(name, home_runs)
+    written = {uri: place.modified(place.join(uri, CONFIG)) for uri in place.folders(home_runs)}
+    found = {uri: when for uri, when in written.items() if when is not None}
+    if not found:
+        raise NotARun(f"there is no run at {home_runs} yet")
+    return max(found, key=found.__getitem__)
 
 
 def saved_config(uri: str) -> TrainConfig:

@@ -1,6 +1,7 @@
 """What lies at a URI, on this machine's file system or anywhere that fsspec knows: small files, listings, removal."""
 
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,31 @@ def subfolders(uri: str) -> dict[str, bool]:
         if inside:
             found[name] = found.get(name, False) or rest == MANIFEST
     return found
+
+
+def folders(uri: str) -> list[str]:
+    """The URIs of the folders that lie directly in the folder `uri`."""
+    if (path := local_path(uri)) is not None:
+        return sorted(join(uri, child.name) for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    fs, root = remote(uri)
+    try:
+        inside = fs.ls(root, detail=True)
+    except FileNotFoundError:
+        return []
+    return sorted(
+        join(uri, entry["name"].rstrip("/").rpartition("/")[2]) for entry in inside if entry["type"] == "directory"
+    )
+
+
+def modified(uri: str) -> datetime | None:
+    """When a file was last written, None if there is none."""
+    fs, root = url_to_fs(uri)
+    fs.invalidate_cache()
+    try:
+        when: datetime = fs.modified(root)
+    except FileNotFoundError:
+        return None
+    return when
 
 
 def names(uri: str) -> list[str]:

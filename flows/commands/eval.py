@@ -10,7 +10,8 @@ from flows.config import EvalConfig
 from flows.display import Display
 from flows.options import add_options, read_config
 from flows.preflight import check_model
-from infra.checkpoints import is_run, resolve_run
+from flows.runs import existing_run
+from infra.checkpoints import is_run
 from infra.services import rlvf_home
 from tasks.problem_set import problems_to_solve
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 rlvf eval --policy 20260101-120000-tiny --problems problems.csv --samples 8
+rlvf eval --policy newest --again false                the newest run, unless its version was evaluated before
 rlvf eval --policy Qwen/Qwen3-0.6B --problems 's3://bucket/*.csv.gz'
 """
 
@@ -31,7 +33,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides)
     problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
-    if not is_run(resolve_run(config.policy.model, str(rlvf_home() / "runs"))):
+    if not is_run(existing_run(config.policy.model, str(rlvf_home() / "runs"))):
         check_model(config.policy.model, "a run or ")
 
     def work(_: Display) -> "Evaluation":
