@@ -12,6 +12,7 @@ from flows.commands.report import REPORT_COMMAND
 from flows.commands.sft import SFT
 from flows.commands.train import TRAIN
 from flows.options import OneLineParser
+from infra.secrets import masked
 
 COMMANDS = (TRAIN, SFT, EVAL, REPORT_COMMAND)
 
@@ -44,13 +45,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         if os.environ.get("RLVF_TRACEBACK"):
             raise
-        top.error(str(error))
+        top.error(masked(str(error)))
     except KeyboardInterrupt:
         sys.exit(130)
     except (OSError, RuntimeError) as error:
         if os.environ.get("RLVF_TRACEBACK"):
             raise
-        print(f"rlvf: {str(error) or type(error).__name__} (set RLVF_TRACEBACK=1 for the whole story)", file=sys.stderr)
+        print(
+            f"rlvf: {masked(str(error)) or type(error).__name__} (set RLVF_TRACEBACK=1 for the whole story)",
+            file=sys.stderr,
+        )
         sys.exit(1)
 
 

@@ -3,11 +3,12 @@
 from prefect import flow
 
 from flows.config import EvalConfig, SftConfig
-from flows.runs import Run, saved_config
+from flows.runs import Run, saved_config, with_secrets
 from flows.sft import sft
 from flows.workplace import Workplace, workplace
 from infra import store
 from infra.checkpoints import NotARun, is_run, resolve_run
+from infra.secrets import masked
 from infra.tracking import open_run
 from infra.weights import PolicyVersion, newest_version
 from rl.config import TINY
@@ -23,6 +24,7 @@ GRAMMAR_PROBLEMS = 200  # of the grammar's held-out side, where no number is giv
 @flow(name="rlvf-eval")
 def evaluate_policy(config: EvalConfig) -> Evaluation:
     """Solve the problems greedily and sampled; a run's evaluation is logged to its MLflow run."""
+    config = with_secrets(config)
     problems = chosen_problems(config)
     with workplace(config.cluster, config.placement) as place:
         version, run = chosen_policy(config, place)
@@ -54,7 +56,11 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
         newest = newest_version(uri)
         if newest is None:
             raise NotARun(f"{uri} has published no weights yet")
-        return newest, Run(uri, saved_config(uri), resumed=True)
+        trained = saved_config(uri)
+        given = config.tracking.uri  # again, where it was saved without its password
+        same = given is not None and masked(given) == trained.tracking.uri
+        tracking = config.tracking if same else with_secrets(trained.tracking, "tracking")
+        return newest, Run(uri, trained.model_copy(update={"tracking": tracking}), resumed=True)
     if model == TINY:
         warm = SftConfig(policy=config.policy, cluster=config.cluster, placement=config.placement)
         uri = sft(warm)

@@ -10,6 +10,7 @@ from flows.config import EvalConfig
 from flows.display import Display
 from flows.options import add_options, read_config
 from flows.preflight import check_model
+from flows.runs import without_secrets
 from infra.checkpoints import is_run, resolve_run
 from infra.services import rlvf_home
 from tasks.problem_set import GRAMMAR, open_problems, read_problems
@@ -40,7 +41,7 @@ def _run(given: argparse.Namespace) -> None:
     def work(_: Display) -> "Evaluation":
         from flows.evaluate import evaluate_policy
 
-        return evaluate_policy(config)
+        return evaluate_policy(without_secrets(config))  # Prefect keeps the parameters of a flow
 
     found = in_workplace(config.cluster, config.placement, work)
     if given.json:
