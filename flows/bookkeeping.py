@@ -49,7 +49,8 @@ class Bookkeeping:
             for name, (url, note) in links.items():
                 self._artifacts.link(name, url, note)
             if flow_run.id is not None:
-                links["Prefect"] = list(prefect_page(str(flow_run.id)))
+                url, command = prefect_page(str(flow_run.id))
+                links["Prefect"] = [url, f"served by: {command}" if command else ""]
             timeline.begin_session(self._folder / TIMELINE)
             self._note(
                 run=self._run.uri,

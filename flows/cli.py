@@ -14,6 +14,7 @@ from flows.commands.sft import SFT
 from flows.commands.train import TRAIN
 from flows.commands.worker import WORKER
 from flows.options import OneLineParser
+from infra.secrets import masked
 
 COMMANDS = (TRAIN, SFT, EVAL, REPORT_COMMAND, WORKER, CERTS)
 
@@ -46,13 +47,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         if os.environ.get("RLVF_TRACEBACK"):
             raise
-        top.error(str(error))
+        top.error(masked(str(error)))
     except KeyboardInterrupt:
         sys.exit(130)
     except (OSError, RuntimeError) as error:
         if os.environ.get("RLVF_TRACEBACK"):
             raise
-        print(f"rlvf: {str(error) or type(error).__name__} (set RLVF_TRACEBACK=1 for the whole story)", file=sys.stderr)
+        print(
+            f"rlvf: {masked(str(error)) or type(error).__name__} (set RLVF_TRACEBACK=1 for the whole story)",
+            file=sys.stderr,
+        )
         sys.exit(1)
 
 

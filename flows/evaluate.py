@@ -7,11 +7,12 @@ from dataclasses import asdict
 from prefect import flow
 
 from flows.config import EvalConfig, SftConfig
-from flows.runs import Run, existing_run, saved_config
+from flows.runs import Run, existing_run, saved_config, with_secrets
 from flows.sft import sft
 from flows.workplace import Workplace, workplace
 from infra import store
 from infra.checkpoints import NotARun, is_run
+from infra.secrets import masked
 from infra.tracking import open_run
 from infra.weights import PolicyVersion, newest_version
 from rl.config import TINY
@@ -24,6 +25,7 @@ from tasks.problem_set import problems_to_solve, set_name
 @flow(name="rlvf-eval")
 def evaluate_policy(config: EvalConfig) -> Evaluation:
     """Solve the problems greedily and sampled; a run's evaluation is kept with it and logged to its MLflow run."""
+    config = with_secrets(config)
     problems = problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
     with workplace(config.cluster, config.placement) as place:
         version, run = chosen_policy(config, place)
@@ -52,7 +54,11 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
         newest = newest_version(uri)
         if newest is None:
             raise NotARun(f"{uri} has published no weights yet")
-        return newest, Run(uri, saved_config(uri), resumed=True)
+        trained = saved_config(uri)
+        given = config.tracking.uri  # again, where it was saved without its password
+        same = given is not None and masked(given) == trained.tracking.uri
+        tracking = config.tracking if same else with_secrets(trained.tracking, "tracking")
+        return newest, Run(uri, trained.model_copy(update={"tracking": tracking}), resumed=True)
     if model == TINY:
         warm = SftConfig(policy=config.policy, cluster=config.cluster, placement=config.placement)
         uri = sft(warm)

@@ -2,10 +2,11 @@
 
 import base64
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -137,18 +138,16 @@ def _figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, s
     if moved := record.curve("sync/bytes"):
         yield "published", amount(sum(moved.values())), f"{amount(max(moved.values()))} a version at most"
     lost = record.about.get("lost") or {}
-    yield (
-        "lost calls",
-        str(sum(lost.values())),
-        ", ".join(f"{n} × {call}" for call, n in lost.items()) or "no worker died",
-    )
+    by_call = ", ".join(f"{count} × {call}" for call, count in lost.items())
+    yield "lost calls", str(sum(lost.values())), by_call or "no worker died"
 
 
 def _pictures(name: str, record: Record, config: Mapping[str, Any]) -> Iterator[Picture]:
     reward = record.curve("reward/pass_rate")
     held_out = sorted(record.curve("eval/pass_at_1").items())
-    model = str(config.get("policy", {}).get("model", "")).rstrip("/").rpartition("/")[2]
-    title = f"{model} in {name}" if model else name
+    parts = (_named(config, "policy", "model"), _named(config, "problems", "path"), _named(config, "loss", "name"))
+    model, problems, loss = (PurePosixPath(part).name for part in parts)
+    title = f"{model} on {problems}, {loss}" if model else name
     yield Picture(
         "reward",
         "Reward",
@@ -200,6 +199,11 @@ def _pictures(name: str, record: Record, config: Mapping[str, Any]) -> Iterator[
         )
 
 
+def _named(config: Mapping[str, Any], section: str, leaf: str) -> str:
+    found = config.get(section, "")
+    return str(found.get(leaf, "")) if isinstance(found, Mapping) else str(found)
+
+
 def _samples(run_uri: str) -> Iterator[tuple[int, Sequence[Mapping[str, Any]], str]]:
     """(step, completions, what is wrong with them) of the newest step first, the middle one, the first."""
     steps = kept_steps(run_uri)
@@ -214,13 +218,15 @@ def _samples(run_uri: str) -> Iterator[tuple[int, Sequence[Mapping[str, Any]], s
 
 
 def _varied(rows: Sequence[Row]) -> list[Row]:
-    """A few completions: of every reason one before of any a second, in their order."""
-    seen: dict[Any, int] = {}
-    ranked = []
-    for at, row in enumerate(rows):
-        seen[row["reason"]] = seen.get(row["reason"], 0) + 1
-        ranked.append((seen[row["reason"]], at))
-    return [rows[at] for at in sorted(at for _, at in sorted(ranked)[:SAMPLES])]
+    """A few completions, as different as they come: of reasons and problems that were not shown yet first."""
+    left, chosen = list(range(len(rows))), list[int]()
+    while left and len(chosen) < SAMPLES:
+        reasons = Counter(rows[at]["reason"] for at in chosen)
+        groups = Counter(rows[at]["group"] for at in chosen)
+        best = min(left, key=lambda at: (reasons[rows[at]["reason"]], groups[rows[at]["group"]], at))
+        left.remove(best)
+        chosen.append(best)
+    return [rows[at] for at in sorted(chosen)]
 
 
 def _sample(row: Row) -> Mapping[str, Any]:

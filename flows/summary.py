@@ -44,10 +44,8 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
         ("", f"{result.sampled_before:.3f} → {result.sampled_after:.3f} sampled"),
         ("time", shares),
         *([("lost", f"{lost}, done again elsewhere")] if lost else []),
-        (
-            "report" if Path(result.report).exists() else "picture",
-            result.report if Path(result.report).exists() else result.picture,
-        ),
+        *([("report", result.report)] if Path(result.report).exists() else []),
+        *([("picture", result.picture)] if Path(result.picture).exists() else []),
         ("checkpoint", f"{result.checkpoint} (Hugging Face layout)"),
         *[(name, f"{_venv(command)}\n{'':12}then open {url}" if command else url) for name, command, url in pages],
     ]

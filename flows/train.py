@@ -8,7 +8,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
-from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config
+from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
 from flows.sft import kept_warm_up, sft
 from flows.training import Training, TrainResult
 from flows.workplace import Workplace, workplace
@@ -42,6 +42,7 @@ def title() -> str:
 @flow(name="rlvf", flow_run_name=title)
 def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one."""
+    config = with_secrets(config)
     with workplace(config.cluster, config.placement) as place, Training(open_run(config, resume, place), place) as run:
         policy = run.begin(first_weights(config, place))
         before = run.evaluated_before() or held_out(run, policy)

@@ -9,9 +9,14 @@ from typing import Any, BinaryIO, TextIO
 
 from fsspec.core import url_to_fs
 
+from infra.secrets import masked
+
 
 class PathError(ValueError):
-    """A path that cannot be read: one line that names it and says what to do."""
+    """A path that cannot be read: one line that names it, without its secrets, and says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 def open_files(pattern: str) -> Iterator[tuple[str, BinaryIO]]:
@@ -27,7 +32,7 @@ def open_files(pattern: str) -> Iterator[tuple[str, BinaryIO]]:
             name = each if "file" in fs.protocol else fs.unstrip_protocol(each)
             with fs.open(each, "rb", compression="infer") as opened:
                 content = opened.read()
-            yield name, io.BytesIO(content)
+            yield masked(name), io.BytesIO(content)
     except PermissionError as error:
         raise PathError(f"{pattern}: permission denied; check the rights on it, or the credentials") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -58,7 +58,7 @@ class MlflowRun:
         self._home = home
         self._experiment = experiment
         self._name = name
-        self._params = dict(_flatten(params))
+        self._params = dict(_flatten(masked(params)))
         self._client: MlflowClient | None = None  # set once the run is known to be there
         self._tables: list[dict[str, str]] = []
 

@@ -60,8 +60,14 @@ def bytes_picture(path: Path, curves: Mapping[str, Curve], *, title: str) -> Non
     from matplotlib.ticker import FuncFormatter
 
     figure, axes = blank(title, height=3.4)
-    for (name, curve), color in zip(curves.items(), (BLUE, ORANGE), strict=False):
-        axes.plot(list(curve), list(curve.values()), color=color, linewidth=1.8, label=name, marker=_dot(curve))
+    steps = sorted({step for curve in curves.values() for step in curve})
+    groups = _bins(steps)
+    size = len(groups[0])
+    for at, (name, curve) in enumerate(curves.items()):
+        means = [sum(curve.get(step, 0.0) for step in group) / len(group) for group in groups]
+        width = size * 0.9 / len(curves)
+        places = [group[0] + (at + 0.5) * width - 0.45 * size + (size - 1) / 2 for group in groups]
+        axes.bar(places, means, width=width, color=(BLUE, "#a9c9e6")[at % 2], label=name, linewidth=0)
     axes.set_ylim(0, 1.15 * max([1.0, *(value for curve in curves.values() for value in curve.values())]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
     _legend(axes)
@@ -70,9 +76,12 @@ def bytes_picture(path: Path, curves: Mapping[str, Curve], *, title: str) -> Non
 
 def staleness_picture(path: Path, mean: Curve, most: Curve, *, title: str) -> None:
     """How many versions old the tokens were that a step trained on."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = blank(title, height=3.4)
-    axes.step(list(most), list(most.values()), where="mid", color=GREY, linewidth=1.2, label="oldest token")
-    axes.plot(list(mean), list(mean.values()), color=BLUE, linewidth=1.8, label="mean", marker=_dot(mean))
+    axes.bar(list(mean), list(mean.values()), width=0.9, color="#a9c9e6", label="mean", linewidth=0)
+    axes.step(list(most), list(most.values()), where="mid", color=BLUE, linewidth=1.4, label="oldest token")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, max([1.0, *most.values()]) * 1.15)
     axes.set_ylabel("versions", color=INK)
     _legend(axes)
@@ -89,10 +98,10 @@ def worker_shares(spans: Sequence[Span]) -> dict[str, dict[str, float]]:
         worker = seconds[span.worker]
         worker["lost" if span.lost else span.call] += span.end - span.start - span.loading
         worker["waiting for weights"] += span.loading
-    found = {}
-    for worker, by in sorted(seconds.items()):
-        shares = {name: by[name] / whole for name in [*COLORS, *(set(by) - set(COLORS))] if by.get(name, 0) > 0}
-        found[worker] = {**shares, "waiting for work": max(0.0, 1 - sum(shares.values()))}
+    found: dict[str, dict[str, float]] = {}
+    for name, by in sorted(seconds.items()):
+        shares = {what: by[what] / whole for what in [*COLORS, *(set(by) - set(COLORS))] if by.get(what, 0) > 0}
+        found[name] = {**shares, "waiting for work": max(0.0, 1 - sum(shares.values()))}
     return found
 
 
@@ -157,10 +166,6 @@ def _bins(steps: Sequence[int]) -> list[Sequence[int]]:
     return [steps[at : at + size] for at in range(0, len(steps), size)]
 
 
-def _dot(curve: Curve) -> str | None:
-    return "." if len(curve) < 15 else None
-
-
 def _rows(axes: "Axes", names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)  # the first on top
@@ -169,9 +174,8 @@ def _rows(axes: "Axes", names: Sequence[str]) -> None:
 
 
 def _legend(axes: "Axes") -> None:
-    """Above the picture, where it covers nothing."""
+    """Below the picture, where it covers nothing."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     count = len(axes.get_legend_handles_labels()[1])
-    axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 1), ncols=count, frameon=False, labelcolor=INK, borderaxespad=0.1,
-        handlelength=1.2, columnspacing=1.2, fontsize=9,
-    )  # fmt: skip
+    figure.legend(loc="outside lower left", ncols=count, frameon=False, labelcolor=INK, handlelength=1.2, fontsize=9)

@@ -40,6 +40,11 @@ def masked(value: T) -> T:
     return shown
 
 
+def without_userinfo(uri: str) -> str:
+    """The address without user and password."""
+    return _USERINFO.sub("", uri)
+
+
 def hidden(value: T) -> T:
     """As `masked`, but this process remembers what was there, for `revealed`."""
     shown: T = _walk(value, _hide_text)

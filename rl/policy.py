@@ -120,9 +120,15 @@ def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Pol
     dtype = choose_dtype(config.dtype, device)
     load: Any = AutoModelForCausalLM.from_pretrained  # its type leaves out that it can return a pair
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        # neither code nor pickles of a model run here: a folder may come from anywhere
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model, loading = load(
-            path, dtype=torch.float32 if master else dtype, attn_implementation="sdpa", output_loading_info=True
+            path,
+            dtype=torch.float32 if master else dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            trust_remote_code=False,
+            use_safetensors=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -10,7 +10,7 @@ from flows.config import EvalConfig
 from flows.display import Display
 from flows.options import add_options, read_config
 from flows.preflight import check_model
-from flows.runs import existing_run
+from flows.runs import existing_run, without_secrets
 from infra.checkpoints import is_run
 from infra.services import rlvf_home
 from tasks.problem_set import problems_to_solve
@@ -39,7 +39,7 @@ def _run(given: argparse.Namespace) -> None:
     def work(_: Display) -> "Evaluation":
         from flows.evaluate import evaluate_policy
 
-        return evaluate_policy(config)
+        return evaluate_policy(without_secrets(config))  # Prefect keeps the parameters of a flow
 
     found = in_workplace(config.cluster, config.placement, work)
     if given.json:

@@ -13,7 +13,7 @@ from flows.config import TrainConfig
 from flows.display import Display
 from flows.options import add_options, read_config
 from flows.preflight import check_model, check_tracking
-from flows.runs import Run, new_run, resume_run
+from flows.runs import Run, new_run, resume_run, without_secrets
 from flows.summary import run_name, summary
 from infra.checkpoints import is_run
 from infra.services import rlvf_home
@@ -68,7 +68,8 @@ def _train(run: Run, display: Display) -> "TrainResult":
     from flows.train import train  # with torch and prefect: not before the command line is known to be good
 
     display.say(f"run {run_name(run)}")
-    return train(run.config.model_copy(update={"run": run.uri}), run.uri if run.resumed else None)
+    # Prefect keeps the parameters of a flow
+    return train(without_secrets(run.config.model_copy(update={"run": run.uri})), run.uri if run.resumed else None)
 
 
 TRAIN = Command("train", "train a policy by reinforcement learning", EXAMPLES, _options, _run)

@@ -8,6 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flows.runs import existing_run
+from infra.checkpoints import NotARun
+
 SAMPLES = 16
 
 
@@ -112,5 +115,5 @@ def points(lab: Any, run: Path, metric: str) -> list[Any]:
 
 
 def test_there_must_be_a_run_to_be_the_newest(tmp_path: Path) -> None:
-    with pytest.raises(NotARun, match="there is no run at .* yet"):
+    with pytest.raises(NotARun, match=r"there is no run at .* yet"):
         existing_run("newest", str(tmp_path))
