@@ -16,12 +16,12 @@ from infra.membership import Membership, Role
 from infra.placement import ROLES
 from infra.reach import SchedulerAddress, parse_address, reach
 from infra.security import (
+    SecurityError,
     check_machine_name,
     install_bundle,
     installed_settings,
     is_loopback,
     machine_name,
-    refuse_open_address,
 )
 from infra.services import rlvf_home
 from infra.up import running_scheduler
@@ -89,7 +89,12 @@ def _run(given: argparse.Namespace) -> None:
 
     host = given.host or reach(address, home)
     if address.scheme == "tcp" and not is_loopback(host):
-        refuse_open_address(host, home / "without-tls", given.insecure)
+        if not given.insecure:
+            raise SecurityError(
+                f"{address} is not encrypted and whoever reaches {host} can run any code here: use tls:// with a "
+                "bundle of `rlvf certs`, or give --insecure in a network where you trust everyone"
+            )
+        _say(f"INSECURE: everyone who reaches {host} can run any code on this machine, as you")
     _say(str(Check("scheduler", "ok", str(address))))
     enquiry = enquire(address, home)
     _report(checks(enquiry, address, home, host))
