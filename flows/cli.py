@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from types import FrameType
 
 from flows.commands.certs import CERTS
+from flows.commands.doctor import DOCTOR
 from flows.commands.eval import EVAL
 from flows.commands.sft import SFT
 from flows.commands.train import TRAIN
 from flows.commands.worker import WORKER
 from flows.options import OneLineParser
 
-COMMANDS = (TRAIN, SFT, EVAL, WORKER, CERTS)
+COMMANDS = (TRAIN, SFT, EVAL, WORKER, CERTS, DOCTOR)
 
 
 def parser() -> OneLineParser:

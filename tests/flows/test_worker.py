@@ -288,7 +288,7 @@ class Stub:
         enquiry = Enquiry(**{"workers": (), "versions": {}, "services": {}, "clock": 0.0} | answers)
         patch.setattr(module, "reach", lambda *_: host)
         patch.setattr(module, "enquire", lambda *_: enquiry)
-        patch.setattr(module, "answers_back", lambda *_: None)
+        patch.setattr("infra.cluster_checks.answers_back", lambda *_: None)
 
 
 def test_a_network_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,7 +317,7 @@ def test_a_machine_that_does_not_fit_is_refused(
 
 def test_a_firewall_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     Stub(monkeypatch)
-    monkeypatch.setattr(module, "answers_back", lambda *_: "no connection within 10 s")
+    monkeypatch.setattr("infra.cluster_checks.answers_back", lambda *_: "no connection within 10 s")
     assert "way back: the scheduler cannot connect to 127.0.0.1" in refused(["worker", "tcp://h"], capsys)
 
 
