@@ -104,7 +104,8 @@ def test_this_machine_reaches_itself() -> None:
 # Packets to its own address leave by the interface, as on a bond or a VPN, and nobody answers.
 NAMESPACE = """
 ip link set lo up
-ip link add bond7 type dummy
+ip link add bond7 type veth peer name switch7
+ip link set switch7 up
 ip address add 10.99.0.1/24 dev bond7
 ip link set bond7 up
 ip route add default dev bond7
