@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from types import FrameType
 
 from flows.commands.certs import CERTS
+from flows.commands.doctor import DOCTOR
 from flows.commands.eval import EVAL
-from flows.commands.report import REPORT_COMMAND
+from flows.commands.report import REPORT
 from flows.commands.sft import SFT
 from flows.commands.train import TRAIN
 from flows.commands.worker import WORKER
 from flows.options import OneLineParser
 from infra.secrets import masked
 
-COMMANDS = (TRAIN, SFT, EVAL, REPORT_COMMAND, WORKER, CERTS)
+COMMANDS = (TRAIN, SFT, EVAL, REPORT, WORKER, CERTS, DOCTOR)
 
 
 def parser() -> OneLineParser:

@@ -6,7 +6,9 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import psutil
@@ -135,6 +137,33 @@ def addresses() -> list[tuple[str, str]]:
                 if not ipaddress.ip_address(address).is_link_local:
                     found.append((address, interface))
     return found
+
+
+def used_addresses(towards: str = "192.0.2.1") -> set[str]:
+    """The addresses of this machine that Dask and torch choose by themselves: on the way to `towards`, and that of the
+    host name. Nothing is sent."""
+    found = set()
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, 9))
+        found.add(str(probe.getsockname()[0]))
+    with suppress(OSError):
+        found.add(socket.gethostbyname(socket.gethostname()))
+    return found
+
+
+def route_checks(towards: str = "192.0.2.1") -> list[Check]:
+    """`check_route` of every address of this machine; one that nothing chooses by itself is worth a warning only."""
+    found = addresses()
+    used = used_addresses(towards)
+    with ThreadPoolExecutor(max(1, len(found))) as threads:
+        checks = list(threads.map(lambda each: check_route(*each), found))
+    bad = [
+        check if address in used else replace(check, state="warn")
+        for check, (address, _) in zip(checks, found, strict=True)
+        if check.state == "fail"
+    ]
+    good = [address for check, (address, _) in zip(checks, found, strict=True) if check.state == "ok"]
+    return [*bad, *([Check("interface", "ok", f"{', '.join(good)} reach themselves")] if good else [])]
 
 
 def placement_checks(resources: Iterable[Mapping[str, float]], needs: Mapping[str, tuple[str, ...]]) -> list[Check]:

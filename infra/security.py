@@ -14,6 +14,7 @@ names and addresses in it.
 
 import ipaddress
 import logging
+import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
@@ -201,6 +202,14 @@ def installed_settings(home: Path) -> Settings | None:
         raise SecurityError(f"{certs_folder(home) / 'settings.json'} is broken: install the bundle again") from None
 
 
+def adopt_settings(home: Path) -> Settings | None:
+    """`installed_settings`, whose storage settings this process and its children use unless they are set already."""
+    settings = installed_settings(home)
+    for name, value in (settings.environment if settings is not None else {}).items():
+        os.environ.setdefault(name, value)
+    return settings
+
+
 def own_certificates(home: Path, addresses: Iterable[str] = ()) -> None:
     """See to it that this machine has a certificate that names `addresses` and lasts a while: made, or made anew.
 
@@ -228,6 +237,12 @@ def check_certificates(home: Path) -> None:
     settings = installed_settings(home)
     machine = settings.machine if settings is not None else "NAME"
     check_dates(_installed(home), "this machine's certificate", _renew(machine))
+
+
+def days_of_certificate(home: Path) -> float:
+    """How long this machine's certificate will last. Raises `SecurityError` where it does not any more."""
+    check_certificates(home)
+    return days_left(_installed(home))
 
 
 def dask_security(home: Path) -> Security:

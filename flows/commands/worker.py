@@ -8,20 +8,21 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.workplace import IMPORTS
-from infra.checks import Check, check_clock, check_route, check_storage, check_versions
-from infra.enquiry import Enquiry, answers_back, enquire
+from infra.checks import Check
+from infra.cluster_checks import check_storage_of_cluster, cluster_checks
+from infra.enquiry import Enquiry, enquire
 from infra.interrupts import answered_by
-from infra.machine import cores, detect_device, this_machine, versions
+from infra.machine import cores, detect_device, this_machine
 from infra.membership import Membership, Role
 from infra.placement import ROLES
-from infra.reach import SchedulerAddress, parse_address, reach
+from infra.reach import parse_address, reach
 from infra.security import (
+    SecurityError,
+    adopt_settings,
     check_machine_name,
     install_bundle,
-    installed_settings,
     is_loopback,
     machine_name,
-    refuse_open_address,
 )
 from infra.services import rlvf_home
 from infra.up import running_scheduler
@@ -72,9 +73,7 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError(f"--threads {given.threads}: give at least 1")
     if given.bundle is not None:
         install_bundle(Path(given.bundle), home)
-    settings = installed_settings(home)
-    for name, value in (settings.environment if settings is not None else {}).items():
-        os.environ.setdefault(name, value)  # what is set here by hand wins
+    settings = adopt_settings(home)
     machine = given.name or (settings.machine if settings is not None else machine_name())
     check_machine_name(machine)
     written = given.address or (settings.scheduler if settings is not None else None) or running_scheduler(home)
@@ -89,10 +88,16 @@ def _run(given: argparse.Namespace) -> None:
 
     host = given.host or reach(address, home)
     if address.scheme == "tcp" and not is_loopback(host):
-        refuse_open_address(host, home / "without-tls", given.insecure)
+        if not given.insecure:
+            raise SecurityError(
+                f"{address} is not encrypted and whoever reaches {host} can run any code here: use tls:// with a "
+                "bundle of `rlvf certs`, or give --insecure in a network where you trust everyone"
+            )
+        _say(f"INSECURE: everyone who reaches {host} can run any code on this machine, as you")
     _say(str(Check("scheduler", "ok", str(address))))
     enquiry = enquire(address, home)
-    _report(checks(enquiry, address, home, host))
+    storage = os.environ.get("RLVF_STORAGE") or enquiry.services.get("storage")
+    _report([*cluster_checks(enquiry, address, home, host), check_storage_of_cluster(storage, 0.01)])
     named = given.roles or default_roles(enquiry)
     membership = Membership(
         address,
@@ -112,37 +117,6 @@ def _run(given: argparse.Namespace) -> None:
             raise  # the second one
     if given.once:
         raise SystemExit(0 if membership.joined else 1)
-
-
-def checks(enquiry: Enquiry, address: SchedulerAddress, home: Path, host: str) -> list[Check]:
-    """Whether this machine fits into the cluster that was asked."""
-    route = check_route(host)
-    found = [route]
-    if route.state == "ok" and (trouble := answers_back(address, home, host)) is not None:
-        remedy = "open this machine's firewall for it, or give an address that it reaches with --host"
-        found.append(Check("way back", "fail", f"the scheduler cannot connect to {host}: {trouble}", remedy))
-    elif route.state == "ok":
-        found.append(Check("way back", "ok", f"the scheduler connects to {host}"))
-    peers = {"the scheduler": enquiry.versions, **{seen.name: seen.versions for seen in enquiry.workers}}
-    compared = [check_versions(versions(), theirs, whose) for whose, theirs in peers.items() if theirs]
-    worst = [check for state in ("fail", "warn") for check in compared if check.state == state][:1]
-    found += worst or compared[:1]
-    found.append(check_clock(enquiry.clock))
-    storage = os.environ.get("RLVF_STORAGE") or enquiry.services.get("storage")
-    if storage is None:
-        found.append(Check("storage", "ok", "each run says where it lies"))
-    elif "://" not in storage and not Path(storage).is_dir():
-        found.append(
-            Check(
-                "storage",
-                "fail",
-                f"{storage} is a folder that is not here",
-                "mount it here, or `rlvf up --storage s3://…`",
-            )
-        )
-    else:
-        found.append(check_storage(storage))
-    return found
 
 
 def default_roles(enquiry: Enquiry) -> tuple[str, ...]:
