@@ -1,9 +1,10 @@
 """The passwords that the services of a home share: made once, kept in a file that only its owner reads."""
 
 import json
-import os
 import secrets
 from pathlib import Path
+
+from infra import disk
 
 FILE = "secrets.json"
 
@@ -19,7 +20,7 @@ def password(home: Path, name: str) -> str:
     kept = _read(home)
     if name not in kept:
         kept[name] = secrets.token_urlsafe(24)
-        _write(home, kept)
+        disk.write_file(home / FILE, json.dumps(kept).encode(), 0o600)
     return str(kept[name])
 
 
@@ -31,11 +32,3 @@ def _read(home: Path) -> dict[str, str]:
         return {}
     except ValueError as error:
         raise ValueError(f"{path} is damaged; remove it, and new passwords are made") from error
-
-
-def _write(home: Path, kept: dict[str, str]) -> None:
-    home.mkdir(parents=True, exist_ok=True)
-    made = home / f".{FILE}.{secrets.token_hex(4)}.tmp"
-    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(kept, file)
-    made.replace(home / FILE)

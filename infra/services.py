@@ -42,6 +42,11 @@ def rlvf_storage() -> str:
     return (os.environ.get("RLVF_STORAGE") or str(rlvf_home())).rstrip("/")
 
 
+def runs_uri() -> str:
+    """Where runs lie that are named without a place."""
+    return f"{rlvf_storage()}/runs"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`."""
     try:

@@ -43,6 +43,7 @@ __all__ = [
     "read_folder",
     "read_manifest",
     "read_text",
+    "remove",
     "versions",
     "write_folder",
     "write_text",
@@ -195,6 +196,16 @@ def read_text(uri: str) -> str:
     if data is None:
         raise NotThere(f"there is no {uri}")
     return data.decode()
+
+
+def remove(uri: str) -> None:
+    """Remove the file that `write_text` stored, if it is there."""
+    if (path := local_path(uri)) is not None:
+        path.unlink(missing_ok=True)
+        return
+    fs, root = _remote(uri)
+    with suppress(FileNotFoundError):
+        fs.rm_file(root)
 
 
 def exists(uri: str) -> bool:

@@ -54,7 +54,9 @@ class TrackingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    uri: str | None = Field(None, description="MLflow tracking URI; default: a SQLite file under the home")
+    uri: str | None = Field(
+        None, description="MLflow tracking URI; default: $MLFLOW_TRACKING_URI, else a SQLite file under the home"
+    )
     experiment: str | None = Field(None, description="MLflow experiment; default: the name of the problem set")
     samples_every: int = Field(10, ge=1, description="a table of sample completions every so many steps")
     system_metrics: bool = Field(True, description="log processor, memory, disk and network use")
@@ -62,6 +64,11 @@ class TrackingConfig(BaseModel):
 
 class TrackingError(ValueError):
     """MLflow cannot take a new run: the message names the URI and what to do."""
+
+
+def tracking_uri(config: TrackingConfig) -> str | None:
+    """The MLflow that was asked for; None for the file under the home."""
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ class Tracker:
         self._run_name = run_name
         self._params = dict(_flatten(params))
         self._log = MetricLog(local)
-        self._uri = config.uri or f"sqlite:///{home / 'mlflow.db'}"
+        self._uri = tracking_uri(config) or f"sqlite:///{home / 'mlflow.db'}"
         self._lock = threading.RLock()
         self._client: MlflowClient | None = None  # set once the run is known to be there
         self._monitor: SystemMetricsMonitor | None = None

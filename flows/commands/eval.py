@@ -11,7 +11,7 @@ from flows.display import Display
 from flows.options import add_options, read_config
 from flows.preflight import check_model
 from infra.checkpoints import is_run, resolve_run
-from infra.services import rlvf_home
+from infra.services import runs_uri
 from tasks.problem_set import GRAMMAR, open_problems, read_problems
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _run(given: argparse.Namespace) -> None:
         open_problems(config.problems, config.held_out, config.seed)
     elif config.problems != GRAMMAR:
         read_problems(config.problems)
-    if not is_run(resolve_run(config.policy.model, str(rlvf_home() / "runs"))):
+    if not is_run(resolve_run(config.policy.model, runs_uri())):
         check_model(config.policy.model, "a run or ")
 
     def work(_: Display) -> "Evaluation":
