@@ -7,12 +7,15 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from flows.commands.down import DOWN
 from flows.commands.eval import EVAL
 from flows.commands.sft import SFT
+from flows.commands.status import STATUS
 from flows.commands.train import TRAIN
+from flows.commands.up import UP
 from flows.options import OneLineParser
 
-COMMANDS = (TRAIN, SFT, EVAL)
+COMMANDS = (TRAIN, SFT, EVAL, UP, DOWN, STATUS)
 
 
 def parser() -> OneLineParser:

@@ -11,6 +11,7 @@ from distributed import Security, rpc
 
 from infra.addresses import Addresses, addresses
 from infra.placement import DEVICES, ROLES
+from infra.reach import parse_address, reach
 from infra.security import dask_security
 
 KEYS = ["rlvf", "services"]  # of the scheduler's metadata
@@ -37,18 +38,19 @@ class Seen:
 
 
 def ask(address: str, home: Path, seconds: float = 5.0) -> Seen:
-    """Ask the scheduler. Raises `OSError` when it does not answer, `SecurityError` without certificates for tls://."""
+    """Ask the scheduler. Raises `UnreachableError`, `SecurityError` without certificates for tls://, `OSError`."""
 
     async def both(scheduler: Any) -> tuple[Any, Any]:
         return await scheduler.identity(n_workers=-1), await scheduler.get_metadata(keys=KEYS, default={})
 
+    reach(parse_address(address, home), home)  # it says in one line what is wrong
     identity, services = _call(address, home, seconds, both)
     workers = (_seen(at, worker) for at, worker in identity["workers"].items())
     return Seen(tuple(sorted(workers, key=lambda worker: worker.name)), addresses(services or {}))
 
 
 def announce(address: str, home: Path, services: Addresses, seconds: float = 5.0) -> None:
-    """Tell the scheduler where the other services are, for whoever asks it. Raises as `ask`."""
+    """Tell the scheduler where the other services are, for whoever asks it. Raises `OSError`."""
 
     async def tell(scheduler: Any) -> None:
         await scheduler.set_metadata(keys=KEYS, value=asdict(services))
@@ -58,10 +60,11 @@ def announce(address: str, home: Path, services: Addresses, seconds: float = 5.0
 
 def _call(address: str, home: Path, seconds: float, work: Any) -> Any:
     security = dask_security(home) if address.startswith("tls://") else Security()  # type: ignore[no-untyped-call]
-    arguments = security.get_connection_args("client")
+    arguments = security.get_connection_args("client")  # type: ignore[no-untyped-call]
 
     async def connected() -> Any:
-        async with rpc(address, timeout=seconds, connection_args=arguments) as scheduler:
+        remote = rpc(address, timeout=seconds, connection_args=arguments)  # type: ignore[no-untyped-call]
+        async with remote as scheduler:
             return await asyncio.wait_for(work(scheduler), seconds)
 
     try:

@@ -3,6 +3,7 @@ ends. What was there before is used and left alone."""
 
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -145,8 +146,8 @@ class Stack:
         announce: Callable[[Addresses], None],
         say: Callable[[str], None],
     ) -> None:
-        """`deploy` registers the deployments and is called until it says that it is done, `announce` tells the scheduler
-        where the others are; either raises `OSError` to be called again."""
+        """`deploy` registers the deployments and is called until it says that it is done, `announce` tells the
+        scheduler where the others are; either raises `OSError` to be called again."""
         self.config = config
         self._deploy, self._announce, self._say = deploy, announce, say
         self._parts: list[Part] = []
@@ -217,9 +218,7 @@ class Stack:
         prefect = self._plan_prefect(ports)
         mlflow = self._plan_mlflow(ports)
         scheduler, dashboard = self._plan_scheduler(ports)
-        self.addresses = Addresses(
-            prefect, mlflow, scheduler, dashboard, self.config.storage, self.config.endpoint
-        )
+        self.addresses = Addresses(prefect, mlflow, scheduler, dashboard, self.config.storage, self.config.endpoint)
         ports.keep()
         write_up(home, Up(os.getpid(), False, self.addresses))
         service = _held(home, "worker")
@@ -228,7 +227,7 @@ class Stack:
                 "worker",
                 f"work pool {POOL}",
                 service,
-                lambda: self._worker(service),
+                self._worker,
                 lambda: self._api(prefect).has(f"work_pools/{POOL}"),
                 needs=[part for part in self._parts if part.name == "prefect"],
                 on_start=lambda: self._give_up_lost_runs(prefect),
@@ -252,13 +251,11 @@ class Stack:
         found = urllib.parse.urlsplit(server.url)
         if found.hostname != self.config.host.strip("[]"):
             raise ValueError(
-                f"host {self.config.host}: the Prefect server of this home serves a run at {found.hostname}; wait until "
-                "that run has ended"
+                f"host {self.config.host}: the Prefect server of this home serves a run at {found.hostname}; wait "
+                "until that run has ended"
             )
         ports.chosen["prefect"] = int(found.port or 0)
-        part = Part(
-            "prefect", server.url, server.service, server.program, server.serves, stop=server.stop
-        )
+        part = Part("prefect", server.url, server.service, server.program, server.serves, stop=server.stop)
         self._parts.append(part)
         return server.url
 
@@ -348,7 +345,7 @@ class Stack:
             environment |= tls_environment(self.config.home)
         return Program(command, self._common() | environment, service.folder)
 
-    def _worker(self, service: Service) -> Program:
+    def _worker(self) -> Program:
         home, known = self.config.home, self.addresses
         environment = {
             **self._prefect_environment(),
@@ -385,7 +382,9 @@ class Stack:
     def _give_up_lost_runs(self, url: str) -> None:
         with suppress(OSError):  # it is away itself; the next start sees to it
             for name in self._api(url).give_up_lost_runs():
-                self._say(f"run {name} has ended with the worker that ran it: rlvf train --resume {name} goes on with it")
+                self._say(
+                    f"run {name} has ended with the worker that ran it: rlvf train --resume {name} goes on with it"
+                )
 
 
 class _Ports:
@@ -444,10 +443,8 @@ def _last(log: Path) -> str:
 
 
 def _masked(text: str) -> str:
-    parts = urllib.parse.urlsplit(text) if "://" in text and " " not in text else None
-    if parts is None or "@" not in parts.netloc:
-        return text
-    return text.replace(parts.netloc, parts.netloc.rpartition("@")[2])
+    """Hides user:password@ in addresses."""
+    return re.sub(r"://[^/@\s]*@", "://", text)
 
 
 def own_addresses() -> list[str]:

@@ -208,6 +208,13 @@ def remove(uri: str) -> None:
         fs.rm_file(root)
 
 
+def reaches(uri: str) -> bool:
+    """Whether the store that `uri` names lets us look into it. Raises whatever the store raises otherwise."""
+    fs, root = _remote(uri)
+    fs.exists(root.partition("/")[0] or root) if not _has_folders(fs) else fs.ls(root)
+    return True
+
+
 def exists(uri: str) -> bool:
     """Whether a file, or a folder with anything in it, is at `uri`."""
     if (path := local_path(uri)) is not None:

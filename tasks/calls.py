@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infra import checkpoints, disk, store, weights
+from infra import checkpoints, disk, pace, store, weights
 from infra.resident import drop, resident
 from infra.wanted import stop_when_unwanted
 from infra.weights import PolicyVersion
@@ -110,6 +110,7 @@ def generate(
         greedy=spec.greedy,
         between_tokens=stop_when_unwanted(),
     )
+    pace.note(rollouts.generated_tokens, rollouts.seconds)
     # its completions would be noise, and what is broken would look like a policy that solves nothing
     if not np.isfinite(rollouts.logprobs).all():
         raise BrokenPolicyError(

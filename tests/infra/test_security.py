@@ -108,7 +108,7 @@ def test_a_file_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SecurityError, match="cannot be read: No such file"):
         install_bundle(tmp_path / "none", tmp_path / "home")
     (tmp_path / "text").write_bytes(b"\x00not json")
-    with pytest.raises(SecurityError, match="text: is none .*copy it once more"):
+    with pytest.raises(SecurityError, match=r"text: is none .*copy it once more"):
         install_bundle(tmp_path / "text", tmp_path / "home")
     with pytest.raises(SecurityError, match="cannot be read: Is a directory"):
         install_bundle(tmp_path, tmp_path / "home")
@@ -132,7 +132,7 @@ def test_an_expired_certificate_is_refused_with_the_command_that_makes_another(f
     install_bundle(written(issue(first, "jetson"), tmp_path), home)
     (home / "certs" / "machine.pem").write_text(issue(first, "jetson", days=-1).certificate)
     for use in (dask_security, tls_environment, check_certificates):
-        with pytest.raises(SecurityError, match="this machine's certificate expired .* `rlvf certs jetson`"):
+        with pytest.raises(SecurityError, match=r"this machine's certificate expired .* `rlvf certs jetson`"):
             use(home)
 
 
@@ -173,7 +173,7 @@ def test_own_certificates_are_made_anew_only_when_needed(tmp_path: Path) -> None
 
 
 def test_without_certificates_the_remedy_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SecurityError, match="no certificates in .*`rlvf certs NAME`.*--bundle"):
+    with pytest.raises(SecurityError, match=r"no certificates in .*`rlvf certs NAME`.*--bundle"):
         dask_security(tmp_path)
     with pytest.raises(SecurityError, match="no authority"):
         issue(tmp_path, "jetson")
