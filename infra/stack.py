@@ -11,6 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 from infra import disk, services, store
@@ -103,18 +104,15 @@ class Part:
     def look(self) -> None:
         """See how it is, and do what is to be done. Raises `ServiceError` for one that never comes up."""
         now = time.monotonic()
-        if self.state == "waiting":
-            if all(part.works for part in self._needs):
-                self._start()
-        elif self.state == "died":
-            if now >= self._due:
+        if self.state in ("waiting", "died"):
+            if now >= self._due and all(part.works for part in self._needs):
                 self._start()
         elif self._service.is_orphan():
             self._service.end()
             self._died(now)
         elif not self._service.lives():
             self._died(now)
-        elif self.state == "starting" and self._works():
+        elif self.state == "starting" and self._answers():
             self.state, self._ever_worked = "up", True
 
     def stop(self) -> bool:
@@ -126,6 +124,12 @@ class Part:
         self._on_start()
         self._service.start(self._program(), {"url": self.address})
         self.state, self._began = "starting", time.monotonic()
+
+    def _answers(self) -> bool:
+        try:
+            return self._works()
+        except (OSError, ValueError, HTTPException):
+            return False  # not yet, or not any more
 
     def _died(self, now: float) -> None:
         self._deaths += 1
