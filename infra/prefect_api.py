@@ -1,9 +1,7 @@
 """The few things that are asked of Prefect's API from a process that does not import prefect."""
 
-import os
-import socket
 import urllib.error
-from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -35,35 +33,43 @@ class PrefectApi:
         body = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PAUSED"]}}}}
         return [str(run["name"]) for run in self._ask("flow_runs/filter", body)]
 
-    def give_up_lost_runs(self) -> list[str]:
-        """Mark the runs whose process on this machine is gone as crashed, and give their names.
+    def end_runs(self, seconds: float = 0.0) -> list[str]:
+        """Mark the runs of the work pool whose process on this machine is gone as crashed, and give their names. Those
+        that have one get `seconds` to end before they are killed; 0 leaves them alone.
 
-        A worker does so for its own runs; one that was killed, with its machine or without, cannot, and they would seem
-        to be running, and keep the next run waiting, for ever.
+        Only for a server that no other machine's worker uses. A worker marks its own runs; one that was killed, with
+        its machine or without, or told to stop cannot, and they would seem to be running, and keep the next run
+        waiting, for ever.
         """
-        states: Collection[str] = ["RUNNING", "CANCELLING"]
-        body = {"work_pools": {"name": {"any_": [POOL]}}, "flow_runs": {"state": {"type": {"any_": states}}}}
-        lost = []
-        for run in self._ask("flow_runs/filter", body):
-            host, _, pid = str(run.get("infrastructure_pid") or "").rpartition(":")
-            if host == socket.gethostname() and pid.isdigit() and not _runs_a_flow(int(pid), str(run["id"])):
-                state = {"type": "CRASHED", "message": "its process is gone, with the worker that started it"}
-                self._ask(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
-                lost.append(str(run["name"]))
-        return lost
+        states = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
+        ended = []
+        for run in self._ask("flow_runs/filter", {"work_pools": {"name": {"any_": [POOL]}}, "flow_runs": states}):
+            pid = str(run.get("infrastructure_pid") or "").rpartition(":")[2]
+            if not pid.isdigit() or not _ended(int(pid), str(run["id"]), seconds):
+                continue
+            state = {"type": "CRASHED", "message": "its process is gone, with the worker that started it"}
+            self._ask(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+            ended.append(str(run["name"]))
+        return ended
 
     def _ask(self, path: str, body: Any = None) -> Any:
         return get_json(f"{self._url.rstrip('/')}/{path}", self._auth, body, timeout=10.0)
 
 
-def _runs_a_flow(pid: int, flow_run: str) -> bool:
-    """Whether that process is the run's, and not another one that got its number."""
+def _ended(pid: int, flow_run: str, seconds: float) -> bool:
+    """Whether the run's process is gone: its number may be another one's by now."""
     try:
         process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE or pid == os.getpid():
-            return False
-        return process.environ().get("PREFECT__FLOW_RUN_ID", flow_run).replace("-", "") == flow_run.replace("-", "")
+        if process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "") != flow_run.replace("-", ""):
+            return True
+        if not seconds:
+            return process.status() == psutil.STATUS_ZOMBIE
+        with suppress(psutil.TimeoutExpired):
+            process.wait(seconds)
+        process.kill()
+        process.wait(seconds)
     except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
         return True
+    except (psutil.AccessDenied, psutil.TimeoutExpired):
+        return False
+    return True

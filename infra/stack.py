@@ -44,7 +44,8 @@ TITLES = {
 MLFLOW_USER = "rlvf"
 ATTEMPTS = 3  # so often a service may die before it has ever worked
 LOOK_SECONDS = 0.2
-WORKER_STOP_SECONDS = 20.0  # a flow under way ends its step
+WORKER_STOP_SECONDS = 20.0
+RUN_STOP_SECONDS = 10.0  # what a run gets to end when its worker has
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,8 @@ class Stack:
             for part in [part for part in self._parts if part.name == name]:
                 if part.stop():
                     self._say(f"stopped the {TITLES[name]}")
+                    if name == "worker":
+                        self._end_runs(RUN_STOP_SECONDS)
                 elif name == "prefect":
                     self._say("the Prefect server stays: a run of this home uses it")
                 self._parts.remove(part)
@@ -234,7 +237,7 @@ class Stack:
                 self._worker,
                 lambda: self._api(prefect).has(f"work_pools/{POOL}"),
                 needs=[part for part in self._parts if part.name == "prefect"],
-                on_start=lambda: self._give_up_lost_runs(prefect),
+                on_start=self._end_runs,
             )
         )
 
@@ -383,12 +386,14 @@ class Stack:
     def _api(self, url: str) -> PrefectApi:
         return PrefectApi(url, api_password(self.config.home, url))
 
-    def _give_up_lost_runs(self, url: str) -> None:
-        with suppress(OSError):  # it is away itself; the next start sees to it
-            for name in self._api(url).give_up_lost_runs():
-                self._say(
-                    f"run {name} has ended with the worker that ran it: rlvf train --resume {name} goes on with it"
-                )
+    def _end_runs(self, seconds: float = 0.0) -> None:
+        """No run seems to be running that is not; another machine's runs may be on a server that was there before."""
+        url = self.addresses.prefect
+        if url is None or self._prefect is None or not self._prefect.is_ours:
+            return
+        with suppress(OSError, ValueError):  # it is away itself; the next start sees to it
+            for name in self._api(url).end_runs(seconds):
+                self._say(f"run {name} was stopped with its worker: rlvf train --resume {name} goes on with it")
 
 
 class _Ports:
