@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infra.addresses import Addresses
-from infra.stack import Row
+from infra.part import Row
 
 COLOURS = {"up": "green", "was there": "green", "registered": "green", "used": "green", "died": "red"}
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from flows.commands.command import Command
 from flows.status import StackDisplay, rows_of
 from infra.addresses import is_up, read_up, the_only_up
+from infra.ports import PORTS, own_addresses
+from infra.programs import StackConfig
 from infra.security import own_certificates, refuse_open_address
 from infra.services import LOOPBACK, ServiceError, free_port, is_loopback, rlvf_home, rlvf_storage
-from infra.stack import PORTS, StackConfig, own_addresses
 from infra.storage import check_storage, storage_uri
 
 EXAMPLES = """
