@@ -9,15 +9,18 @@ from types import FrameType
 
 from flows.commands.certs import CERTS
 from flows.commands.doctor import DOCTOR
+from flows.commands.down import DOWN
 from flows.commands.eval import EVAL
 from flows.commands.report import REPORT
 from flows.commands.sft import SFT
+from flows.commands.status import STATUS
 from flows.commands.train import TRAIN
+from flows.commands.up import UP
 from flows.commands.worker import WORKER
 from flows.options import OneLineParser
 from infra.secrets import masked
 
-COMMANDS = (TRAIN, SFT, EVAL, REPORT, WORKER, CERTS, DOCTOR)
+COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR)
 
 
 def parser() -> OneLineParser:

@@ -83,7 +83,9 @@ class TrainConfig(BaseModel):
     )
     seed: int = SEED
     run: str | None = Field(
-        None, min_length=1, description="name or URI of the new run; none makes a name under $RLVF_HOME/runs"
+        None,
+        min_length=1,
+        description="name or URI of the new run; none makes a name under runs/ of $RLVF_STORAGE, else of $RLVF_HOME",
     )
     batch: BatchConfig = BatchConfig()
     policy: PolicyConfig = PolicyConfig()

@@ -63,7 +63,9 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
         warm = SftConfig(policy=config.policy, cluster=config.cluster, placement=config.placement)
         uri = sft(warm)
         return PolicyVersion(0, uri, store.read_manifest(uri).digest), None
-    return place.dispatch.run("evaluate", calls.store_model, model, config.policy, str(place.home / "models")), None
+    return place.dispatch.run(
+        "evaluate", calls.store_model, model, config.policy, store.join(place.storage, "models")
+    ), None
 
 
 def kept(run: Run, version: PolicyVersion, config: EvalConfig) -> Evaluation | None:

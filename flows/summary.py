@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.runs import Run
-from infra.services import rlvf_home
+from infra import store
+from infra.services import rlvf_home, runs_uri
 
 if TYPE_CHECKING:
     from flows.training import TrainResult
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def run_name(run: Run) -> str:
     """What the person may call the run: its name where it lies at home, else its URI."""
-    return run.name if run.uri == str(rlvf_home() / "runs" / run.name) else run.uri
+    return run.name if run.uri == store.join(runs_uri(), run.name) else run.uri
 
 
 def prefect_page(flow_run_id: str) -> tuple[str, str]:

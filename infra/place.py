@@ -74,6 +74,23 @@ def remove(uri: str) -> None:
             fs.rm(root, recursive=True)
 
 
+def remove_file(uri: str) -> None:
+    """Remove a file, if it is there."""
+    if (path := local_path(uri)) is not None:
+        path.unlink(missing_ok=True)
+        return
+    fs, root = remote(uri)
+    with suppress(FileNotFoundError):
+        fs.rm_file(root)
+
+
+def reaches(uri: str) -> bool:
+    """Whether the store that `uri` names lets us look into it. Raises whatever the store raises otherwise."""
+    fs, root = remote(uri)
+    fs.ls(root) if has_folders(fs) else fs.exists(root.partition("/")[0] or root)
+    return True
+
+
 def read(uri: str) -> bytes | None:
     """A file's content, None if there is none."""
     try:

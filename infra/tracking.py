@@ -6,6 +6,7 @@ one copy of a point with the same (metric, step, time, value) and the local file
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,9 @@ class TrackingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    uri: str | None = Field(None, description="MLflow tracking URI; default: a SQLite file under the home")
+    uri: str | None = Field(
+        None, description="MLflow tracking URI; default: $MLFLOW_TRACKING_URI, else a SQLite file under the home"
+    )
     experiment: str | None = Field(None, description="MLflow experiment; default: the name of the problem set")
     samples_every: int = Field(10, ge=1, description="a table of sample completions every so many steps")
     rollouts_every: int = Field(
@@ -47,6 +50,11 @@ class TrackingConfig(BaseModel):
 
 class TrackingError(ValueError):
     """MLflow cannot take a new run: the message names the URI and what to do."""
+
+
+def tracking_uri(config: TrackingConfig) -> str | None:
+    """The MLflow that was asked for; None for the file under the home."""
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 def open_run(
@@ -83,7 +91,7 @@ class Tracker:
     ) -> None:
         self._config = config
         self._log = MetricLog(local)
-        uri = config.uri or f"sqlite:///{home / 'mlflow.db'}"
+        uri = tracking_uri(config) or f"sqlite:///{home / 'mlflow.db'}"
         self._run = MlflowRun(uri, home, experiment, run_name, run_id, params)
         self._lock = threading.RLock()
         self._monitor: SystemMetricsMonitor | None = None

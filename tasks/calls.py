@@ -36,7 +36,7 @@ class TrainerSpec:
     """What determines a trainer's work; the resident learner is kept by it."""
 
     run_uri: str
-    source: str  # where version 0 comes from: a hub id or a folder
+    source: str  # where version 0 comes from: a hub id, a folder, or the URI of a stored one
     policy: PolicyConfig
     optimizer: OptimizerConfig
     loss: LossConfig
@@ -153,7 +153,8 @@ def _learner(spec: TrainerSpec, step: int | None) -> tuple[Learner, list[str]]:
     def load() -> Learner:
         saved = checkpoints.newest(spec.run_uri, warn=warnings.append)
         if saved is None:
-            return Learner(load_policy(spec.source, spec.policy, master=True), spec.optimizer)
+            with _weights_of(spec.source) as path:
+                return Learner(load_policy(path, spec.policy, master=True), spec.optimizer)
         with saved:
             learner = Learner(load_policy(str(saved.path), spec.policy, master=True), spec.optimizer)
             learner.restore(saved.path)
@@ -189,6 +190,16 @@ def _scratch(uri: str) -> Iterator[Path]:
     disk.sweep(local)
     with disk.temporary_beside(local / "scratch") as folder:
         yield folder
+
+
+@contextmanager
+def _weights_of(source: str) -> Iterator[str]:
+    """What transformers can load: the hub id or folder itself, or a copy of what is stored elsewhere."""
+    if "://" not in source:
+        yield source
+        return
+    with store.read_folder(source) as folder:
+        yield str(folder.path)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from flows.options import add_options, read_config
 from flows.preflight import check_model
 from flows.runs import existing_run, without_secrets
 from infra.checkpoints import is_run
-from infra.services import rlvf_home
+from infra.services import runs_uri
 from tasks.problem_set import problems_to_solve
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides)
     problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
-    if not is_run(existing_run(config.policy.model, str(rlvf_home() / "runs"))):
+    if not is_run(existing_run(config.policy.model, runs_uri())):
         check_model(config.policy.model, "a run or ")
 
     def work(_: Display) -> "Evaluation":

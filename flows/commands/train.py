@@ -16,7 +16,8 @@ from flows.preflight import check_model, check_tracking
 from flows.runs import Run, new_run, resume_run, without_secrets
 from flows.summary import run_name, summary
 from infra.checkpoints import is_run
-from infra.services import rlvf_home
+from infra.services import runs_uri
+from infra.tracking import tracking_uri
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    runs = str(rlvf_home() / "runs")
+    runs = runs_uri()
     if given.resume is not None:
         run = resume_run(given.resume, runs, given.config, given.overrides)
     else:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
-        check_tracking(run.config.tracking.uri)  # a resumed run goes on without, and catches up later
+        check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
     open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
     check_model(run.config.policy.model)
     began = time.monotonic()
