@@ -60,6 +60,12 @@ def read_up(home: Path) -> Up | None:
         return None
 
 
+def running(home: Path) -> Addresses:
+    """What the `rlvf up` of this home says, if there is one."""
+    up = read_up(home)
+    return Addresses() if up is None else up.addresses
+
+
 def is_up(home: Path) -> bool:
     """Whether an `rlvf up` of this home lives."""
     try:

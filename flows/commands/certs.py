@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from flows.commands.command import Command
+from infra.addresses import running
 from infra.certificates import MACHINE_DAYS
 from infra.security import check_machine_name, issue, make_authority
 from infra.services import rlvf_home
-from infra.up import running_scheduler
 
 EXAMPLES = """
 rlvf certs jetson                                      jetson.bundle: copy it there, it is all that machine needs
@@ -63,8 +63,10 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     home = rlvf_home()
     check_machine_name(given.machine)
-    scheduler = given.scheduler or running_scheduler(home)
-    settings = {name: os.environ[name] for name in (STORAGE if given.with_storage else PUBLIC) if os.environ.get(name)}
+    up = running(home)
+    scheduler = given.scheduler or up.scheduler
+    known = {"RLVF_STORAGE": up.storage, "AWS_ENDPOINT_URL_S3": up.storage_endpoint, **os.environ}
+    settings = {name: value for name in (STORAGE if given.with_storage else PUBLIC) if (value := known.get(name))}
     make_authority(home)
     bundle = issue(home, given.machine, given.address, given.days, settings, scheduler=scheduler)
     out = Path(given.out or f"{given.machine}.bundle")

@@ -15,6 +15,7 @@ from pathlib import Path
 from flows.commands.command import Command
 from flows.config import TrainConfig
 from flows.options import read_config
+from infra.addresses import running
 from infra.checks import Check, placement_checks, route_checks
 from infra.cluster_checks import check_storage_of_cluster, cluster_checks
 from infra.enquiry import enquire
@@ -24,7 +25,6 @@ from infra.placement import PlacementConfig
 from infra.reach import UnreachableError, parse_address, reach
 from infra.security import RENEW_DAYS, SecurityError, adopt_settings, days_of_certificate, has_certificates
 from infra.services import rlvf_home
-from infra.up import running_services
 
 EXAMPLES = """
 rlvf doctor                                            this machine, and the cluster that it belongs to
@@ -72,7 +72,7 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
     if has_certificates(home):
         yield check_certificate(home)
     settings = adopt_settings(home)
-    services = running_services(home)
+    services = {name: value for name, value in asdict(running(home)).items() if value}
     named = scheduler or (settings.scheduler if settings is not None else None) or services.get("scheduler")
     towards = NOWHERE
     if named is None:

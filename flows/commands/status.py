@@ -141,7 +141,7 @@ def _asked(questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 
 def _is_there(storage: str) -> bool:
     """Whether the storage can be looked into."""
-    path = store.local_path(storage)
+    path = place.local_path(storage)
     if path is not None:
         return path.is_dir()
     try:

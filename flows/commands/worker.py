@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.workplace import IMPORTS
+from infra.addresses import running
 from infra.checks import Check
 from infra.cluster_checks import check_storage_of_cluster, cluster_checks
 from infra.enquiry import Enquiry, enquire
@@ -25,7 +26,6 @@ from infra.security import (
     machine_name,
 )
 from infra.services import rlvf_home
-from infra.up import running_scheduler
 
 EXAMPLES = """
 rlvf worker --bundle jetson.bundle                     the first time: installs the bundle, then joins
@@ -76,7 +76,7 @@ def _run(given: argparse.Namespace) -> None:
     settings = adopt_settings(home)
     machine = given.name or (settings.machine if settings is not None else machine_name())
     check_machine_name(machine)
-    written = given.address or (settings.scheduler if settings is not None else None) or running_scheduler(home)
+    written = given.address or (settings.scheduler if settings is not None else None) or running(home).scheduler
     if written is None:
         raise ValueError(
             "no scheduler to join: give its address, like tls://192.168.1.5:8786, or a bundle made with `rlvf certs`"

@@ -125,7 +125,7 @@ def test_services_are_asked(home_folder: Path, capsys: pytest.CaptureFixture[str
         home_folder.mkdir()
         url = f"http://me:planted-secret@127.0.0.1:{server.server_port}"
         (home_folder / "up.json").write_text(
-            json.dumps({"prefect": f"{url}/api", "mlflow": url, "storage": "/no/such"})
+            json.dumps({"prefect": f"{url}/api", "mlflow": url, "storage": "/no/such", "pid": 1})
         )
         code, found, err = doctor(capsys)
         server.shutdown()

@@ -373,7 +373,7 @@ def test_a_worker_finds_the_scheduler_of_its_own_machine(home_folder: Path, caps
         closed.bind(("127.0.0.1", 0))
         home_folder.mkdir()
         address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-        (home_folder / "up.json").write_text(json.dumps({"scheduler": address}))
+        (home_folder / "up.json").write_text(json.dumps({"scheduler": address, "pid": 1}))
         assert f"{address}: nothing listens there" in refused(["worker"], capsys)
     (home_folder / "up.json").write_text("broken")
     assert "no scheduler to join" in refused(["worker"], capsys)
