@@ -10,7 +10,7 @@ from typing import Any, Self
 from prefect.runtime import flow_run
 
 from flows.artifacts import Artifacts
-from flows.report import REPORT, write_report
+from flows.report import PICTURE, REPORT, draw_reward, write_report
 from flows.runs import Run
 from flows.summary import prefect_page
 from flows.workplace import Workplace
@@ -71,8 +71,7 @@ class Bookkeeping:
         with self._stack:
             self._write_spans()
             self._note(status=status, ended=time.time(), why=why, lost=dict(self._place.dispatch.lost))
-            if self._run.config.tracking.report:
-                self._report()
+            self._report()
             self._background.submit("copying the record", lambda: send_record(self._run.uri, self._folder))
 
     def keep(self, step: int, batch: Collected) -> None:
@@ -108,8 +107,13 @@ class Bookkeeping:
             record = read_record(self._run.uri, self._folder)
             if not record.steps:
                 return  # there is nothing to show
-            path = write_report(self._run.uri, record, self._folder / REPORT)
-            self._tracker.log_picture(self._folder / "reward.png")
+            picture, path = self._folder / PICTURE, self._folder / REPORT
+            if not self._run.config.tracking.report:
+                draw_reward(self._run.uri, record, picture)
+                self._tracker.log_picture(picture)
+                return
+            write_report(self._run.uri, record, path)
+            self._tracker.log_picture(picture)
             self._tracker.log_file(path)
             if places.local_path(self._run.uri) is None:
                 data = path.read_bytes()

@@ -28,7 +28,7 @@ from infra.run_pictures import (
 )
 from infra.secrets import masked
 
-REPORT = "report.html"
+REPORT, PICTURE = "report.html", "reward.png"
 TEMPLATES = Path(__file__).parent / "templates"
 SAMPLED_STEPS, SAMPLES = 3, 6  # steps of which completions are shown, completions of each
 CUT = 1500  # characters of a text that are shown
@@ -103,6 +103,11 @@ def write_report(run_uri: str, record: Record, out: Path) -> Path:
     )
     place.write_text(str(out), page)
     return out
+
+
+def draw_reward(run_uri: str, record: Record, path: Path) -> None:
+    """Draw the picture of the reward alone."""
+    next(_pictures(run_uri.rstrip("/").rpartition("/")[2], record, _config(run_uri))).draw(path)
 
 
 def _config(run_uri: str) -> Mapping[str, Any]:

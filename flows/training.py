@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 
 from flows.bookkeeping import Bookkeeping
 from flows.page import CancelledOnPage, obeyed
-from flows.report import REPORT
+from flows.report import PICTURE, REPORT
 from flows.runs import Run
 from flows.workplace import Workplace
 from infra import store
@@ -30,8 +30,6 @@ from tasks.calls import Begun, GeneratorSpec, TrainerSpec, begin, publish
 from tasks.collection import Collected
 from tasks.evaluate import Evaluation
 from tasks.problem_set import open_problems
-
-PICTURE = "reward.png"
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ def reward_curve(
             zorder=4,
             label="held out, greedy",
         )
-    _save(figure, axes, path)
+    known = [value for value in sampled if math.isfinite(value)]
+    _save(figure, axes, path, low=bool(known) and known[-1] < 0.4)
 
 
 def curves(
@@ -144,8 +145,9 @@ def _name_end(axes: "Axes", steps: Sequence[int], means: Sequence[float], color:
         )  # fmt: skip
 
 
-def _save(figure: "Figure", axes: "Axes", path: Path) -> None:
-    legend = axes.legend(loc="lower right", frameon=False)
+def _save(figure: "Figure", axes: "Axes", path: Path, *, low: bool = False) -> None:
+    """`low`: the lines end in the lower half, where the legend would be."""
+    legend = axes.legend(loc="upper left" if low else "lower right", frameon=False)
     for text in legend.get_texts():
         text.set_color(INK)
     save(figure, path)

@@ -1,7 +1,7 @@
 """Pictures of where a run's time and bytes went: stages and bytes by step, staleness, what each worker did."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Curve = Mapping[int, float]  # value by step
+PALE = "#a9c9e6"
 
 COLORS = {
     "generate": BLUE,
@@ -31,22 +32,12 @@ ROW_INCHES = 0.42
 def stage_picture(path: Path, stages: Mapping[str, Curve], *, title: str) -> None:
     """Seconds of each step by stage, stacked."""
     figure, axes = blank(title)
-    steps = sorted({step for curve in stages.values() for step in curve})
-    groups = _bins(steps)
-    width = groups[0][-1] - groups[0][0] + 1
+    groups, edges = _bins(stages.values())
     below = [0.0] * len(groups)
     for name, curve in stages.items():
-        heights = [sum(curve.get(step, 0.0) for step in group) / len(group) for group in groups]
-        axes.bar(
-            [(group[0] + group[-1]) / 2 for group in groups],
-            heights,
-            width=width * 0.96,
-            bottom=below,
-            color=STAGES.get(name, GREY),
-            label=name,
-            linewidth=0,
-        )
-        below = [low + height for low, height in zip(below, heights, strict=True)]
+        above = [low + height for low, height in zip(below, _means(curve, groups), strict=True)]
+        axes.stairs(above, edges, baseline=below, fill=True, color=STAGES.get(name, GREY), label=name, linewidth=0)
+        below = above
     # the first step waits for the first batch: it must not flatten the others
     usual = sorted(below)[int(0.98 * (len(below) - 1))]
     axes.set_ylim(0, max(usual * 1.15, 1e-3))
@@ -60,14 +51,13 @@ def bytes_picture(path: Path, curves: Mapping[str, Curve], *, title: str) -> Non
     from matplotlib.ticker import FuncFormatter
 
     figure, axes = blank(title, height=3.4)
-    steps = sorted({step for curve in curves.values() for step in curve})
-    groups = _bins(steps)
-    size = len(groups[0])
+    groups, edges = _bins(curves.values())
     for at, (name, curve) in enumerate(curves.items()):
-        means = [sum(curve.get(step, 0.0) for step in group) / len(group) for group in groups]
-        width = size * 0.9 / len(curves)
-        places = [group[0] + (at + 0.5) * width - 0.45 * size + (size - 1) / 2 for group in groups]
-        axes.bar(places, means, width=width, color=(BLUE, "#a9c9e6")[at % 2], label=name, linewidth=0)
+        means = _means(curve, groups)
+        if at == 0:
+            axes.stairs(means, edges, baseline=None, color=BLUE, linewidth=1.6, label=name, zorder=3)
+        else:
+            axes.stairs(means, edges, fill=True, color=PALE, label=name, linewidth=0)
     axes.set_ylim(0, 1.15 * max([1.0, *(value for curve in curves.values() for value in curve.values())]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
     _legend(axes)
@@ -79,8 +69,10 @@ def staleness_picture(path: Path, mean: Curve, most: Curve, *, title: str) -> No
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = blank(title, height=3.4)
-    axes.bar(list(mean), list(mean.values()), width=0.9, color="#a9c9e6", label="mean", linewidth=0)
-    axes.step(list(most), list(most.values()), where="mid", color=BLUE, linewidth=1.4, label="oldest token")
+    groups, edges = _bins([mean, most])
+    axes.stairs(_means(mean, groups), edges, fill=True, color=PALE, label="mean", linewidth=0)
+    oldest = [max(most.get(step, 0.0) for step in group) for group in groups]
+    axes.stairs(oldest, edges, baseline=None, color=BLUE, linewidth=1.6, label="oldest token")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, max([1.0, *most.values()]) * 1.15)
     axes.set_ylabel("versions", color=INK)
@@ -161,9 +153,17 @@ def amount(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def _bins(steps: Sequence[int]) -> list[Sequence[int]]:
-    size = -(-len(steps) // BINS)
-    return [steps[at : at + size] for at in range(0, len(steps), size)]
+def _bins(curves: Iterable[Curve]) -> tuple[list[list[int]], list[float]]:
+    """The steps of all curves in bins, and the edges of these. A bin is one patch of one artist, not a bar of its own:
+    laying out hundreds of those takes seconds."""
+    steps = sorted({step for curve in curves for step in curve})
+    size = max(1, -(-len(steps) // BINS))
+    groups = [steps[at : at + size] for at in range(0, len(steps), size)]
+    return groups, [*(group[0] - 0.5 for group in groups), groups[-1][-1] + 0.5]
+
+
+def _means(curve: Curve, groups: Sequence[Sequence[int]]) -> list[float]:
+    return [sum(curve.get(step, 0.0) for step in group) / len(group) for group in groups]
 
 
 def _rows(axes: "Axes", names: Sequence[str]) -> None:

@@ -1,17 +1,20 @@
 """No test reads or writes the state of whoever runs the suite, and none asks a network for a model."""
 
+import logging
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -107,3 +110,41 @@ def start_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartS
             return stack.enter_context(running_scheduler(folder / f"{port}.log", home, port, **environment))
 
         yield start
+
+
+@pytest.fixture
+def mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """MLflow's own REST handlers on a port, over `home/mlflow.db`; `stop` makes the port refuse, `go` answers on it
+    again."""
+    import mlflow.server
+    from mlflow.server import handlers
+    from werkzeug.serving import make_server
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv(mlflow.server.BACKEND_STORE_URI_ENV_VAR, f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    monkeypatch.setenv(mlflow.server.ARTIFACT_ROOT_ENV_VAR, "mlflow-artifacts:/")
+    monkeypatch.setenv(mlflow.server.ARTIFACTS_DESTINATION_ENV_VAR, str(tmp_path / "served"))
+    monkeypatch.setenv(mlflow.server.SERVE_ARTIFACTS_ENV_VAR, "true")
+    monkeypatch.setattr(handlers, "_tracking_store", None)
+    monkeypatch.setattr(handlers, "_artifact_repo", None)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+
+    class Server:
+        port = 0
+
+        def go(self) -> None:
+            self.http = make_server("127.0.0.1", self.port, mlflow.server.app, threaded=True)
+            self.port = self.http.server_port
+            self.uri = f"http://127.0.0.1:{self.port}"
+            self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
+            self.thread.start()
+
+        def stop(self) -> None:
+            self.http.shutdown()
+            self.http.server_close()
+            self.thread.join()
+
+    server = Server()
+    server.go()
+    yield server
+    server.stop()

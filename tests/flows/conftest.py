@@ -45,6 +45,7 @@ SMALL = {
     "held_out": "16",
     "sampling.max_tokens": "12",
     "tracking.system_metrics": "false",
+    "tracking.report": "false",  # a second each
 }
 PROBLEMS = [(f"{a} + {b}", f"add {a} and {b}") for a in range(10) for b in range(10)]
 MARK = "RLVF_TEST_MARK"  # in the environment of every process that a command starts

@@ -64,6 +64,7 @@ def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_
         warm_up__steps="20",
         warm_up__batch="8",
         tracking__samples_every="2",
+        tracking__report="true",
     )
     with lab.command("train", "--json", options=options) as command:
         code, out, err = command.finish()
