@@ -3,19 +3,22 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from flows.commands.command import Command
 from infra.addresses import running
 from infra.certificates import MACHINE_DAYS
-from infra.security import check_machine_name, issue, make_authority
+from infra.cluster import scheduler_environment
+from infra.security import check_machine_name, issue, make_authority, tls_environment
 from infra.services import rlvf_home
 
 EXAMPLES = """
 rlvf certs jetson                                      jetson.bundle: copy it there, it is all that machine needs
 rlvf certs rented --with-storage --days 7              with the storage credentials of this shell, for a week
 rlvf certs nas --address 10.0.0.7 --address nas.lan    also valid for servers at these addresses
+eval "$(rlvf certs --environment)"                     Dask's own commands in this shell use this machine's certificate
 """
 STORAGE = (
     "RLVF_STORAGE",
@@ -37,7 +40,9 @@ def _days(text: str) -> float:
 
 
 def _options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("machine", metavar="MACHINE", help="a short name for the other machine, such as jetson")
+    command.add_argument(
+        "machine", metavar="MACHINE", nargs="?", help="a short name for the other machine, such as jetson"
+    )
     command.add_argument(
         "--address",
         metavar="A",
@@ -57,11 +62,20 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--with-storage", action="store_true", help="put the AWS_ credentials of this environment into the bundle"
     )
     command.add_argument("--out", metavar="FILE", help="where to write the bundle (default: MACHINE.bundle)")
+    command.add_argument(
+        "--environment", action="store_true", help="print the variables that make Dask use this machine's certificate"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _run(given: argparse.Namespace) -> None:
     home = rlvf_home()
+    if given.environment:
+        for name, value in (tls_environment(home) | scheduler_environment()).items():
+            print(f"export {name}={shlex.quote(value)}")
+        return
+    if given.machine is None:
+        raise ValueError("certs needs the name of the other machine: rlvf certs jetson")
     check_machine_name(given.machine)
     up = running(home)
     scheduler = given.scheduler or up.scheduler

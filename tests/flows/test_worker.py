@@ -278,6 +278,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "--threads 0: give at least 1" in refused(["worker", "tcp://h", "--threads", "0"], capsys)
     assert "give a short name" in refused(["worker", "tcp://h", "--name", "../x"], capsys)
     assert "give a short name" in refused(["certs", "a/b"], capsys)
+    assert "certs needs the name of the other machine" in refused(["certs"], capsys)
     assert "argument --days" in refused(["certs", "a", "--days", "-3"], capsys)
 
 
@@ -366,6 +367,17 @@ def test_a_bundle_carries_credentials_only_when_asked(
     assert json.loads(out)["next"] == "rlvf worker --bundle r"
     assert "planted-secret" not in out + err
     assert "planted-secret" not in repr(full)
+
+
+def test_the_environment_of_dask_commands_is_printed(
+    first: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no certificates in" in refused(["certs", "--environment"], capsys)
+    monkeypatch.setenv("RLVF_HOME", str(first))
+    main(["certs", "--environment"])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"export DASK_DISTRIBUTED__COMM__TLS__CA_FILE={first}/certs/authority.pem" in lines
+    assert "export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=0" in lines
 
 
 def test_a_worker_finds_the_scheduler_of_its_own_machine(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
