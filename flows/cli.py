@@ -10,9 +10,10 @@ from types import FrameType
 from flows.commands.eval import EVAL
 from flows.commands.sft import SFT
 from flows.commands.train import TRAIN
+from flows.commands.verifier import VERIFIER
 from flows.options import OneLineParser
 
-COMMANDS = (TRAIN, SFT, EVAL)
+COMMANDS = (TRAIN, SFT, EVAL, VERIFIER)
 
 
 def parser() -> OneLineParser:

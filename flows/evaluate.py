@@ -15,6 +15,7 @@ from tasks import calls
 from tasks.calls import GeneratorSpec
 from tasks.evaluate import Evaluation, evaluate
 from tasks.problem_set import problems_to_solve, set_name
+from tasks.verify import check_verifiers
 
 
 @flow(name="rlvf-eval")
@@ -22,6 +23,7 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
     """Solve the problems greedily and sampled; a run's evaluation is logged to its MLflow run."""
     problems = problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
     with workplace(config.cluster, config.placement) as place:
+        check_verifiers(place.dispatch, problems.verifiers)
         version, run = chosen_policy(config, place)
         spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed)
         place.display.stage("evaluate")
