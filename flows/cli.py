@@ -16,11 +16,12 @@ from flows.commands.sft import SFT
 from flows.commands.status import STATUS
 from flows.commands.train import TRAIN
 from flows.commands.up import UP
+from flows.commands.verifier import VERIFIER
 from flows.commands.worker import WORKER
 from flows.options import OneLineParser
 from infra.secrets import masked
 
-COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR)
+COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER)
 
 
 def parser() -> OneLineParser:

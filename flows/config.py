@@ -66,6 +66,16 @@ class EvalConfig(BaseModel):
         return (self.problems, *self.mix)
 
 
+class ServeConfig(BaseModel):
+    """Command `rlvf verifier serve`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    verifier: VerifierConfig = VerifierConfig()
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen at")
+    port: int = Field(8900, ge=0, le=65535, description="0 takes a free one")
+
+
 class TrainConfig(BaseModel):
     """Flow `rlvf`: reinforcement learning with verifiable reward."""
 

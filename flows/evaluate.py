@@ -20,6 +20,7 @@ from tasks import calls
 from tasks.calls import GeneratorSpec
 from tasks.evaluate import Evaluation, evaluate
 from tasks.problem_set import problems_to_solve, set_name
+from tasks.verify import check_verifiers
 
 
 @flow(name="rlvf-eval")
@@ -28,6 +29,7 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
     config = with_secrets(config)
     problems = problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
     with workplace(config.cluster, config.placement) as place:
+        check_verifiers(place.dispatch, problems.verifiers)
         version, run = chosen_policy(config, place)
         if run is not None and not config.again and (known := kept(run, version, config)):
             place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")

@@ -222,7 +222,9 @@ def _explain(error: ValidationError, options: Mapping[str, Option], flat: Mappin
         inner = detail["loc"][path.count(".") + 1 :] if path else ()
         if option is not None and option.items is not None and inner:
             path, name, option = _inside(option, name, inner)
-        if detail["type"] == "missing":
+        if detail["type"] == "missing" and path.endswith(f".{detail['loc'][-1]}") and "[" in path:
+            line = f"{name} is missing"
+        elif detail["type"] == "missing":
             line = f"{path} is missing: give --{path}, or {path} in the file of --config"
         elif own is not None:
             value = f" {detail['input']!r}" if option is not None and option.section is None else ""

@@ -30,6 +30,7 @@ from tasks.calls import Begun, GeneratorSpec, TrainerSpec, begin, publish
 from tasks.collection import Collected
 from tasks.evaluate import Evaluation
 from tasks.problem_set import open_problems
+from tasks.verify import check_verifiers
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Training:
         self.place = place
         self.config = config = run.config
         self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed)
+        check_verifiers(place.dispatch, self.problems.verifiers)
         self.generator = GeneratorSpec(config.policy, config.sampling, config.batch.samples, config.seed)
         self.evaluator = self.generator
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))

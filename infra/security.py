@@ -12,7 +12,6 @@ names and addresses in it.
     <home>/certs/settings.json   what else came with the bundle: the scheduler's address, storage settings
 """
 
-import ipaddress
 import logging
 import os
 import re
@@ -39,6 +38,7 @@ from infra.certificates import (
     read_certificate,
     read_key,
 )
+from infra.services import is_loopback
 
 __all__ = ["Bundle", "SecurityError", "Settings"]
 
@@ -270,14 +270,6 @@ def tls_environment(home: Path) -> dict[str, str]:
         **{f"{prefix}TLS__{role}__CERT": str(folder / "machine.pem") for role in roles},
         **{f"{prefix}TLS__{role}__KEY": str(folder / "machine.key") for role in roles},
     }
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def refuse_open_address(host: str, home: Path, insecure: bool) -> None:

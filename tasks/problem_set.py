@@ -53,6 +53,14 @@ class _Set:
         columns = Columns(self.config.prompt, self.config.target, self.verifier.needs_target)
         return problems.read(table, columns, self.verifier.check)
 
+    def split(self, held_out: int) -> tuple[list[Problem], list[Problem]]:
+        """Its problems as (training, held-out). Raises ProblemError."""
+        found = self.read()
+        try:
+            return problems.split(found, held_out)
+        except ProblemError as error:
+            raise ProblemError(f"{self.config.path}: {error}") from error
+
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems as of this set, with what a chat model is told."""
         briefing = self.verifier.briefing
@@ -72,7 +80,7 @@ def open_problems(sets: Sequence[ProblemsConfig], verifier: VerifierConfig, held
         VerifierError: a verifier that does not exist.
     """
     named_sets = _named(sets, verifier)
-    split = {each.name: problems.split(each.read(), held_out) for each in named_sets if each.config.path not in MADE}
+    split = {each.name: each.split(held_out) for each in named_sets if each.config.path not in MADE}
     kept = {problem.prompt for _, out in split.values() for problem in out}
     draws: list[Draw] = []
     out: list[Problem] = []

@@ -10,9 +10,9 @@ from infra.dispatch import Dispatch
 from infra.placement import workers_with
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
-from rl.verifiers.spec import VerifierSpec
+from rl.verifiers.spec import BUILT_IN, VerifierSpec
 from tasks.collection import Collected, Collection
-from tasks.judge import judge
+from tasks.judge import judge, warm
 
 
 @task(name="verify", task_run_name="verify {collection.step}", cache_policy=NO_CACHE)
@@ -25,6 +25,14 @@ def verify(dispatch: Dispatch, collection: Collection) -> Collected:
     finally:
         collection.abandon()
     return collection.collected()
+
+
+def check_verifiers(dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec]) -> None:
+    """Raise VerifierError if one of them cannot work where it would run: a file that cannot be imported there, a
+    service that does not answer."""
+    isolated = [spec for spec in verifiers.values() if spec.name not in BUILT_IN]
+    if isolated:
+        dispatch.run("verify", warm, isolated)
 
 
 def judged(

@@ -79,8 +79,9 @@ def _run(given: argparse.Namespace) -> None:
     check_machine_name(given.machine)
     up = running(home)
     scheduler = given.scheduler or up.scheduler
-    known = {"RLVF_STORAGE": up.storage, "AWS_ENDPOINT_URL_S3": up.storage_endpoint, **os.environ}
-    settings = {name: value for name in (STORAGE if given.with_storage else PUBLIC) if (value := known.get(name))}
+    environment = {"RLVF_STORAGE": up.storage or "", "AWS_ENDPOINT_URL_S3": up.storage_endpoint or "", **os.environ}
+    chosen = STORAGE if given.with_storage else PUBLIC
+    settings = {name: environment[name] for name in chosen if environment.get(name)}
     make_authority(home)
     bundle = issue(home, given.machine, given.address, given.days, settings, scheduler=scheduler)
     out = Path(given.out or f"{given.machine}.bundle")

@@ -22,10 +22,9 @@ from infra.security import (
     adopt_settings,
     check_machine_name,
     install_bundle,
-    is_loopback,
     machine_name,
 )
-from infra.services import rlvf_home
+from infra.services import is_loopback, rlvf_home
 
 EXAMPLES = """
 rlvf worker --bundle jetson.bundle                     the first time: installs the bundle, then joins

@@ -147,8 +147,11 @@ class _Process:
             raise LoadError(str(answer["error"]))
 
     def runs(self) -> bool:
-        # without collecting it: until then nobody else can get its id, which names its group
-        return os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        try:
+            # without collecting it: until then nobody else can get its id, which names its group
+            return os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False  # somebody else has collected it
 
     def call(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The answer to a message. Raises _Lost."""
@@ -201,7 +204,10 @@ class _Process:
         deadline = time.monotonic() + 1
         while self.runs() and time.monotonic() < deadline:
             time.sleep(0.005)  # its socket closes a moment before it ends
-        ended = os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        try:
+            ended = os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            ended = None
         if ended is None:
             return "verifier_error", "closed its connection"
         if ended.si_code == os.CLD_EXITED:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flows.cli import COMMANDS, main
-from flows.config import EvalConfig, SftConfig, TrainConfig
+from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
 from flows.option_tree import leaf_values
 from flows.runs import Run
 
@@ -61,7 +61,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         ("", f"the following arguments are required: {'|'.join(NAMES)}"),
         (
             "trian",
-            "argument train|sft|eval|report: invalid choice: 'trian' (choose from 'train', 'sft', 'eval', 'report')",
+            f"argument {'|'.join(NAMES)}: invalid choice: 'trian' (choose from {', '.join(map(repr, NAMES))})",
         ),
         ("train --step 3", "unknown option --step; did you mean --steps?"),
         ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
@@ -81,6 +81,33 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         ("train --problems *.csv --resume none", "runs/none is not a run: there is nothing"),
         ("train --resume .", ". is not a run: it has no config.yaml"),
         ("eval --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
+        (
+            "train --verifier my_reward.py:reward",
+            "my_reward.py: no such file, and no file matches it as a pattern",
+        ),
+        (
+            "eval --verifier my_reward.py",
+            "verifier 'my_reward.py': name the function too, such as my_reward.py:reward",
+        ),
+        (
+            "train --verifier gsm9k",
+            "verifier 'gsm9k' is none of arithmetic, gsm8k, countdown, math; a function of yours is written "
+            "my_reward.py:reward, a service http://host:port",
+        ),
+        (
+            "train --verifier http://",
+            "verifier 'http://' is no address of a service; write it like http://127.0.0.1:8900",
+        ),
+        (
+            "train --mix [{path:1]",
+            "--mix: '[{path:1]' is not allowed; give a list in YAML, such as [{path: …, prompt: …}]",
+        ),
+        ("train --mix none.jsonl,other.csv", "none.jsonl: no such file, and no file matches it as a pattern"),
+        (
+            "verifier serve --host 0.0.0.0",
+            "--host 0.0.0.0 is open to other machines and there are no certificates: make them with `rlvf certs`, or "
+            "say --insecure",
+        ),
         ("train --placement.verify JUDGE", "unknown tag 'JUDGE'; did you mean"),
     ],
 )
@@ -188,7 +215,7 @@ def test_a_mistake_ends_the_process_at_once_with_code_2(tmp_path: Path, words: l
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3
 
 
-@pytest.mark.parametrize("words", [[], ["train"], ["sft"], ["eval"]])
+@pytest.mark.parametrize("words", [[], ["train"], ["sft"], ["eval"], ["verifier"]])
 def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     heavy = ("torch", "transformers", "prefect", "mlflow", "pandas", "matplotlib")
     code = f"import atexit, sys; atexit.register(lambda: print({heavy!r} & sys.modules.keys(), file=sys.stderr)); {RUN}"
@@ -196,9 +223,9 @@ def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     ended = subprocess.run([sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "set()\n")
     if not words:
-        assert all(f"    {command} " in ended.stdout for command in ("train", "sft", "eval"))
+        assert all(f"    {command} " in ended.stdout for command in ("train", "sft", "eval", "verifier"))
         return
-    config = {"train": TrainConfig, "sft": SftConfig, "eval": EvalConfig}[words[0]]()
+    config = {"train": TrainConfig, "sft": SftConfig, "eval": EvalConfig, "verifier": ServeConfig}[words[0]]()
     missing = [path for path, _ in leaf_values(config) if f"  --{path} " not in ended.stdout]
     assert missing == []
     assert "  --json " in ended.stdout

@@ -4,6 +4,7 @@ import gzip
 import json
 import shutil
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_bytes_and_spans_are_those_of_the_run(lab: Any, reported: Path) -> None:
         sorted((span.start, span.end) for span in spans if span.worker == name) for name in ("trainer", "generator-0")
     ]
     for each in by_worker:  # one call at a time
-        assert all(start >= end - 0.05 for (_, end), (start, _) in zip(each, each[1:], strict=False))
+        assert all(start >= end - 0.05 for (_, end), (start, _) in pairwise(each))
     assert not any(span.lost for span in spans)
 
 
@@ -169,7 +170,7 @@ def test_hostile_completions_are_only_text(reported: Path, tmp_path: Path) -> No
 
 
 def test_an_unfinished_run_is_reported_and_one_without_a_step_refused(
-    lab: Any, reported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    reported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "going"
     run.mkdir()
@@ -195,7 +196,7 @@ def test_an_unfinished_run_is_reported_and_one_without_a_step_refused(
     assert "2 of 3" in page.text
 
 
-def test_a_run_that_fails_is_reported_too(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_is_reported_too(lab: Any) -> None:
     from flows.train import DivergedError
 
     name = lab.new_name()

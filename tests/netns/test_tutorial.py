@@ -61,11 +61,11 @@ def machines(network: Callable[[str, int], Any], until: Callable[..., Any]) -> I
     pytest.importorskip("moto.server", reason="needs moto[server]: install the extra 'dev'")
     pytest.importorskip("s3fs", reason="needs s3fs: install the extra 's3'")
     laptop, pc, store = network("laptop", 5), network("pc", 7), network("store", 9)
-    server = store.start(
-        "moto_server", "-H", store.address, "-p", "9000", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    make = "import boto3; boto3.client('s3', endpoint_url='http://192.168.1.9:9000', region_name='us-east-1', aws_access_key_id='x', aws_secret_access_key='x').create_bucket(Bucket='rlvf')"
-    until(lambda: store.start("python", "-c", make, stderr=subprocess.DEVNULL).wait() == 0)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = store.start("moto_server", "-H", store.address, "-p", "9000", **quiet)
+    access = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    make = f"import boto3; boto3.client('s3', endpoint_url='http://{store.address}:9000').create_bucket(Bucket='rlvf')"
+    until(lambda: store.start("python", "-c", make, env=access, **quiet).wait() == 0)
     yield {"laptop": Shell(laptop), "pc": Shell(pc)}
     server.kill()
     server.wait()
