@@ -148,3 +148,36 @@ def mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
     server.go()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def sums() -> list[tuple[str, str]]:
+    """Problems that a tiny policy learns within seconds: (expression, text)."""
+    return [(f"{a} + {b}", f"add {a} and {b}") for a in range(10) for b in range(10)]
+
+
+@pytest.fixture(scope="session")
+def half_right(sums: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny policy that can solve about half of the sums, most of them now and then."""
+    import numpy as np
+    import torch
+
+    from rl.config import OptimizerConfig
+    from rl.learner import Learner
+    from rl.policy import Policy, save_policy
+    from rl.records import Problem
+    from rl.supervised import demonstrations, imitate
+    from rl.tiny import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer()
+    model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=0).eval()
+    policy = Policy(model, tokenizer, torch.device("cpu"), torch.float32)
+    learner = Learner(policy, OptimizerConfig(lr=4e-3, warmup_steps=5, betas=(0.9, 0.98), microbatch_tokens=1024))
+    draws = np.random.default_rng(0)
+    while True:
+        shown = [Problem(sums[i][1], sums[i][0], "") for i in draws.integers(len(sums), size=16)]
+        if imitate(learner, demonstrations(policy, shown)) <= 0.3:  # nats per token
+            break
+    folder = tmp_path_factory.mktemp("half-right")
+    save_policy(policy, folder)
+    return folder

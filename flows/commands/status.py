@@ -4,7 +4,9 @@ import argparse
 import json
 import os
 import re
+import shlex
 import threading
+import urllib.parse
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -14,13 +16,16 @@ from typing import Any
 from flows.commands.command import Command
 from infra import place
 from infra.addresses import Addresses, read_up
+from infra.passwords import kept_password
+from infra.programs import USER
 from infra.reach import parse_address
 from infra.scheduler import Seen, ask
 from infra.security import installed_settings
-from infra.services import answers, api_password, rlvf_home, rlvf_storage
+from infra.services import answers, api_password, is_loopback, rlvf_home, rlvf_storage
 
 EXAMPLES = """
 rlvf status                                            of what rlvf up started here, or the bundle's cluster
+eval "$(rlvf status --shell)"                          so that this shell's prefect and mlflow use them
 rlvf status --scheduler tls://192.168.1.5:8786 --json  of another cluster, for a program
 """
 SERVICES = ("prefect", "mlflow", "scheduler", "storage")
@@ -34,6 +39,11 @@ def _options(command: argparse.ArgumentParser) -> None:
         help="ask this scheduler (default: that of rlvf up here, $RLVF_SCHEDULER, that of the installed bundle)",
     )
     command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.add_argument(
+        "--shell",
+        action="store_true",
+        help='print what a shell needs to use the services, passwords included: eval "$(rlvf status --shell)"',
+    )
 
 
 def _run(given: argparse.Namespace) -> None:
@@ -57,6 +67,9 @@ def _run(given: argparse.Namespace) -> None:
         known = replace(known, storage=rlvf_storage())
     if known.storage_endpoint:
         os.environ.setdefault("AWS_ENDPOINT_URL_S3", known.storage_endpoint)
+    if given.shell:
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in shell_settings(home, known).items()))
+        return
     found: dict[str, Any] = _asked(
         {
             "prefect": lambda: bool(known.prefect) and answers(str(known.prefect)),
@@ -93,6 +106,21 @@ def known_addresses(home: Path, scheduler: str | None) -> tuple[Addresses, Mappi
         scheduler=settings.scheduler if settings is not None else None, storage=environment.get("RLVF_STORAGE")
     )
     return own.or_else(given).or_else(bundle), environment
+
+
+def shell_settings(home: Path, known: Addresses) -> dict[str, str]:
+    """The environment in which the commands of rlvf, Prefect and MLflow use these services."""
+    settings = {
+        "PREFECT_API_URL": known.prefect,
+        "PREFECT_API_AUTH_STRING": known.prefect and api_password(home, known.prefect),
+        "MLFLOW_TRACKING_URI": known.mlflow,
+        "RLVF_SCHEDULER": known.scheduler,
+        "RLVF_STORAGE": known.storage,
+        "AWS_ENDPOINT_URL_S3": known.storage_endpoint,
+    }
+    if known.mlflow and not is_loopback(urllib.parse.urlsplit(known.mlflow).hostname or ""):
+        settings |= {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": kept_password(home, "mlflow")}
+    return {name: value for name, value in settings.items() if value}
 
 
 def lines(

@@ -11,14 +11,22 @@ from typing import Any
 
 import pytest
 
+from flows.config import SftConfig
+from flows.sft import warm_up_spec
+from tasks.warm_up import warm_up_uri
+
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 COMMANDS = re.findall(r"^(laptop|pc)\$ (.+)$", TUTORIAL, flags=re.MULTILINE)
 (REWARD,) = re.findall(r"^```python\n(.+?)^```$", TUTORIAL, flags=re.MULTILINE | re.DOTALL)
 BY_OTHERS = ("git clone", "make setup", ". .venv")  # what brought us here has done these
 STAYING = ("rlvf worker",)
-# made once where the tests are, and put where the commands look: a warm-up takes two minutes
-SMALL = {"RLVF_SMALL": "1"}
+S3 = {
+    "AWS_ENDPOINT_URL_S3": "http://192.168.1.9:9000",
+    "AWS_ACCESS_KEY_ID": "me",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 
 
 class Shell:
@@ -27,7 +35,6 @@ class Shell:
     def __init__(self, machine: Any) -> None:
         self.machine = machine
         self._process = machine.start("bash", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.staying: list[subprocess.Popen[str]] = []
 
     def run(self, command: str, seconds: float = 180) -> str:
         """What it prints. It must succeed."""
@@ -48,12 +55,12 @@ class Shell:
         assert line.split()[1] == "0", f"{command}: {''.join(lines)}"
         return "".join(lines)
 
-    def stay(self, command: str) -> None:
-        """Start a command that does not end by itself."""
-        self.run(f"{command} > {shlex.quote(command.split()[1])}.log 2>&1 &")
-
-    def variable(self, name: str) -> str:
-        return self.run(f'echo "${name}"').strip()
+    def stay(self, command: str) -> Path:
+        """Start a command that does not end by itself; gives the file of what it prints."""
+        log = self.machine.home / f"{command.split()[1]}.log"
+        log.touch()
+        self.run(f"{command} > {shlex.quote(str(log))} 2>&1 &")
+        return log
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +70,21 @@ def machines(network: Callable[[str, int], Any], until: Callable[..., Any]) -> I
     laptop, pc, store = network("laptop", 5), network("pc", 7), network("store", 9)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     server = store.start("moto_server", "-H", store.address, "-p", "9000", **quiet)
-    access = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
-    make = f"import boto3; boto3.client('s3', endpoint_url='http://{store.address}:9000').create_bucket(Bucket='rlvf')"
-    until(lambda: store.start("python", "-c", make, env=access, **quiet).wait() == 0)
+    make = "import boto3; boto3.client('s3').create_bucket(Bucket='rlvf')"
+    until(lambda: store.start("python", "-c", make, env=S3, **quiet).wait() == 0)
     yield {"laptop": Shell(laptop), "pc": Shell(pc)}
     server.kill()
     server.wait()
 
 
-def test_the_tutorial_works_as_it_stands(machines: dict[str, Shell], until: Callable[..., Any]) -> None:
+def test_the_tutorial_works_as_it_stands(
+    machines: dict[str, Shell], half_right: Path, until: Callable[..., Any]
+) -> None:
     laptop, pc = machines["laptop"], machines["pc"]
+    for storage in (str(laptop.machine.home / ".rlvf"), "s3://rlvf"):  # a warm-up would take minutes
+        kept = warm_up_uri(storage, warm_up_spec(SftConfig()))
+        keep = f"import pathlib, infra.store as s; s.write_folder({kept!r}, pathlib.Path({str(half_right)!r}))"
+        laptop.machine.run("python", "-c", keep, env=S3)
     (laptop.machine.home / "my_reward.py").write_text(REWARD)
     for name, command in COMMANDS:
         if command.startswith(BY_OTHERS):
@@ -80,7 +92,8 @@ def test_the_tutorial_works_as_it_stands(machines: dict[str, Shell], until: Call
         shell = machines[name]
         if command.startswith(STAYING):
             shutil.move(laptop.machine.home / "pc.bundle", pc.machine.home / "pc.bundle")  # by hand
-            shell.stay(command)
-            until(lambda: "joined" in (pc.machine.home / "worker.log").read_text(), seconds=60)
+            log = shell.stay(command)
+            until(lambda log=log: "joined" in log.read_text(), seconds=90)
+            print(log.read_text(), flush=True)
         else:
             shell.run(command)
