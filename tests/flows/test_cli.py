@@ -1,36 +1,27 @@
 """The command `rlvf`: its help, and one clear line for each mistake."""
 
 import json
-import os
 import resource
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.cli import main
+from flows.cli import COMMANDS, main
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.option_tree import leaf_values
 from flows.runs import Run
 
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
+NAMES = [command.name for command in COMMANDS]
 HEADER = "python_expression,natural_language\n"
 RUN = "from flows.cli import main; main()"
 NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
-
-
-@pytest.fixture(autouse=True)
-def _own_signals_and_environment() -> Iterator[None]:
-    before, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
-    yield
-    signal.signal(signal.SIGTERM, before)
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
 
 
 @pytest.fixture
@@ -57,8 +48,8 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "the following arguments are required: train|sft|eval"),
-        ("trian", "argument train|sft|eval: invalid choice: 'trian' (choose from 'train', 'sft', 'eval')"),
+        ("", f"the following arguments are required: {'|'.join(NAMES)}"),
+        ("trian", f"argument {'|'.join(NAMES)}: invalid choice: 'trian' (choose from {', '.join(map(repr, NAMES))})"),
         ("train --step 3", "unknown option --step; did you mean --steps?"),
         ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
         ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
@@ -68,7 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         ("train --steps many", "--steps: 'many' is not allowed; give a whole number, at least 1"),
         (
             "train --cluster.scheduler here",
-            "--cluster.scheduler 'here': is no address of a scheduler; write it like tcp://192.168.1.5:8786",
+            "--cluster.scheduler 'here': is no address of a scheduler; write it like tls://192.168.1.5:8786",
         ),
         ("train --loss ppo", "--loss.name: 'ppo' is not allowed; give one of reinforce, grpo"),
         ("train --batch.samples 1", "--batch.samples: '1' is not allowed; give a whole number, at least 2"),
