@@ -182,7 +182,7 @@ def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     if not words:
         assert all(f"    {command} " in ended.stdout for command in ("train", "sft", "eval"))
         return
-    assert re.search("^examples?:", ended.stdout, re.MULTILINE)
+    assert f"\n  rlvf {words[0]} " in ended.stdout.partition("example")[2]
     configs = {"train": TrainConfig(), "sft": SftConfig(), "eval": EvalConfig()}
     if words[0] not in configs:
         return
@@ -190,7 +190,6 @@ def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     missing = [path for path, _ in leaf_values(config) if f"  --{path} " not in ended.stdout]
     assert missing == []
     assert "  --json " in ended.stdout
-    assert f"\n  rlvf {words[0]} " in ended.stdout.partition("example")[2]
 
 
 @pytest.mark.parametrize(
