@@ -160,7 +160,7 @@ def cluster(
 def _joined(address: str, named: str) -> Iterator[Client]:
     """A client of a scheduler that is there already; `named` is how the user wrote its address."""
     home = rlvf_home()
-    instead = "; start one with `rlvf up` or `dask scheduler`, or leave it out to use this machine"
+    instead = "start one with `rlvf up` or `dask scheduler`, or leave it out to use this machine"
     try:
         where = parse_address(address, home)
         deadline = time.monotonic() + CONNECT_SECONDS
@@ -179,9 +179,9 @@ def _joined(address: str, named: str) -> Iterator[Client]:
     except SecurityError as error:
         raise ClusterError(f"{named}: {error}") from error
     except UnreachableError as error:
-        raise ClusterError(f"{named} does not answer: {error.why}{instead if error.may_come_back else ''}") from error
+        raise ClusterError(f"{named} does not answer ({error.why})") from error
     except (OSError, ValueError) as error:
-        raise ClusterError(f"{named} does not answer ({error}){instead}") from error
+        raise ClusterError(f"{named} does not answer ({error}); {instead}") from error
     with client:
         yield client
 

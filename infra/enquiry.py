@@ -77,7 +77,7 @@ async def _enquire(address: SchedulerAddress, home: Path) -> Enquiry:
 
 async def _answers_back(address: SchedulerAddress, home: Path, host: str) -> str | None:
     security = _security(address, home)
-    async with Server({}, connection_args=security.get_connection_args("worker")) as listener:  # type: ignore[no-untyped-call]
+    async with Server({}, needs_workdir=False, connection_args=security.get_connection_args("worker")) as listener:  # type: ignore[no-untyped-call]
         where = f"{address.scheme}://{f'[{host}]' if ':' in host else host}:0"
         await listener.listen(where, **security.get_listen_args("worker"))  # type: ignore[no-untyped-call]
         async with _scheduler(address, home) as scheduler:

@@ -68,6 +68,7 @@ class Membership:
 
     def stop(self) -> None:
         """Begin to leave; `wait` for the end."""
+        self._ready.wait()
         assert self._loop is not None
         assert self._stopping is not None
         with suppress(RuntimeError):  # it has ended

@@ -73,7 +73,7 @@ def reach(address: SchedulerAddress, home: Path, seconds: float = SECONDS) -> st
             str(address), f"no machine is known as {address.host}; check the name, or give its IP address"
         ) from None
     except ConnectionRefusedError:
-        why = "nothing listens there; is `rlvf up --host ADDRESS` running on that machine?"
+        why = "nothing listens there: start one with `rlvf up --host ADDRESS` on that machine"
         raise UnreachableError(str(address), why, may_come_back=True) from None
     except TimeoutError:
         why = f"no answer in {seconds:g} s; is the address right, the machine awake, and the port open in its firewall?"

@@ -6,8 +6,9 @@ import webbrowser
 from pathlib import Path
 
 from flows.commands.command import Command
-from infra.checkpoints import require_run, resolve_run
-from infra.services import rlvf_home
+from flows.runs import existing_run
+from infra.checkpoints import require_run
+from infra.services import rlvf_home, runs_uri
 from infra.store import local_path
 
 EXAMPLES = """
@@ -17,7 +18,7 @@ rlvf report s3://bucket/runs/first --out first.html    of a run that lies anywhe
 
 
 def _options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", metavar="RUN", help="its URI or its folder's name")
+    command.add_argument("run", metavar="RUN", help="its URI, its folder's name, or newest")
     command.add_argument("--out", metavar="FILE", help="where to write it; default: report.html in the run's folder")
     command.add_argument("--open", action="store_true", help="show it in the browser")
     command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -27,10 +28,9 @@ def _run(given: argparse.Namespace) -> None:
     from flows.report import REPORT, write_report
     from infra.record import read_record
 
-    home = rlvf_home()
-    uri = resolve_run(given.run, str(home / "runs"))
+    uri = existing_run(given.run, runs_uri())
     require_run(uri)
-    folder = local_path(uri) or home / "runs" / uri.rpartition("/")[2]
+    folder = local_path(uri) or rlvf_home() / "runs" / uri.rpartition("/")[2]
     out = Path(given.out).expanduser() if given.out else folder / REPORT
     if out.is_dir():
         raise ValueError(f"--out {given.out} is a folder; name a file in it, such as {out / REPORT}")

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,13 +108,14 @@ def _run(given: argparse.Namespace) -> None:
         host=given.host,
         once=given.once,
     )
-    membership.start()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the second one: `timeout` and job systems send it twice
     try:
         with answered_by(membership.stop):
+            membership.start()
             membership.wait()
     except KeyboardInterrupt:
         if not membership.ended:
-            raise  # the second one
+            raise  # a second Ctrl-C
     if given.once:
         raise SystemExit(0 if membership.joined else 1)
 

@@ -263,6 +263,16 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
 
 
 @pytest.fixture
+def own_signals_and_environment() -> Iterator[None]:
+    """What a command in this process changes of them is undone."""
+    before, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+
+
+@pytest.fixture
 def s3(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URI of a bucket of a local S3 API that this process and the shared cluster use."""
     s3fs = pytest.importorskip("s3fs", reason="needs s3fs: install the extra 's3'")

@@ -1,13 +1,11 @@
 """The command `rlvf`: its help, and one clear line for each mistake."""
 
 import json
-import os
 import resource
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,19 +17,11 @@ from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
 from flows.option_tree import leaf_values
 from flows.runs import Run
 
-NAMES = [each.name for each in COMMANDS]
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
+NAMES = [command.name for command in COMMANDS]
 HEADER = "python_expression,natural_language\n"
 RUN = "from flows.cli import main; main()"
 NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
-
-
-@pytest.fixture(autouse=True)
-def _own_signals_and_environment() -> Iterator[None]:
-    before, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
-    yield
-    signal.signal(signal.SIGTERM, before)
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
 
 
 @pytest.fixture
@@ -59,10 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
     ("words", "line"),
     [
         ("", f"the following arguments are required: {'|'.join(NAMES)}"),
-        (
-            "trian",
-            f"argument {'|'.join(NAMES)}: invalid choice: 'trian' (choose from {', '.join(map(repr, NAMES))})",
-        ),
+        ("trian", f"argument {'|'.join(NAMES)}: invalid choice: 'trian' (choose from {', '.join(map(repr, NAMES))})"),
         ("train --step 3", "unknown option --step; did you mean --steps?"),
         ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
         ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
@@ -72,7 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         ("train --steps many", "--steps: 'many' is not allowed; give a whole number, at least 1"),
         (
             "train --cluster.scheduler here",
-            "--cluster.scheduler 'here': is no address of a scheduler; write it like tcp://192.168.1.5:8786",
+            "--cluster.scheduler 'here': is no address of a scheduler; write it like tls://192.168.1.5:8786",
         ),
         ("train --loss ppo", "--loss.name: 'ppo' is not allowed; give one of reinforce, grpo"),
         ("train --batch.samples 1", "--batch.samples: '1' is not allowed; give a whole number, at least 2"),
@@ -215,7 +202,7 @@ def test_a_mistake_ends_the_process_at_once_with_code_2(tmp_path: Path, words: l
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3
 
 
-@pytest.mark.parametrize("words", [[], ["train"], ["sft"], ["eval"], ["verifier"]])
+@pytest.mark.parametrize("words", [[], *([name] for name in NAMES)])
 def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     heavy = ("torch", "transformers", "prefect", "mlflow", "pandas", "matplotlib")
     code = f"import atexit, sys; atexit.register(lambda: print({heavy!r} & sys.modules.keys(), file=sys.stderr)); {RUN}"
@@ -223,13 +210,16 @@ def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     ended = subprocess.run([sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "set()\n")
     if not words:
-        assert all(f"    {command} " in ended.stdout for command in ("train", "sft", "eval", "verifier"))
+        assert all(f"    {command} " in ended.stdout for command in NAMES)
         return
-    config = {"train": TrainConfig, "sft": SftConfig, "eval": EvalConfig, "verifier": ServeConfig}[words[0]]()
+    assert f"\n  rlvf {words[0]} " in ended.stdout.partition("example")[2]
+    configs = {"train": TrainConfig(), "sft": SftConfig(), "eval": EvalConfig(), "verifier": ServeConfig()}
+    if words[0] not in configs:
+        return
+    config = configs[words[0]]
     missing = [path for path, _ in leaf_values(config) if f"  --{path} " not in ended.stdout]
     assert missing == []
     assert "  --json " in ended.stdout
-    assert f"\n  rlvf {words[0]} " in ended.stdout.partition("example")[2]
 
 
 @pytest.mark.parametrize(

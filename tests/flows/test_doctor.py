@@ -11,7 +11,9 @@ import pytest
 from distributed import Client
 
 from flows.cli import main
-from infra.security import issue, own_certificates
+from infra.security import dask_security, issue, own_certificates
+
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, list[dict[str, str]]], str]:
@@ -39,8 +41,6 @@ def scheduler(start_scheduler: Any, tmp_path_factory: pytest.TempPathFactory) ->
     home = tmp_path_factory.mktemp("first")
     own_certificates(home)
     running = start_scheduler(home)
-    from infra.security import dask_security
-
     with Client(running.address, security=dask_security(home), set_as_default=False) as client:
         client.set_metadata(["rlvf", "services"], {"storage": str(home), "mlflow": "http://127.0.0.1:9"})
     return running, home

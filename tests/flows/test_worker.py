@@ -28,6 +28,7 @@ from infra.placement import PlacementConfig, offers
 from infra.reach import parse_address
 from infra.security import dask_security, own_certificates, read_bundle, tls_environment
 
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 VERIFY = PlacementConfig().resources("verify")
 
 
@@ -247,7 +248,7 @@ def test_an_interrupted_worker_that_waits_for_its_scheduler_ends_at_once(town: T
     family = lone.family()
     town.client.close(timeout=2)
     town.scheduler.process.kill()
-    lone.says("nothing listens there; .* trying again in")
+    lone.says("nothing listens there: .* trying again in")
     lone.signal_all(signal.SIGINT)
     assert lone.process.wait(10) == 0
     _, alive = psutil.wait_procs(family, 5)

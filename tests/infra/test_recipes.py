@@ -96,6 +96,10 @@ def test_ssh(ssh: dict[str, Any]) -> None:
     exec(code, names)
     try:
         with Client(names["cluster"].scheduler_address, set_as_default=False) as client:
+            deadline = time.monotonic() + 20
+            while not offers(client):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
             (worker,) = offers(client)
             assert worker.resources == {"CUDA": 1, "GENERATOR": 1}
             settings = client.run_on_scheduler(lambda: dask.config.get("distributed.scheduler.allowed-failures"))
