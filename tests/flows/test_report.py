@@ -4,6 +4,7 @@ import gzip
 import json
 import shutil
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 
 from flows.cli import main
 from flows.report import CUT, write_report
+from flows.train import DivergedError
 from infra import store
 from infra.record import read_record
 from infra.rollouts import kept_steps, read_rollouts, write_rollouts
@@ -74,7 +76,7 @@ def test_a_run_ends_with_a_report_that_is_whole_in_itself(lab: Any, reported: Pa
     assert page.tags.isdisjoint({"script", "iframe", "object", "embed", "base", "form"})
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
     assert "url(" not in (reported / "report.html").read_text().split("</style>")[0]
-    for word in ("finished", "3 of 3", "no worker died", "torch", "half-right on sums.csv, reinforce"):
+    for word in ("finished", "3 of 3", "no worker died", "torch", "half-right", "sums.csv"):
         assert word in page.text
     for name in SECTIONS[:6]:
         with Image.open(reported / f"{name}.png") as image:
@@ -121,7 +123,7 @@ def test_bytes_and_spans_are_those_of_the_run(lab: Any, reported: Path) -> None:
         sorted((span.start, span.end) for span in spans if span.worker == name) for name in ("trainer", "generator-0")
     ]
     for each in by_worker:  # one call at a time
-        assert all(start >= end - 0.05 for (_, end), (start, _) in zip(each, each[1:], strict=False))
+        assert all(start >= end - 0.05 for (_, end), (start, _) in pairwise(each))
     assert not any(span.lost for span in spans)
 
 
@@ -169,7 +171,7 @@ def test_hostile_completions_are_only_text(reported: Path, tmp_path: Path) -> No
 
 
 def test_an_unfinished_run_is_reported_and_one_without_a_step_refused(
-    lab: Any, reported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    reported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "going"
     run.mkdir()
@@ -195,23 +197,21 @@ def test_an_unfinished_run_is_reported_and_one_without_a_step_refused(
     assert "2 of 3" in page.text
 
 
-def test_a_run_that_fails_is_reported_too(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from flows.train import DivergedError
+def test_a_run_that_fails_is_reported_too(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(learned: Any) -> None:
+        if learned.step == 2:
+            raise DivergedError(f"<i>{HOSTILE}</i>\nsecond line")
 
+    monkeypatch.setattr("flows.train.stop_if_diverged", fail)
     name = lab.new_name()
     with pytest.raises(DivergedError):
-        lab.train(
-            run=name,
-            steps="20",
-            staleness="0",
-            optimizer__lr="1e30",
-            optimizer__warmup_steps="0",
-            tracking__report="true",
-        )
+        lab.train(run=name, steps="20", tracking__report="true")
     page = Page(lab.run_folder(name) / "report.html")
-    assert "failed" in page.text
-    assert "updates in a row were refused" in page.text
-    assert f"rlvf train --resume {lab.run_folder(name)}" in page.text
+    assert "script" not in page.tags
+    for words in ("failed", "2 of 20", f"<i>{HOSTILE}</i>", f"rlvf train --resume {lab.run_folder(name)}"):
+        assert words in page.text
+    client, logged = lab.mlflow(lab.run_folder(name))
+    assert "report.html" in {file.path for file in client.list_artifacts(logged.info.run_id)}
 
 
 def test_a_report_that_cannot_be_made_is_said_and_the_run_ends_well(
