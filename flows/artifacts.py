@@ -3,11 +3,12 @@
 import re
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.runtime import flow_run
 
@@ -26,6 +27,8 @@ class Artifacts:
         # the run's name is in the key, so that Prefect keeps no history of one run's progress under another's
         self._stem = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-") or "run"
         self._background = Background(say, END_SECONDS)
+        self._clients = ExitStack()
+        self._client: SyncPrefectClient | None = None
         self._progress: UUID | None = None
         self._told = -float("inf")
 
@@ -34,6 +37,7 @@ class Artifacts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._submit(self._clients.close)
         self._background.__exit__(kind, error, at)
 
     def link(self, name: str, url: str, note: str = "") -> None:
@@ -54,8 +58,7 @@ class Artifacts:
             if self._progress is None:
                 self._progress = self._create("progress", "progress", percent, note)
                 return
-            with get_client(sync_client=True) as client:
-                client.update_artifact(self._progress, ArtifactUpdate(data=percent, description=note))
+            self._api().update_artifact(self._progress, ArtifactUpdate(data=percent, description=note))
 
         self._submit(tell, needed=last)
 
@@ -64,14 +67,19 @@ class Artifacts:
             (self._background.submit if needed else self._background.offer)("Prefect's page", job)
 
     def _create(self, kind: str, name: str, content: Any, note: str) -> UUID:
-        with get_client(sync_client=True) as client:
-            made = client.create_artifact(
-                ArtifactCreate(
-                    type=kind,
-                    key=f"{self._stem}-{re.sub(r'[^a-z0-9]+', '-', name.lower())}",
-                    description=note,
-                    data=content,
-                    flow_run_id=self._flow_run,
-                )
+        made = self._api().create_artifact(
+            ArtifactCreate(
+                type=kind,
+                key=f"{self._stem}-{re.sub(r'[^a-z0-9]+', '-', name.lower())}",
+                description=note,
+                data=content,
+                flow_run_id=self._flow_run,
             )
+        )
         return UUID(str(made.id))
+
+    def _api(self) -> SyncPrefectClient:
+        """One client for all words: making one takes longer than a word does."""
+        if self._client is None:
+            self._client = self._clients.enter_context(get_client(sync_client=True))
+        return self._client

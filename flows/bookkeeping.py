@@ -69,9 +69,16 @@ class Bookkeeping:
         status = "finished" if kind is None else "failed" if issubclass(kind, Exception) else "stopped"
         why = "" if status != "failed" else str(error).strip().partition("\n")[0] or str(kind)
         with self._stack:
-            self._write_spans()
-            self._note(status=status, ended=time.time(), why=why, lost=dict(self._place.dispatch.lost))
-            self._report()
+            try:
+                self._write_spans()
+                self._note(status=status, ended=time.time(), why=why, lost=dict(self._place.dispatch.lost))
+                self._background.wait()  # the report shows the completions of the last step
+                self._report()
+            except Exception as error:  # noqa: BLE001 - the run has done its work, and its report can be made again
+                words = f"{type(error).__name__}: {error}"
+                self._place.display.say(
+                    f"warning: no report could be made ({words}); try: rlvf report {self._run.name}"
+                )
             self._background.submit("copying the record", lambda: send_record(self._run.uri, self._folder))
 
     def keep(self, step: int, batch: Collected) -> None:
@@ -103,27 +110,19 @@ class Bookkeeping:
         places.write_text(str(self._folder / ABOUT), json.dumps(self._about, indent=2) + "\n")
 
     def _report(self) -> None:
-        try:
-            record = read_record(self._run.uri, self._folder)
-            if not record.steps:
-                return  # there is nothing to show
-            picture, path = self._folder / PICTURE, self._folder / REPORT
-            if not self._run.config.tracking.report:
-                draw_reward(self._run.uri, record, picture)
-                self._tracker.log_picture(picture)
-                return
-            write_report(self._run.uri, record, path)
+        record = read_record(self._run.uri, self._folder)
+        if not record.steps:
+            return  # there is nothing to show
+        picture, path = self._folder / PICTURE, self._folder / REPORT
+        if not self._run.config.tracking.report:
+            draw_reward(self._run.uri, record, picture)
             self._tracker.log_picture(picture)
-            self._tracker.log_file(path)
-            if places.local_path(self._run.uri) is None:
-                data = path.read_bytes()
-                self._background.submit(
-                    "copying the report", lambda: places.write_bytes(places.join(self._run.uri, REPORT), data)
-                )
-            page = self._tracker.page()
-            url = page.url + f"/artifacts/{REPORT}" if self._tracker.is_served else path.as_uri()
-            self._artifacts.link("report", url, str(path))
-        except Exception as error:  # noqa: BLE001 - the run has done its work, and its report can be made again
-            self._place.display.say(
-                f"warning: no report could be made ({type(error).__name__}: {error}); try: rlvf report {self._run.name}"
-            )
+            return
+        write_report(self._run.uri, record, path)
+        self._tracker.log_picture(picture)
+        self._tracker.log_file(path)
+        if places.local_path(self._run.uri) is None:
+            there, data = places.join(self._run.uri, REPORT), path.read_bytes()
+            self._background.submit("copying the report", lambda: places.write_bytes(there, data))
+        url = self._tracker.page().url + f"/artifacts/{REPORT}" if self._tracker.is_served else path.as_uri()
+        self._artifacts.link("report", url, str(path))

@@ -47,6 +47,12 @@ class Background:
         if self._jobs.empty():
             self.submit(name, job)
 
+    def wait(self) -> None:
+        """Wait until the jobs given so far are done, but not for ever."""
+        done = threading.Event()
+        self.submit("waiting", done.set)
+        done.wait(self._end_seconds)
+
     def _work(self) -> None:
         while (given := self._jobs.get()) is not None:
             name, job = given

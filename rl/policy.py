@@ -131,8 +131,7 @@ def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Pol
             use_safetensors=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {reason}") from error
+        raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {_reason(error)}") from error
     if missing := sorted(loading["missing_keys"]):
         # transformers fills them with random numbers and goes on
         raise UnknownModelError(f"policy.model {path!r}: no weights for {missing[0]} and {len(missing) - 1} more")
@@ -142,6 +141,19 @@ def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Pol
     policy = Policy(model, tokenizer, device, dtype)
     check_head(policy, path)
     return policy
+
+
+def _reason(error: Exception) -> str:
+    """One line, with the remedy where transformers would suggest what is not done here."""
+    words = str(error).strip()
+    if "custom code" in words or "trust_remote_code" in words:
+        return "it needs code of its own, which is never run here; take a model that transformers knows"
+    if "no file named model.safetensors" in words or "safetensors variant" in words:
+        return (
+            "it has no model.safetensors, and pickled weights (pytorch_model.bin) are never read, because they can run "
+            "code; convert them where you trust them, with save_pretrained"
+        )
+    return words.splitlines()[0] if words else type(error).__name__
 
 
 def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:

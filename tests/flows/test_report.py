@@ -13,6 +13,7 @@ from PIL import Image
 
 from flows.cli import main
 from flows.report import CUT, write_report
+from flows.train import DivergedError
 from infra import store
 from infra.record import read_record
 from infra.rollouts import kept_steps, read_rollouts, write_rollouts
@@ -75,7 +76,7 @@ def test_a_run_ends_with_a_report_that_is_whole_in_itself(lab: Any, reported: Pa
     assert page.tags.isdisjoint({"script", "iframe", "object", "embed", "base", "form"})
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
     assert "url(" not in (reported / "report.html").read_text().split("</style>")[0]
-    for word in ("finished", "3 of 3", "no worker died", "torch", "half-right on sums.csv, reinforce"):
+    for word in ("finished", "3 of 3", "no worker died", "torch", "half-right", "sums.csv"):
         assert word in page.text
     for name in SECTIONS[:6]:
         with Image.open(reported / f"{name}.png") as image:
@@ -196,23 +197,21 @@ def test_an_unfinished_run_is_reported_and_one_without_a_step_refused(
     assert "2 of 3" in page.text
 
 
-def test_a_run_that_fails_is_reported_too(lab: Any) -> None:
-    from flows.train import DivergedError
+def test_a_run_that_fails_is_reported_too(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(learned: Any) -> None:
+        if learned.step == 2:
+            raise DivergedError(f"<i>{HOSTILE}</i>\nsecond line")
 
+    monkeypatch.setattr("flows.train.stop_if_diverged", fail)
     name = lab.new_name()
     with pytest.raises(DivergedError):
-        lab.train(
-            run=name,
-            steps="20",
-            staleness="0",
-            optimizer__lr="1e30",
-            optimizer__warmup_steps="0",
-            tracking__report="true",
-        )
+        lab.train(run=name, steps="20", tracking__report="true")
     page = Page(lab.run_folder(name) / "report.html")
-    assert "failed" in page.text
-    assert "updates in a row were refused" in page.text
-    assert f"rlvf train --resume {lab.run_folder(name)}" in page.text
+    assert "script" not in page.tags
+    for words in ("failed", "2 of 20", f"<i>{HOSTILE}</i>", f"rlvf train --resume {lab.run_folder(name)}"):
+        assert words in page.text
+    client, logged = lab.mlflow(lab.run_folder(name))
+    assert "report.html" in {file.path for file in client.list_artifacts(logged.info.run_id)}
 
 
 def test_a_report_that_cannot_be_made_is_said_and_the_run_ends_well(

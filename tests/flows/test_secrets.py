@@ -1,7 +1,6 @@
 """Secrets that were planted in what a run is given are found in nothing that it leaves."""
 
 import http.server
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -64,7 +63,6 @@ def test_nothing_that_a_run_leaves_holds_a_secret(
     assert PLANTED not in out + err
     assert "***@" in (lab.run_folder("planted") / "config.yaml").read_text()
     assert (lab.run_folder("planted") / "report.html").exists()
-    assert (tmp_path / "served").is_dir()
     for folder in (lab.home, tmp_path):  # Prefect's database, MLflow's, its artifacts, logs, the run
         holding = [file for file in folder.rglob("*") if file.is_file() and PLANTED.encode() in file.read_bytes()]
         assert holding == []
@@ -75,6 +73,7 @@ def test_nothing_that_a_run_leaves_holds_a_secret(
     assert resume_run("planted", runs, None, again).config.tracking.uri == tracking
     for missing in ("problems", "tracking.uri"):
         given = {name: value for name, value in again.items() if name != missing}
+        monkeypatch.setattr(secrets, "_known", {})  # as in another process
         with pytest.raises(
             MaskedError, match=rf"^{missing}.*: 'http://\*\*\*@.* was saved without its secret; give it"
         ):
@@ -100,6 +99,5 @@ def test_a_path_that_cannot_be_read_is_named_without_its_secrets(monkeypatch: py
     assert PLANTED not in str(shown)
     assert with_secrets(shown) == config
     monkeypatch.setattr(secrets, "_known", {})
-    assert os.environ.get("MLFLOW_TRACKING_URI") is None
     with pytest.raises(MaskedError):
         with_secrets(shown)

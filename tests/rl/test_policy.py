@@ -64,6 +64,45 @@ def test_a_model_of_numbers_that_are_none_is_refused(
         load_policy(saved(tmp_path, model, tokenizer), CPU)
 
 
+def test_neither_pickles_nor_code_of_a_folder_are_run(
+    tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    path = saved(tmp_path, build_small("qwen3"), tokenizer)
+    ran = tmp_path / "ran"
+    (tmp_path / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\nclass Theirs: pass\n")
+    settings = {name: json.loads((tmp_path / name).read_text()) for name in ("config.json", "tokenizer_config.json")}
+    theirs = {
+        "AutoConfig": "theirs.Theirs",
+        "AutoModelForCausalLM": "theirs.Theirs",
+        "AutoTokenizer": ["theirs.Theirs"] * 2,
+    }
+    for name, value in settings.items():
+        (tmp_path / name).write_text(json.dumps({**value, "auto_map": theirs}))
+    load_policy(path, CPU)  # of a kind that transformers has code for: theirs is left alone
+    (tmp_path / "config.json").write_text(
+        json.dumps({**settings["config.json"], "model_type": "theirs", "auto_map": theirs})
+    )
+    with pytest.raises(
+        UnknownModelError, match=r"cannot be loaded: it needs code of its own, which is never run"
+    ) as one:
+        load_policy(path, CPU)
+    assert "\n" not in str(one.value)
+    for name, value in settings.items():
+        (tmp_path / name).write_text(json.dumps(value))
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+            return ran.touch, ()
+
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    load_policy(path, CPU)  # beside weights that can be read
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UnknownModelError, match=r"pickled weights \(pytorch_model.bin\) are never read") as one:
+        load_policy(path, CPU)
+    assert "\n" not in str(one.value)
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
 def test_a_folder_that_transformers_wrote_is_loaded(
     name: str, tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
