@@ -8,6 +8,7 @@ import base64
 import ipaddress
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -58,6 +59,11 @@ def is_loopback(host: str) -> bool:
 def bracketed(host: str) -> str:
     """`host` as an address writes it."""
     return f"[{host}]" if ":" in host else host
+
+
+def masked(text: str) -> str:
+    """`text` without the user:password@ of addresses."""
+    return re.sub(r"://[^/@\s]*@", "://", text)
 
 
 def free_port(preferred: int, host: str = "127.0.0.1") -> int:
@@ -123,8 +129,8 @@ class PrefectServer:
         if self.url:
             if not answers(self.url):
                 raise ValueError(
-                    f"PREFECT_API_URL = {self.url!r}: no Prefect API answers there; start it, or unset the variable to "
-                    "use a local server"
+                    f"PREFECT_API_URL = {masked(self.url)!r}: no Prefect API answers there; start it, or unset the "
+                    "variable to use a local server"
                 )
             return
         self.service.hold()

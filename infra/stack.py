@@ -10,12 +10,12 @@ from pathlib import Path
 
 from infra import programs
 from infra.addresses import Addresses, Up, write_up
-from infra.part import TITLES, Part, Row, masked
+from infra.part import TITLES, Part, Row, end_stragglers
 from infra.passwords import password
 from infra.ports import Ports
 from infra.prefect_api import POOL, PrefectApi
 from infra.programs import StackConfig
-from infra.services import LOOPBACK, PrefectServer, ServiceError, answers, api_password, bracketed, is_loopback
+from infra.services import LOOPBACK, PrefectServer, ServiceError, answers, api_password, bracketed, is_loopback, masked
 from infra.supervisor import Service
 
 STOPPING = ("worker", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
@@ -101,8 +101,7 @@ class Stack:
 
     def _plan(self) -> None:
         home, host = self.config.home, self.config.host
-        for name in STOPPING:  # of an `up` that was killed
-            _service(home, name).stop_unused()
+        take_down_leftovers(home, self._say)  # of an `up` that was killed
         ports = Ports(home, host, self.config.ports, self._say)
         prefect = self._plan_prefect(ports)
         mlflow = self._plan_mlflow(ports)
@@ -229,6 +228,9 @@ class Stack:
 def take_down_leftovers(home: Path, say: Callable[[str], None]) -> int:
     """Stop what an `up` that was killed has left, and say what; gives how many that were."""
     stopped = [name for name in STOPPING if _service(home, name).stop_unused()]
+    for service in (_service(home, name) for name in STOPPING):
+        if not service.lives():
+            end_stragglers(service)
     for name in stopped:
         say(f"stopped the {TITLES[name]}")
     return len(stopped)

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,7 +16,7 @@ from infra.addresses import Addresses, read_up
 from infra.reach import parse_address
 from infra.scheduler import Seen, ask
 from infra.security import installed_settings
-from infra.services import answers, api_password, rlvf_home, rlvf_storage
+from infra.services import answers, api_password, masked, rlvf_home, rlvf_storage
 
 EXAMPLES = """
 rlvf status                                            of what rlvf up started here, or the bundle's cluster
@@ -84,8 +83,8 @@ def known_addresses(home: Path, scheduler: str | None) -> tuple[Addresses, Mappi
     up = read_up(home)
     own = up.addresses if up is not None else Addresses()
     given = Addresses(
-        prefect=os.environ.get("PREFECT_API_URL") or None,
-        mlflow=re.sub("//[^/@]*@", "//", os.environ.get("MLFLOW_TRACKING_URI", "")) or None,
+        prefect=masked(os.environ.get("PREFECT_API_URL", "")) or None,
+        mlflow=masked(os.environ.get("MLFLOW_TRACKING_URI", "")) or None,
         scheduler=os.environ.get("RLVF_SCHEDULER") or None,
         storage=os.environ.get("RLVF_STORAGE") or None,
     )
