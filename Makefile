@@ -7,7 +7,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup train test check clean
+.PHONY: help setup system-tests-packages train test check clean
 
 help:
 	@echo "make setup   create .venv and install the locked dependencies (the targets below do it when needed)"
@@ -31,9 +31,16 @@ $(STAMP): pyproject.toml constraints.txt
 	    { rm -rf .venv; echo "make: $(PYTHON) cannot create .venv (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
 	fi; \
 	echo "installing the locked dependencies into .venv (a few minutes the first time)"; \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,math,s3]'; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,math,postgres,s3]'; \
 	touch $(STAMP); \
 	echo "ready: $(BIN)/rlvf"
+
+# What some tests use if it is there. Never fails: those tests say what they lack.
+system-tests-packages:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql; } >/dev/null 2>&1 || \
+	    echo "make: postgresql could not be installed; the tests that use it say so" >&2; \
+	fi
 
 train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)

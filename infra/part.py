@@ -1,14 +1,17 @@
 """One service that is kept alive."""
 
-import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+import psutil
+
+from infra.secrets import without_userinfo
 from infra.services import ServiceError
-from infra.supervisor import BackOff, Program, Service
+from infra.supervisor import MARK, BackOff, Program, Service
 
 TITLES = {
     "prefect": "Prefect server",
@@ -93,6 +96,7 @@ class Part:
             return False  # not yet, or not any more
 
     def _died(self, now: float) -> None:
+        end_stragglers(self._service)
         self._deaths += 1
         if not self._ever_worked and self._deaths >= ATTEMPTS:
             raise ServiceError(
@@ -101,11 +105,14 @@ class Part:
         self.state, self._due = "died", now + self._back_off.pause(now - self._began)
 
 
+def end_stragglers(service: Service) -> None:
+    """Kill what a dead service has left: its own processes, where it was killed together with its supervisor."""
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            if process.environ().get(MARK) == str(service.folder):
+                process.kill()
+
+
 def _last(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return next((masked(line.strip())[:300] for line in reversed(lines) if line.strip(" │╯╰─╭╮")), "nothing")
-
-
-def masked(text: str) -> str:
-    """Hides user:password@ in addresses."""
-    return re.sub(r"://[^/@\s]*@", "://", text)
+    return next((without_userinfo(line.strip())[:300] for line in reversed(lines) if line.strip(" │╯╰─╭╮")), "nothing")

@@ -11,7 +11,7 @@ from distributed import Security, rpc
 
 from infra.addresses import Addresses, addresses
 from infra.placement import DEVICES, ROLES
-from infra.reach import parse_address, reach
+from infra.reach import UnreachableError, parse_address, reach
 from infra.security import dask_security
 
 KEYS = ["rlvf", "services"]  # of the scheduler's metadata
@@ -55,6 +55,10 @@ def announce(address: str, home: Path, services: Addresses, seconds: float = 5.0
     async def tell(scheduler: Any) -> None:
         await scheduler.set_metadata(keys=KEYS, value=asdict(services))
 
+    try:
+        reach(parse_address(address, home), home)  # Dask itself would try again and again
+    except UnreachableError as error:
+        raise OSError(error.why) from error
     _call(address, home, seconds, tell)
 
 

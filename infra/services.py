@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.passwords import kept_password
+from infra.secrets import without_userinfo
 from infra.supervisor import Program, Service
 
 LOOPBACK = "127.0.0.1"
@@ -123,8 +124,8 @@ class PrefectServer:
         if self.url:
             if not answers(self.url):
                 raise ValueError(
-                    f"PREFECT_API_URL = {self.url!r}: no Prefect API answers there; start it, or unset the variable to "
-                    "use a local server"
+                    f"PREFECT_API_URL = {without_userinfo(self.url)!r}: no Prefect API answers there; start it, or unset the "
+                    "variable to use a local server"
                 )
             return
         self.service.hold()

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from infra import programs
 from infra.addresses import Addresses, Up, write_up
-from infra.part import TITLES, Part, Row, masked
+from infra.part import TITLES, Part, Row, end_stragglers
 from infra.passwords import password
 from infra.ports import Ports
 from infra.prefect_api import POOL, PrefectApi
 from infra.programs import StackConfig
+from infra.secrets import without_userinfo
 from infra.services import LOOPBACK, PrefectServer, ServiceError, answers, api_password, bracketed, is_loopback
 from infra.supervisor import Service
 
@@ -101,8 +102,7 @@ class Stack:
 
     def _plan(self) -> None:
         home, host = self.config.home, self.config.host
-        for name in STOPPING:  # of an `up` that was killed
-            _service(home, name).stop_unused()
+        take_down_leftovers(home, self._say)  # of an `up` that was killed
         ports = Ports(home, host, self.config.ports, self._say)
         prefect = self._plan_prefect(ports)
         mlflow = self._plan_mlflow(ports)
@@ -153,16 +153,16 @@ class Stack:
         if given:
             if not given.startswith(("http://", "https://")):
                 raise ValueError(
-                    f"MLFLOW_TRACKING_URI = {masked(given)}: names no server; for a database, set "
+                    f"MLFLOW_TRACKING_URI = {without_userinfo(given)}: names no server; for a database, set "
                     "MLFLOW_BACKEND_STORE_URI instead and unset it"
                 )
             if not answers(given):
                 raise ValueError(
-                    f"MLFLOW_TRACKING_URI = {masked(given)}: no MLflow server answers there; start it, or unset the "
+                    f"MLFLOW_TRACKING_URI = {without_userinfo(given)}: no MLflow server answers there; start it, or unset the "
                     "variable to use a local one"
                 )
-            self._foreign.append(Row(TITLES["mlflow"], "was there", masked(given)))
-            return masked(given)
+            self._foreign.append(Row(TITLES["mlflow"], "was there", without_userinfo(given)))
+            return without_userinfo(given)
         port = ports.choose("mlflow")
         url = f"http://{bracketed(self.config.host)}:{port}"
         service = _held(self.config.home, "mlflow")
@@ -229,6 +229,9 @@ class Stack:
 def take_down_leftovers(home: Path, say: Callable[[str], None]) -> int:
     """Stop what an `up` that was killed has left, and say what; gives how many that were."""
     stopped = [name for name in STOPPING if _service(home, name).stop_unused()]
+    for service in (_service(home, name) for name in STOPPING):
+        if not service.lives():
+            end_stragglers(service)
     for name in stopped:
         say(f"stopped the {TITLES[name]}")
     return len(stopped)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 LOOK_SECONDS = 0.5  # how often the supervisor looks whether anyone is left
+MARK = "RLVF_SERVICE"  # in the environment of all that a service starts: its folder
 STOP_SECONDS = 5.0  # what a service gets to stop by itself
 
 
@@ -95,7 +96,7 @@ class Service:
                 self._supervisor.wait()  # its lock is free: it is gone
             (self.folder / "server.json").unlink(missing_ok=True)  # of a service that was killed
             told = {"known": dict(known), "folder": str(program.folder), "seconds": program.stop_seconds}
-            environment = {**os.environ, **program.environment}
+            environment = {**os.environ, **program.environment, MARK: str(self.folder)}
             with self.log.open("ab") as log:
                 self._supervisor = subprocess.Popen(
                     # Isolated, without site: it needs the standard library only.
@@ -120,7 +121,7 @@ class Service:
             if alone:
                 self.end()
         if self._supervisor is not None:
-            self._supervisor.poll()
+            self._supervisor.wait() if alone else self._supervisor.poll()
         return alone
 
     def stop_unused(self) -> bool:
@@ -128,6 +129,7 @@ class Service:
         if not self.lives():
             return False
         with (self.folder / "users.lock").open("a") as users:
+            fcntl.flock(users, fcntl.LOCK_SH)  # its supervisor may be ending it already
             if not _locked(users):
                 return False
             self.end()
@@ -206,6 +208,7 @@ def _supervise(lock: int, known: Mapping[str, Any], folder: str, seconds: float,
         server.terminate()
         with suppress(subprocess.TimeoutExpired):
             server.wait(seconds)
+        Path("server.json").unlink(missing_ok=True)
         os.killpg(0, signal.SIGKILL)  # what it left behind, and this process, which leads the group
 
 

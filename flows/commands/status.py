@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import shlex
 import threading
 import urllib.parse
@@ -20,6 +19,7 @@ from infra.passwords import kept_password
 from infra.programs import USER
 from infra.reach import parse_address
 from infra.scheduler import Seen, ask
+from infra.secrets import without_userinfo
 from infra.security import installed_settings
 from infra.services import answers, api_password, is_loopback, rlvf_home, rlvf_storage
 
@@ -97,8 +97,8 @@ def known_addresses(home: Path, scheduler: str | None) -> tuple[Addresses, Mappi
     up = read_up(home)
     own = up.addresses if up is not None else Addresses()
     given = Addresses(
-        prefect=os.environ.get("PREFECT_API_URL") or None,
-        mlflow=re.sub("//[^/@]*@", "//", os.environ.get("MLFLOW_TRACKING_URI", "")) or None,
+        prefect=without_userinfo(os.environ.get("PREFECT_API_URL", "")) or None,
+        mlflow=without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", "")) or None,
         scheduler=os.environ.get("RLVF_SCHEDULER") or None,
         storage=os.environ.get("RLVF_STORAGE") or None,
     )
