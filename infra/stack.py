@@ -158,8 +158,8 @@ class Stack:
                 )
             if not answers(given):
                 raise ValueError(
-                    f"MLFLOW_TRACKING_URI = {without_userinfo(given)}: no MLflow server answers there; start it, or unset the "
-                    "variable to use a local one"
+                    f"MLFLOW_TRACKING_URI = {without_userinfo(given)}: no MLflow server answers there; start it, or "
+                    "unset the variable to use a local one"
                 )
             self._foreign.append(Row(TITLES["mlflow"], "was there", without_userinfo(given)))
             return without_userinfo(given)
