@@ -141,7 +141,11 @@ class PrefectServer:
         return known | ({"PREFECT_API_AUTH_STRING": auth} if auth else {})
 
     def wait(self, timeout: float = 120.0) -> str:
-        """The address of the API, once it answers. Raises `ServiceError` when the server ends before that."""
+        """The address of the API, once it answers. Raises `ServiceError` when the server ends before that.
+
+        A server that found its port taken while it started listens elsewhere: the environment that `prefect_server` has
+        set follows.
+        """
         deadline = time.monotonic() + timeout
         while self.is_ours and not (self._find() and self.serves()):
             lives = self.service.lives()
@@ -152,6 +156,8 @@ class PrefectServer:
                 lines = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
                 raise ServiceError("\n".join([f"the Prefect server did not start; {log} ends with:", *lines]))
             time.sleep(0.05)
+        if self.is_ours and "PREFECT_API_URL" in os.environ:
+            os.environ["PREFECT_API_URL"] = self.url
         return self.url
 
     def program(self) -> Program:

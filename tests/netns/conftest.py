@@ -108,7 +108,7 @@ def until() -> Callable[..., Any]:
         deadline = time.monotonic() + seconds
         while not (found := true()):
             assert time.monotonic() < deadline, "waited too long"
-            time.sleep(0.1)
+            time.sleep(0.5)
         return found
 
     return poll

@@ -21,6 +21,7 @@ COMMANDS = re.findall(r"^(laptop|pc)\$ (.+)$", TUTORIAL, flags=re.MULTILINE)
 (REWARD,) = re.findall(r"^```python\n(.+?)^```$", TUTORIAL, flags=re.MULTILINE | re.DOTALL)
 BY_OTHERS = ("git clone", "make setup", ". .venv")  # what brought us here has done these
 STAYING = ("rlvf worker",)
+LIST = "import os; from infra.place import names; print(names(os.environ['RLVF_STORAGE'] + '/runs/mine/evaluations'))"
 S3 = {
     "AWS_ENDPOINT_URL_S3": "http://192.168.1.9:9000",
     "AWS_ACCESS_KEY_ID": "me",
@@ -77,6 +78,12 @@ def machines(network: Callable[[str, int], Any], until: Callable[..., Any]) -> I
     server.wait()
 
 
+def fires(shell: Shell, until: Callable[..., Any]) -> None:
+    """The schedule comes, evaluates the run, and leaves that with it."""
+    before = shell.run(f'python -c "{LIST}"')
+    until(lambda: shell.run(f'python -c "{LIST}"') != before, seconds=150)
+
+
 def test_the_tutorial_works_as_it_stands(
     machines: dict[str, Shell], half_right: Path, until: Callable[..., Any]
 ) -> None:
@@ -97,3 +104,5 @@ def test_the_tutorial_works_as_it_stands(
             print(log.read_text(), flush=True)
         else:
             shell.run(command)
+        if "deployment schedule create" in command:
+            fires(shell, until)
