@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from flows.cli import main
+from flows.cli import COMMANDS, main
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.option_tree import leaf_values
 from flows.runs import Run
 
 HEADER = "python_expression,natural_language\n"
 RUN = "from flows.cli import main; main()"
+NAMES = [command.name for command in COMMANDS]
 NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
 
 
@@ -57,8 +58,8 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "the following arguments are required: train|sft|eval"),
-        ("trian", "argument train|sft|eval: invalid choice: 'trian' (choose from 'train', 'sft', 'eval')"),
+        ("", f"the following arguments are required: {'|'.join(NAMES)}"),
+        ("trian", f"argument {'|'.join(NAMES)}: invalid choice: 'trian' (choose from {', '.join(map(repr, NAMES))})"),
         ("train --step 3", "unknown option --step; did you mean --steps?"),
         ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
         ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
