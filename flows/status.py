@@ -26,6 +26,7 @@ class StackDisplay:
             else None
         )
         self._said: dict[str, str] = {}
+        self._shown: list[Row] = []
         self._was_ready = False
 
     def __enter__(self) -> Self:
@@ -46,7 +47,9 @@ class StackDisplay:
     def show(self, rows: list[Row], ready: bool) -> None:
         """The services as they are now."""
         if self._live is not None:
-            self._live.update(_table(rows), refresh=True)
+            if rows != self._shown:
+                self._live.update(_table(rows), refresh=True)
+                self._shown = rows
         else:
             for row in rows:
                 if self._said.get(row.name) != row.state:

@@ -83,7 +83,7 @@ class Stack:
     def rows(self) -> list[Row]:
         """What a person sees."""
         state = "registered" if self._deployed else "waiting"
-        own = [Row(TITLES[part.name], part.state, part.address) for part in self._parts]
+        own = [Row(TITLES[part.name], part.state, part.address.removesuffix("/api")) for part in self._parts]
         extra = [Row(TITLES["deployments"], state, "rlvf/train  rlvf-sft/warm-up  rlvf-eval/scheduled")]
         return [*self._foreign, *own, *extra, Row("storage", "used", self.config.storage)]
 

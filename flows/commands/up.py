@@ -12,8 +12,9 @@ from pathlib import Path
 from flows.commands.command import Command
 from flows.status import StackDisplay, rows_of
 from infra.addresses import is_up, read_up, the_only_up
+from infra.passwords import FILE
 from infra.ports import PORTS, own_addresses
-from infra.programs import StackConfig
+from infra.programs import USER, StackConfig
 from infra.security import own_certificates, refuse_open_address
 from infra.services import LOOPBACK, ServiceError, free_port, is_loopback, rlvf_home, rlvf_storage
 from infra.storage import check_storage, storage_uri
@@ -61,7 +62,7 @@ def _run(given: argparse.Namespace) -> None:
         return
     config = _config(given, home)
     if given.detach and DETACHED not in os.environ:
-        _detach(home)
+        _detach(given, home)
         return
     with the_only_up(home) as first:
         if not first:
@@ -105,7 +106,8 @@ def _stay(config: StackConfig) -> None:
     from infra.scheduler import announce
     from infra.stack import Stack
 
-    signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     registration = Registration(config.home)
     display = StackDisplay(to_log=DETACHED in os.environ)
     try:
@@ -115,6 +117,8 @@ def _stay(config: StackConfig) -> None:
             announce=lambda known: announce(str(known.scheduler), config.home, known),
             say=display.say,
         ) as stack:
+            if not is_loopback(config.host):
+                display.say(f"sign in to the pages as {USER}, with the passwords in {config.home / FILE}")
             try:
                 with display:
                     stack.keep_up(display.show)
@@ -128,7 +132,7 @@ def _stay(config: StackConfig) -> None:
         pass
 
 
-def _detach(home: Path) -> None:
+def _detach(given: argparse.Namespace, home: Path) -> None:
     """Start this command again, to stay; return when it says that everything answers."""
     log = home / "logs" / "up.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -162,6 +166,8 @@ def _detach(home: Path) -> None:
         raise
     relay()
     print("\n".join(rows_of(up.addresses)))
+    if (home / FILE).exists() and not is_loopback(str(given.host)):
+        print(f"sign in     as {USER}, with the passwords in {home / FILE}")
     print("stop it with: rlvf down")
 
 

@@ -292,6 +292,7 @@ def s3(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(name, value)
     lab.settle()
     lab.client.run(lambda: __import__("os").environ.update(access))  # sent by value: os.environ would be a copy
+    lab.client.run(s3fs.S3FileSystem.clear_instance_cache)  # an earlier test's, of a server that is gone
     s3fs.S3FileSystem.clear_instance_cache()
     boto3.client("s3").create_bucket(Bucket="runs")
     yield "s3://runs"

@@ -84,7 +84,7 @@ def server(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Server:
     folder = tmp_path_factory.mktemp("deployer")
     shutil.copy(MANIFEST, folder)
     server = Server(lab.url, folder)
-    server.run("work-pool", "create", "rlvf", "--type", "process")
+    server.run("work-pool", "create", "rlvf", "--type", "process", "--overwrite")
     said = server.run("deploy", "--all")
     for name in CONFIGS:
         assert name in said

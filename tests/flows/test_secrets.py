@@ -88,11 +88,12 @@ def test_nothing_that_a_run_leaves_holds_a_secret(
 def test_a_path_that_cannot_be_read_is_named_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.config import TrainConfig
     from flows.runs import with_secrets, without_secrets
+    from rl.config import ProblemsConfig, VerifierConfig
     from tasks.problem_set import open_problems
 
     address = f"http://me:{PLANTED}@127.0.0.1:1/sums.csv?token={PLANTED}"
     with pytest.raises(ValueError, match=r"http://\*\*\*@127.0.0.1:1/sums.csv\?token=\*\*\*") as refused:
-        open_problems(address, 4, 0)
+        open_problems((ProblemsConfig(path=address),), VerifierConfig(), 4, 0)
     assert PLANTED not in str(refused.value)
     config = read_config(TrainConfig, file=None, overrides={"problems": address})
     shown = without_secrets(config)

@@ -204,6 +204,19 @@ def test_a_run_may_lie_anywhere(lab: Any, place: str, tmp_path: Path, request: p
     assert (local / "reward.png").exists()
 
 
+def test_runs_and_the_warm_up_lie_on_the_storage_that_the_environment_names(
+    lab: Any, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLVF_STORAGE", f"{s3}/shared")
+    options = {"warm_up__steps": "2", "warm_up__batch": "4", "steps": "1", "policy": "tiny"}
+    result = lab.train(run="stored", **options)
+    assert result.run == f"{s3}/shared/runs/stored"
+    assert store.versions(f"{s3}/shared/runs/stored/weights", prefix="v")[-1] == 1
+    assert store.exists(f"{s3}/shared/warmup")
+    assert lab.metrics(lab.run_folder("stored"), "reward/mean").keys() == {1}  # a copy stays at home
+    assert lab.evaluate(policy="stored", problems=str(lab.problems)).step == 1  # a name is looked up there
+
+
 def test_two_generators_make_the_run_that_one_makes(lab: Any) -> None:
     alone = lab.train(steps="2", staleness="0")
     both = lab.train(steps="2", staleness="0", cluster__scheduler=None, cluster__generators="2", cluster__threads="1")

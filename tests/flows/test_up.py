@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from flows.cli import main
+from flows.deployments import Registration
 from infra.addresses import Addresses
 from infra.passwords import kept_password
 from infra.scheduler import announce, ask
@@ -209,6 +210,17 @@ def test_secrets_of_the_environment_are_written_nowhere(up: Place) -> None:
         assert not [path for path in files if secret.encode() in path.read_bytes()]
 
 
+def test_deployments_that_are_there_are_left_as_they_are(up: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", PLANTED["PREFECT_SERVER_API_AUTH_STRING"])
+    monkeypatch.setattr("subprocess.Popen", None)  # nothing is started to register them
+    registration = Registration(up.home)
+    assert registration({}, up.up()["prefect"])
+    kept = up.home / "services" / "deployments.json"
+    kept.write_text(kept.read_text().replace(':"', ':"0').replace(': "', ': "0', 1))
+    with pytest.raises(TypeError):  # another version of rlvf registers its own
+        registration({}, up.up()["prefect"])
+
+
 def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Place) -> None:
     before = up.up()
     names = ("mlflow", "scheduler", "worker", "prefect")
@@ -387,7 +399,7 @@ def postgresql() -> Iterator[dict[str, str]]:
         tail = f"host={folder}"
         yield {
             "PREFECT_API_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://rlvf:planted-database@/prefect?{tail}",
-            "MLFLOW_BACKEND_STORE_URI": f"postgresql://rlvf:planted-database@/mlflow?{tail}",
+            "MLFLOW_BACKEND_STORE_URI": f"postgresql+psycopg://rlvf:planted-database@/mlflow?{tail}",
         }
     finally:
         run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", "data")

@@ -124,8 +124,10 @@ def test_a_service_that_cannot_be_is_one_line(tmp_path: Path) -> None:
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (2, "")
-        assert says in done.stderr
-        assert done.stderr.count("\n") == 1
+        loud = "INSECURE: everyone who reaches 192.0.2.1 can use what listens there\n" * ("--insecure" in words)
+        said = done.stderr.removeprefix(loud)
+        assert says in said
+        assert said.count("\n") == 1
 
 
 def test_a_run_with_a_function_and_problems_of_ones_own(

@@ -352,6 +352,7 @@ def test_a_bundle_carries_credentials_only_when_asked(
         "AWS_SECRET_ACCESS_KEY": "planted-secret",
     }.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     home_folder.mkdir()
     (home_folder / "up.json").write_text(json.dumps({"scheduler": "tls://10.0.0.1:8786", "pid": 1}))
     main(["certs", "jetson"])

@@ -384,3 +384,12 @@ def test_the_command_line_does_not_wait_for_mlflow_and_matplotlib():
     check = "import sys, infra.tracking, infra.pictures; sys.exit(bool({'mlflow', 'matplotlib'} & set(sys.modules)))"
     root = Path(tracking.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", check], cwd=root, env=os.environ, timeout=60).returncode == 0
+
+
+def test_the_tracking_uri_of_the_environment_is_used_where_the_config_names_none(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
+    elsewhere = tmp_path / "elsewhere"
+    assert tracking.tracking_uri(TrackingConfig(uri="http://here")) == "http://here"
+    with start(elsewhere) as tracker:
+        assert MlflowClient(f"sqlite:///{home / 'mlflow.db'}").get_run(tracker.run_id)
+    assert not (elsewhere / "mlflow.db").exists()
