@@ -13,6 +13,7 @@ help:
 	@echo "make setup   create .venv and install the locked dependencies (the targets below do it when needed)"
 	@echo "make train   teach a small policy arithmetic       ARGS=\"--steps 20\" goes to rlvf train"
 	@echo "make test    the whole test suite                  ARGS=\"tests/rl -x\" goes to pytest"
+	@echo "make test-machines   the tutorial, command by command, on two machines that are made for it (root, Linux)"
 	@echo "make check   format, lint and types"
 	@echo "make clean   remove .venv and every cache; runs in .rlvf stay"
 
@@ -46,7 +47,10 @@ train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/netns $(ARGS)
+
+test-machines: $(STAMP)
+	@$(BIN)/pytest tests/netns $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

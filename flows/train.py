@@ -35,7 +35,7 @@ def title() -> str:
     given = flow_run.parameters
     named = given.get("resume") or given["config"].run
     if named is None:
-        named = flow_run.name if flow_run.run_count > 1 else new_name(given["config"])
+        named = flow_run.name if started_before() else new_name(given["config"])
     return str(named).rstrip("/").rpartition("/")[2]
 
 
@@ -108,13 +108,18 @@ def first_weights(config: TrainConfig, place: Workplace) -> str:
 def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     """The run to train. One that Prefect starts again, after a crash or on its page, goes on where it stopped."""
     named = config.run or str(flow_run.name)
-    if resume is None and flow_run.run_count > 1 and is_run(resolve_run(named, place.runs)):
+    if resume is None and started_before() and is_run(resolve_run(named, place.runs)):
         resume = named
     if resume is None:
         return new_run(config.model_copy(update={"run": named}), place.runs)
     run = Run(resolve_run(resume, place.runs), config, resumed=True)
     refuse_contradictions(resume, saved_config(run.uri), config)
     return run
+
+
+def started_before() -> bool:
+    """Whether Prefect has started this flow run before: the count is of when this start began."""
+    return int(flow_run.run_count) > 0
 
 
 def stop_if_diverged(learned: Learned) -> None:

@@ -278,8 +278,8 @@ def refuse_open_address(host: str, home: Path, insecure: bool) -> None:
         return
     if not insecure:
         raise SecurityError(
-            f"host {host} is open to other machines: make certificates with `rlvf certs`, or give --insecure in a network "
-            "where you trust everyone"
+            f"host {host} is open to other machines: make certificates with `rlvf certs`, or give --insecure in a "
+            "network where you trust everyone"
         )
     logger.warning("INSECURE: everyone who reaches %s can use what listens there", host)
 

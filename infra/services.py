@@ -124,8 +124,8 @@ class PrefectServer:
         if self.url:
             if not answers(self.url):
                 raise ValueError(
-                    f"PREFECT_API_URL = {without_userinfo(self.url)!r}: no Prefect API answers there; start it, or unset "
-                    "the variable to use a local server"
+                    f"PREFECT_API_URL = {without_userinfo(self.url)!r}: no Prefect API answers there; start it, or "
+                    "unset the variable to use a local server"
                 )
             return
         self.service.hold()

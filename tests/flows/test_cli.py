@@ -92,8 +92,8 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         ("train --mix none.jsonl,other.csv", "none.jsonl: no such file, and no file matches it as a pattern"),
         (
             "verifier serve --host 0.0.0.0",
-            "host 0.0.0.0 is open to other machines: make certificates with `rlvf certs`, or give --insecure in a network "
-            "where you trust everyone",
+            "host 0.0.0.0 is open to other machines: make certificates with `rlvf certs`, or give --insecure in a "
+            "network where you trust everyone",
         ),
         ("train --placement.verify JUDGE", "unknown tag 'JUDGE'; did you mean"),
     ],
