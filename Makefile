@@ -7,7 +7,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup system-tests-packages train test check clean
+.PHONY: help setup system-tests-packages train test test-machines check clean
 
 help:
 	@echo "make setup   create .venv and install the locked dependencies (the targets below do it when needed)"

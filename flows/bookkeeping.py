@@ -17,6 +17,7 @@ from flows.workplace import Workplace
 from infra import place as places
 from infra import timeline
 from infra.background import Background
+from infra.disk import sweep_files
 from infra.placement import offers
 from infra.record import ABOUT, TIMELINE, read_record, send_record, versions
 from infra.rollouts import write_rollouts
@@ -39,6 +40,8 @@ class Bookkeeping:
         self._sent = time.monotonic()
 
     def __enter__(self) -> Self:
+        for folder in (self._folder, self._folder / "rollouts"):
+            sweep_files(folder)  # of an earlier session that was killed
         dispatch, page = self._place.dispatch, self._tracker.page()
         links = {"MLflow": [page.url, f"served by: {page.command}" if page.command else ""]}
         if dashboard := getattr(dispatch.client, "dashboard_link", None):

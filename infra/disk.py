@@ -93,6 +93,13 @@ def sweep(parent: Path) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
+def sweep_files(parent: Path) -> None:
+    """Remove the files that a dead writer left half-written in `parent`, which only the caller writes to now."""
+    for leftover in parent.iterdir() if parent.is_dir() else ():
+        if _TEMPORARY.fullmatch(leftover.name) and leftover.is_file():
+            leftover.unlink(missing_ok=True)
+
+
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a small file with these permissions, less the umask; a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,9 @@ def test_the_pace_is_that_of_the_last_leases(monkeypatch: pytest.MonkeyPatch) ->
     assert pace.tokens_per_second() == 400
 
 
-def test_a_plain_dask_worker_tells_after_its_first_lease() -> None:
+def test_a_plain_dask_worker_tells_after_its_first_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_recent", pace.deque(maxlen=2))
+
     def generate() -> None:
         from infra import pace
 

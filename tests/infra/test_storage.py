@@ -67,17 +67,17 @@ def endpoint() -> Iterator[str]:
         }.items():
             patch.setenv(name, value)
         s3fs.S3FileSystem.clear_instance_cache()
-        boto3.client("s3").create_bucket(Bucket="there")
+        boto3.client("s3").create_bucket(Bucket="checked")
         yield url
         s3fs.S3FileSystem.clear_instance_cache()
     running.stop()
 
 
 def test_a_bucket_is_checked_through_its_endpoint(endpoint: str) -> None:
-    check_storage("s3://there/rlvf")
+    check_storage("s3://checked/rlvf")
     import boto3
 
-    assert "Contents" not in boto3.client("s3", endpoint_url=endpoint).list_objects_v2(Bucket="there")
+    assert "Contents" not in boto3.client("s3", endpoint_url=endpoint).list_objects_v2(Bucket="checked")
 
 
 @pytest.mark.usefixtures("endpoint")
