@@ -7,12 +7,13 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup train test check clean
+.PHONY: help setup system-tests-packages train test test-machines check clean
 
 help:
 	@echo "make setup   create .venv and install the locked dependencies (the targets below do it when needed)"
 	@echo "make train   teach a small policy arithmetic       ARGS=\"--steps 20\" goes to rlvf train"
 	@echo "make test    the whole test suite                  ARGS=\"tests/rl -x\" goes to pytest"
+	@echo "make test-machines   the tutorial, command by command, on two machines that are made for it (root, Linux)"
 	@echo "make check   format, lint and types"
 	@echo "make clean   remove .venv and every cache; runs in .rlvf stay"
 
@@ -31,15 +32,25 @@ $(STAMP): pyproject.toml constraints.txt
 	    { rm -rf .venv; echo "make: $(PYTHON) cannot create .venv (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
 	fi; \
 	echo "installing the locked dependencies into .venv (a few minutes the first time)"; \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,s3]'; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,math,postgres,s3]'; \
 	touch $(STAMP); \
 	echo "ready: $(BIN)/rlvf"
+
+# What some tests use if it is there. Never fails: those tests say what they lack.
+system-tests-packages:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql; } >/dev/null 2>&1 || \
+	    echo "make: postgresql could not be installed; the tests that use it say so" >&2; \
+	fi
 
 train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/netns $(ARGS)
+
+test-machines: $(STAMP)
+	@$(BIN)/pytest tests/netns $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

@@ -7,12 +7,21 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from flows.commands.certs import CERTS
+from flows.commands.doctor import DOCTOR
+from flows.commands.down import DOWN
 from flows.commands.eval import EVAL
+from flows.commands.report import REPORT
 from flows.commands.sft import SFT
+from flows.commands.status import STATUS
 from flows.commands.train import TRAIN
+from flows.commands.up import UP
+from flows.commands.verifier import VERIFIER
+from flows.commands.worker import WORKER
 from flows.options import OneLineParser
+from infra.secrets import masked
 
-COMMANDS = (TRAIN, SFT, EVAL)
+COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER)
 
 
 def parser() -> OneLineParser:
@@ -43,13 +52,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         if os.environ.get("RLVF_TRACEBACK"):
             raise
-        top.error(str(error))
+        top.error(masked(str(error)))
     except KeyboardInterrupt:
         sys.exit(130)
     except (OSError, RuntimeError) as error:
         if os.environ.get("RLVF_TRACEBACK"):
             raise
-        print(f"rlvf: {str(error) or type(error).__name__} (set RLVF_TRACEBACK=1 for the whole story)", file=sys.stderr)
+        print(
+            f"rlvf: {masked(str(error)) or type(error).__name__} (set RLVF_TRACEBACK=1 for the whole story)",
+            file=sys.stderr,
+        )
         sys.exit(1)
 
 

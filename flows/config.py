@@ -6,11 +6,13 @@ from infra.checkpoints import CheckpointConfig
 from infra.cluster import ClusterConfig
 from infra.placement import PlacementConfig
 from infra.tracking import TrackingConfig
-from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
+from rl.config import LossConfig, OptimizerConfig, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
 from tasks.collection import BatchConfig
 
 SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")
-PROBLEMS = Field("grammar", min_length=1, description="grammar, or a path, fsspec URI or glob of CSV files")
+MIX: tuple[ProblemsConfig, ...] = Field(
+    (), description="further sets, each with the options of problems; every problem is drawn from one of all by weight"
+)
 
 
 class WarmUpConfig(BaseModel):
@@ -36,21 +38,42 @@ class SftConfig(BaseModel):
 
 
 class EvalConfig(BaseModel):
-    """Flow `rlvf-eval`: how well a policy solves a set of problems."""
+    """Flow `rlvf-eval`: how well a policy solves a set of problems. The model may also be a run, or `newest`: the run
+    that was begun last."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: PolicyConfig = PolicyConfig()
-    problems: str = PROBLEMS
+    problems: ProblemsConfig = ProblemsConfig()
+    mix: tuple[ProblemsConfig, ...] = MIX
+    verifier: VerifierConfig = VerifierConfig()
     held_out: int = Field(
         0, ge=0, description="take only the part that `rlvf train --held_out N` keeps out of training; 0 takes all"
     )
     samples: int = Field(8, ge=1, le=1024, description="completions per problem; k of pass@k")
+    again: bool = Field(
+        True, description="false: a run's version that was evaluated on these problems before is not evaluated again"
+    )
     seed: int = SEED
     sampling: SamplingConfig = SamplingConfig()
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def sets(self) -> tuple[ProblemsConfig, ...]:
+        """All problem sets."""
+        return (self.problems, *self.mix)
+
+
+class ServeConfig(BaseModel):
+    """Command `rlvf verifier serve`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    verifier: VerifierConfig = VerifierConfig()
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen at")
+    port: int = Field(8900, ge=0, le=65535, description="0 takes a free one")
 
 
 class TrainConfig(BaseModel):
@@ -58,15 +81,21 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    problems: str = PROBLEMS
-    held_out: int = Field(200, ge=1, description="problems kept out of training, to evaluate on before and after")
+    problems: ProblemsConfig = ProblemsConfig()
+    mix: tuple[ProblemsConfig, ...] = MIX
+    verifier: VerifierConfig = VerifierConfig()
+    held_out: int = Field(
+        200, ge=1, description="problems of each set kept out of training, to evaluate on before and after"
+    )
     steps: int = Field(200, ge=1, description="updates, counted from the start of the run")
     staleness: int = Field(
         1, ge=0, le=64, description="versions that generation may run ahead of training; 0 is strictly on-policy"
     )
     seed: int = SEED
     run: str | None = Field(
-        None, min_length=1, description="name or URI of the new run; none makes a name under $RLVF_HOME/runs"
+        None,
+        min_length=1,
+        description="name or URI of the new run; none makes a name under runs/ of $RLVF_STORAGE, else of $RLVF_HOME",
     )
     batch: BatchConfig = BatchConfig()
     policy: PolicyConfig = PolicyConfig()
@@ -78,3 +107,8 @@ class TrainConfig(BaseModel):
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def sets(self) -> tuple[ProblemsConfig, ...]:
+        """All problem sets."""
+        return (self.problems, *self.mix)

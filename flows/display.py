@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from infra.secrets import masked
+
 LINE_SECONDS = 2.0  # plain step lines come no faster
 PACE_STEPS = 20  # the time left follows the pace of so many steps
 
@@ -90,7 +92,8 @@ class Display:
             self._say_unsaid()
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """A line of its own, above the bar, without secrets."""
+        text = masked(text)
         if not self._live:
             self._say_unsaid()
         self._line(text)

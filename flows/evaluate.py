@@ -1,44 +1,46 @@
 """Flow `rlvf-eval`: how well a policy solves a set of problems."""
 
+import hashlib
+import json
+from dataclasses import asdict
+
 from prefect import flow
 
 from flows.config import EvalConfig, SftConfig
-from flows.runs import Run, saved_config
+from flows.runs import Run, existing_run, saved_config, with_secrets
 from flows.sft import sft
 from flows.workplace import Workplace, workplace
 from infra import store
-from infra.checkpoints import NotARun, is_run, resolve_run
+from infra.checkpoints import NotARun, is_run
+from infra.secrets import masked
 from infra.tracking import open_run
 from infra.weights import PolicyVersion, newest_version
 from rl.config import TINY
-from rl.records import Problem
 from tasks import calls
 from tasks.calls import GeneratorSpec
 from tasks.evaluate import Evaluation, evaluate
-from tasks.problem_set import GRAMMAR, open_problems, problem_set_name, read_problems
-
-GRAMMAR_PROBLEMS = 200  # of the grammar's held-out side, where no number is given
+from tasks.problem_set import problems_to_solve, set_name
+from tasks.verify import check_verifiers
 
 
 @flow(name="rlvf-eval")
 def evaluate_policy(config: EvalConfig) -> Evaluation:
-    """Solve the problems greedily and sampled; a run's evaluation is logged to its MLflow run."""
-    problems = chosen_problems(config)
+    """Solve the problems greedily and sampled; a run's evaluation is kept with it and logged to its MLflow run."""
+    config = with_secrets(config)
+    problems = problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
     with workplace(config.cluster, config.placement) as place:
+        check_verifiers(place.dispatch, problems.verifiers)
         version, run = chosen_policy(config, place)
+        if run is not None and not config.again and (known := kept(run, version, config)):
+            place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
+            return known
         spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed)
         place.display.stage("evaluate")
         evaluation = evaluate(place.dispatch, spec, version, problems)
         if run is not None:
             log(config, place, run, evaluation)
+            keep(run, evaluation, config)
         return evaluation
-
-
-def chosen_problems(config: EvalConfig) -> tuple[Problem, ...]:
-    """What to solve: everything in the files, or the part that training keeps out; of the grammar always that part."""
-    if config.held_out or config.problems == GRAMMAR:
-        return open_problems(config.problems, config.held_out or GRAMMAR_PROBLEMS, config.seed).held_out
-    return tuple(read_problems(config.problems))
 
 
 def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, Run | None]:
@@ -49,26 +51,52 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
         NotARun: the run named has no weights.
     """
     model = config.policy.model
-    uri = resolve_run(model, place.runs)
+    uri = existing_run(model, place.runs)
     if is_run(uri):
         newest = newest_version(uri)
         if newest is None:
             raise NotARun(f"{uri} has published no weights yet")
-        return newest, Run(uri, saved_config(uri), resumed=True)
+        trained = saved_config(uri)
+        given = config.tracking.uri  # again, where it was saved without its password
+        same = given is not None and masked(given) == trained.tracking.uri
+        tracking = config.tracking if same else with_secrets(trained.tracking, "tracking")
+        return newest, Run(uri, trained.model_copy(update={"tracking": tracking}), resumed=True)
     if model == TINY:
         warm = SftConfig(policy=config.policy, cluster=config.cluster, placement=config.placement)
         uri = sft(warm)
         return PolicyVersion(0, uri, store.read_manifest(uri).digest), None
-    return place.dispatch.run("evaluate", calls.store_model, model, config.policy, str(place.home / "models")), None
+    return place.dispatch.run(
+        "evaluate", calls.store_model, model, config.policy, store.join(place.storage, "models")
+    ), None
+
+
+def kept(run: Run, version: PolicyVersion, config: EvalConfig) -> Evaluation | None:
+    """The evaluation of this version on these problems that an earlier one has left with the run."""
+    uri = evaluation_uri(run, version.step, config)
+    return Evaluation(**json.loads(store.read_text(uri))) if store.exists(uri) else None
+
+
+def keep(run: Run, evaluation: Evaluation, config: EvalConfig) -> None:
+    """Leave the evaluation with the run."""
+    store.write_text(evaluation_uri(run, evaluation.step, config), json.dumps(asdict(evaluation)) + "\n")
+
+
+def evaluation_uri(run: Run, step: int, config: EvalConfig) -> str:
+    """Where the evaluation of a version lies; the name tells what it was on."""
+    asked = config.model_dump(
+        mode="json", include={"problems", "mix", "verifier", "held_out", "samples", "sampling", "seed"}
+    )
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+    return store.join(run.uri, "evaluations", f"v{step}-{set_name(config.sets)}-{digest}.json")
 
 
 def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) -> None:
     """Log to the run's MLflow run, under the problem set's name, at the policy's version."""
-    name = problem_set_name(config.problems)
+    name = set_name(config.sets)
     with open_run(
         run.config.tracking,
         home=place.home,
-        experiment=problem_set_name(run.config.problems),
+        experiment=set_name(run.config.sets),
         run_name=run.name,
         run_id=run.mlflow_run,
         params={},
@@ -80,5 +108,6 @@ def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) 
                 f"eval/{name}/pass_at_1": evaluation.greedy,
                 f"eval/{name}/sampled": evaluation.sampled,
                 f"eval/{name}/pass_at_{evaluation.k}": evaluation.pass_at_k,
+                f"eval/{name}/error_rate": evaluation.error_rate,
             },
         )

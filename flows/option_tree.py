@@ -3,10 +3,11 @@
 import functools
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -40,6 +41,7 @@ class Option:
     field: FieldInfo
     section: type[BaseModel] | None  # None: a leaf
     schema: Mapping[str, Any]  # of a leaf: its JSON schema
+    items: type[BaseModel] | None = None  # of a leaf that is a list of sections
 
     @property
     def branches(self) -> list[Mapping[str, Any]]:
@@ -62,6 +64,10 @@ class Option:
     @property
     def allowed(self) -> str:
         """What the option takes, in words."""
+        if self.items is not None:
+            return (
+                f"a list in YAML, such as [{{{', '.join(f'{name}: …' for name in list(self.items.model_fields)[:2])}}}]"
+            )
         kinds = [_choices(branch, "one of {}", ", ") or TYPES[branch["type"]][0] for branch in self.branches]
         items = [of for branch in self.branches if (of := _choices(branch.get("items", {}), " of {}", ", "))]
         null = " or null" if self.nullable else ""
@@ -69,6 +75,8 @@ class Option:
 
     @property
     def metavar(self) -> str:
+        if self.items is not None:
+            return "YAML"
         kinds = [
             _choices(branch, "{{{}}}", ",")
             or _choices(branch.get("items", {}), "{{{}}},...", ",")
@@ -88,7 +96,15 @@ class Option:
         return None if word is None else self.split(word)
 
     def split(self, value: Any) -> Any:
-        """Comma-separated text as a list where the option is one; anything else as it is."""
+        """Comma-separated text as a list where the option is one; anything else as it is. A list of sections is written
+        in YAML; where that is mere text, it is that of bare values."""
+        if isinstance(value, str) and self.items is not None:
+            try:
+                given = yaml.safe_load(value)
+            except yaml.YAMLError:
+                return value  # refused as what it is
+            if not isinstance(given, str):
+                return [given] if isinstance(given, Mapping) else given if given is not None else []
         if isinstance(value, str) and any(branch.get("type") == "array" for branch in self.branches):
             return [item.strip() for item in value.split(",")] if value.strip() else []
         return value
@@ -105,10 +121,11 @@ def known_options(model: type[BaseModel]) -> dict[str, Option]:
     schemas = model.model_json_schema(by_alias=False).get("properties", {})
     for name, field in model.model_fields.items():
         section = _section(field)
-        found[name] = option = Option(name, field, section, schemas[name] if section is None else {})
+        items = _items(field)
+        found[name] = option = Option(name, field, section, schemas[name] if section is None else {}, items)
         if section is not None:
             for path, below in known_options(section).items():
-                found[f"{name}.{path}"] = Option(f"{name}.{path}", below.field, below.section, below.schema)
+                found[f"{name}.{path}"] = replace(below, path=f"{name}.{path}")
             if option.shorthand and option.shorthand not in found:
                 raise TypeError(f"{section.__name__}.shorthand names no field of it: {option.shorthand}")
         elif not all(branch.get("type") in TYPES or _choices(branch, "{}", "") for branch in option.branches):
@@ -183,6 +200,14 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
     kinds = [kind for kind in (get_args(field.annotation) if union else [field.annotation]) if kind is not type(None)]
     only = kinds[0] if len(kinds) == 1 else None
     return only if inspect.isclass(only) and issubclass(only, BaseModel) else None
+
+
+def _items(field: FieldInfo) -> type[BaseModel] | None:
+    """The section of which a field holds any number: tuple[Section, ...]."""
+    if get_origin(field.annotation) is not tuple:
+        return None
+    first, *_ = get_args(field.annotation) or (None,)
+    return first if inspect.isclass(first) and issubclass(first, BaseModel) else None
 
 
 def _choices(schema: Mapping[str, Any], words: str, between: str) -> str:

@@ -7,6 +7,7 @@ paths before they are laid over each other, so a mistake is reported in the plac
 import argparse
 import difflib
 import inspect
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,8 @@ def _shown(value: Any) -> str:
     """A value as the command line would write it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, BaseModel):
+        return json.dumps(value.model_dump(mode="json", exclude_defaults=True))
     if isinstance(value, (tuple, list)):
         return ",".join(map(_shown, value)) or "empty"
     return str(value) or "empty"
@@ -216,7 +219,12 @@ def _explain(error: ValidationError, options: Mapping[str, Option], flat: Mappin
         option = options.get(path)
         name = flat[path].name if path in flat else path
         own = detail.get("ctx", {}).get("error")  # what a validator of the tree raised
-        if detail["type"] == "missing":
+        inner = detail["loc"][path.count(".") + 1 :] if path else ()
+        if option is not None and option.items is not None and inner:
+            path, name, option = _inside(option, name, inner)
+        if detail["type"] == "missing" and path.endswith(f".{detail['loc'][-1]}") and "[" in path:
+            line = f"{name} is missing"
+        elif detail["type"] == "missing":
             line = f"{path} is missing: give --{path}, or {path} in the file of --config"
         elif own is not None:
             value = f" {detail['input']!r}" if option is not None and option.section is None else ""
@@ -228,6 +236,19 @@ def _explain(error: ValidationError, options: Mapping[str, Option], flat: Mappin
             line = f"{name}: {detail['input']!r} is not allowed; give {option.allowed}{finite}"
         lines.setdefault(path, " ".join(line.split()))
     return list(lines.values())
+
+
+def _inside(of: Option, name: str, inner: Sequence[Any]) -> tuple[str, str, Option | None]:
+    """The path, the name and the option of a value within a list of sections: mix[0].weight."""
+    index, *below = inner
+    assert of.items is not None
+    dotted = ".".join(map(str, below))
+    option = known_options(of.items).get(dotted)
+    place = f"[{index}]" + (f".{dotted}" if below else "")
+    if below and option is None:
+        near = difflib.get_close_matches(dotted, known_options(of.items), n=1)
+        place += f" (did you mean {near[0]}?)" if near else ""
+    return f"{of.path}{place}", f"{name}{place}", option
 
 
 class _Loader(yaml.SafeLoader):

@@ -5,17 +5,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
+from pydantic import BaseModel
 
 from flows.config import TrainConfig
 from flows.options import OptionError, differences, read_config, to_yaml
-from infra import store
+from infra import place, store
 from infra.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
+from infra.secrets import hidden, revealed
+
+M = TypeVar("M", bound=BaseModel)
 
 TRACKING = "tracking.json"
+NEWEST = "newest"  # instead of a run's name: the one that was begun or resumed last
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
-MAY_CHANGE = ("steps", "run", "cluster", "placement", "tracking", "checkpoint", "policy.device")
+MAY_CHANGE = (
+    "steps",
+    "run",
+    "cluster",
+    "placement",
+    "tracking",
+    "checkpoint",
+    "policy.device",
+    "verifier.seconds",
+    "verifier.memory_mb",
+)
 
 
 @dataclass(frozen=True)
@@ -35,8 +51,8 @@ class Run:
         return store.local_path(self.uri) or home / "runs" / self.name
 
     def save_config(self) -> None:
-        """Write the configuration as it is now; a run exists from that moment on."""
-        store.write_text(store.join(self.uri, CONFIG), to_yaml(self.config))
+        """Write the configuration as it is now, without secrets; a run exists from that moment on."""
+        store.write_text(store.join(self.uri, CONFIG), to_yaml(without_secrets(self.config)))
 
     @property
     def mlflow_run(self) -> str | None:
@@ -46,6 +62,20 @@ class Run:
 
     def save_mlflow_run(self, run_id: str | None) -> None:
         store.write_text(store.join(self.uri, TRACKING), json.dumps({"run_id": run_id}))
+
+
+def without_secrets(config: M) -> M:
+    """The configuration as others may see it; this process can make it whole again."""
+    return type(config).model_validate(hidden(config.model_dump(mode="json")))
+
+
+def with_secrets(config: M, path: str = "") -> M:
+    """The configuration made whole, by what this process has hidden or what its environment holds.
+
+    Raises:
+        MaskedError: a secret that neither knows; the setting is named.
+    """
+    return type(config).model_validate(revealed(config.model_dump(mode="json"), path))
 
 
 def new_name(config: TrainConfig) -> str:
@@ -74,8 +104,23 @@ def new_run(config: TrainConfig, home_runs: str) -> Run:
     return Run(uri, config, resumed=False)
 
 
+def existing_run(name: str, home_runs: str) -> str:
+    """The URI of the run of that name, or of the newest one; it need not be there unless it is the newest.
+
+    Raises:
+        NotARun: there is no run at all.
+    """
+    if name != NEWEST:
+        return resolve_run(name, home_runs)
+    written = {uri: place.modified(place.join(uri, CONFIG)) for uri in place.folders(home_runs)}
+    found = {uri: when for uri, when in written.items() if when is not None}
+    if not found:
+        raise NotARun(f"there is no run at {home_runs} yet")
+    return max(found, key=found.__getitem__)
+
+
 def saved_config(uri: str) -> TrainConfig:
-    """The configuration that a run was last started with.
+    """The configuration that a run was last started with, without secrets.
 
     Raises:
         NotARun: there is none, or it is damaged.
@@ -102,6 +147,7 @@ def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[s
     uri = resolve_run(name, home_runs)
     saved = saved_config(uri)
     now = read_config(TrainConfig, file=file, overrides=overrides, base=saved.model_dump(mode="json"))
+    now = with_secrets(now)
     refuse_contradictions(name, saved, now)
     if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
         raise OptionError(f"--resume {name} and run {now.run!r} are different runs; leave one of them out")
@@ -110,6 +156,8 @@ def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[s
 
 def refuse_contradictions(name: str, saved: TrainConfig, now: TrainConfig) -> None:
     """Raise ``OptionError`` where ``now`` contradicts what the run ``name`` has learned so far."""
-    contradicting = [line for line in differences(saved, now) if not line.partition(":")[0].startswith(MAY_CHANGE)]
+    contradicting = [
+        line for line in differences(saved, without_secrets(now)) if not line.partition(":")[0].startswith(MAY_CHANGE)
+    ]
     if contradicting:
         raise OptionError(f"{name} cannot be resumed with {', '.join(contradicting)}; leave it out, or start a new run")

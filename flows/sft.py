@@ -1,12 +1,10 @@
 """Flow `rlvf-sft`: warm the tiny policy up, once."""
 
-from pathlib import Path
-
 from prefect import flow
 
 from flows.config import SftConfig
 from flows.workplace import workplace
-from infra.cluster import cores
+from infra.machine import cores
 from tasks.calls import WarmUpSpec
 from tasks.warm_up import is_kept, warm_up, warm_up_uri
 
@@ -18,9 +16,9 @@ def warm_up_spec(config: SftConfig) -> WarmUpSpec:
     return WarmUpSpec(asked.steps, asked.batch, asked.optimizer, asked.seed, config.policy, threads)
 
 
-def kept_warm_up(config: SftConfig, home: Path) -> str | None:
+def kept_warm_up(config: SftConfig, storage: str) -> str | None:
     """Where this warm-up is kept, None if it has yet to be made."""
-    uri = warm_up_uri(home, warm_up_spec(config))
+    uri = warm_up_uri(storage, warm_up_spec(config))
     return uri if is_kept(uri) else None
 
 
@@ -29,12 +27,12 @@ def sft(config: SftConfig) -> str:
     """Warm the tiny policy up on the grammar's problems and return where it is stored, in Hugging Face layout. A
     warm-up that was made before with the same settings and the same code is used again."""
     with workplace(config.cluster, config.placement) as place:
-        kept = kept_warm_up(config, place.home)
+        kept = kept_warm_up(config, place.storage)
         if kept is not None:
             place.display.say(f"the warm-up is there already: {kept}")
             return kept
         spec = warm_up_spec(config)
-        uri = warm_up_uri(place.home, spec)
+        uri = warm_up_uri(place.storage, spec)
         place.display.stage("warm-up")
         place.display.total(spec.steps)
         warm_up(place.dispatch, spec, uri, lambda step, loss: place.display.step(step, loss=loss))

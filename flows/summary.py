@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.runs import Run
-from infra.services import rlvf_home
+from infra import store
+from infra.services import rlvf_home, runs_uri
 
 if TYPE_CHECKING:
     from flows.training import TrainResult
@@ -16,20 +17,25 @@ if TYPE_CHECKING:
 
 def run_name(run: Run) -> str:
     """What the person may call the run: its name where it lies at home, else its URI."""
-    return run.name if run.uri == str(rlvf_home() / "runs" / run.name) else run.uri
+    return run.name if run.uri == store.join(runs_uri(), run.name) else run.uri
+
+
+def prefect_page(flow_run_id: str) -> tuple[str, str]:
+    """The address of a flow run's page, and the command that serves it where nobody else does."""
+    served = os.environ.get("PREFECT_API_URL")
+    serve = f"PREFECT_HOME={shlex.quote(str(rlvf_home() / 'prefect'))} prefect server start"
+    url = (served or "http://127.0.0.1:4200/api").removesuffix("/api")
+    return f"{url}/runs/flow-run/{flow_run_id}", "" if served else serve
 
 
 def summary(run: Run, result: "TrainResult", seconds: float) -> str:
     """How the run went, where its results lie, and how to look at its pages."""
-    home = rlvf_home()
     shares = "  ".join(f"{stage} {share:.0%}" for stage, share in result.stages.items())
     lost = ", ".join(f"{count} x {call}" for call, count in result.lost.items())
     pages = [("MLflow", result.page.command, result.page.url)]
     if result.flow_run_id is not None:
-        serve = f"PREFECT_HOME={shlex.quote(str(home / 'prefect'))} prefect server start"
-        served = os.environ.get("PREFECT_API_URL")
-        url = (served or "http://127.0.0.1:4200/api").removesuffix("/api")
-        pages.append(("Prefect", None if served else serve, f"{url}/runs/flow-run/{result.flow_run_id}"))
+        url, command = prefect_page(result.flow_run_id)
+        pages.append(("Prefect", command or None, url))
     rows = [
         (
             "run",
@@ -39,7 +45,8 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
         ("", f"{result.sampled_before:.3f} → {result.sampled_after:.3f} sampled"),
         ("time", shares),
         *([("lost", f"{lost}, done again elsewhere")] if lost else []),
-        ("picture", result.picture),
+        *([("report", result.report)] if Path(result.report).exists() else []),
+        *([("picture", result.picture)] if Path(result.picture).exists() else []),
         ("checkpoint", f"{result.checkpoint} (Hugging Face layout)"),
         *[(name, f"{_venv(command)}\n{'':12}then open {url}" if command else url) for name, command, url in pages],
     ]

@@ -8,7 +8,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
-from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config
+from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
 from flows.sft import kept_warm_up, sft
 from flows.training import Training, TrainResult
 from flows.workplace import Workplace, workplace
@@ -35,13 +35,14 @@ def title() -> str:
     given = flow_run.parameters
     named = given.get("resume") or given["config"].run
     if named is None:
-        named = flow_run.name if flow_run.run_count > 1 else new_name(given["config"])
+        named = flow_run.name if started_before() else new_name(given["config"])
     return str(named).rstrip("/").rpartition("/")[2]
 
 
 @flow(name="rlvf", flow_run_name=title)
 def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one."""
+    config = with_secrets(config)
     with workplace(config.cluster, config.placement) as place, Training(open_run(config, resume, place), place) as run:
         policy = run.begin(first_weights(config, place))
         before = run.evaluated_before() or held_out(run, policy)
@@ -53,6 +54,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
                 ahead.append(collect(run, step + len(ahead)))
             with run.timed("rollouts"):
                 batch = ahead.popleft().result()
+                run.keep(step, batch)
             with run.timed("update"):
                 learned = update(place.dispatch, run.trainer, step, batch.batch, batch.figures())
             with run.timed("publish"):
@@ -90,7 +92,7 @@ def collect(run: Training, step: int) -> Collecting:
 def held_out(run: Training, policy: PolicyVersion) -> Evaluation:
     """Evaluate on the problems kept out of training."""
     run.place.display.stage("evaluate")
-    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, run.problems.held_out)
+    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, run.problems)
     run.log_evaluation(evaluation)
     return evaluation
 
@@ -100,19 +102,24 @@ def first_weights(config: TrainConfig, place: Workplace) -> str:
     if config.policy.model != TINY:
         return config.policy.model
     warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
-    return kept_warm_up(warm, place.home) or sft(warm)
+    return kept_warm_up(warm, place.storage) or sft(warm)
 
 
 def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     """The run to train. One that Prefect starts again, after a crash or on its page, goes on where it stopped."""
     named = config.run or str(flow_run.name)
-    if resume is None and flow_run.run_count > 1 and is_run(resolve_run(named, place.runs)):
+    if resume is None and started_before() and is_run(resolve_run(named, place.runs)):
         resume = named
     if resume is None:
         return new_run(config.model_copy(update={"run": named}), place.runs)
     run = Run(resolve_run(resume, place.runs), config, resumed=True)
     refuse_contradictions(resume, saved_config(run.uri), config)
     return run
+
+
+def started_before() -> bool:
+    """Whether Prefect has started this flow run before: the count is of when this start began."""
+    return int(flow_run.run_count) > 0
 
 
 def stop_if_diverged(learned: Learned) -> None:

@@ -11,15 +11,18 @@ from typing import Self
 
 from prefect.runtime import flow_run
 
+from flows.bookkeeping import Bookkeeping
 from flows.page import CancelledOnPage, obeyed
+from flows.report import PICTURE, REPORT
 from flows.runs import Run
 from flows.workplace import Workplace
 from infra import store
 from infra.interrupts import answered_by
 from infra.metric_log import read_metrics
-from infra.pictures import reward_curve
+from infra.mlflow_run import Page
 from infra.placement import workers_with
-from infra.tracking import Page, Tracker, open_run
+from infra.record import METRICS, RESULT, bring_record
+from infra.tracking import Tracker, open_run
 from infra.turn import turn
 from infra.weights import PolicyVersion
 from rl.learner import Learned
@@ -27,9 +30,7 @@ from tasks.calls import Begun, GeneratorSpec, TrainerSpec, begin, publish
 from tasks.collection import Collected
 from tasks.evaluate import Evaluation
 from tasks.problem_set import open_problems
-
-METRICS = "metrics.jsonl"
-PICTURE = "reward.png"
+from tasks.verify import check_verifiers
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class TrainResult:
     stages: dict[str, float]  # share of the steps' time by stage, as the flow saw it
     lost: dict[str, int]  # calls that died with their worker
     picture: str
+    report: str
     checkpoint: str
     page: Page
     flow_run_id: str | None  # of Prefect
@@ -59,7 +61,8 @@ class Training:
         self.run = run
         self.place = place
         self.config = config = run.config
-        self.problems = open_problems(config.problems, config.held_out, config.seed)
+        self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed)
+        check_verifiers(place.dispatch, self.problems.verifiers)
         self.generator = GeneratorSpec(config.policy, config.sampling, config.batch.samples, config.seed)
         self.evaluator = self.generator
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
@@ -74,6 +77,8 @@ class Training:
 
     def __enter__(self) -> Self:
         self._folder = self.run.local_folder(self.place.home)
+        if self.run.resumed:
+            bring_record(self.run.uri, self._folder)
         with ExitStack() as stack:
             stack.enter_context(turn(self.place.dispatch.client, self.run.name, self.place.display.say))
             self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
@@ -89,9 +94,9 @@ class Training:
                     local=self._folder / METRICS,
                 )
             )
-            stack.callback(self._draw_picture)  # before the tracker closes, however the run ends
             self.run.save_config()
             self.run.save_mlflow_run(self.tracker.run_id)
+            self._books = stack.enter_context(Bookkeeping(self.run, self.place, self._folder, self.tracker))
             self._stack = stack.pop_all()
         return self
 
@@ -143,6 +148,7 @@ class Training:
                     sampled=of["eval/sampled"],
                     pass_at_k=of["eval/pass_at_k"],
                     k=self.evaluator.samples,
+                    error_rate=of.get("eval/error_rate", 0.0),
                 )
         return None
 
@@ -163,6 +169,10 @@ class Training:
         finally:
             self._spent[stage] += time.perf_counter() - began
 
+    def keep(self, step: int, batch: Collected) -> None:
+        """Write the completions of ``step`` down for people, in the background."""
+        self._books.keep(step, batch)
+
     def log(self, batch: Collected, learned: Learned) -> None:
         """Log a finished step: its checkpoint is durable, so it is complete."""
         now = time.perf_counter()
@@ -179,6 +189,7 @@ class Training:
             "perf/trainer_busy": learned.seconds / seconds,
             "perf/generator_busy": batch.generator_seconds / seconds / max(1, self.generators),
             "perf/overhead_fraction": idle / seconds,
+            **self._books.step(learned.step, self.policy.size),
             **{f"perf/{stage}_seconds": spent for stage, spent in self._spent.items()},
         }
         self.tracker.log(learned.step, figures)
@@ -188,6 +199,10 @@ class Training:
         for stage, spent in self._spent.items():
             self._stages[stage] += spent
         self._spent.clear()
+        if batch.errors:
+            self.place.display.say(
+                f"step {learned.step}: {batch.error_rate:.1%} of the completions could not be judged: {batch.errors[0]}"
+            )
         if not learned.applied:
             what = learned.refused or "no group has rewards that differ, so there was nothing to learn from"
             self.place.display.say(f"step {learned.step}: {what}")
@@ -202,10 +217,12 @@ class Training:
                 "eval/pass_at_1": evaluation.greedy,
                 "eval/sampled": evaluation.sampled,
                 "eval/pass_at_k": evaluation.pass_at_k,
+                "eval/error_rate": evaluation.error_rate,
             },
         )
+        unjudged = f", {evaluation.error_rate:.1%} could not be judged" if evaluation.error_rate else ""
         self.place.display.say(
-            f"held-out, v{evaluation.step}: greedy {evaluation.greedy:.3f}, sampled {evaluation.sampled:.3f}"
+            f"held-out, v{evaluation.step}: greedy {evaluation.greedy:.3f}, sampled {evaluation.sampled:.3f}{unjudged}"
         )
 
     @staticmethod
@@ -240,19 +257,10 @@ class Training:
             stages=stages,
             lost=dict(self.place.dispatch.lost),
             picture=str(self._folder / PICTURE),
+            report=str(self._folder / REPORT),
             checkpoint=self.policy.uri,
             page=self.tracker.page(),
             flow_run_id=flow_run.id,
         )
-        store.write_text(str(self._folder / "result.json"), json.dumps(asdict(result), indent=2) + "\n")
+        store.write_text(str(self._folder / RESULT), json.dumps(asdict(result), indent=2) + "\n")
         return result
-
-    def _draw_picture(self) -> None:
-        lines = read_metrics(self._folder / METRICS)
-        curve = {line.step: line.metrics["reward/pass_rate"] for line in lines if "reward/pass_rate" in line.metrics}
-        held_out = {line.step: line.metrics["eval/pass_at_1"] for line in lines if "eval/pass_at_1" in line.metrics}
-        if curve:
-            path = self._folder / PICTURE
-            title = f"{self.config.policy.model} on {self.problems.name}, {self.config.loss.name}"
-            reward_curve(path, list(curve), list(curve.values()), held_out=sorted(held_out.items()), title=title)
-            self.tracker.log_picture(path)

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.display import Display
+from infra import store
 from infra.cluster import ClusterConfig, cluster
 from infra.dispatch import Dispatch
 from infra.placement import PlacementConfig, check_placement
-from infra.services import rlvf_home
+from infra.services import rlvf_home, rlvf_storage
+from infra.storage import check_storage
 
 # what a worker imports before its first call; a verifier needs no torch
-IMPORTS = {"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "rl.judging"}
+IMPORTS = {"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "tasks.judge"}
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,12 @@ class Workplace:
     home: Path
     display: Display
     dispatch: Dispatch
+    storage: str  # where what other machines read lies: runs, models; the home unless $RLVF_STORAGE names another
 
     @property
     def runs(self) -> str:
         """Where runs lie that are named without a place."""
-        return str(self.home / "runs")
+        return store.join(self.storage, "runs")
 
 
 _open: ContextVar[Workplace | None] = ContextVar("workplace", default=None)
@@ -38,13 +41,16 @@ _open: ContextVar[Workplace | None] = ContextVar("workplace", default=None)
 def workplace(config: ClusterConfig, placement: PlacementConfig, display: Display | None = None) -> Iterator[Workplace]:
     """The workplace that is open already (a command's, or that of the flow around this one), or a new one.
 
-    Raises ``PlacementError`` before any work if no worker satisfies one of the calls.
+    Raises ``PlacementError`` before any work if no worker satisfies one of the calls, ``StorageError`` if $RLVF_STORAGE
+    cannot be written.
     """
     present = _open.get()
     if present is not None:
         yield present
         return
-    home = rlvf_home()
+    home, storage = rlvf_home(), rlvf_storage()
+    if storage != str(home):
+        check_storage(storage)
     # nothing here needs a process pool of tokenizers, and forking one after threads started makes it warn
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with ExitStack() as stack:
@@ -53,7 +59,7 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
         client = stack.enter_context(cluster(config, log_dir=home / "logs", preload=IMPORTS))
         check_placement(client, placement)
         dispatch = stack.enter_context(Dispatch(client, placement))
-        place = Workplace(home, display, dispatch)
+        place = Workplace(home, display, dispatch, storage)
         token = _open.set(place)
         stack.callback(_open.reset, token)
         yield place

@@ -93,12 +93,21 @@ def sweep(parent: Path) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file; a reader sees the old one or the new one."""
+def sweep_files(parent: Path) -> None:
+    """Remove the files that a dead writer left half-written in `parent`, which only the caller writes to now."""
+    for leftover in parent.iterdir() if parent.is_dir() else ():
+        if _TEMPORARY.fullmatch(leftover.name) and leftover.is_file():
+            leftover.unlink(missing_ok=True)
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a small file with these permissions, less the umask; a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = _temporary_name(path)
     try:
-        made.write_bytes(data)
+        # born with its permissions: a secret is never readable by others, not for a moment
+        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123
+            file.write(data)
         _flush(made)
         made.replace(path)
     finally:

@@ -21,6 +21,7 @@ from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.placement import Offer, PlacementConfig, offers, unsatisfied
+from infra.timeline import Measured, Span, Timeline, measured
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.25  # how old the list of workers may be when leases are handed out
@@ -67,7 +68,9 @@ class _WorkerLostError(Exception):
 class _Lease:
     index: int  # of its item
     address: str  # of its worker
-    future: Future[Any]
+    worker: str  # its name
+    future: Future[Measured[Any]]
+    since: float  # seconds since 1970
 
 
 class Dispatch:
@@ -85,6 +88,7 @@ class Dispatch:
         self.attempts = attempts
         self.patience = patience
         self.lost: Counter[str] = Counter()  # calls that died with their worker, by name
+        self.timeline = Timeline()  # of every call that came back or was lost
         self._lock = threading.Lock()
         self._going = threading.Event()  # cleared while the work is held
         self._going.set()
@@ -128,15 +132,20 @@ class Dispatch:
         """
         for _ in range(self.attempts):
             self._going.wait()
-            future = self.submit(call, function, *args, priority=priority)
+            future = self.submit(call, measured, function, *args, priority=priority)
+            since = time.time()
             try:
-                return future.result()
-            except KilledWorker:
+                back: Measured[T] = future.result()
+            except KilledWorker as killed:
                 self._count(call)
+                self.timeline.add(Span(str(killed.last_worker.name), call, since, time.time(), lost=True))
             except NoValidWorkerError:
                 raise unsatisfied(self.client, call, self.placement.tags(call), self._offers()) from None
             except FutureCancelledError as error:
                 raise self._cancelled(call, error) from None
+            else:
+                self.timeline.add(back.span(call, time.time()))
+                return back.result
             finally:
                 self._forget(future)
         raise PoisonedCallError(call, self.attempts)
@@ -155,8 +164,8 @@ class Dispatch:
         waiting = deque(range(len(items)))
         deaths: Counter[int] = Counter()
         leases: dict[str, _Lease] = {}
-        returned: SimpleQueue[str] = SimpleQueue()
-        capable: list[str] = []
+        returned: SimpleQueue[tuple[str, float]] = SimpleQueue()
+        capable: dict[str, str] = {}  # name by address
         looked = alone_since = -float("inf")
 
         def hand_out() -> None:
@@ -166,16 +175,17 @@ class Dispatch:
                     index = waiting.popleft()
                     # Pinned and strict: Dask forgets the tags too when it may use other workers. A lease on an address
                     # that vanished is noticed at the next look, because Dask itself would wait for it to come back.
-                    future = self.submit(call, function, *items[index], priority=priority, worker=address)
-                    leases[str(future.key)] = _Lease(index, address, future)
+                    future = self.submit(call, measured, function, *items[index], priority=priority, worker=address)
+                    leases[str(future.key)] = _Lease(index, address, capable[address], future, time.time())
                     future.add_done_callback(  # type: ignore[no-untyped-call]
-                        lambda done: returned.put(str(done.key))
+                        lambda done: returned.put((str(done.key), time.time()))
                     )
 
         def lose(lease: _Lease) -> None:
             leases.pop(str(lease.future.key), None)
             self._forget(lease.future)
             self._count(call)
+            self.timeline.add(Span(lease.worker, call, lease.since, time.time(), lost=True))
             deaths[lease.index] += 1
             if deaths[lease.index] >= self.attempts:
                 raise PoisonedCallError(call, self.attempts)
@@ -193,7 +203,8 @@ class Dispatch:
                 if time.monotonic() - looked > LOOK_SECONDS:
                     present = self._offers()
                     looked = time.monotonic()
-                    capable = [offer.address for offer in present if offer.satisfies(self.placement.tags(call))]
+                    tags = self.placement.tags(call)
+                    capable = {offer.address: offer.name for offer in present if offer.satisfies(tags)}
                     for lease in [lease for lease in leases.values() if lease.address not in capable]:
                         lose(lease)
                     if capable or alone_since < 0:
@@ -202,22 +213,24 @@ class Dispatch:
                         raise unsatisfied(self.client, call, self.placement.tags(call), present)
                 hand_out()
                 try:
-                    back = leases.get(returned.get(timeout=LOOK_SECONDS))
+                    key, moment = returned.get(timeout=LOOK_SECONDS)
                 except Empty:
                     continue
+                back = leases.get(key)
                 if back is None:
                     continue  # its worker had vanished before
                 try:
                     if back.future.status == "finished":
                         del leases[str(back.future.key)]
                         hand_out()  # before the result is fetched: the worker need not wait for that
-                    result = self._fetch(call, back)
+                    done = self._fetch(call, back)
                 except _WorkerLostError:
                     lose(back)
                     looked = -float("inf")
                     continue
                 self._forget(back.future)
-                yield back.index, result
+                self.timeline.add(done.span(call, moment))
+                yield back.index, done.result
         finally:
             self._forget(*(lease.future for lease in leases.values()))
 
@@ -244,7 +257,7 @@ class Dispatch:
         self._going.set()
         self._cancel(outstanding)
 
-    def _fetch(self, call: str, lease: _Lease) -> Any:
+    def _fetch(self, call: str, lease: _Lease) -> Measured[Any]:
         patience = FETCH_SECONDS
         while True:
             try:

@@ -1,25 +1,30 @@
-"""Text files by fsspec path or glob: local, memory://, s3:// and what else fsspec knows; compressed ones by ending."""
+"""Files by fsspec path or glob: local, memory://, s3:// and what else fsspec knows; compressed ones by ending."""
 
 import gzip
 import io
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from fsspec.core import url_to_fs
 
+from infra.secrets import masked
+
 
 class PathError(ValueError):
-    """A path that cannot be read as text files: one line that names it and says what to do."""
+    """A path that cannot be read: one line that names it, without its secrets, and says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
-def open_texts(pattern: str) -> Iterator[tuple[str, TextIO]]:
-    """(name, open text) of each file that matches, in the order of their names.
+def open_files(pattern: str) -> Iterator[tuple[str, BinaryIO]]:
+    """(name, open content) of each file that matches, in the order of their names.
 
-    A file is read whole when its turn comes, so that a fault is found here and not by whoever reads the text. Line ends
-    are kept as they are, which the csv module wants; a byte order mark is dropped. Raises PathError, for a dead
-    connection too: whoever gives a path at the start of a run wants to hear of it rather than wait.
+    A file is read whole when its turn comes, so that a fault is found here and not by whoever reads it. Raises
+    PathError, for a dead connection too: whoever gives a path at the start of a run wants to hear of it rather than
+    wait.
     """
     fs, path = _filesystem(pattern)
     try:
@@ -27,13 +32,25 @@ def open_texts(pattern: str) -> Iterator[tuple[str, TextIO]]:
             name = each if "file" in fs.protocol else fs.unstrip_protocol(each)
             with fs.open(each, "rb", compression="infer") as opened:
                 content = opened.read()
-            yield name, io.StringIO(_decode(content, name), newline="")
+            yield masked(name), io.BytesIO(content)
     except PermissionError as error:
         raise PathError(f"{pattern}: permission denied; check the rights on it, or the credentials") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise PathError(f"{name}: not the compressed file that its name promises ({_line(error)})") from error
     except _storage_faults() as error:
         raise PathError(f"{pattern}: cannot be read: {_line(error)}") from error
+
+
+def open_texts(pattern: str) -> Iterator[tuple[str, TextIO]]:
+    """As `open_files`, but (name, open text)."""
+    for name, content in open_files(pattern):
+        yield name, as_text(content, name)
+
+
+def as_text(content: BinaryIO, name: str) -> TextIO:
+    """UTF-8 text. Line ends are kept as they are, which the csv module wants; a byte order mark is dropped. Raises
+    PathError."""
+    return io.StringIO(_decode(content.read(), name), newline="")
 
 
 def _filesystem(pattern: str) -> tuple[Any, str]:

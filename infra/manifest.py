@@ -46,6 +46,11 @@ class Manifest:
     digest: str  # sha256 over files and meta: two folders are the same if theirs is
     format: Literal[1] = 1
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.bytes for entry in self.files.values())
+
 
 _MANIFEST_TYPE = TypeAdapter(Manifest)
 

@@ -84,14 +84,17 @@ def read_metrics(path: Path) -> list[MetricLine]:
     A last line without its newline was cut by a kill: nobody was told that it is there, and it is left out. Any other
     line that cannot be read is left out with a warning.
     """
-    if not path.exists():
-        return []
+    return parse_metrics(path.read_bytes(), str(path)) if path.exists() else []
+
+
+def parse_metrics(content: bytes, name: str) -> list[MetricLine]:
+    """As `read_metrics`, of a file's content."""
     lines = []
-    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, text in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             lines.append(MetricLine.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError):
-            logger.warning("%s: line %d is not a line of metrics and is left out", path, number)
+            logger.warning("%s: line %d is not a line of metrics and is left out", name, number)
     return lines
 
 

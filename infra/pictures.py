@@ -40,7 +40,7 @@ def reward_curve(
     """
     if len(steps) != len(sampled):
         raise ValueError(f"{len(steps)} steps and {len(sampled)} rewards: one of each is needed")
-    figure, axes = _blank(title)
+    figure, axes = _rewards(title)
     if len(steps) < 2:  # a line needs two
         axes.set_xlim(0, max((1, *steps)))
     dot = "." if len(steps) < smooth else None
@@ -63,7 +63,8 @@ def reward_curve(
             zorder=4,
             label="held out, greedy",
         )
-    _save(figure, axes, path)
+    known = [value for value in sampled if math.isfinite(value)]
+    _save(figure, axes, path, low=bool(known) and known[-1] < 0.4)
 
 
 def curves(
@@ -80,7 +81,7 @@ def curves(
     Means over `smooth` consecutive steps as lines over the pale rewards of each step; `held_out` points by run name;
     `target` is a dashed line across.
     """
-    figure, axes = _blank(title)
+    figure, axes = _rewards(title)
     if target is not None:
         axes.axhline(target, color=GREY, linewidth=1, linestyle="--")
         axes.annotate(
@@ -106,17 +107,15 @@ def curves(
     _save(figure, axes, path)
 
 
-def _blank(title: str) -> "tuple[Figure, Axes]":
+def blank(title: str, height: float = SIZE_INCHES[1]) -> "tuple[Figure, Axes]":
+    """An empty picture in the house style, `height` inches high; the x-axis counts steps."""
     from matplotlib.figure import Figure  # here, because it takes a second to import
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(SIZE_INCHES[0], height), dpi=DOTS_PER_INCH, layout="constrained", facecolor="white")
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=12, parse_math=False)
     axes.set_xlabel("step", color=INK)
-    axes.set_ylabel("reward", color=INK)
-    axes.set_ylim(0, 1.005)
-    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.01)
     axes.grid(axis="y", color=GRID)
@@ -124,6 +123,14 @@ def _blank(title: str) -> "tuple[Figure, Axes]":
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(GREY)
     axes.tick_params(colors=GREY, length=0)
+    return figure, axes
+
+
+def _rewards(title: str) -> "tuple[Figure, Axes]":
+    figure, axes = blank(title)
+    axes.set_ylabel("reward", color=INK)
+    axes.set_ylim(0, 1.005)
+    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     return figure, axes
 
 
@@ -138,11 +145,16 @@ def _name_end(axes: "Axes", steps: Sequence[int], means: Sequence[float], color:
         )  # fmt: skip
 
 
-def _save(figure: "Figure", axes: "Axes", path: Path) -> None:
-    """Write under another name first: the picture may be looked at while it is drawn anew."""
-    legend = axes.legend(loc="lower right", frameon=False)
+def _save(figure: "Figure", axes: "Axes", path: Path, *, low: bool = False) -> None:
+    """`low`: the lines end in the lower half, where the legend would be."""
+    legend = axes.legend(loc="upper left" if low else "lower right", frameon=False)
     for text in legend.get_texts():
         text.set_color(INK)
+    save(figure, path)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a PNG, under another name first: the picture may be looked at while it is drawn anew."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     figure.savefig(draft, format="png")

@@ -14,17 +14,16 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from fsspec.core import url_to_fs
 from pydantic import JsonValue
 
-from infra import disk
+from infra import disk, place
 from infra.manifest import MANIFEST, Entry, Manifest, NotThere, StoreError, Torn, describe, parse, render, verify
+from infra.place import exists, join, local_path, read_text, write_bytes, write_text
 
 __all__ = [
     "MANIFEST",
@@ -44,12 +43,10 @@ __all__ = [
     "read_manifest",
     "read_text",
     "versions",
+    "write_bytes",
     "write_folder",
     "write_text",
 ]
-
-# Stores without folders: creating one is needless there, and at a store's top level it would make a bucket
-_OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs"})
 
 
 @dataclass(frozen=True)
@@ -79,19 +76,6 @@ class Version:
     number: int
     uri: str
     whole: bool  # it has a manifest; its files are not looked at
-
-
-def join(uri: str, *names: str) -> str:
-    """The URI of something under `uri`."""
-    return "/".join([uri.rstrip("/"), *names])
-
-
-def local_path(uri: str) -> Path | None:
-    """The absolute path that `uri` names on this machine's file system; None if it names something elsewhere."""
-    protocol, separator, rest = uri.rpartition("://")
-    if separator and protocol not in ("file", "local"):
-        return None
-    return Path(rest).expanduser().absolute()
 
 
 def write_folder(
@@ -143,7 +127,7 @@ def read_manifest(uri: str) -> Manifest:
 
     Raises NotThere, and Torn if it cannot be read or names a file outside the folder.
     """
-    data = _read(join(uri, MANIFEST))
+    data = place.read(join(uri, MANIFEST))
     if data is None:
         raise NotThere(f"there is nothing whole at {uri}: it has no {MANIFEST}")
     try:
@@ -155,7 +139,7 @@ def read_manifest(uri: str) -> Manifest:
 def list_versions(uri: str, prefix: str = "") -> list[Version]:
     """The folders `<prefix><number>` under `uri`, by rising number, those without a manifest included."""
     pattern = re.compile(re.escape(prefix) + "([0-9]+)")
-    found = [(match, whole) for name, whole in _subfolders(uri).items() if (match := pattern.fullmatch(name))]
+    found = [(match, whole) for name, whole in place.subfolders(uri).items() if (match := pattern.fullmatch(name))]
     listed = [Version(int(match[1]), join(uri, match[0]), whole) for match, whole in found]
     return sorted(listed, key=lambda version: (version.number, version.uri))
 
@@ -174,35 +158,9 @@ def prune(uri: str, keep: Collection[int], prefix: str = "") -> None:
     newest = max(keep, default=-1)
     for version in list_versions(uri, prefix):
         if version.number not in keep and (version.whole or version.number <= newest):
-            _remove(version.uri)
+            place.remove(version.uri)
     if (path := local_path(uri)) is not None:
         disk.sweep(path)
-
-
-def write_text(uri: str, text: str) -> None:
-    """Store one small UTF-8 file; a reader sees the old one or the new one."""
-    if (path := local_path(uri)) is not None:
-        disk.write_file(path, text.encode())
-        return
-    fs, root = _remote(uri)
-    _make_parent(fs, root)
-    fs.pipe_file(root, text.encode())
-
-
-def read_text(uri: str) -> str:
-    """The file that `write_text` stored; raises NotThere."""
-    data = _read(uri)
-    if data is None:
-        raise NotThere(f"there is no {uri}")
-    return data.decode()
-
-
-def exists(uri: str) -> bool:
-    """Whether a file, or a folder with anything in it, is at `uri`."""
-    if (path := local_path(uri)) is not None:
-        return path.exists()
-    fs, root = _remote(uri)
-    return bool(fs.exists(root))
 
 
 def _holds(uri: str, manifest: Manifest) -> bool:
@@ -232,7 +190,7 @@ def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
                 if path is not None:
                     disk.take(path / name, made / name, move=False)
                 else:
-                    fs, root = _remote(uri)
+                    fs, root = place.remote(uri)
                     (made / name).parent.mkdir(parents=True, exist_ok=True)
                     fs.get_file(join(root, name), str(made / name))
             except FileNotFoundError:
@@ -244,77 +202,15 @@ def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
 
 
 def _upload(uri: str, source: Path, manifest: Manifest) -> None:
-    fs, root = _remote(uri)
-    if _files(fs, root):
+    fs, root = place.remote(uri)
+    if place.files(fs, root):
         if _holds(uri, manifest):
             return
-        _remove(uri)
+        place.remove(uri)
     for name in manifest.files:
-        _make_parent(fs, join(root, name))
+        place.make_parent(fs, join(root, name))
         fs.put_file(str(source / name), join(root, name))
     fs.pipe_file(join(root, MANIFEST), render(manifest))
-
-
-def _remove(uri: str) -> None:
-    if (path := local_path(uri)) is not None:
-        disk.remove(path)
-        return
-    fs, root = _remote(uri)
-    manifest = join(root, MANIFEST)
-    # One by one: not every store that speaks S3 knows how to delete many at once
-    for file in sorted(_files(fs, root), key=lambda file: file != manifest):
-        with suppress(FileNotFoundError):
-            fs.rm_file(file)
-    if _has_folders(fs):
-        with suppress(FileNotFoundError):
-            fs.rm(root, recursive=True)
-
-
-def _read(uri: str) -> bytes | None:
-    try:
-        if (path := local_path(uri)) is not None:
-            return path.read_bytes()
-        fs, root = _remote(uri)
-        return bytes(fs.cat_file(root))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-
-
-def _subfolders(uri: str) -> dict[str, bool]:
-    """The folders under `uri`, each with whether it has a manifest."""
-    if (path := local_path(uri)) is not None:
-        children = path.iterdir() if path.is_dir() else ()
-        return {child.name: (child / MANIFEST).is_file() for child in children if child.is_dir()}
-    fs, root = _remote(uri)
-    found: dict[str, bool] = {}
-    for file in _files(fs, root):  # one listing, where a question per folder would be a round trip each
-        name, inside, rest = file.removeprefix(root).lstrip("/").partition("/")
-        if inside:
-            found[name] = found.get(name, False) or rest == MANIFEST
-    return found
-
-
-def _files(fs: Any, root: str) -> list[str]:
-    try:
-        return list(fs.find(root))
-    except FileNotFoundError:
-        return []
-
-
-def _remote(uri: str) -> tuple[Any, str]:
-    fs, root = url_to_fs(uri)
-    fs.invalidate_cache()  # other processes write here too: what was listed a moment ago is no longer true
-    return fs, root.rstrip("/")
-
-
-def _has_folders(fs: Any) -> bool:
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    return not protocols & _OBJECT_STORES
-
-
-def _make_parent(fs: Any, path: str) -> None:
-    if _has_folders(fs):
-        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
 
 @cache

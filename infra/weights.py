@@ -1,7 +1,7 @@
 """Published weights: what generators load. A policy is a version of weights at a URI."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra import store
@@ -15,6 +15,7 @@ class PolicyVersion:
     step: int  # how many updates made it
     uri: str
     digest: str  # of the manifest: the weights and every file beside them
+    size: int = field(default=0, compare=False)  # bytes that its publication wrote
 
     def __str__(self) -> str:
         return f"v{self.step}"
@@ -29,7 +30,8 @@ def publish(run_uri: str, step: int, source: Path, *, move: bool = False) -> Pol
     """Store the local folder ``source`` as version ``step``: payload first, manifest last. Publishing the same files
     again changes nothing."""
     uri = weights_uri(run_uri, step)
-    return PolicyVersion(step, uri, store.write_folder(uri, source, move=move).digest)
+    manifest = store.write_folder(uri, source, move=move)
+    return PolicyVersion(step, uri, manifest.digest, manifest.size)
 
 
 def fetch(policy: PolicyVersion) -> Folder:

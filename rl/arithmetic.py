@@ -1,7 +1,5 @@
-"""The verifier for arithmetic: exact values, and bounds on everything a completion could make expensive.
+"""Arithmetic expressions: exact values, and bounds on everything a completion could make expensive.
 
-    right             the value equals the target's
-    wrong_value       an allowed expression with another value
     empty             nothing but white space
     unparsable        control characters (NUL, a second line), anything outside ASCII, or broken syntax ("1 +", "007")
     forbidden         printable ASCII that arithmetic has no use for (names, calls, strings, prose, 1e9, 0x1F, 1_000),
@@ -18,8 +16,6 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Literal
-
-from rl.records import Verdict
 
 MAX_CHARACTERS = 512
 MAX_NESTING = 64  # open brackets at one place; signs in a row
@@ -63,7 +59,7 @@ def evaluate(expression: str) -> Fraction:
     Raises UnfitExpression.
     """
     text = expression.strip()
-    tree = _parse(text)
+    tree = parse(text)
     values: list[Fraction] = []
     for node in _operands_first(tree):
         match node:
@@ -79,23 +75,8 @@ def evaluate(expression: str) -> Fraction:
     return value
 
 
-def verify(target: str, completion: str) -> Verdict:
-    """Reward 1 if the completion has exactly the target's value, else 0, with one of the reasons above.
-
-    Raises ValueError if the target itself has no value: a broken problem is an error, not a wrong answer.
-    """
-    try:
-        wanted = evaluate(target)
-    except UnfitExpression as unfit:
-        raise ValueError(f"the target {target[:80]!r} cannot be evaluated ({unfit})") from unfit
-    try:
-        value = evaluate(completion)
-    except UnfitExpression as unfit:
-        return Verdict(reward=0.0, reason=unfit.reason)
-    return Verdict(reward=1.0, reason="right") if value == wanted else Verdict(reward=0.0, reason="wrong_value")
-
-
-def _parse(text: str) -> ast.expr:
+def parse(text: str) -> ast.expr:
+    """The tree of a text without blanks around it; only its shape is known to be harmless. Raises UnfitExpression."""
     if not text:
         raise UnfitExpression("empty", "nothing is written")
     if len(text) > MAX_CHARACTERS:

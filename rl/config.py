@@ -1,11 +1,13 @@
 """The leaves of the configuration that the learning reads. They stand apart from the code that imports torch, so that a
 command line is parsed, and a mistake in it answered, at once."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 TINY = "tiny"  # the policy that is made in code
+GRAMMAR, COUNTDOWN = "grammar", "countdown"  # problems that are made in code
+AUTO = "auto"  # the verifier that goes with the problems
 
 
 class PolicyConfig(BaseModel):
@@ -65,3 +67,56 @@ class OptimizerConfig(BaseModel):
     microbatch_tokens: int | None = Field(
         None, ge=1, description="positions per forward pass; none takes 1024 on a CPU, 16384 elsewhere"
     )
+
+
+class ProblemsConfig(BaseModel):
+    """A set of problems, and how it is judged."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    shorthand: ClassVar[str] = "path"
+
+    path: str = Field(
+        GRAMMAR,
+        min_length=1,
+        description="grammar, countdown, or a path, fsspec URI or glob of CSV, JSON Lines or Parquet files",
+    )
+    prompt: str | None = Field(
+        None, min_length=1, description="the column of the question; none looks for a usual name"
+    )
+    target: str | None = Field(None, min_length=1, description="the column of the answer; none looks for a usual name")
+    weight: float = Field(1.0, gt=0, le=1e6, description="how often this set is drawn from, relative to those of mix")
+    verifier: str | None = Field(None, min_length=1, description="what judges this set; none takes verifier.name")
+    system: str | None = Field(
+        None, description="what a model with a chat template is told first; none takes the verifier's own words"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_path(cls, given: Any) -> Any:
+        """Text alone is the path, as configurations saved before there was more to say have it."""
+        return {"path": given} if isinstance(given, str) else given
+
+
+class VerifierConfig(BaseModel):
+    """What judges completions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    shorthand: ClassVar[str] = "name"
+
+    name: str = Field(
+        AUTO,
+        min_length=1,
+        description="arithmetic, gsm8k, countdown, math, my_reward.py:reward, or http://host:port of a service; auto "
+        "takes countdown for the problems of that name, else arithmetic",
+    )
+    seconds: float = Field(
+        5.0, gt=0, le=3600, description="that my_reward.py or math may take for one completion, before it is killed"
+    )
+    memory_mb: int = Field(
+        1024, ge=64, description="address space that a process of my_reward.py or math may take, in MB"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given

@@ -1,21 +1,97 @@
-"""Judging whole groups of completions. It needs no torch: a verifier's process stays small."""
+"""Judging whole groups of completions. It needs no torch: a verifier's process stays small.
 
-from collections.abc import Sequence
+Legend: P problems, G completions of each.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.arithmetic import verify
+from rl.records import Problem, Verdict
+from rl.verifiers.opened import opened
+from rl.verifiers.spec import VerifierError, VerifierSpec
+
+MESSAGES = 8  # of failures that a judgement carries
+
+
+class BrokenVerifierError(ValueError):
+    """Every completion failed in its verifier, so that there is nothing to learn from."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the verifiers say of G completions for each of P problems."""
+
+    rewards: NDArray[np.float32]  # [P, G]; NaN where the verifier failed
+    reasons: tuple[tuple[str, ...], ...]  # [P] of [G]
+    parts: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # [P, G] each; NaN where there is none
+    errors: tuple[str, ...] = ()  # the first of the different failures, a line each
+
+    @classmethod
+    def of(cls, verdicts: Sequence[Sequence[Verdict]]) -> "Judgement":
+        """[P] of [G] verdicts."""
+        names = dict.fromkeys(name for row in verdicts for verdict in row for name in verdict.parts)
+        errors = dict.fromkeys(verdict.error for row in verdicts for verdict in row if verdict.error)
+        return cls(
+            rewards=np.array([[verdict.reward for verdict in row] for row in verdicts], dtype=np.float32),
+            reasons=tuple(tuple(verdict.reason for verdict in row) for row in verdicts),
+            parts={
+                name: np.array([[verdict.parts.get(name, nan) for verdict in row] for row in verdicts], np.float32)
+                for name in names
+            },
+            errors=tuple(errors)[:MESSAGES],
+        )
+
+    @classmethod
+    def join(cls, judgements: Sequence["Judgement"]) -> "Judgement":
+        """Several, one below the other."""
+        names = dict.fromkeys(name for judgement in judgements for name in judgement.parts)
+        return cls(
+            rewards=np.concatenate([judgement.rewards for judgement in judgements]),
+            reasons=tuple(row for judgement in judgements for row in judgement.reasons),
+            parts={name: np.concatenate([judgement.part(name) for judgement in judgements]) for name in names},
+            errors=tuple(dict.fromkeys(error for judgement in judgements for error in judgement.errors))[:MESSAGES],
+        )
+
+    def part(self, name: str) -> NDArray[np.float32]:
+        """[P, G], NaN where there is no such part."""
+        return self.parts[name] if name in self.parts else np.full_like(self.rewards, nan)
 
 
 def judge(
-    targets: Sequence[str], completions: Sequence[Sequence[str]]
-) -> tuple[NDArray[np.float32], tuple[tuple[str, ...], ...]]:
-    """Rewards [P, G] and reasons [P] of [G] for G completions of each of P targets.
+    problems: Sequence[Problem],
+    completions: Sequence[Sequence[str]],
+    verifiers: Mapping[str, VerifierSpec],
+    certificates: Path | None = None,
+) -> Judgement:
+    """Judge G completions for each of P problems; `verifiers` says what judges the problems of a set.
+
+    A verifier that fails is no reward of 0: see :class:`Judgement`.
 
     Raises:
-        ValueError: a target that cannot be evaluated: a broken problem is an error, never a reward of 0.
+        VerifierError: a verifier cannot be opened on this machine.
     """
-    verdicts = [[verify(target, text) for text in texts] for target, texts in zip(targets, completions, strict=True)]
-    rewards = np.array([[verdict.reward for verdict in row] for row in verdicts], dtype=np.float32)
-    return rewards, tuple(tuple(verdict.reason for verdict in row) for row in verdicts)
+    verdicts: list[Sequence[Verdict]] = [()] * len(problems)
+    rows: dict[VerifierSpec, list[int]] = {}
+    for row, problem in enumerate(problems):
+        rows.setdefault(verifiers[problem.set], []).append(row)
+    for spec, mine in rows.items():
+        asked = [problems[row] for row in mine for _ in completions[row]]
+        texts = [text for row in mine for text in completions[row]]
+        given = iter(opened(spec, certificates).judge(asked, texts))
+        for row in mine:
+            verdicts[row] = [next(given) for _ in completions[row]]
+    return Judgement.of(verdicts)
+
+
+def warm(verifiers: Iterable[VerifierSpec], certificates: Path | None = None) -> None:
+    """Open the verifiers on this machine. Raises VerifierError with one line for the first that cannot work here."""
+    for spec in dict.fromkeys(verifiers):
+        try:
+            opened(spec, certificates).warm()
+        except ValueError as error:
+            raise VerifierError(str(error)) from error

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig
+from rl.records import Briefing
 
-SYSTEM = "Turn the problem into one Python arithmetic expression. Answer with the expression alone, nothing else."
-EXAMPLE = ("double 7, add 3 and 5 to it, then divide by 11.", "(2 * 7 + 3 + 5) / 11")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -49,24 +48,26 @@ class Policy:
         """The token id that ends a completion."""
         return int(self.tokenizer.eos_token_id)
 
-    def prompt_tokens(self, problem: str) -> list[int]:
-        """Token ids of the prompt: system line, worked example and problem through the model's chat template, or the
+    def prompt_tokens(self, problem: str, briefing: Briefing | None = None) -> list[int]:
+        """Token ids of the prompt: system line, worked examples and problem through the model's chat template, or the
         bare problem and a line break for a model without one."""
         if self.tokenizer.chat_template is None:
             return list(self.tokenizer(problem + "\n", add_special_tokens=False)["input_ids"])
-        question, answer = EXAMPLE
-        turns = [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": problem},
-        ]
+        system, examples = (briefing.system, briefing.examples) if briefing else ("", ())
+        turns = []
+        for question, answer in examples:
+            turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        turns.append({"role": "user", "content": problem})
         render = partial(
             self.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False, enable_thinking=False
         )
         try:
-            rendered = render([{"role": "system", "content": SYSTEM}, *turns])
+            rendered = render([{"role": "system", "content": system}, *turns] if system else turns)
         except TemplateError:  # some templates know no system role
-            rendered = render([{"role": "user", "content": f"{SYSTEM}\n\n{question}"}, *turns[1:]])
+            if not system:
+                raise
+            first = f"{system}\n\n{turns[0]['content']}"
+            rendered = render([{"role": "user", "content": first}, *turns[1:]])
         return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
     def load_weights(self, folder: Path) -> None:
@@ -119,13 +120,18 @@ def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Pol
     dtype = choose_dtype(config.dtype, device)
     load: Any = AutoModelForCausalLM.from_pretrained  # its type leaves out that it can return a pair
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        # neither code nor pickles of a model run here: a folder may come from anywhere
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model, loading = load(
-            path, dtype=torch.float32 if master else dtype, attn_implementation="sdpa", output_loading_info=True
+            path,
+            dtype=torch.float32 if master else dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            trust_remote_code=False,
+            use_safetensors=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {reason}") from error
+        raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {_reason(error)}") from error
     if missing := sorted(loading["missing_keys"]):
         # transformers fills them with random numbers and goes on
         raise UnknownModelError(f"policy.model {path!r}: no weights for {missing[0]} and {len(missing) - 1} more")
@@ -135,6 +141,19 @@ def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Pol
     policy = Policy(model, tokenizer, device, dtype)
     check_head(policy, path)
     return policy
+
+
+def _reason(error: Exception) -> str:
+    """One line, with the remedy where transformers would suggest what is not done here."""
+    words = str(error).strip()
+    if "custom code" in words or "trust_remote_code" in words:
+        return "it needs code of its own, which is never run here; take a model that transformers knows"
+    if "no file named model.safetensors" in words or "safetensors variant" in words:
+        return (
+            "it has no model.safetensors, and pickled weights (pytorch_model.bin) are never read, because they can run "
+            "code; convert them where you trust them, with save_pretrained"
+        )
+    return words.splitlines()[0] if words else type(error).__name__
 
 
 def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:

@@ -1,45 +1,45 @@
-"""Problems: read from CSV text, divided into training and held-out sets, drawn for a step.
+"""Problems: found in the rows of tables, divided into training and held-out sets, drawn for a step.
 
 P problems.
 """
 
-import csv
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 
-from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Problem
+from rl.tables import ProblemError, Row, Table, short
 
-TARGET = "python_expression"
-PROMPT = "natural_language"
-
-
-class ProblemError(ValueError):
-    """Problems that cannot be used: one line that names the file, the line in it, and what is wrong."""
+# what columns are called where nobody says it; the project's own names come first and win
+PROMPTS = ("natural_language", "question", "problem", "prompt")
+TARGETS = ("python_expression", "answer", "target", "solution")
 
 
-def read_csv(lines: Iterable[str], name: str) -> list[Problem]:
-    """Problems of an open CSV file with the columns python_expression and natural_language; others go to `extra`.
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table hold a problem; the others go to `extra`."""
 
-    `name` is what messages call the file. Lines are counted from 1, as an editor does, and a row is named by its first.
-    Blank lines and a byte order mark are passed over. Raises ProblemError at the first thing wrong.
+    prompt: str | None = None  # None: one of PROMPTS
+    target: str | None = None  # None: one of TARGETS
+    target_needed: bool = True  # a verifier of the user's may do without
+
+
+def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> list[Problem]:
+    """The problems of a table. `check` raises ValueError for a target that its verifier cannot use.
+
+    Raises ProblemError at the first thing wrong.
     """
-    rows = _rows(lines, name)
-    _, header = next(rows, (0, None))
-    if header is None:
-        raise ProblemError(
-            f"{name} is empty: expected a line with the columns {TARGET},{PROMPT}, then one problem a line"
-        )
-    _check_header(header, name)
-    problems = [
-        _problem(dict(zip(header, row, strict=True)), name, line) for line, row in _even(rows, len(header), name)
-    ]
+    prompt = _column(table, columns.prompt, PROMPTS, "problems.prompt")
+    target = _target_column(table, columns)
+    problems = [_problem(table, row, prompt, target, columns, check) for row in table.rows]
     if not problems:
-        raise ProblemError(f"{name} has column names but no problem below them")
+        raise ProblemError(f"{table.name} has column names but no problem below them")
     return problems
 
 
@@ -79,71 +79,58 @@ def draw(problems: Sequence[Problem], seed: int, step: int, count: int, skip: in
     return [problems[index] for index in order[skip : skip + count]]
 
 
-def _rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """(first line, fields) of each row that is not blank."""
-    reader = csv.reader(_without_mark(lines), strict=True)
-    while True:
-        line = reader.line_num + 1
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise ProblemError(f"{name}: line {line}: broken row: {error} (is a quote left open?)") from error
-        except UnicodeDecodeError as error:
-            # text is decoded in blocks, so the place may be some lines further on
-            raise ProblemError(
-                f"{name}: line {line} or later: not UTF-8 text ({error.reason}); save it as UTF-8"
-            ) from error
-        if any("\0" in value for value in row):
-            raise ProblemError(f"{name}: line {line}: holds a NUL byte; is this a text file?")
-        if row:
-            yield line, row
+def _target_column(table: Table, columns: Columns) -> str | None:
+    if columns.target is None and not columns.target_needed and not set(TARGETS) & set(table.header):
+        return None
+    return _column(table, columns.target, TARGETS, "problems.target")
 
 
-def _without_mark(lines: Iterable[str]) -> Iterator[str]:
-    for number, line in enumerate(lines):
-        yield line.removeprefix("\ufeff") if number == 0 else line
+def _column(table: Table, named: str | None, known: tuple[str, ...], option: str) -> str:
+    """The column that is named, or the only one with a known name. Raises ProblemError."""
+    place = table.at(1) if table.unit == "line" else table.name
+    found = [column for column in ([named] if named is not None else known) if column in table.header]
+    if len(found) == 1 or (found and found[0] == known[0]):
+        return found[0]
+    if found:
+        raise ProblemError(f"{place}: {' and '.join(map(repr, found))} could both be meant: name one by {option}")
+    wanted = named or known[0]
+    near = get_close_matches(wanted, table.header, n=1)
+    meant = f"; is {short(near[0])} meant?" if near else ""
+    others = "" if named else f" (nor {', '.join(known[1:])})"
+    remedy = meant or f"; name it by {option}"
+    raise ProblemError(f"{place}: no column {wanted!r}{others} among {short(table.header)}{remedy}")
 
 
-def _check_header(header: list[str], name: str) -> None:
-    for column in (TARGET, PROMPT):
-        if column not in header:
-            near = get_close_matches(column, header, n=1)
-            meant = f"; is {_short(near[0])} meant?" if near else ""
-            raise ProblemError(f"{name}: line 1: no column {column!r} among {_short(header)}{meant}")
-    twice = next((column for column in header if header.count(column) > 1), None)
-    if twice is not None:
-        raise ProblemError(f"{name}: line 1: the column {_short(twice)} is there more than once")
-
-
-def _even(rows: Iterable[tuple[int, list[str]]], width: int, name: str) -> Iterator[tuple[int, list[str]]]:
-    for line, row in rows:
-        if len(row) != width:
-            raise ProblemError(
-                f"{name}: line {line}: broken row: {len(row)} fields where the first line names {width} columns "
-                "(text with a comma in it belongs in double quotes)"
-            )
-        yield line, row
-
-
-def _problem(fields: dict[str, str], name: str, line: int) -> Problem:
-    target, prompt = fields.pop(TARGET).strip(), fields.pop(PROMPT).strip()
-    for column, value in ((TARGET, target), (PROMPT, prompt)):
-        if not value:
-            raise ProblemError(f"{name}: line {line}: {column} is empty")
+def _problem(
+    table: Table,
+    row: Row,
+    prompt_column: str,
+    target_column: str | None,
+    columns: Columns,
+    check: Callable[[Problem], None],
+) -> Problem:
+    fields = dict(row.fields)
+    place = table.at(row.number)
+    prompt = fields.pop(prompt_column, None)
+    if prompt is not None and not isinstance(prompt, str):
+        raise ProblemError(f"{place}: {prompt_column} is {short(prompt)}, not text")
+    prompt = (prompt or "").strip()
+    target = "" if target_column is None else _text(fields.pop(target_column, None)).strip()
+    if not prompt or (columns.target_needed and not target):
+        raise ProblemError(f"{place}: {target_column if prompt else prompt_column} is empty")
+    problem = Problem(prompt, target, f"{PurePosixPath(table.name).name}:{row.number}", fields)
     try:
-        evaluate(target)
-    except UnfitExpression as unfit:
-        raise ProblemError(f"{name}: line {line}: {TARGET} {_short(target)} cannot be evaluated ({unfit})") from unfit
-    return Problem(prompt=prompt, target=target, source=f"{PurePosixPath(name).name}:{line}", extra=fields)
+        check(problem)
+    except ValueError as error:
+        raise ProblemError(f"{place}: {target_column} {short(target)} {error}") from error
+    return problem
 
 
-def _short(value: object) -> str:
-    """A quotation that keeps a message one readable line, whatever the file holds."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _digest(prompt: str) -> bytes:
-    return sha256(prompt.encode()).digest()
+    return sha256(prompt.encode(errors="surrogatepass")).digest()

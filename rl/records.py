@@ -6,9 +6,18 @@ cross machines, and token ids travel as they are, never as text to be tokenised 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Briefing:
+    """What a model with a chat template is told before a problem."""
+
+    system: str
+    examples: tuple[tuple[str, str], ...] = ()  # question and answer
 
 
 @dataclass(frozen=True)
@@ -16,17 +25,21 @@ class Problem:
     """Something to solve that a program can check."""
 
     prompt: str  # the question, in natural language
-    target: str  # a Python expression whose value is the answer
+    target: str  # what its verifier compares with; of arithmetic an expression whose value is the answer
     source: str  # where it came from, for people: "math_1k.csv:17" or "grammar:0.3.42"
-    extra: Mapping[str, str] = field(default_factory=dict)  # further columns of its file, kept as they are
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further columns of its file: what JSON can hold
+    set: str = ""  # the name of its problem set, which says how it is judged
+    briefing: Briefing | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of one completion."""
+    """What a verifier says of one completion. A verifier that failed says so in `error`, and its reward is NaN."""
 
-    reward: float  # 0 to 1
-    reason: str  # "right", "wrong_value", "unparsable", ...
+    reward: float
+    reason: str  # "right", "wrong_value", "unparsable", ...; "verifier_error" or "timeout" for a failure
+    parts: Mapping[str, float] = field(default_factory=dict)  # what the reward is made of, for people
+    error: str = ""  # one line
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,7 @@ class Batch:
     """Judged groups in order of admission: what one update trains on."""
 
     rollouts: Rollouts
-    rewards: NDArray[np.float32]  # [P, G]
+    rewards: NDArray[np.float32]  # [P, G]; NaN where the verifier failed
     reasons: tuple[tuple[str, ...], ...]  # [P] of [G]
 
     def __len__(self) -> int:
@@ -61,7 +74,8 @@ class Batch:
 
     @property
     def varied(self) -> NDArray[np.bool_]:
-        """[P]: groups whose rewards differ; the others have nothing to teach."""
+        """[P]: groups whose rewards differ; the others have nothing to teach. One with a reward that is not known (NaN)
+        is none of them: NaN compares as no difference."""
         differ: NDArray[np.bool_] = self.rewards.max(axis=1, initial=-np.inf) > self.rewards.min(axis=1, initial=np.inf)
         return differ
 

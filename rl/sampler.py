@@ -98,7 +98,7 @@ def sample(
     """
     started = time.perf_counter()
     device = policy.device
-    prompts = [policy.prompt_tokens(problem.prompt) for problem in problems]
+    prompts = [policy.prompt_tokens(problem.prompt, problem.briefing) for problem in problems]
     P, G, S, T = len(prompts), samples, max(map(len, prompts)), config.max_tokens  # noqa: N806
     if policy.window is not None and policy.window < S + T:
         raise ValueError(

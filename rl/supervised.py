@@ -21,7 +21,9 @@ def demonstrations(policy: Policy, problems: Sequence[Problem]) -> Rollouts:
         tokens[row, 0, : len(answer)] = answer
     return Rollouts(
         problems=tuple(problems),
-        prompts=tuple(np.asarray(policy.prompt_tokens(problem.prompt), dtype=np.int32) for problem in problems),
+        prompts=tuple(
+            np.asarray(policy.prompt_tokens(problem.prompt, problem.briefing), dtype=np.int32) for problem in problems
+        ),
         tokens=tokens,
         logprobs=np.zeros(tokens.shape, dtype=np.float32),
         versions=np.zeros_like(tokens),

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from infra import checkpoints, disk, store, weights
+from infra import checkpoints, disk, pace, store, weights
 from infra.resident import drop, resident
+from infra.store import Folder
+from infra.timeline import waiting_for_weights
 from infra.wanted import stop_when_unwanted
 from infra.weights import PolicyVersion
 from rl import grammar
@@ -34,7 +36,7 @@ class TrainerSpec:
     """What determines a trainer's work; the resident learner is kept by it."""
 
     run_uri: str
-    source: str  # where version 0 comes from: a hub id or a folder
+    source: str  # where version 0 comes from: a hub id, a folder, or the URI of a stored one
     policy: PolicyConfig
     optimizer: OptimizerConfig
     loss: LossConfig
@@ -71,13 +73,13 @@ class BrokenPolicyError(RuntimeError):
 
 def _sampler(config: PolicyConfig, version: PolicyVersion) -> Sampler:
     def load() -> Sampler:
-        with weights.fetch(version) as folder:
+        with _fetched(version) as folder:
             return Sampler(load_policy(str(folder.path), config), version)
 
     sampler = resident("sampler", config, load)
     if sampler.version != version:
         try:
-            with weights.fetch(version) as folder:
+            with _fetched(version) as folder:
                 sampler.policy.load_weights(folder.path)
         except ValueError:  # another architecture
             drop("sampler")
@@ -87,6 +89,14 @@ def _sampler(config: PolicyConfig, version: PolicyVersion) -> Sampler:
             raise
         sampler.version = version
     return sampler
+
+
+@contextmanager
+def _fetched(version: PolicyVersion) -> Iterator[Folder]:
+    """The version's files; all the time inside is waiting for weights."""
+    with waiting_for_weights() as waiting, weights.fetch(version) as folder:
+        waiting.bytes += folder.manifest.size
+        yield folder
 
 
 def generate(
@@ -110,6 +120,7 @@ def generate(
         greedy=spec.greedy,
         between_tokens=stop_when_unwanted(),
     )
+    pace.note(rollouts.generated_tokens, rollouts.seconds)
     # its completions would be noise, and what is broken would look like a policy that solves nothing
     if not np.isfinite(rollouts.logprobs).all():
         raise BrokenPolicyError(
@@ -142,7 +153,8 @@ def _learner(spec: TrainerSpec, step: int | None) -> tuple[Learner, list[str]]:
     def load() -> Learner:
         saved = checkpoints.newest(spec.run_uri, warn=warnings.append)
         if saved is None:
-            return Learner(load_policy(spec.source, spec.policy, master=True), spec.optimizer)
+            with _weights_of(spec.source) as path:
+                return Learner(load_policy(path, spec.policy, master=True), spec.optimizer)
         with saved:
             learner = Learner(load_policy(str(saved.path), spec.policy, master=True), spec.optimizer)
             learner.restore(saved.path)
@@ -178,6 +190,16 @@ def _scratch(uri: str) -> Iterator[Path]:
     disk.sweep(local)
     with disk.temporary_beside(local / "scratch") as folder:
         yield folder
+
+
+@contextmanager
+def _weights_of(source: str) -> Iterator[str]:
+    """What transformers can load: the hub id or folder itself, or a copy of what is stored elsewhere."""
+    if "://" not in source:
+        yield source
+        return
+    with store.read_folder(source) as folder:
+        yield str(folder.path)
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,26 @@ that differ, the next one draws replacements, up to a bound. What is drawn depen
 they came, so the same policy makes the same batch on any cluster.
 """
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from queue import SimpleQueue
 from threading import Condition
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Batch, Problem, Rollouts, concatenate
+from rl.verifiers.spec import VerifierSpec
 from tasks.problem_set import ProblemSet
+
+REASONS = 20  # that are logged apart
 
 
 class BatchConfig(BaseModel):
@@ -48,30 +55,84 @@ class Collected:
     batch: Batch  # the groups to train on, in order of admission
     drawn: int  # groups
     varied: int  # groups whose rewards differ
-    reward: float  # mean
-    pass_rate: float  # share of completions with reward 1
+    failed: int  # groups with a completion that no verifier could judge
+    reward: float  # mean over the completions judged
+    pass_rate: float  # share of the completions judged that have reward 1
+    error_rate: float  # share of completions whose verifier failed
+    parts: dict[str, float]  # mean of each part of the reward, over the completions that have it
+    pass_rates: dict[str, float]  # by problem set; a set of which nothing was judged is left out
+    errors: tuple[str, ...]  # the first of the different failures, a line each
     reasons: dict[str, int]  # completions by reason
     tokens: int  # generated
     truncated: float  # share of completions cut at the token limit
     generator_seconds: float  # of all leases together
+    everything: Batch  # all groups drawn, in order of admission
     samples: tuple[dict[str, str | float], ...]  # a few rows for people
+    mixed: bool = False  # whether there is more than one problem set
 
     @property
     def completions(self) -> int:
         return sum(self.reasons.values())
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every completion drawn, for people and their programs."""
+        of, rewards, reasons = self.everything.rollouts, self.everything.rewards.tolist(), self.everything.reasons
+        lengths, versions = of.lengths.tolist(), of.versions[:, :, 0].tolist()  # the first token's: the oldest
+        for group, problem in enumerate(of.problems):
+            for sample, text in enumerate(of.texts[group]):
+                yield {
+                    "group": group,
+                    "prompt": problem.prompt,
+                    "target": problem.target,
+                    "source": problem.source,
+                    "completion": text,
+                    "reward": None if math.isnan(rewards[group][sample]) else rewards[group][sample],
+                    "reason": reasons[group][sample],
+                    "version": versions[group][sample],
+                    "tokens": lengths[group][sample],
+                }
 
     def figures(self) -> dict[str, float]:
         """What is logged of it, by metric name."""
         return {
             "reward/mean": self.reward,
             "reward/pass_rate": self.pass_rate,
+            "reward/error_rate": self.error_rate,
+            **{f"reward/{name}": mean for name, mean in self.parts.items()},
+            **({f"reward/{name}/pass_rate": rate for name, rate in self.pass_rates.items()} if self.mixed else {}),
             "groups/drawn": self.drawn,
             "groups/used": len(self.batch),
-            "groups/zero_variance": self.drawn - self.varied,
+            "groups/zero_variance": self.drawn - self.varied - self.failed,
+            "groups/failed": self.failed,
             "completion/tokens_mean": self.tokens / self.completions,
             "completion/truncated": self.truncated,
-            **{f"reasons/{reason}": count / self.completions for reason, count in self.reasons.items()},
+            **{f"reasons/{name}": count / self.completions for name, count in counted(self.reasons).items()},
         }
+
+
+def pass_rate(rewards: NDArray[np.float32]) -> float:
+    """Share of the rewards that are 1, of those that are known; 0 where none is."""
+    known = rewards[~np.isnan(rewards)]
+    return float((known == 1).mean()) if known.size else 0.0
+
+
+def pass_rates(problems: Sequence[Problem], rewards: NDArray[np.float32]) -> dict[str, float]:
+    """The pass rate of each set that has a known reward; rewards are [P, G]."""
+    rows: dict[str, list[int]] = {}
+    for row, problem in enumerate(problems):
+        if not np.isnan(rewards[row]).all():
+            rows.setdefault(problem.set, []).append(row)
+    return {name: pass_rate(rewards[rows[name]]) for name in sorted(rows)}
+
+
+def counted(reasons: Mapping[str, int]) -> dict[str, int]:
+    """The most frequent reasons by a name that a metric may have, the rest as `other`: a user's function may give any
+    text."""
+    names: Counter[str] = Counter()
+    for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
+        name = re.sub(r"[^\w.-]+", "_", reason, flags=re.ASCII).strip("_.-") or "other"
+        names[name if name in names or len(names) < REASONS else "other"] += count
+    return dict(names)
 
 
 class Collection:
@@ -82,10 +143,15 @@ class Collection:
         self.config = config
         self._problems = problems
         self._drawn = 0
-        self._judged: dict[int, Batch] = {}  # by the first group of the lease
+        self._judged: dict[int, tuple[Batch, Judgement]] = {}  # by the first group of the lease
         self._arrived: SimpleQueue[tuple[Lease, Rollouts] | None] = SimpleQueue()
         self._changed = Condition()
         self._abandoned = False
+
+    @property
+    def verifiers(self) -> Mapping[str, VerifierSpec]:
+        """What judges the problems of each set."""
+        return self._problems.verifiers
 
     def waves(self) -> Iterator[list[Lease]]:
         """The leases to generate, wave by wave; each waits for the verdicts on the one before it."""
@@ -113,12 +179,10 @@ class Collection:
         while (arrived := self._arrived.get()) is not None:
             yield arrived
 
-    def judged(
-        self, lease: Lease, rollouts: Rollouts, rewards: NDArray[np.float32], reasons: Sequence[Sequence[str]]
-    ) -> None:
+    def judged(self, lease: Lease, rollouts: Rollouts, judgement: Judgement) -> None:
         """The verdicts on a lease are in."""
         with self._changed:
-            self._judged[lease.groups.start] = Batch(rollouts, rewards, tuple(map(tuple, reasons)))
+            self._judged[lease.groups.start] = Batch(rollouts, judgement.rewards, judgement.reasons), judgement
             self._changed.notify_all()
 
     def abandon(self) -> None:
@@ -128,7 +192,7 @@ class Collection:
             self._changed.notify_all()
 
     def _all_judged(self) -> bool:
-        return sum(len(batch) for batch in self._judged.values()) == self._drawn
+        return sum(len(batch) for batch, _ in self._judged.values()) == self._drawn
 
     def _wanted(self) -> int:
         """How many groups the next wave holds; 0 when the batch is full or the bound reached."""
@@ -136,7 +200,9 @@ class Collection:
             return 0
         if self._drawn == 0:
             return self.config.prompts
-        varied = int(sum(batch.varied.sum() for batch in self._judged.values()))
+        if all(np.isnan(batch.rewards).all() for batch, _ in self._judged.values()):
+            return 0  # no verifier works: see collected
+        varied = int(sum(batch.varied.sum() for batch, _ in self._judged.values()))
         missing = self.config.prompts - varied
         bound = int(self.config.prompts * self.config.refill) - self._drawn
         # as many as should give what is missing at the rate seen so far
@@ -144,9 +210,18 @@ class Collection:
         return max(0, min(likely, bound))
 
     def collected(self) -> Collected:
-        """The finished batch: the first groups that vary, in order of admission."""
-        everything = concatenate([self._judged[start] for start in sorted(self._judged)])
+        """The finished batch: the first groups that vary, in order of admission.
+
+        Raises:
+            BrokenVerifierError: every completion failed in its verifier.
+        """
+        in_order = [self._judged[start] for start in sorted(self._judged)]
+        everything = concatenate([batch for batch, _ in in_order])
+        judgement = Judgement.join([judgement for _, judgement in in_order])
         rollouts = everything.rollouts
+        unknown = np.isnan(everything.rewards)
+        if unknown.all():
+            raise BrokenVerifierError(f"no completion of step {self.step} could be judged: {judgement.errors[0]}")
         varied = everything.varied.nonzero()[0]
         used = [int(group) for group in varied[: self.config.prompts]]
         reasons = Counter(reason for row in everything.reasons for reason in row)
@@ -154,12 +229,21 @@ class Collection:
             batch=everything.select(used),
             drawn=len(everything),
             varied=len(varied),
-            reward=float(everything.rewards.mean()),
-            pass_rate=float((everything.rewards == 1).mean()),
+            failed=int(unknown.any(axis=1).sum()),
+            reward=float(np.nanmean(everything.rewards)),
+            pass_rate=pass_rate(everything.rewards),
+            error_rate=float(unknown.mean()),
+            parts={
+                name: float(np.nanmean(part)) for name, part in sorted(judgement.parts.items()) if (part == part).any()
+            },
+            pass_rates=pass_rates(rollouts.problems, everything.rewards),
+            errors=judgement.errors,
+            mixed=len(self._problems.verifiers) > 1,
             reasons=dict(reasons),
             tokens=rollouts.generated_tokens,
             truncated=float(1 - rollouts.ended.mean()),
             generator_seconds=rollouts.seconds,
+            everything=everything,
             samples=tuple(
                 {
                     "prompt": rollouts.problems[group].prompt,

@@ -1,6 +1,5 @@
 """Evaluation on held-out problems: greedy and sampled."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,10 +9,12 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.dispatch import Dispatch
 from infra.weights import PolicyVersion
-from rl.judging import judge
-from rl.records import Problem
+from rl.judging import BrokenVerifierError, Judgement
 from tasks import calls
 from tasks.calls import GeneratorSpec
+from tasks.collection import pass_rate
+from tasks.problem_set import ProblemSet
+from tasks.verify import judged
 
 LEASE = 64  # problems that a generator gets at a time
 NOISE = 7919  # added to the seed, so that an evaluation never draws a training step's noise
@@ -29,33 +30,41 @@ class Evaluation:
     sampled: float  # pass@1 of sampled completions
     pass_at_k: float  # share of problems with a right one among k sampled completions
     k: int
+    error_rate: float = 0.0  # share of completions whose verifier failed; they count neither as right nor as wrong
 
 
 @task(name="evaluate", task_run_name="evaluate v{version.step}", cache_policy=NO_CACHE)
-def evaluate(
-    dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: Sequence[Problem]
-) -> Evaluation:
-    """Solve the problems greedily and with ``spec.samples`` samples each."""
+def evaluate(dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: ProblemSet) -> Evaluation:
+    """Solve the held-out problems greedily and with ``spec.samples`` samples each.
+
+    Raises:
+        BrokenVerifierError: every completion failed in its verifier.
+    """
     sampled = _rewards(dispatch, replace(spec, seed=spec.seed + NOISE), version, problems)
     greedy = _rewards(dispatch, replace(spec, samples=1, greedy=True), version, problems)
+    known = ~np.isnan(sampled)
     return Evaluation(
         step=version.step,
-        problems=len(problems),
-        greedy=float((greedy == 1).mean()),
-        sampled=float((sampled == 1).mean()),
-        pass_at_k=float((sampled == 1).any(axis=1).mean()),
+        problems=len(problems.held_out),
+        greedy=pass_rate(greedy),
+        sampled=pass_rate(sampled),
+        pass_at_k=float((sampled == 1).any(axis=1)[known.any(axis=1)].mean()),
         k=spec.samples,
+        error_rate=float(1 - np.concatenate([known, ~np.isnan(greedy)], axis=1).mean()),
     )
 
 
 def _rewards(
-    dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: Sequence[Problem]
+    dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: ProblemSet
 ) -> NDArray[np.float32]:
     """[P, G] rewards."""
-    parts = [range(at, min(at + LEASE, len(problems))) for at in range(0, len(problems), LEASE)]
-    items = [(spec, version, 0, part, [problems[i] for i in part]) for part in parts]
-    rewards = {}
+    asked = problems.held_out
+    parts = [range(at, min(at + LEASE, len(asked))) for at in range(0, len(asked), LEASE)]
+    items = [(spec, version, 0, part, [asked[i] for i in part]) for part in parts]
+    judgements = {}
     for index, rollouts in dispatch.lease("evaluate", calls.generate, items):
-        targets = [problem.target for problem in rollouts.problems]
-        rewards[index], _ = dispatch.run("verify", judge, targets, rollouts.texts)
-    return np.concatenate([rewards[index] for index in range(len(parts))])
+        judgements[index] = judged(dispatch, rollouts, problems.verifiers)
+    everything = Judgement.join([judgements[index] for index in range(len(parts))])
+    if np.isnan(everything.rewards).all():
+        raise BrokenVerifierError(f"no completion could be judged: {everything.errors[0]}")
+    return everything.rewards

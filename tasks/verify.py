@@ -1,15 +1,18 @@
 """Verification: every lease is judged as it comes in, spread over the verifiers."""
 
+from collections.abc import Mapping
 from math import ceil
 
-import numpy as np
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.dispatch import Dispatch
 from infra.placement import workers_with
-from rl.judging import judge
+from rl.judging import Judgement
+from rl.records import Problem, Rollouts
+from rl.verifiers.spec import BUILT_IN, VerifierSpec
 from tasks.collection import Collected, Collection
+from tasks.judge import judge, warm
 
 
 @task(name="verify", task_run_name="verify {collection.step}", cache_policy=NO_CACHE)
@@ -17,16 +20,30 @@ def verify(dispatch: Dispatch, collection: Collection) -> Collected:
     """Judge the collection's leases until it is complete, and return it."""
     try:
         for lease, rollouts in collection.arrivals():
-            targets = [problem.target for problem in rollouts.problems]
-            verifiers = len(workers_with(dispatch.client, dispatch.placement.tags("verify")))
-            share = ceil(len(targets) / max(1, verifiers))
-            parts = [
-                (targets[at : at + share], rollouts.texts[at : at + share]) for at in range(0, len(targets), share)
-            ]
-            verdicts = dict(dispatch.lease("verify", judge, parts, priority=-collection.step))
-            rewards = np.concatenate([verdicts[part][0] for part in range(len(parts))])
-            reasons = [row for part in range(len(parts)) for row in verdicts[part][1]]
-            collection.judged(lease, rollouts, rewards, reasons)
+            verdicts = judged(dispatch, rollouts, collection.verifiers, priority=-collection.step)
+            collection.judged(lease, rollouts, verdicts)
     finally:
         collection.abandon()
     return collection.collected()
+
+
+def check_verifiers(dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec]) -> None:
+    """Raise VerifierError if one of them cannot work where it would run: a file that cannot be imported there, a
+    service that does not answer."""
+    isolated = [spec for spec in verifiers.values() if spec.name not in BUILT_IN]
+    if isolated:
+        dispatch.run("verify", warm, isolated)
+
+
+def judged(
+    dispatch: Dispatch, rollouts: Rollouts, verifiers: Mapping[str, VerifierSpec], *, priority: int = 0
+) -> Judgement:
+    """The verdicts on these completions, spread over the verifiers."""
+    workers = len(workers_with(dispatch.client, dispatch.placement.tags("verify")))
+    share = ceil(len(rollouts.problems) / max(1, workers))
+    starts = range(0, len(rollouts.problems), share)
+    parts: list[tuple[tuple[Problem, ...], tuple[tuple[str, ...], ...], Mapping[str, VerifierSpec]]] = [
+        (rollouts.problems[at : at + share], rollouts.texts[at : at + share], verifiers) for at in starts
+    ]
+    verdicts = dict(dispatch.lease("verify", judge, parts, priority=priority))
+    return Judgement.join([verdicts[part] for part in range(len(parts))])

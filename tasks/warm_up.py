@@ -18,12 +18,12 @@ CHUNK = 10  # updates per call: how often the display moves
 SOURCES = ("config", "grammar", "learner", "packing", "policy", "records", "supervised", "tiny")
 
 
-def warm_up_uri(home: Path, spec: WarmUpSpec) -> str:
+def warm_up_uri(storage: str | Path, spec: WarmUpSpec) -> str:
     """Where the result of a warm-up is kept: its name is a digest of the settings and of the code that determine it."""
     digest = hashlib.sha256(json.dumps(spec.determining(), sort_keys=True).encode())
     for name in SOURCES:
         digest.update(Path(rl.__path__[0], f"{name}.py").read_bytes())
-    return str(home / "warmup" / digest.hexdigest()[:16])
+    return store.join(str(storage), "warmup", digest.hexdigest()[:16])
 
 
 def is_kept(uri: str) -> bool:

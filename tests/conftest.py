@@ -1,10 +1,20 @@
 """No test reads or writes the state of whoever runs the suite, and none asks a network for a model."""
 
+import logging
 import os
 import shutil
+import socket
+import subprocess
+import sys
 import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -30,4 +40,148 @@ def home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """$RLVF_HOME of this test; it does not exist yet."""
     folder = tmp_path / "home"
     monkeypatch.setenv("RLVF_HOME", str(folder))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # a server of MLflow's in this process has set it
+    return folder
+
+
+@dataclass(frozen=True)
+class RunningScheduler:
+    """A `dask scheduler` in a process of its own."""
+
+    address: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running_scheduler(log: Path, home: Path | None, port: int, **environment: str) -> Iterator[RunningScheduler]:
+    """With the certificates of `home`, or without TLS; log lines of an earlier one stay."""
+    from infra.cluster import scheduler_environment
+    from infra.security import tls_environment
+
+    scheme = "tcp" if home is None else "tls"
+    address = f"{scheme}://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [*command, "--protocol", scheme, "--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
+            stdout=out,
+            stderr=out,
+            env=os.environ | scheduler_environment() | ({} if home is None else tls_environment(home)) | environment,
+        )
+    try:
+        deadline = time.monotonic() + 30
+        while log.read_text().count(f"Scheduler at:     {address}") < 1 or not _listens(port):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield RunningScheduler(address, log, process)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+StartScheduler = Callable[..., RunningScheduler]
+
+
+@pytest.fixture(scope="module")
+def start_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartScheduler]:
+    """Starts schedulers: `start_scheduler(home=None, port=None, **environment)`; they end with the module."""
+    folder = tmp_path_factory.mktemp("schedulers")
+    with ExitStack() as stack:
+
+        def start(home: Path | None = None, port: int | None = None, **environment: str) -> RunningScheduler:
+            port = port or free_port()
+            return stack.enter_context(running_scheduler(folder / f"{port}.log", home, port, **environment))
+
+        yield start
+
+
+@pytest.fixture
+def mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """MLflow's own REST handlers on a port, over `home/mlflow.db`; `stop` makes the port refuse, `go` answers on it
+    again."""
+    import mlflow.server
+    from mlflow.server import handlers
+    from werkzeug.serving import make_server
+
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):  # MLflow sets them, and this takes them back
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv(mlflow.server.BACKEND_STORE_URI_ENV_VAR, f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    monkeypatch.setenv(mlflow.server.ARTIFACT_ROOT_ENV_VAR, "mlflow-artifacts:/")
+    monkeypatch.setenv(mlflow.server.ARTIFACTS_DESTINATION_ENV_VAR, str(tmp_path / "served"))
+    monkeypatch.setenv(mlflow.server.SERVE_ARTIFACTS_ENV_VAR, "true")
+    monkeypatch.setattr(handlers, "_tracking_store", None)
+    monkeypatch.setattr(handlers, "_artifact_repo", None)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+
+    class Server:
+        port = 0
+
+        def go(self) -> None:
+            self.http = make_server("127.0.0.1", self.port, mlflow.server.app, threaded=True)
+            self.port = self.http.server_port
+            self.uri = f"http://127.0.0.1:{self.port}"
+            self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
+            self.thread.start()
+
+        def stop(self) -> None:
+            self.http.shutdown()
+            self.http.server_close()
+            self.thread.join()
+
+    server = Server()
+    server.go()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def sums() -> list[tuple[str, str]]:
+    """Problems that a tiny policy learns within seconds: (expression, text)."""
+    return [(f"{a} + {b}", f"add {a} and {b}") for a in range(10) for b in range(10)]
+
+
+@pytest.fixture(scope="session")
+def half_right(sums: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny policy that can solve about half of the sums, most of them now and then."""
+    import numpy as np
+    import torch
+
+    from rl.config import OptimizerConfig
+    from rl.learner import Learner
+    from rl.policy import Policy, save_policy
+    from rl.records import Problem
+    from rl.supervised import demonstrations, imitate
+    from rl.tiny import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer()
+    model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=0).eval()
+    policy = Policy(model, tokenizer, torch.device("cpu"), torch.float32)
+    learner = Learner(policy, OptimizerConfig(lr=4e-3, warmup_steps=5, betas=(0.9, 0.98), microbatch_tokens=1024))
+    draws = np.random.default_rng(0)
+    while True:
+        shown = [Problem(sums[i][1], sums[i][0], "") for i in draws.integers(len(sums), size=16)]
+        if imitate(learner, demonstrations(policy, shown)) <= 0.3:  # nats per token
+            break
+    folder = tmp_path_factory.mktemp("half-right")
+    save_policy(policy, folder)
     return folder

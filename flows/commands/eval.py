@@ -10,15 +10,17 @@ from flows.config import EvalConfig
 from flows.display import Display
 from flows.options import add_options, read_config
 from flows.preflight import check_model
-from infra.checkpoints import is_run, resolve_run
-from infra.services import rlvf_home
-from tasks.problem_set import GRAMMAR, open_problems, read_problems
+from flows.runs import existing_run, without_secrets
+from infra.checkpoints import is_run
+from infra.services import runs_uri
+from tasks.problem_set import problems_to_solve
 
 if TYPE_CHECKING:
     from tasks.evaluate import Evaluation
 
 EXAMPLES = """
 rlvf eval --policy 20260101-120000-tiny --problems problems.csv --samples 8
+rlvf eval --policy newest --again false                the newest run, unless its version was evaluated before
 rlvf eval --policy Qwen/Qwen3-0.6B --problems 's3://bucket/*.csv.gz'
 """
 
@@ -30,17 +32,14 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides)
-    if config.held_out:
-        open_problems(config.problems, config.held_out, config.seed)
-    elif config.problems != GRAMMAR:
-        read_problems(config.problems)
-    if not is_run(resolve_run(config.policy.model, str(rlvf_home() / "runs"))):
+    problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
+    if not is_run(existing_run(config.policy.model, runs_uri())):
         check_model(config.policy.model, "a run or ")
 
     def work(_: Display) -> "Evaluation":
         from flows.evaluate import evaluate_policy
 
-        return evaluate_policy(config)
+        return evaluate_policy(without_secrets(config))  # Prefect keeps the parameters of a flow
 
     found = in_workplace(config.cluster, config.placement, work)
     if given.json:

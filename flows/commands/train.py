@@ -13,10 +13,11 @@ from flows.config import TrainConfig
 from flows.display import Display
 from flows.options import add_options, read_config
 from flows.preflight import check_model, check_tracking
-from flows.runs import Run, new_run, resume_run
+from flows.runs import Run, new_run, resume_run, without_secrets
 from flows.summary import run_name, summary
 from infra.checkpoints import is_run
-from infra.services import rlvf_home
+from infra.services import runs_uri
+from infra.tracking import tracking_uri
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 rlvf train                                             the tiny policy on problems from the grammar
-rlvf train --problems problems.csv --steps 100         your problems: python_expression,natural_language
+rlvf train --problems problems.csv --steps 100         your problems: CSV, JSON Lines or Parquet
+rlvf train --problems q.jsonl --verifier my_reward.py:reward   your own reward
 rlvf train --config my.yaml --loss.name grpo           a YAML file, dotted overrides on top
 rlvf train --resume 20260101-120000-tiny               go on exactly where that run stopped
 """
@@ -37,13 +39,13 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    runs = str(rlvf_home() / "runs")
+    runs = runs_uri()
     if given.resume is not None:
         run = resume_run(given.resume, runs, given.config, given.overrides)
     else:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
-        check_tracking(run.config.tracking.uri)  # a resumed run goes on without, and catches up later
-    open_problems(run.config.problems, run.config.held_out, run.config.seed)
+        check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
+    open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
     check_model(run.config.policy.model)
     began = time.monotonic()
     try:
@@ -67,7 +69,8 @@ def _train(run: Run, display: Display) -> "TrainResult":
     from flows.train import train  # with torch and prefect: not before the command line is known to be good
 
     display.say(f"run {run_name(run)}")
-    return train(run.config.model_copy(update={"run": run.uri}), run.uri if run.resumed else None)
+    # Prefect keeps the parameters of a flow
+    return train(without_secrets(run.config.model_copy(update={"run": run.uri})), run.uri if run.resumed else None)
 
 
 TRAIN = Command("train", "train a policy by reinforcement learning", EXAMPLES, _options, _run)

@@ -1,7 +1,6 @@
 """What the tests of whole runs share: a home with a Prefect server, one cluster, and a policy that is half right."""
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -16,10 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-import torch
 from distributed import Client
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
@@ -29,15 +26,8 @@ from infra import services, store
 from infra.cluster import ClusterConfig, cluster
 from infra.metric_log import read_metrics
 from infra.placement import offers
-from rl.config import OptimizerConfig
-from rl.learner import Learner
-from rl.policy import Policy, save_policy
-from rl.records import Problem
-from rl.supervised import demonstrations, imitate
-from rl.tiny import build_model, build_tokenizer
 from tasks.warm_up import warm_up_uri
 
-WARM_LOSS = 0.3  # nats per token at which imitation ends: about half of the completions are right, most groups vary
 SMALL = {
     "batch.prompts": "4",
     "batch.samples": "4",
@@ -45,8 +35,8 @@ SMALL = {
     "held_out": "16",
     "sampling.max_tokens": "12",
     "tracking.system_metrics": "false",
+    "tracking.report": "false",  # a second each
 }
-PROBLEMS = [(f"{a} + {b}", f"add {a} and {b}") for a in range(10) for b in range(10)]
 MARK = "RLVF_TEST_MARK"  # in the environment of every process that a command starts
 
 
@@ -89,7 +79,7 @@ class Lab:
     names: Iterator[int] = field(default_factory=lambda: iter(range(10**6)))
 
     @staticmethod
-    def until(true: Callable[[], Any], seconds: float = 60.0, every: float = 0.005) -> Any:
+    def until(true: Callable[[], Any], seconds: float = 120.0, every: float = 0.005) -> Any:
         """Poll until `true()` is, at most `seconds`, and return it."""
         deadline = time.monotonic() + seconds
         while not (found := true()):
@@ -236,20 +226,6 @@ class Lab:
         return folder
 
 
-def half_right(folder: Path) -> None:
-    """Write a tiny policy that can solve about half of the problems."""
-    tokenizer = build_tokenizer()
-    model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=0).eval()
-    policy = Policy(model, tokenizer, torch.device("cpu"), torch.float32)
-    learner = Learner(policy, OptimizerConfig(lr=4e-3, warmup_steps=5, betas=(0.9, 0.98), microbatch_tokens=1024))
-    draws = np.random.default_rng(0)
-    loss = math.inf
-    while loss > WARM_LOSS:
-        shown = [Problem(PROBLEMS[i][1], PROBLEMS[i][0], "") for i in draws.integers(len(PROBLEMS), size=16)]
-        loss = imitate(learner, demonstrations(policy, shown))
-    save_policy(policy, folder)
-
-
 @contextmanager
 def prefect_server_on_any_port(home: Path) -> Iterator[services.PrefectServer]:
     """The usual port is left to the commands that start servers of their own."""
@@ -264,15 +240,13 @@ def prefect_server_on_any_port(home: Path) -> Iterator[services.PrefectServer]:
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """One home, one Prefect server and one cluster for all runs that need no others."""
     home = tmp_path_factory.mktemp("lab")
     problems = home / "sums.csv"
-    rows = [f"{expression},{text}" for expression, text in PROBLEMS]
+    rows = [f"{expression},{text}" for expression, text in sums]
     problems.write_text("\n".join(["python_expression,natural_language", *rows]) + "\n")
-    policy = home / "half-right"
-    half_right(policy)
-    store.write_folder(warm_up_uri(home, warm_up_spec(SftConfig())), policy)
+    store.write_folder(warm_up_uri(home, warm_up_spec(SftConfig())), half_right)
     config = ClusterConfig(threads=1, device="cpu")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -280,12 +254,22 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         cluster(
             config,
             log_dir=home / "logs",
-            preload={"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "rl.judging"},
+            preload={"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "tasks.judge"},
         ) as client,
     ):
         for name in server.environment:  # a test gets at the server by `Lab.prefect`, others do not see it
             patch.delenv(name, raising=False)
-        yield Lab(home, server.wait(), client, problems, policy)
+        yield Lab(home, server.wait(), client, problems, half_right)
+
+
+@pytest.fixture
+def own_signals_and_environment() -> Iterator[None]:
+    """What a command in this process changes of them is undone."""
+    before, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
 
 
 @pytest.fixture
@@ -308,6 +292,7 @@ def s3(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(name, value)
     lab.settle()
     lab.client.run(lambda: __import__("os").environ.update(access))  # sent by value: os.environ would be a copy
+    lab.client.run(s3fs.S3FileSystem.clear_instance_cache)  # an earlier test's, of a server that is gone
     s3fs.S3FileSystem.clear_instance_cache()
     boto3.client("s3").create_bucket(Bucket="runs")
     yield "s3://runs"

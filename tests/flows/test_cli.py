@@ -1,36 +1,27 @@
 """The command `rlvf`: its help, and one clear line for each mistake."""
 
 import json
-import os
 import resource
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.cli import main
-from flows.config import EvalConfig, SftConfig, TrainConfig
+from flows.cli import COMMANDS, main
+from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
 from flows.option_tree import leaf_values
 from flows.runs import Run
 
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
+NAMES = [command.name for command in COMMANDS]
 HEADER = "python_expression,natural_language\n"
 RUN = "from flows.cli import main; main()"
 NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
-
-
-@pytest.fixture(autouse=True)
-def _own_signals_and_environment() -> Iterator[None]:
-    before, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
-    yield
-    signal.signal(signal.SIGTERM, before)
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
 
 
 @pytest.fixture
@@ -57,8 +48,8 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "the following arguments are required: train|sft|eval"),
-        ("trian", "argument train|sft|eval: invalid choice: 'trian' (choose from 'train', 'sft', 'eval')"),
+        ("", f"the following arguments are required: {'|'.join(NAMES)}"),
+        ("trian", f"argument {'|'.join(NAMES)}: invalid choice: 'trian' (choose from {', '.join(map(repr, NAMES))})"),
         ("train --step 3", "unknown option --step; did you mean --steps?"),
         ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
         ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
@@ -68,7 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         ("train --steps many", "--steps: 'many' is not allowed; give a whole number, at least 1"),
         (
             "train --cluster.scheduler here",
-            "--cluster.scheduler 'here': is no address of a scheduler; write it like tcp://192.168.1.5:8786",
+            "--cluster.scheduler 'here': is no address of a scheduler; write it like tls://192.168.1.5:8786",
         ),
         ("train --loss ppo", "--loss.name: 'ppo' is not allowed; give one of reinforce, grpo"),
         ("train --batch.samples 1", "--batch.samples: '1' is not allowed; give a whole number, at least 2"),
@@ -77,6 +68,33 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         ("train --problems *.csv --resume none", "runs/none is not a run: there is nothing"),
         ("train --resume .", ". is not a run: it has no config.yaml"),
         ("eval --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
+        (
+            "train --verifier my_reward.py:reward",
+            "my_reward.py: no such file, and no file matches it as a pattern",
+        ),
+        (
+            "eval --verifier my_reward.py",
+            "verifier 'my_reward.py': name the function too, such as my_reward.py:reward",
+        ),
+        (
+            "train --verifier gsm9k",
+            "verifier 'gsm9k' is none of arithmetic, gsm8k, countdown, math; a function of yours is written "
+            "my_reward.py:reward, a service http://host:port",
+        ),
+        (
+            "train --verifier http://",
+            "verifier 'http://' is no address of a service; write it like http://127.0.0.1:8900",
+        ),
+        (
+            "train --mix [{path:1]",
+            "--mix: '[{path:1]' is not allowed; give a list in YAML, such as [{path: …, prompt: …}]",
+        ),
+        ("train --mix none.jsonl,other.csv", "none.jsonl: no such file, and no file matches it as a pattern"),
+        (
+            "verifier serve --host 0.0.0.0",
+            "host 0.0.0.0 is open to other machines: make certificates with `rlvf certs`, or give --insecure in a "
+            "network where you trust everyone",
+        ),
         ("train --placement.verify JUDGE", "unknown tag 'JUDGE'; did you mean"),
     ],
 )
@@ -103,9 +121,12 @@ def test_a_mistake_in_a_file_is_one_line(refused: Callable[..., str], tmp_path: 
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ("", "p.csv is empty: expected a line with the columns python_expression,natural_language"),
+        ("", "p.csv is empty: expected a line with the names of the columns, then one problem a line"),
         (HEADER, "p.csv has column names but no problem below them"),
-        ("expression,natural_language\n1,one\n", "p.csv: line 1: no column 'python_expression' among"),
+        (
+            "expression,natural_language\n1,one\n",
+            "p.csv: line 1: no column 'python_expression' (nor",
+        ),
         (f"{HEADER}1,one\n1 + 1\n", "p.csv: line 3: broken row: 1 fields where the first line names 2 columns"),
         (f'{HEADER}1,one\n1 + 1,"one plus one\n', "p.csv: line 3: broken row: unexpected end of data"),
         (f"{HEADER}1 +,one\n", "p.csv: line 2: python_expression '1 +' cannot be evaluated"),
@@ -181,7 +202,7 @@ def test_a_mistake_ends_the_process_at_once_with_code_2(tmp_path: Path, words: l
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3
 
 
-@pytest.mark.parametrize("words", [[], ["train"], ["sft"], ["eval"]])
+@pytest.mark.parametrize("words", [[], *([name] for name in NAMES)])
 def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     heavy = ("torch", "transformers", "prefect", "mlflow", "pandas", "matplotlib")
     code = f"import atexit, sys; atexit.register(lambda: print({heavy!r} & sys.modules.keys(), file=sys.stderr)); {RUN}"
@@ -189,13 +210,16 @@ def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     ended = subprocess.run([sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "set()\n")
     if not words:
-        assert all(f"    {command} " in ended.stdout for command in ("train", "sft", "eval"))
+        assert all(f"    {command} " in ended.stdout for command in NAMES)
         return
-    config = {"train": TrainConfig, "sft": SftConfig, "eval": EvalConfig}[words[0]]()
+    assert f"\n  rlvf {words[0]} " in ended.stdout.partition("example")[2]
+    configs = {"train": TrainConfig(), "sft": SftConfig(), "eval": EvalConfig(), "verifier": ServeConfig()}
+    if words[0] not in configs:
+        return
+    config = configs[words[0]]
     missing = [path for path, _ in leaf_values(config) if f"  --{path} " not in ended.stdout]
     assert missing == []
     assert "  --json " in ended.stdout
-    assert f"\n  rlvf {words[0]} " in ended.stdout.partition("example")[2]
 
 
 @pytest.mark.parametrize(

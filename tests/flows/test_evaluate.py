@@ -8,6 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flows.runs import existing_run
+from infra.checkpoints import NotARun
+
 SAMPLES = 16
 
 
@@ -90,3 +93,27 @@ def test_a_run_is_evaluated_at_its_newest_version_and_logs_it(lab: Any) -> None:
     kept = lab.evaluate(policy=run.name, problems=str(lab.problems), held_out="16", samples="4")
     assert kept.problems == 16
     assert kept.greedy == result.pass_rate_after
+
+
+def test_the_newest_run_is_evaluated_once_a_version(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Path(lab.train(steps="1").run)
+    asked = {"policy": "newest", "problems": str(lab.problems), "samples": "2", "again": "false"}
+    found = lab.evaluate(**asked)
+    assert [point.step for point in points(lab, run, "eval/sums/sampled")] == [1]
+    with monkeypatch.context() as patch:
+        patch.setattr("flows.evaluate.evaluate", lambda *_: pytest.fail("evaluated again"))
+        assert lab.evaluate(**asked) == found
+    other = lab.evaluate(**{**asked, "samples": "1"})  # another question
+    assert other.greedy == found.greedy
+    lab.train(resume=str(run), steps="2")
+    assert lab.evaluate(**asked).step == 2
+
+
+def points(lab: Any, run: Path, metric: str) -> list[Any]:
+    mlflow, logged = lab.mlflow(run)
+    return list(mlflow.get_metric_history(logged.info.run_id, metric))
+
+
+def test_there_must_be_a_run_to_be_the_newest(tmp_path: Path) -> None:
+    with pytest.raises(NotARun, match=r"there is no run at .* yet"):
+        existing_run("newest", str(tmp_path))

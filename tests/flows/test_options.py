@@ -378,3 +378,65 @@ def test_a_configuration_survives_yaml(tmp_path_factory: pytest.TempPathFactory,
     assert read_config(Job, file=str(file), overrides={}) == job
     assert read_config(Job, file=None, overrides={}, base=yaml.safe_load(text)) == job
     assert differences(read_config(Job, file=str(file), overrides={}), job) == []
+
+
+# -- a list of sections
+
+
+class Several(Section):
+    first: Policy = Policy()
+    more: tuple[Wanted, ...] = Field((), description="further ones")
+    policies: tuple[Loss, ...] = Field((Loss(),), description="a list with a default")
+
+
+@pytest.mark.parametrize(
+    ("words", "sources"),
+    [
+        ([], []),
+        (["--more", "[{source: a.csv}, {source: 'b, c.csv'}]"], ["a.csv", "b, c.csv"]),
+        (["--more", '[{"source": "a.csv"}]'], ["a.csv"]),
+        (["--more", "{source: a.csv}"], ["a.csv"]),
+        (["--more", "[]"], []),
+        (["--more", ""], []),
+        (["--more", "[{source: a.csv}]", "--more", "[{source: b.csv}]"], ["b.csv"]),
+    ],
+)
+def test_a_list_of_sections_is_written_in_yaml(words: list[str], sources: list[str]) -> None:
+    config = parsed(*words, model=Several)
+    assert [each.source for each in config.more] == sources
+    assert config.policies == (Loss(),)
+
+
+def test_a_list_of_sections_survives_a_file(tmp_path: Path) -> None:
+    config = Several(more=(Wanted(source="a"), Wanted(source="b")), policies=(Loss(clip=0.5),))
+    file = tmp_path / "saved.yaml"
+    file.write_text(to_yaml(config))
+    assert read_config(Several, file=str(file), overrides={}) == config
+    again = read_config(Several, file=None, overrides={"more": "[]"}, base=yaml.safe_load(to_yaml(config)))
+    assert again == config.model_copy(update={"more": ()})
+    assert [line.partition(":")[0] for line in differences(config, again)] == ["more"]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("[{source: 1}]", "--more[0].source: 1 is not allowed; give text"),
+        ("[{source: a}, {}]", "--more[1].source is missing"),
+        ("[{sauce: a, source: b}]", "--more[0].sauce (did you mean source?): Extra inputs are not permitted"),
+        ("[1]", "--more[0]: Input should be a valid dictionary or instance of Wanted"),
+        ("[{source", "--more: '[{source' is not allowed; give a list in YAML, such as [{source: …}]"),
+        ("7", "--more: 7 is not allowed; give a list in YAML, such as [{source: …}]"),
+    ],
+)
+def test_a_mistake_in_a_list_of_sections_names_its_place(given: str, line: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        parsed("--more", given, model=Several)
+    assert str(refused.value) == line
+
+
+def test_the_help_of_a_list_of_sections_says_how_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--help", model=Several)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--more YAML further ones (default empty)" in shown
+    assert "--policies YAML a list with a default (default {})" in shown

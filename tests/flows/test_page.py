@@ -6,11 +6,17 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.flow_engine import run_flow
+from prefect.states import Scheduled
 
+from flows.config import TrainConfig
+from flows.options import read_config
 from flows.page import CancelledOnPage
+from flows.train import train
 
 
 def call(url: str, path: str, body: Any = None) -> Any:
@@ -103,3 +109,22 @@ def test_a_cancelled_run_stops_at_once_and_can_be_resumed(lab: Any, paused: bool
     reached = max(lab.metrics(running.run, "groups/used"))
     lab.train(resume=str(running.run), steps=str(reached + 1))
     assert list(lab.metrics(running.run, "groups/used")) == list(range(1, reached + 2))
+
+
+def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any) -> None:
+    lab.settle()
+    with lab.prefect() as client:
+        flow_run = client.create_flow_run(train, parameters={"config": {}, "resume": None})
+
+        def execute(steps: int) -> Any:
+            config = read_config(TrainConfig, file=None, overrides=lab.options(steps=str(steps)))
+            known = client.read_flow_run(flow_run.id)
+            return run_flow(train, flow_run=known, parameters={"config": config, "resume": None})
+
+        first = execute(2)
+        client.set_flow_run_state(flow_run.id, Scheduled(), force=True)  # as the page does when asked to retry
+        again = execute(4)
+        assert again.run == first.run
+        assert again.flow_run_id == first.flow_run_id
+        assert client.read_flow_run(flow_run.id).name == Path(first.run).name
+    assert list(lab.metrics(Path(first.run), "groups/used")) == [1, 2, 3, 4]

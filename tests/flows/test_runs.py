@@ -155,7 +155,7 @@ def test_more_steps_other_machines_and_other_bookkeeping_are_allowed(saved: Run,
     [
         ("seed", "1", "seed: saved 0, now 1"),
         ("staleness", "0", "staleness: saved 1, now 0"),
-        ("problems", "other.csv", "problems: saved 'sums.csv', now 'other.csv'"),
+        ("problems", "other.csv", "problems.path: saved 'sums.csv', now 'other.csv'"),
         ("held_out", "7", "held_out: saved 200, now 7"),
         ("batch.prompts", "8", "batch.prompts: saved 32, now 8"),
         ("loss.name", "grpo", "loss.name: saved 'reinforce', now 'grpo'"),

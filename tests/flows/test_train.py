@@ -64,6 +64,7 @@ def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_
         warm_up__steps="20",
         warm_up__batch="8",
         tracking__samples_every="2",
+        tracking__report="true",
     )
     with lab.command("train", "--json", options=options) as command:
         code, out, err = command.finish()
@@ -201,6 +202,19 @@ def test_a_run_may_lie_anywhere(lab: Any, place: str, tmp_path: Path, request: p
     local = tmp_path / "deep" / "file-run" if place == "file" else lab.run_folder("s3-run")
     assert list(lab.metrics(local, "reward/mean")) == [1, 2, 3]
     assert (local / "reward.png").exists()
+
+
+def test_runs_and_the_warm_up_lie_on_the_storage_that_the_environment_names(
+    lab: Any, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLVF_STORAGE", f"{s3}/shared")
+    options = {"warm_up__steps": "2", "warm_up__batch": "4", "steps": "1", "policy": "tiny"}
+    result = lab.train(run="stored", **options)
+    assert result.run == f"{s3}/shared/runs/stored"
+    assert store.versions(f"{s3}/shared/runs/stored/weights", prefix="v")[-1] == 1
+    assert store.exists(f"{s3}/shared/warmup")
+    assert lab.metrics(lab.run_folder("stored"), "reward/mean").keys() == {1}  # a copy stays at home
+    assert lab.evaluate(policy="stored", problems=str(lab.problems)).step == 1  # a name is looked up there
 
 
 def test_two_generators_make_the_run_that_one_makes(lab: Any) -> None:

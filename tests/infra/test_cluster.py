@@ -14,7 +14,8 @@ import pytest
 from distributed import Client, get_worker
 
 from infra import cluster as module
-from infra.cluster import ClusterConfig, ClusterError, cluster, cores, detect_device, workers
+from infra.cluster import ClusterConfig, ClusterError, cluster, workers
+from infra.machine import cores
 from infra.placement import PlacementConfig, check_placement, offers, workers_with
 
 WARM = "wave"  # a module that nothing else imports
@@ -175,15 +176,3 @@ def test_the_cores_are_shared_by_those_that_compute() -> None:
     assert threads["verifier-1"] == 1
     assert spec["trainer"]["options"]["resources"] == {"CUDA": 1, "TRAINER": 1}
     assert spec["verifier-0"]["options"]["resources"] == {"CPU": 1, "VERIFIER": 1}
-
-
-def test_the_device_is_found_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.importlib.metadata, "version", lambda _: "2.13.0")
-    monkeypatch.setattr(module.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert detect_device() == "CUDA"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert detect_device() in ("CPU", "MPS")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(module.importlib.metadata, "version", lambda _: "2.13.0+cpu")
-    assert detect_device() in ("CPU", "MPS")

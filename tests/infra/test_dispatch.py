@@ -101,6 +101,10 @@ def test_what_the_call_raises_comes_at_once(dispatch: Dispatch, tmp_path: Path) 
 def test_a_trainer_killed_in_a_call_costs_that_try(dispatch: Dispatch, tmp_path: Path) -> None:
     assert dispatch.run("train", die_until(tmp_path, 1), 42) == 42
     assert dispatch.lost == {"train": 1}
+    assert [(span.worker, span.call, span.lost) for span in dispatch.timeline.take()] == [
+        ("trainer", "train", True),
+        ("trainer", "train", False),
+    ]
 
 
 def test_a_call_that_kills_every_worker_is_given_up(dispatch: Dispatch, tmp_path: Path) -> None:
@@ -126,6 +130,10 @@ def test_a_worker_killed_in_its_lease_costs_one_lease(dispatch: Dispatch, tmp_pa
     got = list(dispatch.lease("generate", call, [(item,) for item in range(12)]))
     assert sorted(got) == [(item, item * item) for item in range(12)]
     assert dispatch.lost == {"generate": 1}
+    spans = dispatch.timeline.take()
+    assert {span.worker for span in spans} <= {"generator-0", "generator-1"}
+    assert [sum(span.lost is lost for span in spans) for lost in (True, False)] == [1, 12]
+    assert all(span.start <= span.end for span in spans)
 
 
 def test_a_result_lost_with_its_worker_is_made_again(client: Client, dispatch: Dispatch, tmp_path: Path) -> None:

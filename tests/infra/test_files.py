@@ -143,7 +143,9 @@ def test_a_file_without_permission_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"plain,text\n", gzip.compress(b"cut off" * 99)[:-9], b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 50]
+    "content",
+    [b"plain,text\n", gzip.compress(b"cut off" * 99)[:-9], b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 50],
+    ids=["not compressed", "cut off", "broken"],
 )
 def test_a_file_that_is_not_as_compressed_as_its_name_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rows.csv.gz"

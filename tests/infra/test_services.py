@@ -223,6 +223,7 @@ def test_a_port_that_is_taken_while_the_server_starts_is_given_up(home: Path, mo
     monkeypatch.setattr(services, "PORT", port)
     with prefect_server(home, remarks.append) as server, prefect_api_of_another(port):
         assert f":{port}/" not in server.wait()
+        assert os.environ["PREFECT_API_URL"] == server.url
         assert answers(server.url)
     assert remarks == [f"port {port} is in use: the Prefect server listens on {server.url.split(':')[2][:-4]}"]
 

@@ -10,14 +10,11 @@ import threading
 import time
 from pathlib import Path
 
-import mlflow.server
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
-from mlflow.server import handlers
-from werkzeug.serving import make_server
 
-from infra import tracking
+from infra import mlflow_run, tracking
 from infra.metric_log import MetricLog, read_metrics
 from infra.tracking import TrackingConfig, TrackingError, open_run
 
@@ -233,36 +230,9 @@ def test_an_answer_that_got_lost_does_not_log_twice(home, client, tmp_path, monk
 
 
 @pytest.fixture
-def server(home, tmp_path, monkeypatch):
-    """MLflow's own REST handlers on a port; `stop` makes the port refuse, `go` answers on it again."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setenv(mlflow.server.BACKEND_STORE_URI_ENV_VAR, f"sqlite:///{home / 'mlflow.db'}")
-    monkeypatch.setenv(mlflow.server.ARTIFACT_ROOT_ENV_VAR, "mlflow-artifacts:/")
-    monkeypatch.setenv(mlflow.server.ARTIFACTS_DESTINATION_ENV_VAR, str(tmp_path / "served"))
-    monkeypatch.setenv(mlflow.server.SERVE_ARTIFACTS_ENV_VAR, "true")
-    monkeypatch.setattr(handlers, "_tracking_store", None)
-    monkeypatch.setattr(handlers, "_artifact_repo", None)
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-
-    class Server:
-        port = 0
-
-        def go(self):
-            self.http = make_server("127.0.0.1", self.port, mlflow.server.app, threaded=True)
-            self.port = self.http.server_port
-            self.uri = f"http://127.0.0.1:{self.port}"
-            self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
-            self.thread.start()
-
-        def stop(self):
-            self.http.shutdown()
-            self.http.server_close()
-            self.thread.join()
-
-    server = Server()
-    server.go()
-    yield server
-    server.stop()
+def server(home, request):
+    assert home.exists()  # its database is the server's
+    return request.getfixturevalue("mlflow_server")
 
 
 def test_an_outage_loses_nothing_and_is_said_once(server, home, client, tmp_path, monkeypatch, caplog):
@@ -344,7 +314,7 @@ def test_a_new_run_without_its_server_is_refused_without_showing_the_password(ho
 
 
 def test_samples_are_tables_that_mlflow_shows(home, client, tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "TABLES_SHOWN", 2)
+    monkeypatch.setattr(mlflow_run, "TABLES_SHOWN", 2)
     rows = [
         {"prompt": "what is 1/2?", "completion": 'a "b",\n½', "reward": 0.0, "reason": "unparsable"},
         {"prompt": "1+1", "completion": "2", "reward": math.nan, "reason": "right"},
@@ -414,3 +384,12 @@ def test_the_command_line_does_not_wait_for_mlflow_and_matplotlib():
     check = "import sys, infra.tracking, infra.pictures; sys.exit(bool({'mlflow', 'matplotlib'} & set(sys.modules)))"
     root = Path(tracking.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", check], cwd=root, env=os.environ, timeout=60).returncode == 0
+
+
+def test_the_tracking_uri_of_the_environment_is_used_where_the_config_names_none(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
+    elsewhere = tmp_path / "elsewhere"
+    assert tracking.tracking_uri(TrackingConfig(uri="http://here")) == "http://here"
+    with start(elsewhere) as tracker:
+        assert MlflowClient(f"sqlite:///{home / 'mlflow.db'}").get_run(tracker.run_id)
+    assert not (elsewhere / "mlflow.db").exists()

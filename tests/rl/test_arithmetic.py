@@ -12,9 +12,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rl.arithmetic import MAX_BITS, MAX_CHARACTERS, MAX_DIGITS, MAX_NESTING, Unfit, UnfitExpression, evaluate, verify
+from rl.arithmetic import MAX_BITS, MAX_CHARACTERS, MAX_DIGITS, MAX_NESTING, Unfit, UnfitExpression, evaluate
+from rl.records import Problem, Verdict
+from rl.verifiers import arithmetic
 
 REASONS = {"right", "wrong_value", *get_args(Unfit)}
+
+
+def verify(target: str, completion: str) -> Verdict:
+    return arithmetic.verify(Problem("", target, ""), completion)
 
 
 def listed(block: str) -> list[str]:
@@ -334,5 +340,5 @@ def test_the_exception_survives_pickling() -> None:
 
 
 def test_a_verifier_s_worker_need_not_load_torch() -> None:
-    program = "import rl.arithmetic, sys; sys.exit('torch' in sys.modules)"
+    program = "import rl.verifiers.arithmetic, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

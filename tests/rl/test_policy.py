@@ -19,8 +19,6 @@ from transformers import (
 
 from rl.config import PolicyConfig, SamplingConfig
 from rl.policy import (
-    EXAMPLE,
-    SYSTEM,
     Policy,
     UnknownModelError,
     choose_device,
@@ -33,6 +31,7 @@ from rl.policy import (
 from rl.records import Problem
 from rl.sampler import sample
 from rl.tiny import build_tokenizer
+from rl.verifiers.arithmetic import BRIEFING
 
 Build = Callable[..., PreTrainedModel]
 
@@ -63,6 +62,45 @@ def test_a_model_of_numbers_that_are_none_is_refused(
         model.model.norm.weight.fill_(torch.nan)
     with pytest.raises(UnknownModelError, match="logits are not finite"):
         load_policy(saved(tmp_path, model, tokenizer), CPU)
+
+
+def test_neither_pickles_nor_code_of_a_folder_are_run(
+    tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    path = saved(tmp_path, build_small("qwen3"), tokenizer)
+    ran = tmp_path / "ran"
+    (tmp_path / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\nclass Theirs: pass\n")
+    settings = {name: json.loads((tmp_path / name).read_text()) for name in ("config.json", "tokenizer_config.json")}
+    theirs = {
+        "AutoConfig": "theirs.Theirs",
+        "AutoModelForCausalLM": "theirs.Theirs",
+        "AutoTokenizer": ["theirs.Theirs"] * 2,
+    }
+    for name, value in settings.items():
+        (tmp_path / name).write_text(json.dumps({**value, "auto_map": theirs}))
+    load_policy(path, CPU)  # of a kind that transformers has code for: theirs is left alone
+    (tmp_path / "config.json").write_text(
+        json.dumps({**settings["config.json"], "model_type": "theirs", "auto_map": theirs})
+    )
+    with pytest.raises(
+        UnknownModelError, match=r"cannot be loaded: it needs code of its own, which is never run"
+    ) as one:
+        load_policy(path, CPU)
+    assert "\n" not in str(one.value)
+    for name, value in settings.items():
+        (tmp_path / name).write_text(json.dumps(value))
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+            return ran.touch, ()
+
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    load_policy(path, CPU)  # beside weights that can be read
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UnknownModelError, match=r"pickled weights \(pytorch_model.bin\) are never read") as one:
+        load_policy(path, CPU)
+    assert "\n" not in str(one.value)
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
@@ -111,8 +149,13 @@ def test_the_chat_template_is_used_where_the_model_has_one(tmp_path: Path, build
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE
     policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
-    lines = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.")).split("\n")
-    said = [f"[system] {SYSTEM}", f"[user] {EXAMPLE[0]}", f"[assistant] {EXAMPLE[1]}", "[user] add 3 and 4."]
+    lines = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", BRIEFING)).split("\n")
+    said = [
+        f"[system] {BRIEFING.system}",
+        f"[user] {BRIEFING.examples[0][0]}",
+        f"[assistant] {BRIEFING.examples[0][1]}",
+        "[user] add 3 and 4.",
+    ]
     assert lines == [line.lower() for line in [*said, "[assistant] "]]
 
 
@@ -122,9 +165,18 @@ def test_a_template_without_a_system_role_gets_its_words_in_the_first_turn(tmp_p
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
     )
     policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
-    said = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4."))
-    assert said.startswith(f"[user] {SYSTEM}\n\n{EXAMPLE[0]}\n[assistant] {EXAMPLE[1]}".lower())
+    said = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", BRIEFING))
+    assert said.startswith(
+        f"[user] {BRIEFING.system}\n\n{BRIEFING.examples[0][0]}\n[assistant] {BRIEFING.examples[0][1]}".lower()
+    )
     assert said.endswith("[user] add 3 and 4.\n[assistant] ")
+
+
+def test_without_a_briefing_a_chat_model_gets_the_problem_alone(tmp_path: Path, build_small: Build) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
+    assert policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.")) == "[user] add 3 and 4.\n[assistant] "
 
 
 # -- models that cannot be driven

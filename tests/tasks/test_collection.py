@@ -6,16 +6,18 @@ G completions per group.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
-from tasks.collection import BatchConfig, Collected, Collection, Lease
+from rl.verifiers.spec import VerifierSpec
+from tasks.collection import BatchConfig, Collected, Collection, Lease, counted
 from tasks.problem_set import ProblemSet
 
 ALL = [True] * 1000
@@ -27,6 +29,7 @@ def problem_set() -> ProblemSet:
         name="numbered",
         draw=lambda step, count, skip: [Problem(f"{step}/{i}", str(i), f"n:{i}") for i in range(skip, skip + count)],
         held_out=(),
+        verifiers={"": VerifierSpec("arithmetic")},
     )
 
 
@@ -48,11 +51,11 @@ def rollouts(lease: Lease, samples: int) -> Rollouts:
     )
 
 
-def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> tuple[NDArray[np.float32], list[list[str]]]:
+def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> Judgement:
     """One right completion in each group that varies, none in the others."""
     rewards = np.zeros((len(lease.groups), samples), np.float32)
     rewards[:, 0] = [varied[i] for i in lease.groups]
-    return rewards, [["right" if reward else "wrong_value" for reward in row] for row in rewards]
+    return Judgement(rewards, tuple(tuple("right" if reward else "wrong_value" for reward in row) for row in rewards))
 
 
 def collect(
@@ -66,7 +69,7 @@ def collect(
         back = list(leases)
         shuffle(back)
         for lease in back:
-            collection.judged(lease, rollouts(lease, config.samples), *verdicts(lease, varied, config.samples))
+            collection.judged(lease, rollouts(lease, config.samples), verdicts(lease, varied, config.samples))
     return collection.collected(), waves
 
 
@@ -134,7 +137,7 @@ def test_figures_are_of_everything_drawn() -> None:
 def test_partly_right_answers_vary_but_do_not_pass() -> None:
     collection = Collection(0, problem_set(), config(prompts=1, samples=2))
     (lease,) = next(waves := collection.waves())
-    collection.judged(lease, rollouts(lease, 2), np.array([[0.5, 0.25]], np.float32), [["near", "far"]])
+    collection.judged(lease, rollouts(lease, 2), Judgement(np.array([[0.5, 0.25]], np.float32), (("near", "far"),)))
     assert list(waves) == []
     found = collection.collected()
     assert (found.varied, found.pass_rate, found.reward) == (1, 0, 0.375)
@@ -187,7 +190,7 @@ def test_generating_and_judging_meet_in_two_threads() -> None:
 
     def verify() -> Collected:
         for lease, sampled in collection.arrivals():
-            collection.judged(lease, sampled, *verdicts(lease, varied, asked.samples))
+            collection.judged(lease, sampled, verdicts(lease, varied, asked.samples))
         return collection.collected()
 
     with ThreadPoolExecutor(2) as threads:
@@ -227,3 +230,69 @@ def test_the_judging_side_ends_when_generating_fails() -> None:
     with pytest.raises(OSError, match="no generator left"):
         generate()
     assert [lease.groups for lease, _ in collection.arrivals()] == [range(2)]
+
+
+# -- verifiers that fail
+
+
+def judged_as(rewards: list[list[float]], sets: Sequence[str] = ("",), refill: float = 1) -> Collection:
+    """One wave of groups with these rewards (nan: the verifier failed), of these sets in turn."""
+    problems = replace(problem_set(), verifiers={name: VerifierSpec("arithmetic") for name in sets})
+    asked = config(prompts=len(rewards), samples=len(rewards[0]), refill=refill, lease=len(rewards))
+    collection = Collection(0, problems, asked)
+    (lease,) = next(collection.waves())
+    marked = replace(lease, problems=tuple(replace(p, set=sets[i % len(sets)]) for i, p in enumerate(lease.problems)))
+    values = np.array(rewards, np.float32)
+    reasons = tuple(tuple("timeout" if r != r else "judged" for r in row) for row in rewards)
+    errors = ("it broke", "and again") if np.isnan(values).any() else ()
+    parts = {"format": np.where(np.isnan(values), np.nan, 0.5).astype(np.float32)}
+    collection.judged(lease, rollouts(marked, values.shape[1]), Judgement(values, reasons, parts, errors))
+    return collection
+
+
+NAN = float("nan")
+
+
+def test_a_group_with_a_failure_is_not_trained_on_and_the_failure_is_no_zero() -> None:
+    found = judged_as([[1, 0], [1, NAN], [0, 0], [NAN, NAN], [0, 1]]).collected()
+    assert groups(found) == [0, 4]
+    figures = found.figures()
+    assert figures["reward/error_rate"] == pytest.approx(0.3)
+    assert [figures["reward/mean"], figures["reward/pass_rate"]] == pytest.approx([3 / 7, 3 / 7])
+    assert figures["reward/format"] == pytest.approx(0.5)
+    assert (figures["groups/drawn"], figures["groups/failed"], figures["groups/zero_variance"]) == (5, 2, 1)
+    assert figures["reasons/timeout"] == pytest.approx(0.3)
+    assert found.errors == ("it broke", "and again")
+    assert not np.isnan(found.batch.rewards).any()
+
+
+def test_a_step_of_failures_alone_ends_the_run_with_the_first_message_and_without_replacements() -> None:
+    collection = judged_as([[NAN, NAN], [NAN, NAN]], refill=10)
+    assert collection._wanted() == 0
+    with pytest.raises(BrokenVerifierError, match=r"^no completion of step 0 could be judged: it broke$"):
+        collection.collected()
+
+
+def test_pass_rates_are_told_by_set_where_there_are_several() -> None:
+    rewards: list[list[float]] = [[1, 0], [1, 1], [0, 0], [1, 0.5]]
+    figures = judged_as(rewards, sets=["sums", "words"]).collected().figures()
+    assert figures["reward/sums/pass_rate"] == pytest.approx(1 / 4)
+    assert figures["reward/words/pass_rate"] == pytest.approx(3 / 4)
+    alone = judged_as(rewards, sets=["sums"]).collected().figures()
+    assert [name for name in alone if name.startswith("reward/") and name.endswith("/pass_rate")] == [
+        "reward/pass_rate"
+    ]
+    all_failed = judged_as([[1, 0], [NAN, NAN]], sets=["sums", "words"]).collected().figures()
+    assert "reward/words/pass_rate" not in all_failed
+
+
+def test_reasons_of_any_text_become_few_names_that_a_metric_may_have() -> None:
+    assert counted({"right": 3, "off by 2": 1, "off/by\n2": 1, "": 2, "\ud800": 1}) == {
+        "right": 3,
+        "other": 3,
+        "off_by_2": 2,
+    }
+    many = counted({f"got {i}": 1000 - i for i in range(500)})
+    assert len(many) == 21
+    assert sum(many.values()) == sum(1000 - i for i in range(500))
+    assert many["got_0"] == 1000

@@ -1,18 +1,35 @@
 import gzip
+import json
+from collections import Counter
 from pathlib import Path
 
 import fsspec
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from infra.metric_log import MetricLog
-from rl.problems import ProblemError
-from tasks.problem_set import GRAMMAR, ProblemSet, open_problems, problem_set_name, read_problems
+from rl.config import COUNTDOWN, GRAMMAR, ProblemsConfig, VerifierConfig
+from rl.records import Briefing, Problem
+from rl.tables import ProblemError
+from rl.verifiers import arithmetic
+from rl.verifiers.spec import VerifierError, VerifierSpec
+from tasks.problem_set import ProblemSet, problem_set_name, problems_to_solve
+from tasks.problem_set import open_problems as open_sets
 
 HEADER = "python_expression,natural_language,level\n"
 
 
 def csv(numbers: range) -> str:
     return HEADER + "".join(f"{n} + 1,add 1 to {n},{n % 3}\n" for n in numbers)
+
+
+def open_problems(path: str, held_out: int, seed: int) -> ProblemSet:
+    return open_sets([ProblemsConfig(path=path)], VerifierConfig(), held_out, seed)
+
+
+def read_problems(path: str) -> tuple[Problem, ...]:
+    return problems_to_solve([ProblemsConfig(path=path)], VerifierConfig(), 0, 0).held_out
 
 
 @pytest.fixture
@@ -46,7 +63,7 @@ def test_a_set_is_named_after_its_file_in_letters_that_a_metric_may_have(path: s
     MetricLog(None).append(0, {f"eval/{name}/pass_at_1": 0.5})  # refuses a name that MLflow would refuse
 
 
-@pytest.mark.parametrize("path", [GRAMMAR, "sums"])
+@pytest.mark.parametrize("path", [GRAMMAR, COUNTDOWN, "sums"])
 def test_a_step_s_problems_depend_on_the_seed_and_the_step_alone(path: str, sums: str) -> None:
     path = sums if path == "sums" else path
     first, again, other = (open_problems(path, 5, seed) for seed in (1, 1, 2))
@@ -56,13 +73,13 @@ def test_a_step_s_problems_depend_on_the_seed_and_the_step_alone(path: str, sums
     assert prompts(first, 0, 8) != prompts(first, 1, 8)
 
 
-@pytest.mark.parametrize("path", [GRAMMAR, "sums"])
+@pytest.mark.parametrize("path", [GRAMMAR, COUNTDOWN, "sums"])
 def test_a_refill_goes_on_where_the_step_s_first_draw_stopped(path: str, sums: str) -> None:
     problems = open_problems(sums if path == "sums" else path, 5, seed=0)
     assert prompts(problems, 4, 3) + prompts(problems, 4, 6, skip=3) == prompts(problems, 4, 9)
 
 
-@pytest.mark.parametrize("path", [GRAMMAR, "sums"])
+@pytest.mark.parametrize("path", [GRAMMAR, COUNTDOWN, "sums"])
 def test_what_is_held_out_is_the_same_for_every_seed_and_never_trained_on(path: str, sums: str) -> None:
     path = sums if path == "sums" else path
     one, two = open_problems(path, 6, seed=0), open_problems(path, 6, seed=99)
@@ -102,3 +119,104 @@ def test_one_broken_file_of_a_pattern_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text(f"{HEADER}2 +,add nothing,0\n")
     with pytest.raises(ProblemError, match=r"b\.csv: line 2: python_expression '2 \+' cannot be evaluated"):
         read_problems(f"{tmp_path}/*.csv")
+
+
+# -- several sets
+
+
+def jsonl(path: Path, numbers: range, **more: str) -> str:
+    path.write_text(
+        "".join(json.dumps({"question": f"what is {n}?", "answer": f"#### {n}", **more}) + "\n" for n in numbers)
+    )
+    return str(path)
+
+
+def mixture(tmp_path: Path, sums: str, seed: int = 0, held_out: int = 4) -> ProblemSet:
+    questions = jsonl(tmp_path / "questions.jsonl", range(50))
+    sets = [
+        ProblemsConfig(path=sums, weight=3),
+        ProblemsConfig(path=questions, verifier="gsm8k", system="Say it."),
+        ProblemsConfig(path=COUNTDOWN, weight=1),
+    ]
+    return open_sets(sets, VerifierConfig(seconds=2), held_out, seed)
+
+
+def test_sets_are_mixed_by_weight_and_a_draw_depends_on_seed_and_step_alone(tmp_path: Path, sums: str) -> None:
+    mixed, again, other = (mixture(tmp_path, sums, seed) for seed in (1, 1, 2))
+    assert mixed.name == "sums-questions-countdown"
+    drawn = {step: mixed.draw(step, 50, 0) for step in range(20)}
+    assert {step: again.draw(step, 50, 0) for step in reversed(range(20))} == drawn
+    assert other.draw(0, 50, 0) != drawn[0]
+    assert mixed.draw(3, 20, 0) + mixed.draw(3, 30, 20) == drawn[3]
+    counts = Counter(problem.set for problems in drawn.values() for problem in problems)
+    assert counts.total() == 1000
+    assert abs(counts["sums"] - 600) < 80  # five standard deviations
+    assert abs(counts["questions"] - 200) < 65
+    for problems in drawn.values():  # within a set none comes twice before all have come
+        questions = [problem.source for problem in problems if problem.set == "questions"]
+        assert len(set(questions)) == len(questions)
+
+
+def test_each_set_keeps_its_own_problems_out_and_has_its_own_verifier(tmp_path: Path, sums: str) -> None:
+    mixed = mixture(tmp_path, sums)
+    assert Counter(problem.set for problem in mixed.held_out) == {"sums": 4, "questions": 4, "countdown": 4}
+    drawn = {problem.prompt for step in range(20) for problem in mixed.draw(step, 50, 0)}
+    assert not drawn & {problem.prompt for problem in mixed.held_out}
+    assert {name: spec.name for name, spec in mixed.verifiers.items()} == {
+        "sums": "arithmetic",
+        "questions": "gsm8k",
+        "countdown": "countdown",
+    }
+    assert {spec.seconds for spec in mixed.verifiers.values()} == {2}
+    told = {problem.set: problem.briefing for problem in mixed.held_out}
+    assert told["questions"] == Briefing("Say it.")
+    assert told["sums"] == arithmetic.BRIEFING
+    alone = open_problems(sums, 4, seed=0).held_out
+    assert [problem.prompt for problem in mixed.held_out[:4]] == [problem.prompt for problem in alone]
+
+
+def test_what_one_set_keeps_out_another_does_not_train_on(tmp_path: Path) -> None:
+    some, same = jsonl(tmp_path / "a.jsonl", range(12)), jsonl(tmp_path / "b.jsonl", range(10))
+    sets = [ProblemsConfig(path=path, verifier="gsm8k") for path in (some, same, some)]
+    mixed = open_sets(sets, VerifierConfig(), 5, 0)
+    assert mixed.name == "a-b-a-2"
+    drawn = {problem.prompt for step in range(20) for problem in mixed.draw(step, 20, 0)}
+    assert not drawn & {problem.prompt for problem in mixed.held_out}
+    tiny = ProblemsConfig(path=jsonl(tmp_path / "tiny.jsonl", range(4)), verifier="gsm8k")
+    with pytest.raises(ProblemError, match=r"tiny\.jsonl: cannot hold out 11 of 4 distinct prompts"):
+        open_sets([sets[0], tiny], VerifierConfig(), 11, 0)
+
+
+def test_all_formats_of_a_pattern_are_read_packed_ones_too(tmp_path: Path) -> None:
+    rows = {"question": ["p?"], "answer": ["1"]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"question": "j?", "answer": "2"}\n'))
+    (tmp_path / "c.csv").write_text("question,answer\nc?,3\n")
+    assert [(p.prompt, p.target, p.source, p.set) for p in read_problems(f"{tmp_path}/*")] == [
+        ("p?", "1", "a.parquet:1", "all"),
+        ("j?", "2", "b.jsonl.gz:1", "all"),
+        ("c?", "3", "c.csv:2", "all"),
+    ]
+
+
+def test_a_verifier_of_the_user_travels_as_text(tmp_path: Path, sums: str) -> None:
+    text = "def reward(problem, completion):\n    return 1\n"
+    with fsspec.open("memory://code/my_reward.py", "w") as file:
+        file.write(text)
+    (tmp_path / "free.jsonl").write_text('{"prompt": "go"}\n{"prompt": "on"}\n')
+    name = "memory://code/my_reward.py:reward"
+    found = open_sets([ProblemsConfig(path=f"{tmp_path}/free.jsonl")], VerifierConfig(name=name, memory_mb=99), 1, 0)
+    assert found.verifiers == {"free": VerifierSpec(name, 5.0, 99, text)}
+    assert (found.held_out[0].target, found.held_out[0].briefing) == ("", None)
+    with pytest.raises(VerifierError, match="no function 'score'; it has reward"):
+        open_sets([ProblemsConfig(path=sums)], VerifierConfig(name="memory://code/my_reward.py:score"), 1, 0)
+
+
+def test_a_target_that_its_verifier_cannot_use_is_refused_with_its_place(tmp_path: Path, sums: str) -> None:
+    questions = jsonl(tmp_path / "q.jsonl", range(3))
+    with pytest.raises(
+        ProblemError, match=r"q\.jsonl: line 1: answer '#### 0' cannot be .* is --verifier gsm8k meant\?"
+    ):
+        open_problems(questions, 1, 0)
+    with pytest.raises(ProblemError, match=r"sums\.csv: line 2: python_expression '0 \+ 1' is not a whole number"):
+        open_sets([ProblemsConfig(path=sums)], VerifierConfig(name="countdown"), 1, 0)

@@ -1,0 +1,85 @@
+"""What a run shows on its page in Prefect: how far it is, and links to its report, to MLflow and to the cluster."""
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.runtime import flow_run
+
+from infra.background import Background
+from infra.secrets import masked
+
+PAUSE_SECONDS = 1.0  # between two words on the progress
+END_SECONDS = 5.0  # what the last words get when Prefect is away
+
+
+class Artifacts:
+    """A context manager. Everything is told in the background: a step costs nothing, and Prefect away costs a line."""
+
+    def __init__(self, run: str, say: Callable[[str], None]) -> None:
+        self._flow_run = None if flow_run.id is None else UUID(str(flow_run.id))
+        # the run's name is in the key, so that Prefect keeps no history of one run's progress under another's
+        self._stem = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-") or "run"
+        self._background = Background(say, END_SECONDS)
+        self._clients = ExitStack()
+        self._client: SyncPrefectClient | None = None
+        self._progress: UUID | None = None
+        self._told = -float("inf")
+
+    def __enter__(self) -> Self:
+        self._background.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._submit(self._clients.close)
+        self._background.__exit__(kind, error, at)
+
+    def link(self, name: str, url: str, note: str = "") -> None:
+        """A link to what is called so."""
+        url, note = masked(url), masked(f"{name}: {note}" if note else name)
+        self._submit(lambda: self._create("markdown", name, f"[{url}]({url})", note))
+
+    def progress(self, done: int, total: int, *, last: bool = False) -> None:
+        """So many steps are done; told once a second at most, save the last word."""
+        now = time.monotonic()
+        if now - self._told < PAUSE_SECONDS and not last:
+            return
+        self._told = now
+        percent = min(100.0, 100 * done / total)
+
+        def tell() -> None:
+            note = f"step {done} of {total}"
+            if self._progress is None:
+                self._progress = self._create("progress", "progress", percent, note)
+                return
+            self._api().update_artifact(self._progress, ArtifactUpdate(data=percent, description=note))
+
+        self._submit(tell, needed=last)
+
+    def _submit(self, job: Callable[[], object], needed: bool = True) -> None:
+        if self._flow_run is not None:
+            (self._background.submit if needed else self._background.offer)("Prefect's page", job)
+
+    def _create(self, kind: str, name: str, content: Any, note: str) -> UUID:
+        made = self._api().create_artifact(
+            ArtifactCreate(
+                type=kind,
+                key=f"{self._stem}-{re.sub(r'[^a-z0-9]+', '-', name.lower())}",
+                description=note,
+                data=content,
+                flow_run_id=self._flow_run,
+            )
+        )
+        return UUID(str(made.id))
+
+    def _api(self) -> SyncPrefectClient:
+        """One client for all words: making one takes longer than a word does."""
+        if self._client is None:
+            self._client = self._clients.enter_context(get_client(sync_client=True))
+        return self._client

@@ -1,0 +1,131 @@
+"""What a run keeps for people beside its metrics: completions, what its workers did, its report, Prefect's page."""
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prefect.runtime import flow_run
+
+from flows.artifacts import Artifacts
+from flows.report import PICTURE, REPORT, draw_reward, write_report
+from flows.runs import Run
+from flows.summary import prefect_page
+from flows.workplace import Workplace
+from infra import place as places
+from infra import timeline
+from infra.background import Background
+from infra.disk import sweep_files
+from infra.placement import offers
+from infra.record import ABOUT, TIMELINE, read_record, send_record, versions
+from infra.rollouts import write_rollouts
+from infra.secrets import masked
+from infra.tracking import Tracker
+from tasks.collection import Collected
+
+SEND_SECONDS = 60.0  # between two copies of the record of a run that lies elsewhere
+
+
+class Bookkeeping:
+    """A context manager within the tracker's. None of it costs a step more than a millisecond or ends a run: what goes
+    wrong is said. At the end it makes the report, however the run has ended."""
+
+    def __init__(self, run: Run, place: Workplace, folder: Path, tracker: Tracker) -> None:
+        self._run, self._place, self._folder, self._tracker = run, place, folder, tracker
+        self._background = Background(place.display.say)
+        self._artifacts = Artifacts(run.name, place.display.say)
+        self._about: dict[str, Any] = {}
+        self._sent = time.monotonic()
+
+    def __enter__(self) -> Self:
+        for folder in (self._folder, self._folder / "rollouts"):
+            sweep_files(folder)  # of an earlier session that was killed
+        dispatch, page = self._place.dispatch, self._tracker.page()
+        links = {"MLflow": [page.url, f"served by: {page.command}" if page.command else ""]}
+        if dashboard := getattr(dispatch.client, "dashboard_link", None):
+            links["Dask dashboard"] = [dashboard, "while the cluster is up"]
+        with ExitStack() as stack:
+            stack.enter_context(self._background)
+            stack.enter_context(self._artifacts)
+            for name, (url, note) in links.items():
+                self._artifacts.link(name, url, note)
+            if flow_run.id is not None:
+                url, command = prefect_page(str(flow_run.id))
+                links["Prefect"] = [url, f"served by: {command}" if command else ""]
+            timeline.begin_session(self._folder / TIMELINE)
+            self._note(
+                run=self._run.uri,
+                status="running",
+                began=time.time(),
+                links=links,
+                versions=versions(),
+                workers={offer.name: sorted(offer.resources) for offer in offers(dispatch.client)},
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        status = "finished" if kind is None else "failed" if issubclass(kind, Exception) else "stopped"
+        why = "" if status != "failed" else str(error).strip().partition("\n")[0] or str(kind)
+        with self._stack:
+            try:
+                self._write_spans()
+                self._note(status=status, ended=time.time(), why=why, lost=dict(self._place.dispatch.lost))
+                self._background.wait()  # the report shows the completions of the last step
+                self._report()
+            except Exception as error:  # noqa: BLE001 - the run has done its work, and its report can be made again
+                words = f"{type(error).__name__}: {error}"
+                self._place.display.say(
+                    f"warning: no report could be made ({words}); try: rlvf report {self._run.name}"
+                )
+            self._background.submit("copying the record", lambda: send_record(self._run.uri, self._folder))
+
+    def keep(self, step: int, batch: Collected) -> None:
+        """Keep the completions that make the version after ``step``, before the update that might fail on them."""
+        every = self._run.config.tracking.rollouts_every
+        if every and (step + 1) % every == 0:
+            self._background.submit("keeping rollouts", lambda: write_rollouts(self._run.uri, step + 1, batch.rows()))
+
+    def step(self, step: int, published: int) -> dict[str, float]:
+        """Note that ``step`` is done, and what is logged of it: bytes that were moved, and how long workers waited."""
+        spans = self._write_spans()
+        self._artifacts.progress(step, self._run.config.steps, last=step == self._run.config.steps)
+        if time.monotonic() - self._sent > SEND_SECONDS:
+            self._sent = time.monotonic()
+            self._background.offer("copying the record", lambda: send_record(self._run.uri, self._folder))
+        return {
+            "sync/bytes": published,
+            "sync/fetched_bytes": sum(span.fetched for span in spans),
+            "sync/load_seconds": sum(span.loading for span in spans),
+        }
+
+    def _write_spans(self) -> list[timeline.Span]:
+        spans = self._place.dispatch.timeline.take()
+        timeline.write_spans(self._folder / TIMELINE, spans)
+        return spans
+
+    def _note(self, **what: Any) -> None:
+        self._about.update(masked(what))
+        places.write_text(str(self._folder / ABOUT), json.dumps(self._about, indent=2) + "\n")
+
+    def _report(self) -> None:
+        record = read_record(self._run.uri, self._folder)
+        if not record.steps:
+            return  # there is nothing to show
+        picture, path = self._folder / PICTURE, self._folder / REPORT
+        if not self._run.config.tracking.report:
+            draw_reward(self._run.uri, record, picture)
+            self._tracker.log_picture(picture)
+            return
+        write_report(self._run.uri, record, path)
+        self._tracker.log_picture(picture)
+        self._tracker.log_file(path)
+        if places.local_path(self._run.uri) is None:
+            there, data = places.join(self._run.uri, REPORT), path.read_bytes()
+            self._background.submit("copying the report", lambda: places.write_bytes(there, data))
+        url = self._tracker.page().url + f"/artifacts/{REPORT}" if self._tracker.is_served else path.as_uri()
+        self._artifacts.link("report", url, str(path))

@@ -1,0 +1,142 @@
+"""`rlvf doctor`."""
+
+import argparse
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict
+from http.client import HTTPException
+from pathlib import Path
+
+from flows.commands.command import Command
+from flows.config import TrainConfig
+from flows.options import read_config
+from infra.addresses import running
+from infra.checks import Check, placement_checks, route_checks
+from infra.cluster_checks import check_storage_of_cluster, cluster_checks
+from infra.enquiry import enquire
+from infra.installed import check_constraints, check_requirements
+from infra.machine import detect_device, this_machine
+from infra.placement import PlacementConfig
+from infra.reach import UnreachableError, parse_address, reach
+from infra.security import RENEW_DAYS, SecurityError, adopt_settings, days_of_certificate, has_certificates
+from infra.services import rlvf_home
+
+EXAMPLES = """
+rlvf doctor                                            this machine, and the cluster that it belongs to
+rlvf doctor --scheduler tls://192.168.1.5:8786         another cluster
+rlvf doctor --config my.yaml                           would the placement in this file be satisfied?
+"""
+STORAGE_MB = 4.0
+ANSWER_SECONDS = 5.0
+NOWHERE = "192.0.2.1"  # nobody's: the way to it is the default route
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--scheduler", metavar="ADDRESS", help="of the cluster (default: of `rlvf up` or the bundle)")
+    command.add_argument(
+        "--storage", metavar="URI", help="where runs lie (default: $RLVF_STORAGE, or what the cluster says)"
+    )
+    command.add_argument("--config", metavar="FILE.yaml", help="of `rlvf train`: its placement is checked")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _run(given: argparse.Namespace) -> None:
+    config = read_config(TrainConfig, file=given.config, overrides={})
+    home = rlvf_home()
+    written = given.scheduler or config.cluster.scheduler
+    found = []
+    for check in examine(home, written, given.storage, config.placement):
+        found.append(check)
+        if not given.json:
+            print(check, flush=True)
+    well = all(check.state != "fail" for check in found)
+    if given.json:
+        print(json.dumps({"ok": well, "checks": [asdict(check) for check in found]}))
+    if not well:
+        raise SystemExit(1)
+
+
+def examine(home: Path, scheduler: str | None, storage: str | None, placement: PlacementConfig) -> Iterator[Check]:
+    """Every check in turn, as its result is known."""
+    yield check_requirements()
+    if CONSTRAINTS.is_file():
+        yield check_constraints(CONSTRAINTS)
+    here = this_machine(detect_device())
+    yield Check("machine", "ok", f"{here.device} ({here.name}), {here.memory_gb:g} GB, {here.cores} cores")
+    if has_certificates(home):
+        yield check_certificate(home)
+    settings = adopt_settings(home)
+    services = {name: value for name, value in asdict(running(home)).items() if value}
+    named = scheduler or (settings.scheduler if settings is not None else None) or services.get("scheduler")
+    towards = NOWHERE
+    if named is None:
+        yield Check("scheduler", "ok", "none: `rlvf train` starts what it needs, `rlvf up` is for several machines")
+    else:
+        address = parse_address(named, home)
+        towards = address.host
+        try:
+            began = time.perf_counter()
+            host = reach(address, home)
+            took = time.perf_counter() - began
+            enquiry = enquire(address, home)
+        except (UnreachableError, SecurityError) as error:
+            yield Check("scheduler", "fail", str(error))
+        except (OSError, TimeoutError) as error:
+            yield Check("scheduler", "fail", f"{address} takes connections and no questions ({error})", "restart it")
+        else:
+            names = ", ".join(sorted(seen.name for seen in enquiry.workers)) or "no workers yet"
+            yield Check("scheduler", "ok", f"{address} in {1000 * took:.0f} ms; {names}")
+            yield from cluster_checks(enquiry, address, home, host)
+            needs = {call: placement.tags(call) for call in placement.calls}
+            yield from placement_checks([seen.resources for seen in enquiry.workers], needs)
+            services = {**enquiry.services, **services}
+    for name in ("prefect", "mlflow", "dashboard"):
+        if name in services:
+            yield check_service(name, services[name])
+    place = storage or os.environ.get("RLVF_STORAGE") or services.get("storage") or own_folder(home)
+    yield check_storage_of_cluster(place, STORAGE_MB)
+    yield from route_checks(towards)
+
+
+def check_certificate(home: Path) -> Check:
+    """Whether this machine's certificate is in force, and for how long."""
+    try:
+        days = days_of_certificate(home)
+    except SecurityError as error:
+        return Check("certs", "fail", str(error))
+    if days < RENEW_DAYS:
+        return Check("certs", "warn", f"expires in {days:.0f} days", "make a new bundle with `rlvf certs`")
+    return Check("certs", "ok", f"valid for {days:.0f} days")
+
+
+def check_service(name: str, url: str) -> Check:
+    """Whether a web server answers at `url`, be it with a refusal."""
+    shown = re.sub(r"://[^/@]*@", "://***@", url)
+    page = f"{url.rstrip('/')}/health" if name == "prefect" else re.sub(r"://[^/@]*@", "://", url)
+    local = re.search(r"//(127\.|localhost|\[::1\])", url) is not None  # a proxy is for other machines
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
+    began = time.perf_counter()
+    try:
+        opener.open(page, timeout=ANSWER_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        return Check(name, "fail", f"no answer at {shown} ({reason})", "is `rlvf up` running there, and the port open?")
+    return Check(name, "ok", f"{shown} in {1000 * (time.perf_counter() - began):.0f} ms")
+
+
+def own_folder(home: Path) -> str:
+    """The home, or the folder that it will be made in."""
+    return str(next(folder for folder in (home, *home.parents) if folder.is_dir()))
+
+
+DOCTOR = Command(
+    "doctor", "look for what would keep this machine or its cluster from working", EXAMPLES, _options, _run
+)

@@ -1,0 +1,56 @@
+"""`rlvf down`."""
+
+import argparse
+import os
+import signal
+import time
+from contextlib import suppress
+
+from flows.commands.command import Command
+from infra.addresses import UP, is_up, read_up
+from infra.part import TITLES
+from infra.services import rlvf_home
+from infra.stack import living, take_down_leftovers
+
+EXAMPLES = """
+rlvf down                                              stop what rlvf up started; runs and their state stay
+"""
+SECONDS = 60.0  # an `up` that takes longer to stop is killed, and its services with it
+
+
+def _options(_: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _run(_: argparse.Namespace) -> None:
+    home = rlvf_home()
+    stopped = 0
+    up = read_up(home)
+    if is_up(home) and up is not None:
+        with suppress(ProcessLookupError):
+            os.kill(up.pid, signal.SIGTERM)
+        before = living(home)
+        deadline = time.monotonic() + SECONDS
+        while is_up(home):
+            now = living(home)
+            for name in [name for name in before if name not in now]:
+                print(f"stopped the {TITLES[name]}", flush=True)
+                stopped += 1
+            before = now
+            if time.monotonic() > deadline:
+                with suppress(ProcessLookupError):
+                    os.kill(up.pid, signal.SIGKILL)
+            time.sleep(0.05)
+        for name in [name for name in before if name not in living(home)]:
+            print(f"stopped the {TITLES[name]}")
+            stopped += 1
+    stopped += take_down_leftovers(home, print)
+    if not is_up(home):
+        (home / UP).unlink(missing_ok=True)
+    if "prefect" in living(home):
+        print("the Prefect server stays: a run of this home uses it")
+    if not stopped:
+        print(f"nothing is up in {home}")
+
+
+DOWN = Command("down", "stop what rlvf up started", EXAMPLES, _options, _run)

@@ -1,0 +1,43 @@
+"""`rlvf report`."""
+
+import argparse
+import json
+import webbrowser
+from pathlib import Path
+
+from flows.commands.command import Command
+from flows.runs import existing_run
+from infra.checkpoints import require_run
+from infra.services import rlvf_home, runs_uri
+from infra.store import local_path
+
+EXAMPLES = """
+rlvf report 20260101-120000-tiny                       one HTML file, with the pictures beside it
+rlvf report s3://bucket/runs/first --out first.html    of a run that lies anywhere, also one that still goes on
+"""
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", metavar="RUN", help="its URI, its folder's name, or newest")
+    command.add_argument("--out", metavar="FILE", help="where to write it; default: report.html in the run's folder")
+    command.add_argument("--open", action="store_true", help="show it in the browser")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _run(given: argparse.Namespace) -> None:
+    from flows.report import REPORT, write_report
+    from infra.record import read_record
+
+    uri = existing_run(given.run, runs_uri())
+    require_run(uri)
+    folder = local_path(uri) or rlvf_home() / "runs" / uri.rpartition("/")[2]
+    out = Path(given.out).expanduser() if given.out else folder / REPORT
+    if out.is_dir():
+        raise ValueError(f"--out {given.out} is a folder; name a file in it, such as {out / REPORT}")
+    written = write_report(uri, read_record(uri, folder), out)
+    if given.open:
+        webbrowser.open(written.as_uri())
+    print(json.dumps({"report": str(written)}) if given.json else written)
+
+
+REPORT = Command("report", "write one HTML file that says how a run went", EXAMPLES, _options, _run)

@@ -1,0 +1,187 @@
+"""`rlvf status`."""
+
+import argparse
+import json
+import os
+import shlex
+import threading
+import urllib.parse
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from flows.commands.command import Command
+from infra import place
+from infra.addresses import Addresses, read_up
+from infra.passwords import kept_password
+from infra.programs import USER
+from infra.reach import parse_address
+from infra.scheduler import Seen, ask
+from infra.secrets import without_userinfo
+from infra.security import installed_settings
+from infra.services import answers, api_password, is_loopback, rlvf_home, rlvf_storage
+
+EXAMPLES = """
+rlvf status                                            of what rlvf up started here, or the bundle's cluster
+eval "$(rlvf status --shell)"                          so that this shell's prefect and mlflow use them
+rlvf status --scheduler tls://192.168.1.5:8786 --json  of another cluster, for a program
+"""
+SERVICES = ("prefect", "mlflow", "scheduler", "storage")
+SECONDS = 10.0  # what anything gets to answer
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="ask this scheduler (default: that of rlvf up here, $RLVF_SCHEDULER, that of the installed bundle)",
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.add_argument(
+        "--shell",
+        action="store_true",
+        help='print what a shell needs to use the services, passwords included: eval "$(rlvf status --shell)"',
+    )
+
+
+def _run(given: argparse.Namespace) -> None:
+    home = rlvf_home()
+    scheduler = None if given.scheduler is None else str(parse_address(given.scheduler, home))
+    known, environment = known_addresses(home, scheduler)
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    seen: Seen | None = None
+    trouble = ""
+    if known.scheduler is not None:
+        try:
+            seen = ask(known.scheduler, home)
+        except (OSError, ValueError) as error:
+            trouble = str(error)
+    if seen is not None:
+        own = known if given.scheduler is None else Addresses(scheduler=known.scheduler)
+        known = own.or_else(seen.services)
+    elsewhere = given.scheduler is not None or seen is not None
+    if known.storage is None and not elsewhere:
+        known = replace(known, storage=rlvf_storage())
+    if known.storage_endpoint:
+        os.environ.setdefault("AWS_ENDPOINT_URL_S3", known.storage_endpoint)
+    if given.shell:
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in shell_settings(home, known).items()))
+        return
+    found: dict[str, Any] = _asked(
+        {
+            "prefect": lambda: bool(known.prefect) and answers(str(known.prefect)),
+            "mlflow": lambda: bool(known.mlflow) and answers(str(known.mlflow)),
+            "storage": lambda: bool(known.storage) and _is_there(str(known.storage)),
+            "running": lambda: _running(home, known.prefect),
+        }
+    )
+    alive = {name: bool(found.get(name)) for name in SERVICES} | {"scheduler": seen is not None}
+    workers = [asdict(worker) for worker in seen.workers] if seen is not None else []
+    running = found.get("running") or []
+    if given.json:
+        addresses = {name: getattr(known, name) for name in (*SERVICES, "dashboard")}
+        print(json.dumps({**addresses, "answers": alive, "workers": workers, "running": running}))
+    else:
+        print("\n".join(lines(known, alive, workers, running, trouble)))
+
+
+def known_addresses(home: Path, scheduler: str | None) -> tuple[Addresses, Mapping[str, str]]:
+    """What is known without asking anyone, and the environment that the installed bundle brought."""
+    settings = installed_settings(home)
+    environment = dict(settings.environment) if settings is not None else {}
+    if scheduler is not None:
+        return Addresses(scheduler=scheduler), environment
+    up = read_up(home)
+    own = up.addresses if up is not None else Addresses()
+    given = Addresses(
+        prefect=without_userinfo(os.environ.get("PREFECT_API_URL", "")) or None,
+        mlflow=without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", "")) or None,
+        scheduler=os.environ.get("RLVF_SCHEDULER") or None,
+        storage=os.environ.get("RLVF_STORAGE") or None,
+    )
+    bundle = Addresses(
+        scheduler=settings.scheduler if settings is not None else None, storage=environment.get("RLVF_STORAGE")
+    )
+    return own.or_else(given).or_else(bundle), environment
+
+
+def shell_settings(home: Path, known: Addresses) -> dict[str, str]:
+    """The environment in which the commands of rlvf, Prefect and MLflow use these services."""
+    settings = {
+        "PREFECT_API_URL": known.prefect,
+        "PREFECT_API_AUTH_STRING": known.prefect and api_password(home, known.prefect),
+        "MLFLOW_TRACKING_URI": known.mlflow,
+        "RLVF_SCHEDULER": known.scheduler,
+        "RLVF_STORAGE": known.storage,
+        "AWS_ENDPOINT_URL_S3": known.storage_endpoint,
+    }
+    if known.mlflow and not is_loopback(urllib.parse.urlsplit(known.mlflow).hostname or ""):
+        settings |= {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": kept_password(home, "mlflow")}
+    return {name: value for name, value in settings.items() if value}
+
+
+def lines(
+    known: Addresses, alive: Mapping[str, bool], workers: list[dict[str, Any]], running: list[str], trouble: str
+) -> list[str]:
+    """What a person reads."""
+    shown = {name: getattr(known, name) for name in SERVICES}
+    rows = [
+        f"{name:<12}{'answers' if alive[name] else 'no answer' if address else 'unknown':<12}{address or ''}".rstrip()
+        for name, address in shown.items()
+    ]
+    if trouble:
+        rows.append(trouble)
+    if not any(shown[name] for name in ("prefect", "mlflow", "scheduler")):
+        rows.append(
+            "nothing is up here: rlvf up starts it; rlvf status --scheduler tls://host:8786 asks another machine"
+        )
+    if alive["scheduler"]:
+        rows += ["", f"{'worker':<20}{'device':<28}{'roles':<30}{'tokens/s':>10}{'seen':>10}"]
+        for each in workers:
+            pace = "-" if each["tokens_per_second"] is None else f"{each['tokens_per_second']:,.0f}"
+            roles = ",".join(each["roles"])
+            rows.append(f"{each['name']:<20}{each['device']:<28}{roles:<30}{pace:>10}{each['last_seen']:>8.0f} s")
+        if not workers:
+            rows.append(f"none yet; on any machine: rlvf worker {known.scheduler}")
+    if running:
+        rows += ["", f"training: {', '.join(running)}"]
+    return rows
+
+
+def _asked(questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """The answers that came in time, asked all at once."""
+    found: dict[str, Any] = {}
+
+    def put(name: str, question: Callable[[], Any]) -> None:
+        with suppress(OSError, ValueError):
+            found[name] = question()
+
+    threads = [threading.Thread(target=put, args=each, daemon=True) for each in questions.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    return dict(found)
+
+
+def _is_there(storage: str) -> bool:
+    """Whether the storage can be looked into."""
+    path = place.local_path(storage)
+    if path is not None:
+        return path.is_dir()
+    try:
+        return place.reaches(storage)
+    except Exception as error:  # noqa: BLE001  each kind of storage has faults of its own
+        return not error
+
+
+def _running(home: Path, prefect: str | None) -> list[str]:
+    from infra.prefect_api import PrefectApi
+
+    return PrefectApi(prefect, api_password(home, prefect)).running("rlvf") if prefect else []
+
+
+STATUS = Command("status", "show the services, the workers and the run under way", EXAMPLES, _options, _run)

@@ -1,0 +1,204 @@
+"""`rlvf up`."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.commands.command import Command
+from flows.status import StackDisplay, rows_of
+from infra.addresses import is_up, read_up, the_only_up
+from infra.passwords import FILE
+from infra.ports import PORTS, own_addresses
+from infra.programs import USER, StackConfig
+from infra.security import own_certificates, refuse_open_address
+from infra.services import LOOPBACK, ServiceError, free_port, is_loopback, rlvf_home, rlvf_storage
+from infra.storage import check_storage, storage_uri
+
+EXAMPLES = """
+rlvf up                                                everything on this machine; Ctrl-C stops it
+rlvf up --detach                                       the same in the background, until rlvf down
+rlvf up --host 192.168.1.5 --storage s3://bucket/rlvf  for other machines too: encrypted, with passwords
+rlvf up --storage /mnt/nas/rlvf                        runs on a share that every machine mounts there
+"""
+DETACHED = "RLVF_UP_DETACHED"  # in the environment of the process that stays
+READY_SECONDS = 300.0
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--host", metavar="ADDRESS", default=LOOPBACK, help="this machine's address for the others (default 127.0.0.1)"
+    )
+    command.add_argument(
+        "--storage",
+        metavar="URI",
+        help="where runs and models lie: a folder, or s3://bucket/prefix (default $RLVF_STORAGE, else the home)",
+    )
+    command.add_argument(
+        "--storage-endpoint", metavar="URL", help="of an S3 service that is not Amazon's (default AWS_ENDPOINT_URL_S3)"
+    )
+    command.add_argument("--detach", action="store_true", help="stay in the background; return when everything answers")
+    command.add_argument(
+        "--insecure", action="store_true", help="do without TLS on an address that other machines reach"
+    )
+    for name, port in PORTS.items():
+        command.add_argument(
+            f"--port-{name}",
+            type=int,
+            metavar="PORT",
+            choices=range(65536),
+            help=f"of {name} (default that of the last time, or {port}; another if it is taken)",
+        )
+
+
+def _run(given: argparse.Namespace) -> None:
+    home = rlvf_home()
+    if is_up(home):
+        _say_is_up(given, home)
+        return
+    config = _config(given, home)
+    if given.detach and DETACHED not in os.environ:
+        _detach(given, home)
+        return
+    with the_only_up(home) as first:
+        if not first:
+            _say_is_up(given, home)
+            return
+        _stay(config)
+
+
+def _config(given: argparse.Namespace, home: Path) -> StackConfig:
+    """What is asked for, once it is known to be possible. Raises `ValueError`."""
+    host = str(given.host)
+    if host in ("0.0.0.0", "::", "*", ""):
+        here = ", ".join(own_addresses()) or "none"
+        raise ValueError(f"--host {host!r} names no address: give the one by which others reach this machine ({here})")
+    try:
+        free_port(0, host)
+    except (ServiceError, OSError) as error:
+        here = ", ".join([LOOPBACK, *own_addresses()])
+        raise ValueError(f"--host {host}: is no address of this machine; it has {here}") from error
+    if given.storage_endpoint:
+        os.environ["AWS_ENDPOINT_URL_S3"] = given.storage_endpoint
+    storage = storage_uri(given.storage or rlvf_storage())
+    check_storage(storage)
+    if not is_loopback(host):
+        if not given.insecure:
+            own_certificates(home, [host])
+        refuse_open_address(host, home, given.insecure)
+        if given.insecure:
+            print(
+                f"rlvf: INSECURE: whoever reaches {host} can run any code on this machine and on every worker",
+                file=sys.stderr,
+            )
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") if storage.startswith(("s3://", "s3a://")) else None
+    ports = {name: port for name in PORTS if (port := getattr(given, f"port_{name}")) is not None}
+    return StackConfig(home, storage, endpoint, host, not (is_loopback(host) or given.insecure), ports)
+
+
+def _stay(config: StackConfig) -> None:
+    """Keep everything up until Ctrl-C, SIGTERM or the end of the terminal; then stop it."""
+    from flows.deployments import Registration
+    from infra.scheduler import announce
+    from infra.stack import Stack
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    registration = Registration(config.home)
+    display = StackDisplay(to_log=DETACHED in os.environ)
+    try:
+        with Stack(
+            config,
+            deploy=registration,
+            announce=lambda known: announce(str(known.scheduler), config.home, known),
+            say=display.say,
+        ) as stack:
+            if not is_loopback(config.host):
+                display.say(f"sign in to the pages as {USER}, with the passwords in {config.home / FILE}")
+            try:
+                with display:
+                    stack.keep_up(display.show)
+            except KeyboardInterrupt:
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_IGN)  # half-stopped helps nobody
+                display.say("stopping")
+            finally:
+                registration.stop()
+    except KeyboardInterrupt:
+        pass
+
+
+def _detach(given: argparse.Namespace, home: Path) -> None:
+    """Start this command again, to stay; return when it says that everything answers."""
+    log = home / "logs" / "up.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    begin = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as output:
+        staying = subprocess.Popen(
+            [sys.executable, "-c", "from flows.cli import main; main()", *sys.argv[1:]],
+            env={**os.environ, DETACHED: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    relay = _relay(log, begin)
+    deadline = time.monotonic() + READY_SECONDS
+    try:
+        while not ((up := read_up(home)) and up.pid == staying.pid and up.ready):
+            relay()
+            code = staying.poll()
+            if code is not None:
+                relay()
+                sys.exit(code or 1)
+            if time.monotonic() > deadline:
+                raise ServiceError(f"not everything answered in {READY_SECONDS:.0f} s: see rlvf status and {log}")
+            time.sleep(0.1)
+    except BaseException:
+        if staying.poll() is None:
+            staying.terminate()
+            staying.wait()
+        relay()
+        raise
+    relay()
+    print("\n".join(rows_of(up.addresses)))
+    if (home / FILE).exists() and not is_loopback(str(given.host)):
+        print(f"sign in     as {USER}, with the passwords in {home / FILE}")
+    print("stop it with: rlvf down")
+
+
+def _relay(log: Path, begin: int) -> Callable[[], None]:
+    """What writes the new lines of the log to stderr, each time it is called."""
+    at = begin
+
+    def relay() -> None:
+        nonlocal at
+        with log.open("rb") as file:
+            file.seek(at)
+            new = file.read()
+            at = file.tell()
+        sys.stderr.write(new.decode(errors="replace"))
+        sys.stderr.flush()
+
+    return relay
+
+
+def _say_is_up(given: argparse.Namespace, home: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while (up := read_up(home)) is None or (given.detach and not up.ready):
+        if not is_up(home) or time.monotonic() > deadline:
+            raise ServiceError("another rlvf up of this home was just stopping, or does not come up; try again")
+        time.sleep(0.1)
+    print("it is up already" + ("" if up.ready else " (starting)"))
+    print("\n".join(rows_of(up.addresses)))
+    if given.storage and storage_uri(given.storage) != up.addresses.storage:
+        print(f"rlvf: it uses {up.addresses.storage}; rlvf down first, to use {given.storage}", file=sys.stderr)
+    if given.host != LOOPBACK and f"//{given.host}:" not in str(up.addresses.scheduler):
+        print(f"rlvf: it listens elsewhere; rlvf down first, to listen on {given.host}", file=sys.stderr)
+
+
+UP = Command("up", "start the services: Prefect, MLflow, a Dask scheduler, a Prefect worker", EXAMPLES, _options, _run)

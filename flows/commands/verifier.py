@@ -1,0 +1,89 @@
+"""`rlvf verifier serve`."""
+
+import argparse
+import json
+import socket
+import ssl
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows.commands.command import Command
+from flows.config import ServeConfig
+from flows.options import add_options, read_config
+from infra.security import refuse_open_address
+from infra.services import bracketed, is_loopback, rlvf_home
+from rl.verifiers.opened import opened
+from rl.verifiers.spec import named
+from tasks.problem_set import open_verifier
+
+EXAMPLES = """
+rlvf verifier serve --verifier gsm8k                           at http://127.0.0.1:8900
+rlvf verifier serve --verifier my_reward.py:reward --port 9000
+rlvf train --problems q.jsonl --verifier http://127.0.0.1:8900 uses it
+"""
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["serve"], help="answer POST /verify and GET /health until Ctrl-C")
+    command.add_argument("--insecure", action="store_true", help="listen beyond this machine without certificates")
+    command.add_argument("--json", action="store_true", help="print one JSON object with the address, once it answers")
+    command.usage = "%(prog)s serve [options]"
+    add_options(command, ServeConfig)
+
+
+def _run(given: argparse.Namespace) -> None:
+    config = read_config(ServeConfig, file=given.config, overrides=given.overrides)
+    home = rlvf_home()
+    refuse_open_address(config.host, home, given.insecure)
+    spec = open_verifier(named(config.verifier.name, ""), config.verifier)
+    if spec.is_service:
+        raise ValueError(f"verifier {spec.name!r} is a service already; serve one that runs here")
+    tls = {} if given.insecure or is_loopback(config.host) else _certificates(home)
+    listening = _listen(config.host, config.port)
+    with listening:
+        verifier = opened(spec)
+        verifier.warm()
+        address = f"{'https' if tls else 'http'}://{bracketed(config.host)}:{listening.getsockname()[1]}"
+        import uvicorn
+
+        from flows.verifier_service import verifier_app
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                print(f"{spec.name} judges at {address}; Ctrl-C ends it", file=sys.stderr, flush=True)
+                if given.json:
+                    print(json.dumps({"url": address, "verifier": spec.name}), flush=True)
+
+        app = verifier_app(spec, verifier)
+        settings: dict[str, Any] = {"log_level": "warning", "limit_concurrency": 64, "timeout_graceful_shutdown": 5}
+        try:
+            Server(uvicorn.Config(app, **settings, **tls)).run(sockets=[listening])
+        finally:
+            verifier.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot listen at {host}, port {port} ({reason}); give another --host or --port") from error
+
+
+def _certificates(home: Path) -> dict[str, Any]:
+    """uvicorn's settings for TLS in which both sides show a certificate; none where there are none."""
+    folder = home / "certs"
+    if not (folder / "machine.pem").exists():
+        return {}
+    return {
+        "ssl_certfile": folder / "machine.pem",
+        "ssl_keyfile": folder / "machine.key",
+        "ssl_ca_certs": str(folder / "authority.pem"),
+        "ssl_cert_reqs": ssl.CERT_REQUIRED,
+    }
+
+
+VERIFIER = Command("verifier", "judge completions as a service, for runs on other machines", EXAMPLES, _options, _run)

@@ -1,0 +1,158 @@
+"""`rlvf worker`."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.commands.command import Command
+from flows.workplace import IMPORTS
+from infra.addresses import running
+from infra.checks import Check
+from infra.cluster_checks import check_storage_of_cluster, cluster_checks
+from infra.enquiry import Enquiry, enquire
+from infra.interrupts import answered_by
+from infra.machine import cores, detect_device, this_machine
+from infra.membership import Membership, Role
+from infra.placement import ROLES
+from infra.reach import parse_address, reach
+from infra.security import (
+    SecurityError,
+    adopt_settings,
+    check_machine_name,
+    install_bundle,
+    machine_name,
+)
+from infra.services import is_loopback, rlvf_home
+
+EXAMPLES = """
+rlvf worker --bundle jetson.bundle                     the first time: installs the bundle, then joins
+rlvf worker                                            later: where the bundle, or `rlvf up` here, says
+rlvf worker tls://192.168.1.5:8786 --roles generator   sample completions only
+rlvf worker tcp://10.0.0.5:8786 --insecure             without TLS, in a network where you trust everyone
+"""
+
+
+def _roles(text: str) -> tuple[str, ...]:
+    named = tuple(dict.fromkeys(word.strip().upper() for word in text.split(",") if word.strip()))
+    unknown = [word.lower() for word in named if word not in ROLES]
+    if unknown or not named:
+        known = ", ".join(role.lower() for role in ROLES)
+        raise argparse.ArgumentTypeError(f"{unknown[0] if unknown else text!r} is no role; the roles are {known}")
+    return named
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "address", metavar="ADDRESS", nargs="?", help="of the scheduler (default: of the bundle, or of `rlvf up` here)"
+    )
+    command.add_argument("--bundle", metavar="FILE", help="made by `rlvf certs` on the scheduler's machine; kept")
+    command.add_argument(
+        "--roles",
+        metavar="A,B",
+        type=_roles,
+        help="generator, verifier, trainer (default: generator,verifier, and trainer where the cluster has none yet)",
+    )
+    command.add_argument("--name", metavar="NAME", help="of this machine (default: of the bundle, or the host name)")
+    command.add_argument(
+        "--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", help="what computes (auto)"
+    )
+    command.add_argument("--threads", metavar="N", type=int, help="of each generator and trainer (divides the cores)")
+    command.add_argument("--host", metavar="A", help="the address that the other machines reach this one at")
+    command.add_argument("--insecure", action="store_true", help="join without TLS over a network")
+    command.add_argument(
+        "--once", action="store_true", help="end when the scheduler goes away, instead of waiting for it"
+    )
+
+
+def _run(given: argparse.Namespace) -> None:
+    home = rlvf_home()
+    if given.threads is not None and given.threads < 1:
+        raise ValueError(f"--threads {given.threads}: give at least 1")
+    if given.bundle is not None:
+        install_bundle(Path(given.bundle), home)
+    settings = adopt_settings(home)
+    machine = given.name or (settings.machine if settings is not None else machine_name())
+    check_machine_name(machine)
+    written = given.address or (settings.scheduler if settings is not None else None) or running(home).scheduler
+    if written is None:
+        raise ValueError(
+            "no scheduler to join: give its address, like tls://192.168.1.5:8786, or a bundle made with `rlvf certs`"
+        )
+    address = parse_address(written, home)
+    device = detect_device() if given.device == "auto" else given.device.upper()
+    here = this_machine(device)
+    _say(f"{machine}: {here.device} ({here.name}), {here.memory_gb:g} GB, {here.cores} cores")
+
+    host = given.host or reach(address, home)
+    if address.scheme == "tcp" and not is_loopback(host):
+        if not given.insecure:
+            raise SecurityError(
+                f"{address} is not encrypted and whoever reaches {host} can run any code here: use tls:// with a "
+                "bundle of `rlvf certs`, or give --insecure in a network where you trust everyone"
+            )
+        _say(f"INSECURE: everyone who reaches {host} can run any code on this machine, as you")
+    _say(str(Check("scheduler", "ok", str(address))))
+    enquiry = enquire(address, home)
+    storage = os.environ.get("RLVF_STORAGE") or enquiry.services.get("storage")
+    _report([*cluster_checks(enquiry, address, home, host), check_storage_of_cluster(storage, 0.01)])
+    named = given.roles or default_roles(enquiry)
+    membership = Membership(
+        address,
+        home,
+        machine,
+        roles(machine, device, named, given.threads),
+        _say,
+        host=given.host,
+        once=given.once,
+    )
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the second one: `timeout` and job systems send it twice
+    try:
+        with answered_by(membership.stop):
+            membership.start()
+            membership.wait()
+    except KeyboardInterrupt:
+        if not membership.ended:
+            raise  # a second Ctrl-C
+    if given.once:
+        raise SystemExit(0 if membership.joined else 1)
+
+
+def default_roles(enquiry: Enquiry) -> tuple[str, ...]:
+    """Generator and verifier; also the trainer where the cluster has none, so that one machine alone can train."""
+    has_trainer = any(seen.resources.get("TRAINER", 0) >= 1 for seen in enquiry.workers)
+    return ("GENERATOR", "VERIFIER") if has_trainer else ("GENERATOR", "VERIFIER", "TRAINER")
+
+
+def roles(machine: str, device: str, named: Sequence[str], threads: int | None) -> list[Role]:
+    """One process for each role: a generator and a trainer in one would hold two models and take turns. They divide
+    the cores; a verifier needs one."""
+    computing = sum(role != "VERIFIER" for role in named)
+    share = threads or max(1, cores() // max(1, computing))
+    return [
+        Role(
+            f"{machine}-{role.lower()}",
+            ("CPU" if role == "VERIFIER" else device, role),
+            1 if role == "VERIFIER" else share,
+            IMPORTS[role],
+        )
+        for role in ROLES
+        if role in named
+    ]
+
+
+def _report(found: Sequence[Check]) -> None:
+    for check in found:
+        _say(str(check))
+    failed = [check for check in found if check.state == "fail"]
+    if failed:
+        raise ValueError(f"this machine cannot join: {failed[0].name}: {failed[0].found}; {failed[0].remedy}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+WORKER = Command("worker", "let this machine work for a cluster", EXAMPLES, _options, _run)

@@ -1,0 +1,65 @@
+"""Bookkeeping off the critical path: one thread that writes what people look at later, while the run goes on."""
+
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from queue import Full, Queue
+from types import TracebackType
+from typing import Self
+
+WAITING = 8  # jobs; whoever comes with one more waits, so that a slow storage cannot fill the memory
+END_SECONDS = 30.0  # what the jobs that are left get at the end
+
+
+class Background:
+    """A context manager; leaving it waits for the jobs that are left, but not for ever.
+
+    What a job raises never reaches the run: `say` is told, once per name until that job succeeds again.
+    """
+
+    def __init__(self, say: Callable[[str], None], end_seconds: float = END_SECONDS) -> None:
+        self._say = say
+        self._end_seconds = end_seconds
+        self._jobs: Queue[tuple[str, Callable[[], object]] | None] = Queue(WAITING)
+        self._failing: set[str] = set()
+        # a daemon: a storage that never answers must not keep the process; the context holds Prefect's settings
+        self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="bookkeeping", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._jobs.put(None, timeout=self._end_seconds)
+            self._thread.join(self._end_seconds)
+        except Full:
+            pass
+        if self._thread.is_alive():
+            self._say(f"some bookkeeping was not done after {self._end_seconds:.0f} s and is given up")
+
+    def submit(self, name: str, job: Callable[[], object]) -> None:
+        """Do the job after those that were given before; waits while too many are ahead of it."""
+        self._jobs.put((name, job))
+
+    def offer(self, name: str, job: Callable[[], object]) -> None:
+        """Do the job if nothing is ahead of it, else leave it out."""
+        if self._jobs.empty():
+            self.submit(name, job)
+
+    def wait(self) -> None:
+        """Wait until the jobs given so far are done, but not for ever."""
+        done = threading.Event()
+        self.submit("waiting", done.set)
+        done.wait(self._end_seconds)
+
+    def _work(self) -> None:
+        while (given := self._jobs.get()) is not None:
+            name, job = given
+            try:
+                job()
+                self._failing.discard(name)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and it is not the run's fault
+                if name not in self._failing:
+                    self._say(f"warning: {name}: {str(error).strip().partition(chr(10))[0] or type(error).__name__}")
+                self._failing.add(name)

@@ -1,0 +1,217 @@
+"""A service that belongs to a folder, not to a process.
+
+Every process that uses it holds a shared lock on `users.lock`; a small supervisor, this file run as a script, holds
+`server.lock` and stops the service when `users.lock` is free. The kernel frees the locks of a process however it ends,
+so a service outlives its last user by about a second and no user loses it because the one that started it is done.
+
+    <folder>/server.lock   held while the service lives
+    <folder>/users.lock    shared by its users; exclusive while it is being stopped
+    <folder>/server.json   what there is to know about it (its address), and the process id of the supervisor
+
+Only the standard library, and nothing of ours: the supervisor is there in some 20 ms.
+"""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+LOOK_SECONDS = 0.5  # how often the supervisor looks whether anyone is left
+MARK = "RLVF_SERVICE"  # in the environment of all that a service starts: its folder
+STOP_SECONDS = 5.0  # what a service gets to stop by itself
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a service runs."""
+
+    command: Sequence[str]  # holds no secret: every user of the machine can read it
+    environment: Mapping[str, str]  # on top of this process's; an empty value stands for none
+    folder: Path  # the working directory
+    stop_seconds: float = STOP_SECONDS
+
+
+class Service:
+    """The service of `folder`, whose output goes to `log`."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        self.folder = folder
+        self.log = log
+        self._users: IO[str] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process uses it."""
+        return self._users is not None
+
+    def hold(self) -> None:
+        """From here on a living service stays; one that is just being stopped is waited for."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._users = (self.folder / "users.lock").open("a")
+        fcntl.flock(self._users, fcntl.LOCK_SH)
+
+    def lives(self) -> bool:
+        """Whether the service runs, or at least its supervisor."""
+        if not self.folder.is_dir():
+            return False
+        with (self.folder / "server.lock").open("a") as lock:
+            return not _locked(lock)
+
+    def is_orphan(self) -> bool:
+        """Whether its supervisor was killed and it lives on."""
+        if self._supervisor is not None:
+            self._supervisor.poll()  # a dead child of ours would seem to live
+        supervisor = self.found().get("pid")
+        if supervisor is None or not self.lives():
+            return False
+        try:
+            os.kill(int(supervisor), 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def found(self) -> dict[str, Any]:
+        """What `start` was told and the supervisor's `pid`; empty until the supervisor runs."""
+        with suppress(OSError, ValueError):
+            return dict(json.loads((self.folder / "server.json").read_text()))
+        return {}
+
+    def start(self, program: Program, known: Mapping[str, Any]) -> bool:
+        """Start it unless it lives; says whether it did. `known` is for whoever asks `found`."""
+        with (self.folder / "server.lock").open("a") as lock:
+            if not _locked(lock):
+                return False
+            if self._supervisor is not None:
+                self._supervisor.wait()  # its lock is free: it is gone
+            (self.folder / "server.json").unlink(missing_ok=True)  # of a service that was killed
+            told = {"known": dict(known), "folder": str(program.folder), "seconds": program.stop_seconds}
+            environment = {**os.environ, **program.environment, MARK: str(self.folder)}
+            with self.log.open("ab") as log:
+                self._supervisor = subprocess.Popen(
+                    # Isolated, without site: it needs the standard library only.
+                    [sys.executable, "-I", "-S", __file__, str(lock.fileno()), json.dumps(told), *program.command],
+                    cwd=self.folder,
+                    env={name: value for name, value in environment.items() if value},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[lock.fileno()],
+                    start_new_session=True,  # the Ctrl-C of the terminal is for its user, who may still need it
+                )
+        return True
+
+    def release(self) -> bool:
+        """Leave the service, and stop it if nobody else uses it; says whether that stopped it."""
+        if self._users is None:
+            return False
+        users, self._users = self._users, None
+        with users:
+            alone = _locked(users)  # whoever comes now waits until the old one is gone
+            if alone:
+                self.end()
+        if self._supervisor is not None:
+            self._supervisor.wait() if alone else self._supervisor.poll()
+        return alone
+
+    def stop_unused(self) -> bool:
+        """Stop what somebody left who was killed; says whether anything lived, and nobody else uses it."""
+        if not self.lives():
+            return False
+        with (self.folder / "users.lock").open("a") as users:
+            fcntl.flock(users, fcntl.LOCK_SH)  # its supervisor may be ending it already
+            if not _locked(users):
+                return False
+            self.end()
+        return True
+
+    def end(self) -> None:
+        """Have the supervisor end the service, and wait for it, whoever uses it."""
+        asked = False
+        deadline = time.monotonic() + 2 * STOP_SECONDS + float(self.found().get("stop_seconds", 0))
+        while self.lives():
+            supervisor = int(self.found().get("pid", 0))
+            # It leads the group of the service, and the lock says that one of the group is alive: the number is theirs.
+            if supervisor and time.monotonic() > deadline:
+                with suppress(ProcessLookupError):
+                    os.killpg(supervisor, signal.SIGKILL)
+            elif supervisor and not asked:
+                asked = True
+                if self._supervisor is not None:
+                    self._supervisor.poll()  # a dead child of ours would seem to take the signal
+                try:
+                    os.kill(supervisor, signal.SIGTERM)
+                except ProcessLookupError:  # it was killed and its service lives on
+                    deadline = time.monotonic()
+            time.sleep(0.02)
+        (self.folder / "server.json").unlink(missing_ok=True)
+
+
+class BackOff:
+    """How long to wait before something that died is started again: longer each time, until it has run for a while."""
+
+    FIRST, LONGEST, WHILE = 0.5, 30.0, 60.0  # seconds
+
+    def __init__(self) -> None:
+        self._next = self.FIRST
+
+    def pause(self, ran: float) -> float:
+        """Seconds to wait, of what died after it `ran` so many seconds."""
+        if ran >= self.WHILE:
+            self._next = self.FIRST
+        pause, self._next = self._next, min(2 * self._next, self.LONGEST)
+        return pause
+
+
+def _locked(file: IO[str]) -> bool:
+    """Try to lock `file` for us alone."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _supervise(lock: int, known: Mapping[str, Any], folder: str, seconds: float, command: Sequence[str]) -> None:
+    """Run the service until it ends, SIGTERM comes, or nobody holds `users.lock`; then end all that it started."""
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        asked = True
+
+    # Either signal ends the sleep below, through a byte in this pipe.
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    found = Path("server.json.new")
+    found.write_text(json.dumps({**known, "pid": os.getpid(), "stop_seconds": seconds}))
+    found.replace("server.json")
+    # The service holds the lock too: if only the supervisor is killed, nobody starts a second one on the same database.
+    server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, pass_fds=[lock])
+    with Path("users.lock").open("a") as users:
+        while server.poll() is None and not asked and not _locked(users):
+            if select.select([woken], [], [], LOOK_SECONDS)[0]:
+                os.read(woken, 512)
+        server.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(seconds)
+        Path("server.json").unlink(missing_ok=True)
+        os.killpg(0, signal.SIGKILL)  # what it left behind, and this process, which leads the group
+
+
+if __name__ == "__main__":
+    _told = json.loads(sys.argv[2])
+    _supervise(int(sys.argv[1]), _told["known"], _told["folder"], _told["seconds"], sys.argv[3:])

@@ -1,0 +1,174 @@
+"""Tables of problems: the rows of open CSV, JSON Lines and Parquet files, each with its place in the file.
+
+`name` is what messages call the file. Lines are counted from 1, as an editor does, and a row is named by its first; the
+rows of a Parquet file are counted from 1.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal
+
+CSV, JSONL, PARQUET = "csv", "jsonl", "parquet"
+Format = Literal["csv", "jsonl", "parquet"]
+_ENDINGS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+_PACKED = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4", ".snappy")
+
+
+class ProblemError(ValueError):
+    """Problems that cannot be used: one line that names the file, the row in it, and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table."""
+
+    number: int
+    fields: dict[str, Any]  # what JSON can hold; CSV has text alone
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one file."""
+
+    name: str
+    unit: Literal["line", "row"]
+    header: list[str]  # the columns that there are
+    rows: Iterable[Row]
+
+    def at(self, number: int) -> str:
+        """How a message about a row begins."""
+        return f"{self.name}: {self.unit} {number}"
+
+
+def file_format(name: str) -> Format:
+    """The format that a file's ending names; CSV where it names none."""
+    stem = name.lower()
+    for packed in _PACKED:
+        stem = stem.removesuffix(packed)
+    return next((form for ending, form in _ENDINGS.items() if stem.endswith(ending)), "csv")
+
+
+def read_csv(lines: Iterable[str], name: str) -> Table:
+    """Blank lines and a byte order mark are passed over. Raises ProblemError, for a broken row when it is asked for."""
+    rows = _csv_rows(lines, name)
+    _, header = next(rows, (0, None))
+    if header is None:
+        raise ProblemError(f"{name} is empty: expected a line with the names of the columns, then one problem a line")
+    twice = next((column for column in header if header.count(column) > 1), None)
+    if twice is not None:
+        raise ProblemError(f"{name}: line 1: the column {short(twice)} is there more than once")
+    return Table(name, "line", header, _even(rows, header, name))
+
+
+def read_jsonl(lines: Iterable[str], name: str) -> Table:
+    """One JSON object a line; the columns are the keys of all. Raises ProblemError."""
+    rows = []
+    for number, line in enumerate(_without_mark(lines), 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", None) or "nested too deeply"
+            raise ProblemError(f"{name}: line {number}: not JSON: {reason}; one object a line is read") from error
+        if not isinstance(fields, dict):
+            raise ProblemError(
+                f"{name}: line {number}: holds {_kind(fields)}, not an object; one object a line is read"
+            )
+        rows.append(Row(number, {column: plain(value) for column, value in fields.items()}))
+    if not rows:
+        raise ProblemError(f"{name} is empty: expected one JSON object a line")
+    return Table(name, "line", list(dict.fromkeys(column for row in rows for column in row.fields)), rows)
+
+
+def read_parquet(content: BinaryIO, name: str) -> Table:
+    """Raises ProblemError."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(content)
+        twice = next((column for column in table.column_names if table.column_names.count(column) > 1), None)
+        if twice is not None:
+            raise ProblemError(f"{name}: the column {short(twice)} is there more than once")
+        found = table.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ProblemError(
+            f"{name}: not a Parquet file that can be read: {' '.join(str(error).split())[:200]}"
+        ) from error
+    rows = [
+        Row(number, {column: plain(value) for column, value in fields.items()})
+        for number, fields in enumerate(found, 1)
+    ]
+    return Table(name, "row", list(table.column_names), rows)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: numbers that are not finite are absent, dates and the like are text."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case list() | tuple():
+            return [plain(each) for each in value]
+        case dict():
+            return {str(key): plain(each) for key, each in value.items()}
+        case _:
+            return str(value)
+
+
+def short(value: object) -> str:
+    """A quotation that keeps a message one readable line, whatever the file holds."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """(first line, fields) of each row that is not blank."""
+    reader = csv.reader(_without_mark(lines), strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise ProblemError(f"{name}: line {line}: broken row: {error} (is a quote left open?)") from error
+        except UnicodeDecodeError as error:
+            # text is decoded in blocks, so the place may be some lines further on
+            raise ProblemError(
+                f"{name}: line {line} or later: not UTF-8 text ({error.reason}); save it as UTF-8"
+            ) from error
+        if any("\0" in value for value in row):
+            raise ProblemError(f"{name}: line {line}: holds a NUL byte; is this a text file?")
+        if row:
+            yield line, row
+
+
+def _without_mark(lines: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        yield line.removeprefix("\ufeff") if number == 0 else line
+
+
+def _even(rows: Iterable[tuple[int, list[str]]], header: list[str], name: str) -> Iterator[Row]:
+    for line, row in rows:
+        if len(row) != len(header):
+            raise ProblemError(
+                f"{name}: line {line}: broken row: {len(row)} fields where the first line names {len(header)} columns "
+                "(text with a comma in it belongs in double quotes)"
+            )
+        yield Row(line, dict(zip(header, row, strict=True)))
+
+
+def _kind(value: object) -> str:
+    return {list: "a list", str: "text", type(None): "null"}.get(type(value), "a number")

@@ -1,0 +1,39 @@
+"""Verifier `arithmetic`: the completion is an expression with exactly the target's value.
+
+right             the value equals the target's
+wrong_value       an allowed expression with another value
+others            the reasons of `rl.arithmetic`: the expression has no value
+"""
+
+from rl.arithmetic import UnfitExpression, evaluate
+from rl.records import Briefing, Problem, Verdict
+
+BRIEFING = Briefing(
+    "Turn the problem into one Python arithmetic expression. Answer with the expression alone, nothing else.",
+    (("double 7, add 3 and 5 to it, then divide by 11.", "(2 * 7 + 3 + 5) / 11"),),
+)
+
+
+def check(problem: Problem) -> None:
+    """Raise ValueError unless the target has a value."""
+    try:
+        evaluate(problem.target)
+    except UnfitExpression as unfit:
+        other = "; is --verifier gsm8k meant?" if "####" in problem.target else ""
+        raise ValueError(f"cannot be evaluated ({unfit}){other}") from unfit
+
+
+def verify(problem: Problem, completion: str) -> Verdict:
+    """Reward 1 if the completion has exactly the target's value, else 0.
+
+    Raises ValueError if the target itself has no value: a broken problem is an error, not a wrong answer.
+    """
+    try:
+        wanted = evaluate(problem.target)
+    except UnfitExpression as unfit:
+        raise ValueError(f"the target {problem.target[:80]!r} cannot be evaluated ({unfit})") from unfit
+    try:
+        value = evaluate(completion)
+    except UnfitExpression as unfit:
+        return Verdict(reward=0.0, reason=unfit.reason)
+    return Verdict(reward=1.0, reason="right") if value == wanted else Verdict(reward=0.0, reason="wrong_value")

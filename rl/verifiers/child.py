@@ -1,0 +1,183 @@
+"""The process that runs a function of the user's; `rl.verifiers.isolation` starts it. It imports nothing of ours.
+
+Argument: the descriptor of a socket. Messages are 4 bytes of length and JSON. The first one says what to load and the
+limits, its answer is {} or {"error"}; each further one is {"problem", "completion"}, its answer {"reward", "reason",
+"parts"} or {"error"}; "retire" asks for a new process.
+"""
+
+import json
+import linecache
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+MAX_PARTS = 16
+MAX_REASON = 60
+MAX_ERROR = 300
+MAX_REWARD = 1e6
+TAKEN = ("mean", "pass_rate", "error_rate")  # names of metrics beside those of the parts
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the user's function gets."""
+
+    prompt: str
+    target: str
+    source: str
+    extra: dict[str, Any]  # further columns of the problem's file
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    _die_with(channel)
+    asked = receive(channel)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, asked["memory_mb"] * 2**20)
+    me = os.getpid()
+    function = None
+    try:
+        function = load(asked["text"], asked["file"], asked["function"])
+        loaded = {}
+    except BaseException as error:  # noqa: BLE001  SystemExit too: whatever it does is told
+        loaded = {"error": described(error, asked["file"])}
+    if os.getpid() != me:
+        os._exit(0)  # the file forked
+    send(channel, loaded)
+    while function is not None:
+        given = receive(channel)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + asked["seconds"]) + 1)
+        answer: dict[str, Any]
+        try:
+            answer = verdict(function(Problem(**given["problem"]), given["completion"]))
+        except BaseException as error:  # noqa: BLE001
+            answer = {"error": described(error, asked["file"]), "retire": isinstance(error, MemoryError)}
+        if os.getpid() != me:
+            os._exit(0)  # the function forked: this is the copy
+        send(channel, answer)
+
+
+def load(text: str, file: str, function: str) -> Any:
+    """Run the file and return its function."""
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    code: CodeType = compile(text, file, "exec", dont_inherit=True)
+    module: dict[str, Any] = {"__name__": "verifier", "__file__": file}
+    module_object = type(sys)("verifier")
+    module_object.__dict__.update(module)
+    sys.modules["verifier"] = module_object  # where dataclasses and pickle look for it
+    exec(code, module_object.__dict__)
+    found = module_object.__dict__.get(function)
+    if not callable(found):
+        raise TypeError(f"{function} is no function")
+    return found
+
+
+def verdict(returned: Any) -> dict[str, Any]:
+    """What the function returned, checked: a number, or parts by name whose sum is the reward; with a reason, if it
+    likes. Our own verifiers give (reward, reason, parts)."""
+    value, reason = returned, None
+    parts: Any = {}
+    if isinstance(returned, tuple):
+        if len(returned) not in (2, 3):
+            raise TypeError(f"returned a tuple of {len(returned)}; give (reward, reason)")
+        value, reason, *more = returned
+        parts = more[0] if more else {}
+    if isinstance(value, dict):
+        value, parts = None, value
+    if not isinstance(parts, dict) or len(parts) > MAX_PARTS:
+        raise TypeError(f"returned {_short(parts)} as parts; give at most {MAX_PARTS} by name")
+    checked = {}
+    for name, part in parts.items():
+        if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or name in TAKEN:
+            raise ValueError(f"returned a part called {_short(name)}; use a short word other than {', '.join(TAKEN)}")
+        checked[name[:MAX_REASON]] = _number(part, f"as part {name!r}")
+    if value is None and parts:
+        total = math.fsum(checked.values())
+        value = round(total) if math.isclose(total, round(total), abs_tol=1e-9) else total
+    reward = _number(value, "")
+    if reason is None:
+        reason = "right" if reward == 1 else "wrong" if reward == 0 else "partly_right"
+    if not isinstance(reason, str):
+        raise TypeError(f"returned {_short(reason)} as reason; give a short text")
+    return {"reward": reward, "reason": reason[:MAX_REASON], "parts": checked}
+
+
+def described(error: BaseException, file: str) -> str:
+    """One line: what was raised, and the line of the user's file that it came from."""
+    place = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if isinstance(error, SyntaxError) and error.filename == file:
+        place = [error.lineno]
+    try:
+        said = " ".join(str(error).split())
+    except BaseException:  # noqa: BLE001
+        said = "(its text cannot be made)"
+    line = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return f"{file}:{place[-1]}: {line}"[:MAX_ERROR] if place else f"{file}: {line}"[:MAX_ERROR]
+
+
+def receive(channel: socket.socket) -> Any:
+    """The next message; the process ends when there is none any more."""
+    return json.loads(_exactly(channel, int.from_bytes(_exactly(channel, 4), "big")))
+
+
+def send(channel: socket.socket, message: dict[str, Any]) -> None:
+    content = json.dumps(message).encode()
+    channel.sendall(len(content).to_bytes(4, "big") + content)
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes:
+    content = bytearray()
+    while len(content) < count:
+        piece = channel.recv(count - len(content))
+        if not piece:
+            os._exit(0)
+        content += piece
+    return bytes(content)
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, str | bytes) or value is None or not hasattr(value, "__float__"):
+        raise TypeError(f"returned {_short(value)} {what}".rstrip() + "; a reward is a number")
+    number = float(value)
+    if not abs(number) <= MAX_REWARD:
+        raise ValueError(f"returned {number} {what}".rstrip() + f"; a reward is finite, at most {MAX_REWARD:.0e}")
+    return number
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _limit(which: int, soft: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    with suppress(OSError, ValueError):  # macOS knows some of these only by name
+        resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _die_with(channel: socket.socket) -> None:
+    """End this process and what it started when the other end of the socket is gone, even in the middle of a call."""
+
+    def wait() -> None:
+        waiting = select.poll()
+        waiting.register(channel, 0)  # nothing but the hang-up
+        while not any(events & (select.POLLHUP | select.POLLERR) for _, events in waiting.poll(1000)):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

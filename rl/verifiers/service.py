@@ -1,0 +1,136 @@
+"""A verifier at an address: `rlvf verifier serve`, or anything else that answers as it does.
+
+POST /verify   {"items": [{"problem": {"prompt", "target", "source", "extra"}, "completion"}, …]}
+            →  {"rewards": [number or null, …], "reasons": [text, …], "parts": [{name: number}, …],
+                "errors": [text or null, …]}          each as long as items; a reward of null has its error
+GET /health →  {"verifier": name}
+"""
+
+import ssl
+import time
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from rl.records import Problem, Verdict
+from rl.verifiers.isolation import failed
+
+BATCH = 64  # completions in one request
+ATTEMPTS = 4
+BACK_OFF = 0.25  # seconds before the second attempt; each further one waits twice as long
+CONNECT_SECONDS = 5.0
+BUSY = (429, 502, 503, 504)  # worth another attempt
+MAX_REWARD = 1e6
+MAX_PARTS = 16
+
+
+class ServiceError(ValueError):
+    """A service that cannot be reached, or does not answer as a verifier does."""
+
+
+class Service:
+    """A client of one address. Any thread may call it."""
+
+    def __init__(self, address: str, seconds: float, certificates: Path | None = None) -> None:
+        """`seconds` for one completion; `certificates`: a folder with authority.pem, machine.pem and machine.key, used
+        for https where they are there."""
+        self.address = address.rstrip("/")
+        self.shown = urlsplit(self.address)._replace(netloc=urlsplit(self.address).netloc.rpartition("@")[2]).geturl()
+        self.seconds = seconds
+        verify: ssl.SSLContext | bool = True
+        if certificates is not None and self.address.startswith("https://") and (certificates / "machine.pem").exists():
+            verify = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
+            verify.load_cert_chain(certificates / "machine.pem", certificates / "machine.key")
+        self._client = httpx.Client(verify=verify)
+
+    def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
+        """A verdict on each completion of the problem beside it, failures included."""
+        verdicts: list[Verdict] = []
+        for at in range(0, len(problems), BATCH):
+            asked = problems[at : at + BATCH]
+            try:
+                verdicts += self._ask(asked, completions[at : at + BATCH])
+            except ServiceError as error:
+                verdicts += [failed("service_error", str(error))] * len(asked)
+        return verdicts
+
+    def warm(self) -> None:
+        """Raise ServiceError unless somebody answers there."""
+        self._request("GET", "/health", None, CONNECT_SECONDS)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
+        items = [
+            {
+                "problem": {
+                    "prompt": problem.prompt,
+                    "target": problem.target,
+                    "source": problem.source,
+                    "extra": dict(problem.extra),
+                },
+                "completion": completion,
+            }
+            for problem, completion in zip(problems, completions, strict=True)
+        ]
+        answer = self._request("POST", "/verify", {"items": items}, CONNECT_SECONDS + self.seconds * len(items))
+        columns = [answer.get(name) for name in ("rewards", "reasons", "parts", "errors")]
+        for name, column in zip(("rewards", "reasons", "parts", "errors"), columns, strict=True):
+            if not isinstance(column, list) or len(column) != len(items):
+                raise ServiceError(f"{self.shown}: answered without a list {name!r} of {len(items)}")
+        return [self._verdict(*row) for row in zip(*(column or [] for column in columns), strict=True)]
+
+    def _verdict(self, reward: Any, reason: Any, parts: Any, error: Any) -> Verdict:
+        if isinstance(error, str) and error:
+            known = isinstance(reason, str) and reason.isidentifier() and reason.isascii()
+            return failed(reason[:60] if known else "service_error", f"{self.shown}: {' '.join(error.split())[:300]}")
+        if not _finite(reward):
+            return failed("service_error", f"{self.shown}: gave the reward {str(reward)[:60]!r}; it has to be a number")
+        if not isinstance(reason, str):
+            return failed("service_error", f"{self.shown}: gave a reason that is no text")
+        if not isinstance(parts, dict) or len(parts) > MAX_PARTS or not all(map(_finite, parts.values())):
+            return failed("service_error", f"{self.shown}: gave parts that are not numbers by name")
+        return Verdict(float(reward), reason[:60], {str(name)[:60]: float(part) for name, part in parts.items()})
+
+    def _request(self, method: str, path: str, content: Any, seconds: float) -> dict[str, Any]:
+        """The JSON object that it answers with. Raises ServiceError."""
+        said = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(BACK_OFF * 2 ** (attempt - 1))
+            try:
+                timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+                response = self._client.request(method, f"{self.address}{path}", json=content, timeout=timeout)
+            except httpx.ReadTimeout:
+                raise ServiceError(f"{self.shown}: no answer within {seconds:g} s") from None
+            except httpx.TransportError as error:
+                said = f"cannot be reached ({' '.join(str(error).split()) or type(error).__name__})"
+                continue
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise ServiceError(f"{self.shown}: {' '.join(str(error).split())}") from None
+            if response.status_code in BUSY:
+                said = f"answers with status {response.status_code}"
+                continue
+            if response.status_code != 200:
+                raise ServiceError(f"{self.shown}: answers with status {response.status_code}: {_line(response.text)}")
+            try:
+                answer = response.json()
+            except ValueError:
+                raise ServiceError(f"{self.shown}: answers with something other than JSON") from None
+            if not isinstance(answer, dict):
+                raise ServiceError(f"{self.shown}: answers with JSON that is no object")
+            return answer
+        raise ServiceError(f"{self.shown}: {said}, {ATTEMPTS} times; is it running? (rlvf verifier serve)")
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and isfinite(value) and abs(value) <= MAX_REWARD
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]

@@ -1,0 +1,134 @@
+"""What determines a verifier: plain data that travels with every call."""
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import urlsplit
+
+from rl.config import AUTO, COUNTDOWN
+from rl.records import Briefing, Problem
+from rl.verifiers import arithmetic, countdown, gsm8k
+
+ARITHMETIC, GSM8K, MATH = "arithmetic", "gsm8k", "math"
+BUILT_IN: dict[str, ModuleType] = {ARITHMETIC: arithmetic, GSM8K: gsm8k, COUNTDOWN: countdown}
+NAMES = (*BUILT_IN, MATH)
+MATH_BRIEFING = Briefing(r"Think step by step. End with the answer in \boxed{}.")
+_FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<function>[^:/\\]*))?")
+
+
+class VerifierError(ValueError):
+    """A verifier that cannot be used: one line that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class VerifierSpec:
+    """A verifier and its limits. The text of a user's file travels along: a verifier's machine may lack the file."""
+
+    name: str  # arithmetic, gsm8k, countdown, math, my_reward.py:reward, http://host:port
+    seconds: float = 5.0  # for one completion
+    memory_mb: int = 1024
+    text: str = ""  # of the user's file
+
+    @property
+    def is_service(self) -> bool:
+        return self.name.startswith(("http://", "https://"))
+
+    @property
+    def file(self) -> str:
+        """The name of the user's file, for messages."""
+        return Path(split_name(self.name)[0]).name
+
+    @property
+    def function(self) -> str:
+        return split_name(self.name)[1]
+
+    def require_known(self) -> None:
+        """Raise VerifierError unless there is such a verifier."""
+        if self.is_service:
+            check_address(self.name)
+        elif self.name not in NAMES:
+            split_name(self.name)
+
+    @property
+    def needs_target(self) -> bool:
+        return self.name in NAMES
+
+    @property
+    def briefing(self) -> Briefing | None:
+        """What a chat model is told; nothing for a verifier that is not ours, whose prompts say what they want."""
+        built_in = BUILT_IN.get(self.name)
+        return MATH_BRIEFING if self.name == MATH else getattr(built_in, "BRIEFING", None)
+
+    @property
+    def check(self) -> Callable[[Problem], None]:
+        """Raises ValueError for a problem that the verifier cannot judge."""
+        built_in = BUILT_IN.get(self.name)
+        return built_in.check if built_in is not None else lambda _: None
+
+
+def named(name: str, problems: str) -> str:
+    """The verifier's name, with `auto` as what goes with these problems."""
+    if name != AUTO:
+        return name
+    return COUNTDOWN if problems == COUNTDOWN else ARITHMETIC
+
+
+def is_file(name: str) -> bool:
+    """Whether the name is that of a user's function; a path may hold any characters."""
+    return name not in NAMES and not name.startswith(("http://", "https://")) and _FILE.fullmatch(name) is not None
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The path and the function of a user's verifier. Raises VerifierError where one is missing."""
+    found = _FILE.fullmatch(name)
+    if found is None:
+        raise VerifierError(
+            f"verifier {name!r} is none of {', '.join(NAMES)}; a function of yours is written my_reward.py:reward, a "
+            "service http://host:port"
+        )
+    if not found["function"]:
+        raise VerifierError(f"verifier {name!r}: name the function too, such as {found['path']}:reward")
+    return found["path"], found["function"]
+
+
+def check_address(address: str) -> None:
+    """Raise VerifierError unless it is the address of a service."""
+    try:
+        parts = urlsplit(address)
+        there = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        there = False
+    if not there or parts.query or parts.fragment:
+        raise VerifierError(f"verifier {address!r} is no address of a service; write it like http://127.0.0.1:8900")
+
+
+def check_source(name: str, text: str) -> None:
+    """Raise VerifierError unless the text is Python with that function; nothing of it is run."""
+    path, function = split_name(name)
+    try:
+        tree = ast.parse(text, filename=path)
+    except SyntaxError as error:
+        raise VerifierError(f"verifier {path}:{error.lineno}: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise VerifierError(f"verifier {path}: not Python that can be read ({error})") from error
+    functions, others, stars = set(), set(), False
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef():
+                functions.add(node.name)
+            case ast.AsyncFunctionDef():
+                if node.name == function:
+                    raise VerifierError(f"verifier {path}:{node.lineno}: {function} is async; write a plain def")
+            case ast.Name(ctx=ast.Store()):
+                others.add(node.id)
+            case ast.ImportFrom() | ast.Import():
+                others.update(alias.asname or alias.name for alias in node.names)
+                stars = stars or any(alias.name == "*" for alias in node.names)
+    if function not in functions | others and not stars:
+        there = f"it has {', '.join(sorted(functions))}" if functions else "it has no function"
+        raise VerifierError(
+            f"verifier {path}: no function {function!r}; {there}; write: def {function}(problem, completion): ..."
+        )

@@ -1,0 +1,21 @@
+"""Judging as a call on a verifier. It imports no prefect and no torch: a verifier starts fast and stays small."""
+
+from collections.abc import Mapping, Sequence
+
+from infra.services import rlvf_home
+from rl import judging
+from rl.judging import Judgement
+from rl.records import Problem
+from rl.verifiers.spec import VerifierSpec
+
+
+def judge(
+    problems: Sequence[Problem], completions: Sequence[Sequence[str]], verifiers: Mapping[str, VerifierSpec]
+) -> Judgement:
+    """Judge G completions for each of P problems, with this machine's certificates where a service wants them."""
+    return judging.judge(problems, completions, verifiers, rlvf_home() / "certs")
+
+
+def warm(verifiers: Sequence[VerifierSpec]) -> None:
+    """Raise VerifierError with one line for a verifier that cannot work on this machine."""
+    judging.warm(verifiers, rlvf_home() / "certs")

@@ -1,0 +1,91 @@
+"""Takes the pictures of the pages that the documentation shows, from services and a run of its own.
+
+    python tests/bench/pages.py [--out docs/pages] [--steps 30]
+
+Needs a Chromium (`apt install chromium`). Starts `rlvf up`, a worker and a run in a temporary home, on loopback, and
+takes the form and the run on Prefect's page, the run in MLflow, and the report. That takes minutes: the policy is
+warmed up.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from infra.services import get_json
+
+BIN = Path(sys.executable).parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SIZE = "1400,900"
+PATIENCE = 20_000  # milliseconds of the page's own time: they load what they show after they have loaded
+
+
+def shoot(browser: str, url: str, out: Path, size: str = SIZE) -> None:
+    """Save a page as a PNG."""
+    with tempfile.TemporaryDirectory() as profile:
+        flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--disable-gpu", f"--user-data-dir={profile}"]
+        flags += [f"--window-size={size}", f"--virtual-time-budget={PATIENCE}", f"--screenshot={out}"]
+        subprocess.run([browser, *flags, url], check=True, capture_output=True, timeout=180)
+    print(out, file=sys.stderr)
+
+
+def rlvf(*words: str, home: Path) -> str:
+    """What a command prints."""
+    environment = {**os.environ, "RLVF_HOME": str(home)}
+    done = subprocess.run([BIN / "rlvf", *words], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"rlvf {' '.join(words)}: {done.stderr}")
+    return done.stdout
+
+
+def run_on_prefect(api: str, config: dict[str, Any]) -> tuple[str, str]:
+    """Start the deployment and wait for its end; gives the ids of the deployment and of the flow run."""
+    deployment = get_json(f"{api}/deployments/name/rlvf/train")["id"]
+    run = get_json(f"{api}/deployments/{deployment}/create_flow_run", body={"parameters": {"config": config}})["id"]
+    while (state := get_json(f"{api}/flow_runs/{run}")["state"]["type"]) not in ("COMPLETED", "FAILED", "CRASHED"):
+        time.sleep(2)
+    if state != "COMPLETED":
+        sys.exit(f"the run ended as {state}")
+    return str(deployment), str(run)
+
+
+def main() -> None:
+    """Take them all."""
+    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    asked.add_argument("--out", type=Path, default=Path("docs/pages"))
+    asked.add_argument("--steps", type=int, default=30)
+    given = asked.parse_args()
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        sys.exit(f"needs one of {', '.join(BROWSERS)}: apt install chromium")
+    given.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        rlvf("up", "--detach", home=home)
+        worker = subprocess.Popen([BIN / "rlvf", "worker"], env={**os.environ, "RLVF_HOME": str(home)})
+        try:
+            at = json.loads(rlvf("status", "--json", home=home))
+            page = at["prefect"].removesuffix("/api")
+            deployment, flow_run = run_on_prefect(at["prefect"], {"run": "first", "steps": given.steps})
+            run = home / "runs" / "first"
+            tracked = json.loads((run / "result.json").read_text())["page"]["url"]
+            shoot(browser, f"{page}/deployments/deployment/{deployment}/run", given.out / "form.png", "1400,1600")
+            shoot(browser, f"{page}/runs/flow-run/{flow_run}", given.out / "run.png")
+            shoot(browser, f"{page}/runs/flow-run/{flow_run}?tab=Artifacts", given.out / "artifacts.png")
+            shoot(browser, tracked, given.out / "mlflow.png")
+            shoot(browser, (run / "report.html").as_uri(), given.out / "report.png", "1000,1800")
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            worker.wait(30)
+            rlvf("down", home=home)
+
+
+if __name__ == "__main__":
+    main()

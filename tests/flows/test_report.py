@@ -1,0 +1,283 @@
+"""The report of real runs, read back as a browser would, and what Prefect's page of a run shows."""
+
+import gzip
+import json
+import shutil
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from flows.cli import main
+from flows.report import CUT, write_report
+from flows.train import DivergedError
+from infra import store
+from infra.record import read_record
+from infra.rollouts import kept_steps, read_rollouts, write_rollouts
+from infra.timeline import read_sessions
+
+SECTIONS = ["reward", "stages", "bytes", "staleness", "workers", "timeline", "samples", "config", "versions", "links"]
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}"
+
+
+class Page(HTMLParser):
+    """Every element, and the text of the page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+    @property
+    def loads(self) -> list[str]:
+        """Every address that a browser would fetch by itself."""
+        found = [
+            attrs[name]
+            for tag, attrs in self.elements
+            for name in ("src", "href", "srcset", "data", "poster")
+            if name in attrs and not (tag == "a" and name == "href")
+        ]
+        return [str(address) for address in found]
+
+    @property
+    def sections(self) -> list[str | None]:
+        return [attrs.get("id") for tag, attrs in self.elements if tag == "section"]
+
+
+@pytest.fixture(scope="module")
+def reported(lab: Any) -> Path:
+    """The folder of a run that ended with a report."""
+    return Path(lab.train(steps="3", tracking__report="true", tracking__rollouts_every="1").run)
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    main(["report", *words])
+    return capsys.readouterr().out.strip()
+
+
+def test_a_run_ends_with_a_report_that_is_whole_in_itself(lab: Any, reported: Path) -> None:
+    page = Page(reported / "report.html")
+    assert page.sections == SECTIONS
+    assert all(address.startswith("data:") for address in page.loads), page.loads
+    assert page.tags.isdisjoint({"script", "iframe", "object", "embed", "base", "form"})
+    assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
+    assert "url(" not in (reported / "report.html").read_text().split("</style>")[0]
+    for word in ("finished", "3 of 3", "no worker died", "torch", "half-right", "sums.csv"):
+        assert word in page.text
+    for name in SECTIONS[:6]:
+        with Image.open(reported / f"{name}.png") as image:
+            assert image.format == "PNG"
+            assert len(image.getcolors(2**24) or []) > 10
+    client, logged = lab.mlflow(reported)
+    assert {file.path for file in client.list_artifacts(logged.info.run_id)} >= {"report.html", "pictures"}
+    links = [str(attrs["href"]) for tag, attrs in page.elements if tag == "a"]
+    assert any(f"/runs/{logged.info.run_id}" in link for link in links)
+    assert any("/runs/flow-run/" in link for link in links)
+    assert any(link.endswith("/status") for link in links)
+
+
+def test_every_completion_of_every_step_is_kept(lab: Any, reported: Path) -> None:
+    assert kept_steps(str(reported)) == [1, 2, 3]
+    drawn, mean = lab.metrics(reported, "groups/drawn"), lab.metrics(reported, "reward/mean")
+    for step in (1, 2, 3):
+        rows = read_rollouts(str(reported), step)
+        assert len(rows) == drawn[step] * 4
+        assert sum(row["reward"] for row in rows) / len(rows) == pytest.approx(mean[step])
+        assert set(rows[0]) == {
+            "group", "prompt", "target", "source", "completion", "reward", "reason", "version", "tokens",
+        }  # fmt: skip
+        assert all(0 <= step - 1 - row["version"] <= 1 for row in rows)
+        assert all(1 <= row["tokens"] <= 12 for row in rows)
+
+
+def test_bytes_and_spans_are_those_of_the_run(lab: Any, reported: Path) -> None:
+    published = lab.metrics(reported, "sync/bytes")
+    manifest = store.read_manifest(str(reported / "weights" / "v3"))
+    assert (
+        published[3]
+        == manifest.size
+        == sum(file.stat().st_size for file in (reported / "weights" / "v3").iterdir() if file.name != "manifest.json")
+    )
+    fetched = lab.metrics(reported, "sync/fetched_bytes")
+    assert sum(fetched.values()) >= published[3]
+    assert max(lab.metrics(reported, "sync/load_seconds").values()) > 0
+    (spans,) = read_sessions((reported / "timeline.jsonl").read_text())
+    assert {(span.worker, span.call) for span in spans} == {
+        ("generator-0", "generate"), ("generator-0", "evaluate"), ("verifier-0", "verify"), ("trainer", "train"),
+    }  # fmt: skip
+    by_worker = [
+        sorted((span.start, span.end) for span in spans if span.worker == name) for name in ("trainer", "generator-0")
+    ]
+    for each in by_worker:  # one call at a time
+        assert all(start >= end - 0.05 for (_, end), (start, _) in pairwise(each))
+    assert not any(span.lost for span in spans)
+
+
+def test_the_command_reports_by_name_or_address(
+    lab: Any, reported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLVF_HOME", str(lab.home))
+    assert report(capsys, reported.name) == str(reported / "report.html")
+    out = tmp_path / "new" / "first.html"
+    assert json.loads(report(capsys, str(reported), "--out", str(out), "--json")) == {"report": str(out)}
+    assert Page(out).sections == SECTIONS
+    assert {file.name for file in out.parent.iterdir()} == {
+        "first.html", *(f"first-{name}.png" for name in SECTIONS[:6]),
+    }  # fmt: skip
+
+
+def test_hostile_completions_are_only_text(reported: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(reported, run)
+    (row, *_) = read_rollouts(str(run), 3)
+    write_rollouts(
+        str(run), 3,
+        [
+            {**row, "completion": HOSTILE, "prompt": HOSTILE, "target": HOSTILE, "source": HOSTILE, "reason": HOSTILE},
+            {**row, "completion": "x" * 10**5, "reason": "long"},
+            {**row, "completion": "\0\x1b[31m\u202e\ud800", "reason": "odd", "reward": None},
+        ],
+    )  # fmt: skip
+    about = json.loads((run / "about.json").read_text())
+    about["links"]["evil"] = ["javascript:alert(3)", HOSTILE]
+    about.update(status='"><script>', why=HOSTILE, versions={HOSTILE: HOSTILE}, workers={HOSTILE: [HOSTILE]})
+    (run / "about.json").write_text(json.dumps(about))
+    (run / "config.yaml").write_text("policy: '</pre><script>'\n")
+    out = write_report(str(run), read_record(str(run), run), tmp_path / "hostile.html")
+    page = Page(out)
+    assert "script" not in page.tags
+    assert [attrs for tag, attrs in page.elements if tag == "img" and not str(attrs["src"]).startswith("data:")] == []
+    assert not any(str(attrs.get("href", "")).startswith("javascript") for _, attrs in page.elements)
+    assert page.text.count(HOSTILE) >= 6
+    assert "49" not in page.text.split("Step 3")[1].split("Step 2")[0]
+    assert "x" * CUT in page.text
+    assert "x" * (CUT + 1) not in page.text
+    assert f"{10**5 - CUT:,} more characters" in page.text
+    assert "reward unknown" in page.text
+
+
+def test_an_unfinished_run_is_reported_and_one_without_a_step_refused(
+    reported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "going"
+    run.mkdir()
+    shutil.copy(reported / "config.yaml", run)
+
+    def refused(name: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            report(capsys, name)
+        assert stopped.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert refused(str(run)) == f"rlvf: {run} has no step to report yet; try again when one is logged"
+    assert "is not a run: there is nothing" in refused("none")
+    # two steps on, killed in the middle of a line: no picture, timeline or result was ever written
+    lines = (reported / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
+    (run / "rollouts").mkdir()
+    (run / "rollouts" / "1.jsonl.gz").write_bytes(gzip.compress(b'{"cut'))
+    page = Page(Path(report(capsys, str(run))))
+    assert page.sections == [name for name in SECTIONS if name not in ("workers", "timeline")]
+    assert "1.jsonl.gz is damaged" in page.text
+    assert "2 of 3" in page.text
+
+
+def test_a_run_that_fails_is_reported_too(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(learned: Any) -> None:
+        if learned.step == 2:
+            raise DivergedError(f"<i>{HOSTILE}</i>\nsecond line")
+
+    monkeypatch.setattr("flows.train.stop_if_diverged", fail)
+    name = lab.new_name()
+    with pytest.raises(DivergedError):
+        lab.train(run=name, steps="20", tracking__report="true")
+    page = Page(lab.run_folder(name) / "report.html")
+    assert "script" not in page.tags
+    for words in ("failed", "2 of 20", f"<i>{HOSTILE}</i>", f"rlvf train --resume {lab.run_folder(name)}"):
+        assert words in page.text
+    client, logged = lab.mlflow(lab.run_folder(name))
+    assert "report.html" in {file.path for file in client.list_artifacts(logged.info.run_id)}
+
+
+def test_a_report_that_cannot_be_made_is_said_and_the_run_ends_well(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flows.report.TEMPLATES", Path("/nowhere"))
+    result = lab.train(steps="1", tracking__report="true", tracking__rollouts_every="0")
+    said = capsys.readouterr().err
+    assert "warning: no report could be made (TemplateNotFound" in said
+    assert f"rlvf report {Path(result.run).name}" in said
+    assert kept_steps(result.run) == []
+    assert lab.mlflow(Path(result.run))[1].info.status == "FINISHED"
+
+
+def test_a_run_in_a_bucket_is_reported_from_anywhere(
+    lab: Any, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"{s3}/deep/reported"
+    lab.train(run=uri, steps="2", tracking__report="true")
+    assert store.exists(f"{uri}/report.html")
+    shutil.rmtree(lab.run_folder("reported"))  # as on a machine that has never seen it
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path / "elsewhere"))
+    written = Path(report(capsys, uri))
+    assert written == tmp_path / "elsewhere" / "runs" / "reported" / "report.html"
+    assert Page(written).sections == SECTIONS
+    assert "2 of 2" in Page(written).text
+    # whose log another machine goes on with
+    lab.train(resume=uri, run=uri, steps="3", home=lab.home)
+    assert list(lab.metrics(lab.run_folder("reported"), "reward/mean")) == [1, 2, 3]
+    assert list(lab.metrics(lab.run_folder("reported"), "eval/pass_at_1")) == [0, 2, 3]
+
+
+def artifacts(lab: Any, flow_run: str) -> dict[str, Any]:
+    """What the page of a flow run shows, by key."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    with lab.prefect() as prefect:
+        found = prefect.read_artifacts(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run])))
+    return {artifact.key: artifact for artifact in found}
+
+
+def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.artifacts.PAUSE_SECONDS", 0)
+    first = lab.train(run="Links_1", steps="3", tracking__report="true")
+    shown = artifacts(lab, first.flow_run_id)
+    assert set(shown) == {f"links-1-{name}" for name in ("mlflow", "dask-dashboard", "progress", "report")}
+    assert shown["links-1-progress"].type == "progress"
+    assert shown["links-1-progress"].data == 100
+    assert shown["links-1-progress"].description == "step 3 of 3"
+    assert shown["links-1-progress"].updated > shown["links-1-progress"].created
+    report = lab.run_folder("Links_1") / "report.html"
+    assert shown["links-1-report"].data == f"[{report.as_uri()}]({report.as_uri()})"
+    assert lab.mlflow(lab.run_folder("Links_1"))[1].info.run_id in shown["links-1-mlflow"].data
+    assert lab.client.dashboard_link in shown["links-1-dask-dashboard"].data
+    # the same run, another time: both pages keep theirs
+    again = lab.train(resume=first.run, run=first.run, steps="4")
+    assert artifacts(lab, again.flow_run_id)["links-1-progress"].data == 100
+    assert artifacts(lab, first.flow_run_id)["links-1-progress"].description == "step 3 of 3"
+
+
+def test_prefect_away_costs_a_run_one_line(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away(*_: Any, **__: Any) -> Any:
+        raise OSError("the server is away")
+
+    monkeypatch.setattr("flows.artifacts.get_client", away)
+    assert lab.train(steps="3").steps == 3
+    assert capsys.readouterr().err.count("warning: Prefect's page: the server is away") == 1

@@ -1,0 +1,452 @@
+"""`rlvf up`, `rlvf down` and `rlvf status`: real services, real signals."""
+
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.cli import main
+from flows.deployments import Registration
+from infra.addresses import Addresses
+from infra.passwords import kept_password
+from infra.scheduler import announce, ask
+from infra.security import certs_folder, issue, make_authority, own_certificates
+from infra.services import get_json
+
+MARK = "RLVF_UP_TEST_MARK"  # in the environment of every process that a command starts
+PLANTED = {
+    "AWS_ACCESS_KEY_ID": "tester",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_SECRET_ACCESS_KEY": "planted-aws",
+    "PREFECT_SERVER_API_AUTH_STRING": "someone:planted-prefect",
+}
+DEPLOYMENTS = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")
+SERVICES = {"worker": "services/worker", "scheduler": "services/scheduler", "mlflow": "services/mlflow"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A home where commands are given, all of them marked."""
+
+    home: Path
+    before: tuple[str, ...] = ()  # what each command is run by
+    env: Mapping[str, str] = field(default_factory=dict)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @contextmanager
+    def started(self, *words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+        """The command `rlvf`, in a process group of its own that is killed if it does not end."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PREFECT_", "RLVF_", "MLFLOW_", "AWS_"))
+        }
+        process = subprocess.Popen(
+            [*self.before, sys.executable, "-c", "from flows.cli import main; main()", *words],
+            cwd=self.home,
+            env={**inherited, "RLVF_HOME": str(self.home), MARK: self.mark, **self.env, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+    def rlvf(self, *words: str, **env: str) -> str:
+        """Run the command to its end, which is a good one, and give its stdout."""
+        with self.started(*words, **env) as process:
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+            return out
+
+    def status(self, *words: str) -> Any:
+        return json.loads(self.rlvf("status", "--json", *words))
+
+    def alive(self) -> list[psutil.Process]:
+        """All that runs because of these commands."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def up(self) -> Any:
+        return json.loads((self.home / "up.json").read_text())
+
+    def supervisor(self, name: str) -> int:
+        return int(json.loads((self.home / SERVICES.get(name, name) / "server.json").read_text())["pid"])
+
+    def service(self, name: str) -> psutil.Process:
+        (child,) = psutil.Process(self.supervisor(name)).children()
+        return child
+
+    def kill_all(self) -> None:
+        for process in self.alive():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+
+def until(true: Any, seconds: float = 60.0) -> Any:
+    """Poll until `true()` is, at most `seconds`, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+    return found
+
+
+@contextmanager
+def place(home: Path, before: tuple[str, ...] = (), **env: str) -> Iterator[Place]:
+    where = Place(home, before, env)
+    try:
+        yield where
+    finally:
+        where.kill_all()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """A local S3 API with the bucket `there`, which takes any credentials."""
+    server = pytest.importorskip("moto.server", reason="needs moto[server]: install the extra 'dev'")
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    url = "http://{}:{}".format(*running.get_host_and_port())
+    bucket(url).create_bucket(Bucket="there")
+    yield url
+    running.stop()
+
+
+def bucket(endpoint: str) -> Any:
+    import boto3
+
+    keys = {"aws_access_key_id": "tester", "aws_secret_access_key": "any", "region_name": "us-east-1"}
+    return boto3.client("s3", endpoint_url=endpoint, **keys)
+
+
+@pytest.fixture(scope="module")
+def up(lab: Any, endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """`rlvf up --detach` on free ports, on S3, with secrets in its environment."""
+    home = lab.fresh_home(tmp_path_factory.mktemp("up") / "home")
+    with place(home, **PLANTED, PREFECT_API_AUTH_STRING=PLANTED["PREFECT_SERVER_API_AUTH_STRING"]) as where:
+        ports = [word for name in ("prefect", "mlflow", "scheduler", "dashboard") for word in (f"--port-{name}", "0")]
+        said = where.rlvf("up", "--detach", *ports, "--storage", "s3://there/rlvf", "--storage-endpoint", endpoint)
+        assert "stop it with: rlvf down" in said
+        yield where
+
+
+def test_status_tells_where_everything_is_and_that_it_answers(up: Place) -> None:
+    status = up.status()
+    assert status["answers"] == dict.fromkeys(("prefect", "mlflow", "scheduler", "storage"), True)
+    assert status["storage"] == "s3://there/rlvf"
+    assert status["workers"] == []
+    assert {name: status[name] for name in ("prefect", "mlflow", "scheduler")} == {
+        name: up.up()[name] for name in ("prefect", "mlflow", "scheduler")
+    }
+
+
+def test_whoever_knows_the_scheduler_learns_the_rest(up: Place, tmp_path: Path) -> None:
+    status = Place(tmp_path).status("--scheduler", up.up()["scheduler"])
+    assert status["prefect"] == up.up()["prefect"]
+    assert status["mlflow"] == up.up()["mlflow"]
+    assert status["storage"] == "s3://there/rlvf"
+
+
+def test_the_artifacts_of_mlflow_lie_on_the_storage(up: Place, endpoint: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    (tmp_path / "note.txt").write_text("kept")
+    client = MlflowClient(up.up()["mlflow"])
+    run = client.create_run("0")
+    client.log_artifact(run.info.run_id, str(tmp_path / "note.txt"))
+    stored = [each["Key"] for each in bucket(endpoint).list_objects_v2(Bucket="there")["Contents"]]
+    assert [key for key in stored if key.startswith("rlvf/mlartifacts/") and key.endswith("/note.txt")]
+
+
+def test_a_second_up_says_that_it_is_up_already(up: Place) -> None:
+    before = sorted(process.pid for process in up.alive())
+    said = up.rlvf("up")
+    assert "it is up already" in said
+    assert up.up()["mlflow"] in said
+    assert sorted(process.pid for process in up.alive()) == before
+
+
+def test_secrets_of_the_environment_are_written_nowhere(up: Place) -> None:
+    secrets = ("planted-aws", "planted-prefect")
+    shown = [" ".join(process.cmdline()) for process in up.alive()]
+    shown += [
+        up.rlvf("status"),
+        up.rlvf("status", "--json"),
+        json.dumps(ask(up.up()["scheduler"], up.home).services, default=vars),
+    ]
+    files = [path for path in up.home.rglob("*") if path.is_file()]
+    for secret in secrets:
+        assert not [text for text in shown if secret in text]
+        assert not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+def test_deployments_that_are_there_are_left_as_they_are(up: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", PLANTED["PREFECT_SERVER_API_AUTH_STRING"])
+    monkeypatch.setattr("subprocess.Popen", None)  # nothing is started to register them
+    registration = Registration(up.home)
+    assert registration({}, up.up()["prefect"])
+    kept = up.home / "services" / "deployments.json"
+    kept.write_text(kept.read_text().replace(':"', ':"0').replace(': "', ': "0', 1))
+    with pytest.raises(TypeError):  # another version of rlvf registers its own
+        registration({}, up.up()["prefect"])
+
+
+def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Place) -> None:
+    before = up.up()
+    names = ("mlflow", "scheduler", "worker", "prefect")
+    killed = {name: up.service(name) for name in names}
+    supervisor = up.supervisor("mlflow")
+    for process in killed.values():
+        process.kill()
+    os.kill(supervisor, signal.SIGKILL)  # a supervisor too, which leaves nobody to see its service
+
+    def back() -> bool:
+        try:
+            return all(up.service(name).pid != killed[name].pid for name in names) and all(
+                up.status()["answers"].values()
+            )
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            return False
+
+    until(back)
+    assert up.up() == before
+    assert ask(before["scheduler"], up.home).services.mlflow == before["mlflow"]  # told again
+    for name in DEPLOYMENTS:
+        auth = PLANTED["PREFECT_SERVER_API_AUTH_STRING"]
+        assert get_json(f"{before['prefect']}/deployments/name/{name}", auth)["work_pool_name"] == "rlvf"
+
+
+def test_an_up_that_is_killed_takes_its_services_along_and_down_cleans_up(up: Place) -> None:
+    os.kill(up.up()["pid"], signal.SIGKILL)
+    orphan = up.supervisor("scheduler")
+    os.kill(orphan, signal.SIGKILL)  # its service has lost both who would end it
+    up.rlvf("down")
+    until(lambda: not up.alive(), 20)
+    assert not (up.home / "up.json").exists()
+    assert "nothing is up" in up.rlvf("down")
+    status = up.status()
+    assert (status["prefect"], status["scheduler"]) == (None, None)
+
+
+def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> None:
+    class Mlflow(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mlflow) as mlflow, place(up.home) as again:
+        threading.Thread(target=mlflow.serve_forever, daemon=True).start()
+        found = {
+            "PREFECT_API_URL": lab.url,
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow.server_port}",
+            "RLVF_SCHEDULER": lab.client.scheduler.address,
+        }
+        with again.started("up", **found) as process:
+            until(lambda: (again.home / "up.json").exists() and again.up()["ready"])
+            known = again.up()
+            assert [known["prefect"], known["mlflow"], known["scheduler"]] == list(found.values())
+            assert {path.name for path in (again.home / "services").iterdir() if (path / "server.json").exists()} == {
+                "worker"
+            }
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "stopped the Prefect worker" in err
+        until(lambda: not again.alive(), 10)
+        assert get_json(f"{lab.url}/health") is True
+        assert ask(found["RLVF_SCHEDULER"], again.home).workers
+        mlflow.shutdown()
+    announce(found["RLVF_SCHEDULER"], up.home, Addresses())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--storage", "/dev/null/runs"), r"storage /dev/null/runs: cannot be used"),
+        (("--storage", "gopher://here/runs"), r"storage gopher://here/runs: cannot be used: Protocol not known"),
+        (("--storage", "sftp://me:planted@host/runs"), r"storage: holds a password"),
+        (("--host", "0.0.0.0"), r"--host '0.0.0.0' names no address"),
+        (("--host", "203.0.113.7"), r"--host 203.0.113.7: is no address of this machine; it has 127.0.0.1"),
+        (("--port-mlflow", "70000"), r"--port-mlflow"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], home_folder: Path
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["up", *words])
+    assert refused.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "planted" not in err
+    assert err.strip().count("\n") == 0
+    assert not (home_folder / "services").exists()
+
+
+def test_a_home_whose_certificate_is_over_is_not_opened_to_others(
+    tmp_path: Path, home_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from infra.ports import own_addresses
+
+    if not own_addresses():
+        pytest.skip("this machine has no address but loopback")
+    make_authority(tmp_path / "other")
+    own_certificates(home_folder)
+    (certs_folder(home_folder) / "authority.key").unlink()  # a guest cannot make itself a new one
+    (certs_folder(home_folder) / "machine.pem").write_text(issue(tmp_path / "other", "guest", days=-1).certificate)
+    with pytest.raises(SystemExit) as refused:
+        main(["up", "--host", own_addresses()[0]])
+    assert refused.value.code == 2
+    assert "certificate expired" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variable", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RLVF_SCHEDULER"])
+def test_a_service_that_is_named_and_not_there_is_an_error(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home_folder: Path
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")  # nothing is to be started on the way
+    monkeypatch.setenv(
+        variable, {"RLVF_SCHEDULER": "tcp://127.0.0.1:1"}.get(variable, "http://user:planted@127.0.0.1:1")
+    )
+    if variable != "PREFECT_API_URL":
+        monkeypatch.setattr("infra.services.answers", lambda *_, **__: True)
+    with pytest.raises(SystemExit) as refused:
+        main(["up"])
+    assert refused.value.code == 2
+    err = capsys.readouterr().err
+    assert variable in err
+    assert "planted" not in err
+    assert not (home_folder / "up.json").exists()
+
+
+ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && ip addr add 10.9.0.1/32 dev lo && exec "$@"', "sh")
+
+
+@contextmanager
+def postgresql() -> Iterator[dict[str, str]]:
+    """What makes Prefect and MLflow use a PostgreSQL of the distribution's, reached by a socket of the file system;
+    nothing where it is not installed."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not programs:
+        yield {}
+        return
+    folder = Path(tempfile.mkdtemp(prefix="rlvf-pg-"))  # the path of a socket is short
+    shutil.chown(folder, "nobody")
+    (folder / "password").write_text("planted-database")
+    shutil.chown(folder / "password", "nobody")
+
+    def run(name: str, *words: str, **env: str) -> None:
+        command = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", str(programs[-1] / name), *words]
+        done = subprocess.run(
+            command, cwd=folder, env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    at = {"PGHOST": str(folder), "PGUSER": "rlvf", "PGPASSWORD": "planted-database"}
+    run(
+        "initdb",
+        "-D",
+        "data",
+        "-U",
+        "rlvf",
+        "-A",
+        "scram-sha-256",
+        "--pwfile",
+        "password",
+        "-E",
+        "UTF8",
+        "--locale=C",
+        "--no-sync",
+    )
+    options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+    run("pg_ctl", "start", "-w", "-D", "data", "-l", "log", "-o", options)
+    try:
+        for name in ("prefect", "mlflow"):
+            run("createdb", name, **at)
+        tail = f"host={folder}"
+        yield {
+            "PREFECT_API_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://rlvf:planted-database@/prefect?{tail}",
+            "MLFLOW_BACKEND_STORE_URI": f"postgresql+psycopg://rlvf:planted-database@/mlflow?{tail}",
+        }
+    finally:
+        run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", "data")
+        shutil.rmtree(folder)
+
+
+def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path) -> None:
+    if os.geteuid() or not shutil.which("unshare") or subprocess.run([*ALONE, "true"], check=False).returncode:
+        pytest.skip("needs root and network namespaces, for an address that other machines could reach")
+    home = lab.fresh_home(tmp_path / "home")
+    before = {path: path.stat().st_size for path in (home / "mlflow.db", home / "prefect" / "prefect.db")}
+    with postgresql() as databases, place(home, ALONE, **databases) as first:
+        first.rlvf("up", "--detach", "--host", "10.9.0.1")
+        inside = ("nsenter", f"--net=/proc/{first.up()['pid']}/ns/net")
+        there = Place(home, inside, mark=first.mark)
+        known = first.up()
+        assert known["scheduler"].startswith("tls://10.9.0.1:")
+        assert all(there.status()["answers"].values())
+
+        def code(url: str, user: str = "") -> str:
+            words = [*inside, "curl", "-s", "--noproxy", "*", "-o", str(tmp_path / "out"), "-w", "%{http_code}"]
+            if user:
+                words += ["-u", user]
+            return subprocess.run([*words, url], capture_output=True, text=True, check=True).stdout
+
+        passwords = {name: kept_password(home, name) for name in ("prefect", "mlflow", "mlflow-sessions")}
+        experiments = f"{known['mlflow']}/api/2.0/mlflow/experiments/search?max_results=1"
+        assert code(f"{known['prefect']}/version") == "401"
+        assert code(f"{known['prefect']}/version", f"rlvf:{passwords['prefect']}") == "200"
+        assert code(experiments) == "401"
+        assert code(experiments, f"rlvf:{passwords['mlflow']}") == "200"
+        assert (home / "secrets.json").stat().st_mode & 0o777 == 0o600
+        shown = " ".join(word for process in first.alive() for word in process.cmdline()) + there.rlvf(
+            "status", "--json"
+        )
+        for secret in map(str, passwords.values()):
+            assert secret not in shown
+            assert holding(home, secret) == [home / "secrets.json"]
+        assert "planted-database" not in shown
+        assert holding(home, "planted-database") == []
+        there.rlvf("down")
+        until(lambda: not first.alive(), 20)
+        if not databases:
+            pytest.skip("PostgreSQL is not installed (apt-get install postgresql): all of this was true on SQLite")
+        assert {path: path.stat().st_size for path in before} == before  # nothing went there
+
+
+def holding(folder: Path, secret: str) -> list[Path]:
+    """The files in which it stands."""
+    return [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]

@@ -1,0 +1,393 @@
+"""`rlvf certs` and `rlvf worker`: real processes, a real scheduler over TLS on the loopback interface."""
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from distributed import Client
+
+from flows.cli import main
+from flows.commands import worker as module
+from flows.commands.worker import default_roles, roles
+from infra.dispatch import Dispatch
+from infra.enquiry import Enquiry, Seen, enquire
+from infra.placement import PlacementConfig, offers
+from infra.reach import parse_address
+from infra.security import dask_security, own_certificates, read_bundle, tls_environment
+
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
+VERIFY = PlacementConfig().resources("verify")
+
+
+def until(true: Callable[[], Any], seconds: float = 45.0, about: Callable[[], str] = str) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"waited too long: {about()}"
+        time.sleep(0.05)
+    return found
+
+
+@dataclass
+class Running:
+    """A command in a process group of its own, and what it says."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def says(self, pattern: str, times: int = 1, seconds: float = 45.0) -> None:
+        until(lambda: len(re.findall(pattern, self.log.read_text())) >= times, seconds, self.log.read_text)
+
+    def family(self) -> list[psutil.Process]:
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def signal_all(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts `rlvf` (or another program) in the background; everything has ended when the module ends."""
+    started: list[Running] = []
+
+    def begin(*words: str, program: tuple[str, ...] | None = None, **environment: str) -> Running:
+        log = tmp_path_factory.mktemp("command") / "log"
+        with log.open("wb") as out:
+            command = program or (sys.executable, "-c", "from flows.cli import main; main()")
+            process = subprocess.Popen(
+                [*command, *words], stdout=out, stderr=out, start_new_session=True, env=os.environ | environment
+            )
+        started.append(Running(process, log))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        if each.process.poll() is None:
+            family = each.family()
+            each.process.terminate()
+            try:
+                each.process.wait(10)
+            except subprocess.TimeoutExpired:
+                each.signal_all(signal.SIGKILL)
+                each.process.wait()
+            _, alive = psutil.wait_procs(family, 5)
+            for left in alive:
+                left.kill()
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of the machine of the scheduler."""
+    home = tmp_path_factory.mktemp("first")
+    own_certificates(home)
+    return home
+
+
+@dataclass
+class Town:
+    """A scheduler over TLS that can be killed and started again, and a client of it."""
+
+    scheduler: Any
+    client: Client
+    home: Path
+    begin: Callable[[], Any]
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(offer.name for offer in offers(self.client))
+        except OSError:
+            return []
+
+    def restart(self) -> None:
+        self.scheduler.process.send_signal(signal.SIGKILL)
+        self.scheduler.process.wait()
+        self.client.close(timeout=1)
+        self.scheduler = self.begin()
+        self.client = Client(self.scheduler.address, security=dask_security(self.home), set_as_default=False)
+
+
+@pytest.fixture(scope="module")
+def town(first: Path, start_scheduler: Any) -> Iterator[Town]:
+    port = None
+
+    def begin() -> Any:
+        return start_scheduler(first, port)
+
+    scheduler = begin()
+    port = int(scheduler.address.rpartition(":")[2])
+    client = Client(scheduler.address, security=dask_security(first), set_as_default=False)
+    town = Town(scheduler, client, first, begin)
+    yield town
+    town.client.close(timeout=2)
+
+
+@pytest.fixture(scope="module")
+def jetson(town: Town, start: Start, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    """The machine that joins, by a bundle."""
+    folder = tmp_path_factory.mktemp("jetson")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLVF_HOME", str(town.home))
+        patch.setenv("RLVF_STORAGE", str(folder))
+        main(["certs", "jetson", "--scheduler", town.scheduler.address, "--out", str(folder / "jetson.bundle")])
+    bundle = str(folder / "jetson.bundle")
+    return start("worker", "--bundle", bundle, "--roles", "verifier", "--device", "cpu", RLVF_HOME=str(folder / "home"))
+
+
+def test_a_machine_joins_with_its_bundle(town: Town, jetson: Running) -> None:
+    jetson.says(rf"joined {town.scheduler.address} as jetson: CPU VERIFIER\n")
+    assert town.names() == ["jetson-verifier"]
+    said = jetson.log.read_text()
+    for name in ("scheduler", "interface", "way back", "versions", "clock", "storage"):
+        assert re.search(rf"^ok +{name} ", said, re.MULTILINE), said
+    assert town.client.submit(sum, [1, 2], resources=VERIFY, pure=False).result(20) == 3
+    (seen,) = enquire(parse_address(town.scheduler.address, town.home), town.home).workers
+    assert seen.versions["distributed"]
+    (info,) = town.client.scheduler_info(n_workers=-1)["workers"].values()
+    figures = info["metrics"]["rlvf"]
+    assert figures["tokens_per_second"] is None
+    assert figures["cores"] >= 1
+    assert figures["device"]
+
+
+def test_nothing_listens_beyond_the_loopback_interface(jetson: Running) -> None:
+    hosts = {
+        connection.laddr.ip
+        for process in jetson.family()
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert hosts == {"127.0.0.1"}
+
+
+async def remove(address: str, dask_scheduler: Any) -> None:
+    await dask_scheduler.remove_worker(address, stimulus_id="worker-ttl")
+
+
+def test_a_machine_that_slept_joins_again(town: Town, jetson: Running) -> None:
+    until(lambda: town.names() == ["jetson-verifier"])
+    jetson.signal_all(signal.SIGSTOP)
+    try:
+        # What a scheduler does when it has not heard of a worker for `worker-ttl`; then it tries 30 s to restart it.
+        (address,) = [offer.address for offer in offers(town.client)]
+        town.client.run_on_scheduler(remove, address)
+        until(lambda: town.names() == [])
+    finally:
+        jetson.signal_all(signal.SIGCONT)
+    until(lambda: town.names() == ["jetson-verifier"], 45, jetson.log.read_text)
+    assert town.client.submit(sum, [1, 2], resources=VERIFY, pure=False).result(20) == 3
+
+
+def test_a_machine_joins_a_scheduler_that_was_killed_and_came_back(town: Town, jetson: Running) -> None:
+    town.restart()
+    until(lambda: town.names() == ["jetson-verifier"], 45, jetson.log.read_text)
+    assert town.client.submit(sum, [1, 2], resources=VERIFY, pure=False).result(20) == 3
+    assert "Traceback" not in jetson.log.read_text()
+
+
+def test_a_lease_goes_to_another_worker_when_its_machine_leaves(
+    town: Town, jetson: Running, start: Start, tmp_path: Path
+) -> None:
+    """The other is a raw `dask worker`, which works the same."""
+    until(lambda: town.names() == ["jetson-verifier"])
+    family = jetson.family()
+
+    def judge(mark: Path) -> str:
+        from distributed import get_worker
+
+        name = str(get_worker().name)
+        mark.with_name(name).touch()
+        while name == "jetson-verifier":  # never ends there
+            time.sleep(0.05)
+        return name
+
+    with Dispatch(town.client, PlacementConfig()) as dispatch:
+        answers: list[Any] = []
+        leases = dispatch.lease("verify", judge, [(tmp_path / "mark",)])
+        thread = threading.Thread(target=lambda: answers.extend(leases), daemon=True)
+        thread.start()
+        until((tmp_path / "jetson-verifier").exists)
+        start(
+            *(town.scheduler.address, "--name", "raw", "--nthreads", "1", "--no-nanny", "--memory-limit", "0"),
+            *("--no-dashboard", "--host", "127.0.0.1", "--resources", "CPU=1 VERIFIER=1"),
+            program=(sys.executable, "-m", "distributed.cli.dask_worker"),
+            **tls_environment(town.home),
+        )
+        until(lambda: "raw" in town.names())
+        began = time.monotonic()
+        jetson.process.send_signal(signal.SIGTERM)
+        thread.join(20)
+        assert answers == [(0, "raw")]
+    assert jetson.process.wait(10) == 0
+    assert time.monotonic() - began < 12
+    jetson.says("jetson has left")
+    assert town.names() == ["raw"]
+    _, alive = psutil.wait_procs(family, 5)
+    assert alive == []
+
+
+def test_an_interrupted_worker_that_waits_for_its_scheduler_ends_at_once(town: Town, start: Start) -> None:
+    lone = start("worker", town.scheduler.address, "--roles", "verifier", "--name", "lone", RLVF_HOME=str(town.home))
+    lone.says("joined .* as lone")
+    until(lambda: "lone-verifier" in town.names())
+    family = lone.family()
+    town.client.close(timeout=2)
+    town.scheduler.process.kill()
+    lone.says("nothing listens there: .* trying again in")
+    lone.signal_all(signal.SIGINT)
+    assert lone.process.wait(10) == 0
+    _, alive = psutil.wait_procs(family, 5)
+    assert alive == []
+
+
+# -- what is refused before anything is started
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line of what a command says that ends with exit code 2."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said.splitlines()[-1]
+
+
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "no scheduler to join: give its address" in refused(["worker"], capsys)
+    line = refused(["worker", "--roles", "banana"], capsys)
+    assert "'banana' is no role; the roles are generator, trainer, verifier" in line
+    assert "tcp://127.0.0.1:9: nothing listens there" in refused(["worker", "tcp://127.0.0.1:9"], capsys)
+    assert "cannot be read" in refused(["worker", "--bundle", str(tmp_path / "none")], capsys)
+    assert "no certificates in" in refused(["worker", "tls://127.0.0.1:9"], capsys)
+    assert "no address of a scheduler" in refused(["worker", "http://h"], capsys)
+    assert "--threads 0: give at least 1" in refused(["worker", "tcp://h", "--threads", "0"], capsys)
+    assert "give a short name" in refused(["worker", "tcp://h", "--name", "../x"], capsys)
+    assert "give a short name" in refused(["certs", "a/b"], capsys)
+    assert "certs needs the name of the other machine" in refused(["certs"], capsys)
+    assert "argument --days" in refused(["certs", "a", "--days", "-3"], capsys)
+
+
+class Stub:
+    """Stands for a scheduler that is elsewhere and says `enquiry`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, host: str = "127.0.0.1", **answers: Any) -> None:
+        enquiry = Enquiry(**{"workers": (), "versions": {}, "services": {}, "clock": 0.0} | answers)
+        patch.setattr(module, "reach", lambda *_: host)
+        patch.setattr(module, "enquire", lambda *_: enquiry)
+        patch.setattr("infra.cluster_checks.answers_back", lambda *_: None)
+
+
+def test_a_network_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Stub(monkeypatch, host="10.0.0.9")
+    line = refused(["worker", "tcp://10.0.0.5"], capsys)
+    assert "tcp://10.0.0.5:8786 is not encrypted" in line
+    assert "--insecure" in line
+
+
+@pytest.mark.parametrize(
+    ("answers", "line"),
+    [
+        ({"versions": {"python": "3.8.1"}}, "versions: python .* here, 3.8.1 there .the scheduler.*pip install -c"),
+        ({"workers": (Seen("a", "old", {}, {"rlvf": "0.0.1"}),)}, "versions: rlvf .* here, 0.0.1 there .old.*pip"),
+        ({"clock": 60.0}, "clock: 60 s behind the scheduler's; set it"),
+        ({"services": {"storage": "/no/such/folder"}}, "storage: /no/such/folder is a folder that is not here; mount"),
+        ({"services": {"storage": "nosuch://x"}}, "storage: nosuch://x"),
+    ],
+)
+def test_a_machine_that_does_not_fit_is_refused(
+    answers: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Stub(monkeypatch, **answers)
+    assert re.search(f"this machine cannot join: {line}", refused(["worker", "tcp://h"], capsys))
+
+
+def test_a_firewall_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Stub(monkeypatch)
+    monkeypatch.setattr("infra.cluster_checks.answers_back", lambda *_: "no connection within 10 s")
+    assert "way back: the scheduler cannot connect to 127.0.0.1" in refused(["worker", "tcp://h"], capsys)
+
+
+def test_roles_are_processes_that_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 8)
+    made = {role.name: (role.tags, role.threads) for role in roles("box", "CUDA", ("VERIFIER", "GENERATOR"), None)}
+    assert made == {"box-generator": (("CUDA", "GENERATOR"), 8), "box-verifier": (("CPU", "VERIFIER"), 1)}
+    assert [role.threads for role in roles("box", "CPU", ("GENERATOR", "TRAINER", "VERIFIER"), None)] == [4, 4, 1]
+    assert [role.threads for role in roles("box", "CPU", ("GENERATOR", "TRAINER"), 3)] == [3, 3]
+
+
+def test_the_first_machine_also_trains() -> None:
+    nobody = Enquiry((), {}, {}, 0.0)
+    assert default_roles(nobody) == ("GENERATOR", "VERIFIER", "TRAINER")
+    trained = Enquiry((Seen("a", "b", {"TRAINER": 1.0}, {}),), {}, {}, 0.0)
+    assert default_roles(trained) == ("GENERATOR", "VERIFIER")
+
+
+# -- bundles
+
+
+def test_a_bundle_carries_credentials_only_when_asked(
+    home_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {
+        "RLVF_STORAGE": "s3://runs/x",
+        "AWS_ENDPOINT_URL_S3": "http://nas:9000",
+        "AWS_ACCESS_KEY_ID": "me",
+        "AWS_SECRET_ACCESS_KEY": "planted-secret",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    home_folder.mkdir()
+    (home_folder / "up.json").write_text(json.dumps({"scheduler": "tls://10.0.0.1:8786", "pid": 1}))
+    main(["certs", "jetson"])
+    plain = read_bundle(tmp_path / "jetson.bundle")
+    assert plain.environment == {"RLVF_STORAGE": "s3://runs/x", "AWS_ENDPOINT_URL_S3": "http://nas:9000"}
+    assert plain.scheduler == "tls://10.0.0.1:8786"
+    out, _ = capsys.readouterr()
+    assert out == "then, on jetson: rlvf worker --bundle jetson.bundle\n"
+    main(["certs", "rented", "--with-storage", "--days", "7", "--out", "r", "--address", "10.0.0.7", "--json"])
+    full = read_bundle(tmp_path / "r")
+    assert full.environment["AWS_SECRET_ACCESS_KEY"] == "planted-secret"
+    assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o600
+    out, err = capsys.readouterr()
+    assert json.loads(out)["next"] == "rlvf worker --bundle r"
+    assert "planted-secret" not in out + err
+    assert "planted-secret" not in repr(full)
+
+
+def test_the_environment_of_dask_commands_is_printed(
+    first: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no certificates in" in refused(["certs", "--environment"], capsys)
+    monkeypatch.setenv("RLVF_HOME", str(first))
+    main(["certs", "--environment"])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"export DASK_DISTRIBUTED__COMM__TLS__CA_FILE={first}/certs/authority.pem" in lines
+    assert "export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=0" in lines
+
+
+def test_a_worker_finds_the_scheduler_of_its_own_machine(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        home_folder.mkdir()
+        address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+        (home_folder / "up.json").write_text(json.dumps({"scheduler": address, "pid": 1}))
+        assert f"{address}: nothing listens there" in refused(["worker"], capsys)
+    (home_folder / "up.json").write_text("broken")
+    assert "no scheduler to join" in refused(["worker"], capsys)

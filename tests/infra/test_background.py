@@ -1,0 +1,50 @@
+import threading
+import time
+
+from infra.background import WAITING, Background
+
+
+def test_jobs_are_done_in_order_and_all_at_the_end() -> None:
+    done: list[int] = []
+    with Background(lambda _: None) as background:
+        for number in range(3 * WAITING):
+            background.submit("count", lambda number=number: done.append(number))
+    assert done == list(range(3 * WAITING))
+
+
+def test_what_a_job_raises_is_said_once_until_it_works_again() -> None:
+    said: list[str] = []
+    broken = [True]
+
+    def job() -> None:
+        if broken[0]:
+            raise OSError("no space left\non device")
+
+    with Background(said.append) as background:
+        for is_broken in (True, True, False, True):
+            background.submit("set", lambda value=is_broken: broken.__setitem__(0, value))
+            background.submit("keeping rollouts", job)
+    assert said == ["warning: keeping rollouts: no space left"] * 2
+
+
+def test_an_offer_is_left_out_while_others_wait() -> None:
+    going, done = threading.Event(), list[str]()
+    with Background(lambda _: None) as background:
+        background.submit("slow", going.wait)
+        background.submit("next", lambda: done.append("next"))
+        background.offer("offer", lambda: done.append("offer"))
+        going.set()
+    assert done == ["next"]
+
+
+def test_a_job_that_never_ends_does_not_hold_up_the_end() -> None:
+    said: list[str] = []
+    never = threading.Event()
+    began = time.monotonic()
+    with Background(said.append, end_seconds=0.1) as background:
+        background.submit("stuck", never.wait)
+        for _ in range(WAITING):
+            background.offer("more", lambda: None)
+    assert time.monotonic() - began < 5
+    assert said == ["some bookkeeping was not done after 0 s and is given up"]
+    never.set()

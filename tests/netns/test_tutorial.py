@@ -1,0 +1,108 @@
+"""docs/tutorial.md, command by command, on two machines that share nothing but a bucket."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.config import SftConfig
+from flows.sft import warm_up_spec
+from tasks.warm_up import warm_up_uri
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+COMMANDS = re.findall(r"^(laptop|pc)\$ (.+)$", TUTORIAL, flags=re.MULTILINE)
+(REWARD,) = re.findall(r"^```python\n(.+?)^```$", TUTORIAL, flags=re.MULTILINE | re.DOTALL)
+BY_OTHERS = ("git clone", "make setup", ". .venv")  # what brought us here has done these
+STAYING = ("rlvf worker",)
+LIST = "import os; from infra.place import names; print(names(os.environ['RLVF_STORAGE'] + '/runs/mine/evaluations'))"
+S3 = {
+    "AWS_ENDPOINT_URL_S3": "http://192.168.1.9:9000",
+    "AWS_ACCESS_KEY_ID": "me",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+class Shell:
+    """A shell on a machine that keeps its variables from command to command, as a person's does."""
+
+    def __init__(self, machine: Any) -> None:
+        self.machine = machine
+        self._process = machine.start("bash", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def run(self, command: str, seconds: float = 180) -> str:
+        """What it prints. It must succeed."""
+        print(f"{self.machine.name}$ {command}", flush=True)
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        mark = f"done-{time.monotonic_ns()}"
+        process.stdin.write(f"{command}\necho {mark} $?\n")
+        process.stdin.flush()
+        lines = []
+        deadline = time.monotonic() + seconds
+        while not (line := process.stdout.readline()).startswith(mark):
+            assert line, f"the shell ended: {''.join(lines)}"
+            assert time.monotonic() < deadline, f"{command}: {''.join(lines)}"
+            print("   ", line, end="", flush=True)
+            lines.append(line)
+        assert line.split()[1] == "0", f"{command}: {''.join(lines)}"
+        return "".join(lines)
+
+    def stay(self, command: str) -> Path:
+        """Start a command that does not end by itself; gives the file of what it prints."""
+        log = self.machine.home / f"{command.split()[1]}.log"
+        log.touch()
+        self.run(f"{command} > {shlex.quote(str(log))} 2>&1 &")
+        return log
+
+
+@pytest.fixture(scope="module")
+def machines(network: Callable[[str, int], Any], until: Callable[..., Any]) -> Iterator[dict[str, Shell]]:
+    pytest.importorskip("moto.server", reason="needs moto[server]: install the extra 'dev'")
+    pytest.importorskip("s3fs", reason="needs s3fs: install the extra 's3'")
+    laptop, pc, store = network("laptop", 5), network("pc", 7), network("store", 9)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = store.start("moto_server", "-H", store.address, "-p", "9000", **quiet)
+    make = "import boto3; boto3.client('s3').create_bucket(Bucket='rlvf')"
+    until(lambda: store.start("python", "-c", make, env=S3, **quiet).wait() == 0)
+    yield {"laptop": Shell(laptop), "pc": Shell(pc)}
+    server.kill()
+    server.wait()
+
+
+def fires(shell: Shell, until: Callable[..., Any]) -> None:
+    """The schedule comes, evaluates the run, and leaves that with it."""
+    before = shell.run(f'python -c "{LIST}"')
+    until(lambda: shell.run(f'python -c "{LIST}"') != before, seconds=150)
+
+
+def test_the_tutorial_works_as_it_stands(
+    machines: dict[str, Shell], half_right: Path, until: Callable[..., Any]
+) -> None:
+    laptop, pc = machines["laptop"], machines["pc"]
+    for storage in (str(laptop.machine.home / ".rlvf"), "s3://rlvf"):  # a warm-up would take minutes
+        kept = warm_up_uri(storage, warm_up_spec(SftConfig()))
+        keep = f"import pathlib, infra.store as s; s.write_folder({kept!r}, pathlib.Path({str(half_right)!r}))"
+        laptop.machine.run("python", "-c", keep, env=S3)
+    (laptop.machine.home / "my_reward.py").write_text(REWARD)
+    for name, command in COMMANDS:
+        if command.startswith(BY_OTHERS):
+            continue
+        shell = machines[name]
+        if command.startswith(STAYING):
+            shutil.move(laptop.machine.home / "pc.bundle", pc.machine.home / "pc.bundle")  # by hand
+            log = shell.stay(command)
+            until(lambda log=log: "joined" in log.read_text(), seconds=90)
+            print(log.read_text(), flush=True)
+        else:
+            shell.run(command)
+        if "deployment schedule create" in command:
+            fires(shell, until)

@@ -1,0 +1,100 @@
+"""Judging groups of completions of several sets.
+
+P problems, G completions of each.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl.judging import Judgement, judge, warm
+from rl.records import Problem
+from rl.verifiers.spec import VerifierError, VerifierSpec, check_source
+
+REWARD = """
+def reward(problem, completion):
+    if completion == "bad":
+        raise KeyError("no")
+    return {"format": 0.25, "right": 0.75 * (completion == problem.target)}
+"""
+
+
+def test_each_set_is_judged_by_its_own_verifier_and_order_is_kept() -> None:
+    own = VerifierSpec("my_reward.py:reward", 5.0, 512, REWARD)
+    verifiers = {"sums": VerifierSpec("arithmetic"), "gsm": VerifierSpec("gsm8k"), "own": own}
+    problems = [
+        Problem("", "3", "a", set="own"),
+        Problem("", "1 + 2", "b", set="sums"),
+        Problem("", "#### 3", "c", set="gsm"),
+        Problem("", "x", "d", set="own"),
+    ]
+    found = judge(problems, [["3", "bad"], ["3", "4"], ["#### 3", "3"], ["x", "3"]], verifiers)
+    assert np.array_equal(found.rewards, [[1, np.nan], [1, 0], [1, 0], [1, 0.25]], equal_nan=True)
+    assert found.reasons == (
+        ("right", "verifier_error"),
+        ("right", "wrong_value"),
+        ("right", "no_answer"),
+        ("right", "partly_right"),
+    )
+    assert found.errors == ("my_reward.py:4: KeyError: 'no'",)
+    nan = np.nan
+    assert np.array_equal(found.parts["format"], [[0.25, nan], [nan, nan], [1, 0], [0.25, 0.25]], equal_nan=True)
+    assert np.array_equal(found.parts["right"], [[0.75, nan], [nan, nan], [1, 0], [0.75, 0]], equal_nan=True)
+
+
+def test_a_broken_problem_is_an_error_and_no_wrong_answer() -> None:
+    found = judge([Problem("", "many", "p.csv:2")], [["1"]], {"": VerifierSpec("gsm8k")})
+    assert found.reasons == (("broken_problem",),)
+    assert np.isnan(found.rewards).all()
+    assert "p.csv:2" in found.errors[0]
+
+
+def test_judgements_are_joined_and_parts_that_one_lacks_are_unknown() -> None:
+    with_part = Judgement(np.ones((1, 2), np.float32), (("a", "a"),), {"x": np.ones((1, 2), np.float32)}, ("e1", "e2"))
+    without = Judgement(np.zeros((2, 2), np.float32), (("b", "b"),) * 2, {}, ("e2", "e3"))
+    joined = Judgement.join([with_part, without])
+    assert joined.rewards.tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert joined.reasons == (("a", "a"), ("b", "b"), ("b", "b"))
+    assert np.isnan(joined.parts["x"]).tolist() == [[False] * 2, [True] * 2, [True] * 2]
+    assert joined.errors == ("e1", "e2", "e3")
+
+
+def test_a_verifier_that_cannot_work_is_told_before_it_is_needed() -> None:
+    warm([VerifierSpec("gsm8k"), VerifierSpec("ok.py:reward", 5.0, 512, REWARD)])
+    with pytest.raises(VerifierError, match="no_such_module"):
+        warm([VerifierSpec("r.py:reward", 5.0, 512, "import no_such_module\ndef reward(p, c): return 1\n")])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def reward(p, c) return 1\n", "verifier d/r.py:1: "),
+        ("def rewards(p, c): return 1\n", "verifier d/r.py: no function 'reward'; it has rewards; write: def reward("),
+        ("", "verifier d/r.py: no function 'reward'; it has no function"),
+        ("async def reward(p, c): return 1\n", "verifier d/r.py:1: reward is async; write a plain def"),
+        ("\0", "verifier d/r.py"),
+        ("(" * 10**5, "verifier d/r.py"),
+    ],
+)
+def test_a_file_without_the_function_is_refused_unrun(text: str, says: str) -> None:
+    with pytest.raises(VerifierError) as refused:
+        check_source("d/r.py:reward", text)
+    assert str(refused.value).startswith(says)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["reward = print\n", "from os import getpid as reward\n", "from x import *\n"])
+def test_a_function_may_come_from_elsewhere(text: str) -> None:
+    check_source("r.py:reward", text)
+
+
+def test_a_judge_needs_none_of_the_heavy_libraries() -> None:
+    heavy = {"torch", "transformers", "prefect", "mlflow", "pandas", "pyarrow", "fastapi", "httpx", "distributed"}
+    code = f"import sys, tasks.judge; print({heavy!r} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"

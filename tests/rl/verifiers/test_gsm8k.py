@@ -1,0 +1,123 @@
+import json
+import random
+import re
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl.records import Problem
+from rl.verifiers.gsm8k import check, target_value, verify
+
+GSM8K = Path(__file__).parents[3] / "../shared/data/gsm8k_train_1k.jsonl"
+
+
+def reason(target: str, completion: str) -> str:
+    verdict = verify(Problem("", target, ""), completion)
+    assert verdict.reward == verdict.parts["right"] == float(verdict.reason == "right")
+    assert verdict.parts["format"] == float(verdict.reason in ("right", "wrong_value"))
+    return verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("target", "completions"),
+    [
+        (
+            "42",
+            [
+                *(
+                    "#### 42",
+                    "####42",
+                    "so it is\n#### 42",
+                    "#### $42",
+                    "#### \\$42",
+                    "#### 42.",
+                    "#### 42.0",
+                    "#### +42",
+                ),
+                *("#### 42 dollars.", "#### 42%", "#### 42\\%", "#### **42**", "#### `42`", "#### (42)", "#### 84/2"),
+                *("#### 41\nno:\n#### 42", "#### 41\n\\boxed{42}", "\\boxed{41}\n#### 42", "#### \\boxed{42}"),
+                *(
+                    "\\boxed{42}",
+                    "\\boxed{41} \\boxed{42}",
+                    "$\\boxed{ 42 }$",
+                    "\\boxed{42\\text{ km}^2}",
+                    "#### 42 cm2",
+                ),
+                *("\\boxed{\\$42}", "\\boxed{\\frac{84}{2}}", "\\boxed {42}", "#### 42\nthat is all", "#### = 42"),
+            ],
+        ),
+        ("#### 1234.5", ["#### 1,234.50", "#### $1,234.5.", "\\boxed{1{,}234.5}", "\\boxed{1\\,234.5}", "#### 2469/2"]),
+        ("-3", ["#### -3", "#### −3", "#### -$3", "#### $-3", "\\boxed{-\\frac{6}{2}}"]),
+        (".75", ["#### 3/4", "#### 0.75", "#### .75", "\\boxed{\\frac{3}{4}}", "\\boxed{\\dfrac34} #### 3 / 4"]),
+        ("She has 2 + 2 = <<2+2=4>>4 of them.\n#### 1,000,000", ["#### 1000000", "#### 1,000,000"]),
+    ],
+)
+def test_the_last_answer_counts_however_its_number_is_written(target: str, completions: list[str]) -> None:
+    got = {completion: reason(target, completion) for completion in completions}
+    assert got == dict.fromkeys(completions, "right")
+
+
+HOSTILE = {
+    "empty": ["", " \n"],
+    "no_answer": ["42", "the answer is 42", "### 42", "\\boxed{42", "boxed{42}", "\\boxed{" * 5000, "\\boxed 42"],
+    "no_number": [
+        *("####", "#### ", "####\n42", "#### forty-two", "\\boxed{}", "\\boxed{x}", "#### answer: 42", "#### ４２"),
+        *("#### 42/0", "#### 1,23", "#### 42,000,0", "#### 4,2", "#### nan", "#### inf", "#### " + "x" * 10**6),
+        *("#### 0x2A", "#### ٤٢", "#### --42")[1:],
+    ],
+    "ambiguous": [
+        *("#### 41 or 42", "#### 42 41", "\\boxed{42=42}", "\\boxed{41, 42}", "#### 40 + 2", "#### 42 million"),
+        *("#### 4 2", "#### 42 (not 41)", "#### 42e1", "#### 42 > x", "#### 42.4.2", "#### 42 ٤", "#### 0x2A"),
+    ],
+    "too_large": ["#### " + "9" * 100, "#### " + "9" * 10**5, "#### 42." + "0" * 100, "#### 1/" + "9" * 90],
+    "wrong_value": ["#### 41", "#### -42", "#### 42.0000001", "#### 42\n#### 41", "\\boxed{42} #### 41", "#### 420"],
+}
+
+
+@pytest.mark.parametrize("wanted", HOSTILE)
+def test_each_hand_written_completion_gets_its_reason(wanted: str) -> None:
+    got = {completion[:60]: reason("42", completion) for completion in HOSTILE[wanted]}
+    assert got == dict.fromkeys(got, wanted)
+
+
+@pytest.mark.parametrize("target", ["", "many", "#### many", "1/0", "41 or 42", "9" * 100])
+def test_a_target_without_a_number_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match="holds no number to compare with"):
+        check(Problem("", target, ""))
+    with pytest.raises(ValueError, match="holds no number"):
+        verify(Problem("", target, ""), "#### 42")
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(st.text() | st.text("#\\boxed{}0123456789,.$/- \n").map(lambda text: f"#### {text}"))
+def test_any_text_gets_a_verdict_at_once(completion: str) -> None:
+    began = time.thread_time()
+    reason("42", completion)
+    assert time.thread_time() - began < 0.05
+
+
+@pytest.mark.parametrize(
+    "piece", ["####", "\\boxed{", "\\boxed", "\\frac{", "{", "1,", " ", "\\text{", "$", "#### 1\n"]
+)
+def test_a_long_completion_costs_little(piece: str) -> None:
+    began = time.thread_time()
+    verify(Problem("", "42", ""), piece * (10**6 // len(piece)))
+    assert time.thread_time() - began < 0.5
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason="the real problems are not there: ../shared/data/gsm8k_train_1k.jsonl")
+def test_problems_that_others_wrote() -> None:
+    rows = [json.loads(line) for line in GSM8K.read_text("utf-8").splitlines()]
+    chance = random.Random(0)
+    for row in rows:
+        # an independent reading: what stands after the hashes is an integer with commas
+        stated = re.sub("[,$ ]", "", row["answer"].split("####")[-1])
+        assert target_value(row["answer"]) == Fraction(stated)
+        assert reason(row["answer"], row["answer"]) == "right"
+        assert reason(row["answer"], f"I think \\boxed{{{stated}}}.") == "right"
+        assert reason(row["answer"], f"#### {int(stated) + chance.choice([-1, 1])}") == "wrong_value"
+    assert len(rows) == 1000

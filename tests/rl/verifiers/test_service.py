@@ -1,0 +1,135 @@
+"""The client of a verifier's service, against services that do as they like."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rl.records import Problem, Verdict
+from rl.verifiers import service
+from rl.verifiers.service import BATCH, Service, ServiceError
+
+PROBLEMS = [Problem(f"q{i}", str(i), f"p:{i}", {"level": i}) for i in range(3)]
+GOOD = {"rewards": [1, 0.5, None], "reasons": ["right", "near", "timeout"], "parts": [{"a": 1}, {}, {}]}
+GOOD["errors"] = [None, None, "took longer"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BACK_OFF", 0.01)
+
+
+@contextmanager
+def answering(answer: Callable[[Any], tuple[int, str]]) -> Iterator[tuple[str, list[Any]]]:
+    """The address of a server that answers each request so, and the requests."""
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            status, body = answer(asked[-1] if asked else None)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def judged(address: str, count: int = 3, seconds: float = 1.0) -> list[Verdict]:
+    client = Service(address, seconds)
+    problems = [PROBLEMS[i % 3] for i in range(count)]
+    try:
+        return client.judge(problems, [f"c{i}" for i in range(count)])
+    finally:
+        client.close()
+
+
+def test_verdicts_are_those_of_the_service() -> None:
+    with answering(lambda _: (200, json.dumps(GOOD))) as (address, asked):
+        first, second, third = judged(f"{address}/")
+    assert first == Verdict(1.0, "right", {"a": 1.0})
+    assert second == Verdict(0.5, "near")
+    assert (third.reason, third.error) == ("timeout", f"{address}: took longer")
+    problem = {"prompt": "q1", "target": "1", "source": "p:1", "extra": {"level": 1}}
+    assert asked[0]["items"][1] == {"problem": problem, "completion": "c1"}
+
+
+def test_batches_are_bounded() -> None:
+    def echo(asked: Any) -> tuple[int, str]:
+        n = len(asked["items"])
+        return 200, json.dumps({"rewards": [0] * n, "reasons": [""] * n, "parts": [{}] * n, "errors": [None] * n})
+
+    with answering(echo) as (address, asked):
+        assert len(judged(address, BATCH * 2 + 1)) == BATCH * 2 + 1
+    assert [len(each["items"]) for each in asked] == [BATCH, BATCH, 1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("", "something other than JSON"),
+        ("[1]", "JSON that is no object"),
+        ("{}", "without a list 'rewards' of 3"),
+        (json.dumps({**GOOD, "rewards": [1, 1]}), "without a list 'rewards' of 3"),
+        (json.dumps({**GOOD, "reasons": None}), "without a list 'reasons' of 3"),
+        (json.dumps({**GOOD, "errors": "none"}), "without a list 'errors' of 3"),
+        (json.dumps({**GOOD, "rewards": ["1", 0, 0]}), "gave the reward '1'"),
+        (json.dumps({**GOOD, "rewards": [None, 0, 0]}), "gave the reward 'None'"),
+        (json.dumps({**GOOD, "rewards": [float("nan"), 0, 0]}), "gave the reward 'nan'"),
+        (json.dumps({**GOOD, "rewards": [1e300, 0, 0]}), "gave the reward '1e+300'"),
+        (json.dumps({**GOOD, "reasons": [1, "", ""]}), "a reason that is no text"),
+        (json.dumps({**GOOD, "parts": [{"a": "b"}, {}, {}]}), "parts that are not numbers"),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error(answer: str, says: str) -> None:
+    with answering(lambda _: (200, answer)) as (address, _):
+        first, *_ = judged(address)
+    assert first.reason == "service_error"
+    assert first.reward != first.reward
+    assert says in first.error
+    assert "\n" not in first.error
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(500, 1), (404, 1), (422, 1), (503, 4)])
+def test_a_refusal_is_an_error_and_only_a_busy_service_is_asked_again(status: int, attempts: int) -> None:
+    with answering(lambda _: (status, "no\nway")) as (address, asked):
+        first, *_ = judged(address)
+    assert f"answers with status {status}" in first.error
+    assert len(asked) == attempts
+
+
+def test_a_service_that_comes_back_is_used() -> None:
+    answers = iter([(503, ""), (502, ""), (200, json.dumps(GOOD))])
+    with answering(lambda _: next(answers)) as (address, _):
+        assert judged(address)[0].reward == 1
+
+
+def test_one_that_does_not_answer_is_an_error_and_its_password_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CONNECT_SECONDS", 0.2)
+    hung = threading.Event()
+    with answering(lambda _: ((hung.wait(10) and 200) or 200, "")) as (address, _):
+        first, *_ = judged(address.replace("//", "//me:secret@"), seconds=0.1)
+        hung.set()
+    assert "no answer within 0.5 s" in first.error
+    nobody = judged("http://me:secret@127.0.0.1:1")[0]
+    assert nobody.error.startswith("http://127.0.0.1:1: cannot be reached (")
+    assert "secret" not in first.error + nobody.error
+    with pytest.raises(ServiceError, match="is it running"):
+        Service("http://127.0.0.1:1", 1).warm()
