@@ -1,7 +1,5 @@
 """What the documentation states of weights on their way, measured."""
 
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +20,7 @@ STEPS = {0.009: 3.5e-7, 0.02: 8e-7, 0.06: 2.6e-6, 0.43: 3.8e-5}
 
 @dataclass(frozen=True)
 class CodecFigure:
-    """One line of the codec's table. Speeds are of the whole bfloat16 weights, in MB/s on one core, digests included."""
+    """One line of the codec's table. Speeds are of the whole bfloat16 weights, in MB/s on one core, with digests."""
 
     source: str
     changed: float  # share of the cells
@@ -78,8 +76,3 @@ def synthetic(layers: int = LAYERS) -> Iterator[CodecFigure]:
             for name, master in masters.items()
         }
         yield measure(f"synthetic {sum(t.numel() for t in new.values()) / 1e9:.1f}B", old, new)
-
-
-def peak_memory() -> float:
-    """Of this process so far, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from flows.commands.bench import BENCH
 from flows.commands.certs import CERTS
 from flows.commands.doctor import DOCTOR
 from flows.commands.down import DOWN
@@ -21,7 +22,7 @@ from flows.commands.worker import WORKER
 from flows.options import OneLineParser
 from infra.secrets import masked
 
-COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER)
+COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER, BENCH)
 
 
 def parser() -> OneLineParser:
