@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from infra.services import get_json
 
 BIN = Path(sys.executable).parent
@@ -27,12 +29,16 @@ SIZE = "1400,900"
 PATIENCE = 20_000  # milliseconds of the page's own time: they load what they show after they have loaded
 
 
-def shoot(browser: str, url: str, out: Path, size: str = SIZE) -> None:
-    """Save a page as a PNG."""
+def shoot(browser: str, url: str, out: Path, size: str = SIZE, rows: tuple[int, int] | None = None) -> None:
+    """Save a page as a PNG; only these rows, where others name folders of this machine."""
     with tempfile.TemporaryDirectory() as profile:
         flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--disable-gpu", f"--user-data-dir={profile}"]
         flags += [f"--window-size={size}", f"--virtual-time-budget={PATIENCE}", f"--screenshot={out}"]
         subprocess.run([browser, *flags, url], check=True, capture_output=True, timeout=180)
+    if rows is not None:
+        with Image.open(out) as whole:
+            part = whole.crop((0, rows[0], whole.width, rows[1]))
+        part.save(out)
     print(out, file=sys.stderr)
 
 
@@ -61,6 +67,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     asked.add_argument("--out", type=Path, default=Path("docs/pages"))
     asked.add_argument("--steps", type=int, default=30)
+    asked.add_argument("--warm-up", type=Path, help="the folder `warmup` of a home that has one, to save minutes")
     given = asked.parse_args()
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
@@ -68,6 +75,8 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         home = Path(folder)
+        if given.warm_up is not None:
+            shutil.copytree(given.warm_up, home / "warmup")
         rlvf("up", "--detach", home=home)
         worker = subprocess.Popen([BIN / "rlvf", "worker"], env={**os.environ, "RLVF_HOME": str(home)})
         try:
@@ -77,10 +86,9 @@ def main() -> None:
             run = home / "runs" / "first"
             tracked = json.loads((run / "result.json").read_text())["page"]["url"]
             shoot(browser, f"{page}/deployments/deployment/{deployment}/run", given.out / "form.png", "1400,1600")
-            shoot(browser, f"{page}/runs/flow-run/{flow_run}", given.out / "run.png")
-            shoot(browser, f"{page}/runs/flow-run/{flow_run}?tab=Artifacts", given.out / "artifacts.png")
+            shoot(browser, f"{page}/runs/flow-run/{flow_run}", given.out / "run.png", rows=(0, 500))
             shoot(browser, tracked, given.out / "mlflow.png")
-            shoot(browser, (run / "report.html").as_uri(), given.out / "report.png", "1000,1800")
+            shoot(browser, (run / "report.html").as_uri(), given.out / "report.png", "1000,1800", rows=(140, 1300))
         finally:
             worker.send_signal(signal.SIGTERM)
             worker.wait(30)
