@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,8 +59,13 @@ def this_machine(device: str) -> Machine:
 @cache
 def versions() -> dict[str, str]:
     """The versions of Python and of every package that two machines must agree on, as far as they are installed."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
+    return {"python": platform.python_version(), **installed(PACKAGES)}
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those of the packages that are installed."""
+    found = {}
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -4,7 +4,6 @@ They are written on the machine that trains. Where the run lies elsewhere they a
 report can be made, and the run resumed, on any machine.
 """
 
-import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import place, timeline
+from infra.machine import installed
 from infra.metric_log import MetricLine, parse_metrics
 from infra.timeline import Span
 
@@ -70,13 +70,7 @@ def bring_record(run_uri: str, folder: Path) -> None:
 
 def versions() -> dict[str, str]:
     """Of what runs here."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), "platform": platform.platform(), **installed(PACKAGES)}
 
 
 def _newer(run_uri: str, folder: Path, name: str) -> bytes:
