@@ -74,7 +74,8 @@ def test_a_storage_is_written_read_and_left_clean(place: str) -> None:
     assert not fs.exists(root) or fs.find(root) == []
 
 
-def test_a_storage_that_does_not_work_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_storage_that_does_not_work_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # "memory:" is the name of a folder, and is made
     (tmp_path / "file").write_text("in the way")
     for uri in (str(tmp_path / "file"), "nosuch://bucket/x", "memory:"):
         found = check_storage(uri)
