@@ -43,8 +43,8 @@ class Bookkeeping:
         for folder in (self._folder, self._folder / "rollouts"):
             sweep_files(folder)  # of an earlier session that was killed
         dispatch, page = self._place.dispatch, self._tracker.page()
-        links = {"MLflow": [page.url, f"served by: {page.command}" if page.command else ""]}
-        if dashboard := getattr(dispatch.client, "dashboard_link", None):
+        links = {"MLflow": [page.url, _served_by(page.command)]}
+        if dashboard := dispatch.client.dashboard_link:
             links["Dask dashboard"] = [dashboard, "while the cluster is up"]
         with ExitStack() as stack:
             stack.enter_context(self._background)
@@ -53,7 +53,7 @@ class Bookkeeping:
                 self._artifacts.link(name, url, note)
             if flow_run.id is not None:
                 url, command = prefect_page(str(flow_run.id))
-                links["Prefect"] = [url, f"served by: {command}" if command else ""]
+                links["Prefect"] = [url, _served_by(command)]
             timeline.begin_session(self._folder / TIMELINE)
             self._note(
                 run=self._run.uri,
@@ -127,5 +127,9 @@ class Bookkeeping:
         if places.local_path(self._run.uri) is None:
             there, data = places.join(self._run.uri, REPORT), path.read_bytes()
             self._background.submit("copying the report", lambda: places.write_bytes(there, data))
-        url = self._tracker.page().url + f"/artifacts/{REPORT}" if self._tracker.is_served else path.as_uri()
-        self._artifacts.link("report", url, str(path))
+        page = self._tracker.page()  # a browser follows no link from Prefect's page to a file
+        self._artifacts.link("report", f"{page.url}/artifacts/{REPORT}", _served_by(page.command) or str(path))
+
+
+def _served_by(command: str | None) -> str:
+    return f"served by: {command}" if command else ""

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,14 +136,13 @@ def cluster(
         )
         # Started here because its first start unblocks SIGINT in the thread that caused it: RoleNanny's, otherwise.
         multiprocessing.resource_tracker.ensure_running()
-        dashboard = find_spec("bokeh") is not None
         local = SpecCluster(  # type: ignore[no-untyped-call]
             scheduler={
                 "cls": Scheduler,
                 "options": {
                     "host": LOCALHOST,
                     "port": 0,
-                    "dashboard": dashboard,
+                    "dashboard": True,
                     "dashboard_address": f"{LOCALHOST}:0",
                 },
             },

@@ -117,11 +117,6 @@ class Tracker:
     def experiment_id(self) -> str | None:
         return self._run.experiment_id
 
-    @property
-    def is_served(self) -> bool:
-        """Whether an MLflow server shows the run's page already."""
-        return self._run.is_served
-
     def __enter__(self) -> Self:
         return self
 

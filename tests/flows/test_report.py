@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from PIL import Image
 
@@ -262,10 +263,12 @@ def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypa
     assert shown["links-1-progress"].data == 100
     assert shown["links-1-progress"].description == "step 3 of 3"
     assert shown["links-1-progress"].updated > shown["links-1-progress"].created
-    report = lab.run_folder("Links_1") / "report.html"
-    assert shown["links-1-report"].data == f"[{report.as_uri()}]({report.as_uri()})"
-    assert lab.mlflow(lab.run_folder("Links_1"))[1].info.run_id in shown["links-1-mlflow"].data
+    in_mlflow = lab.mlflow(lab.run_folder("Links_1"))[1].info.run_id
+    assert in_mlflow in shown["links-1-mlflow"].data
+    assert shown["links-1-report"].data.endswith(f"/runs/{in_mlflow}/artifacts/report.html)")
+    assert "served by: " in shown["links-1-report"].description
     assert lab.client.dashboard_link in shown["links-1-dask-dashboard"].data
+    assert b"bokeh" in httpx.get(lab.client.dashboard_link).content.lower()
     # the same run, another time: both pages keep theirs
     again = lab.train(resume=first.run, run=first.run, steps="4")
     assert artifacts(lab, again.flow_run_id)["links-1-progress"].data == 100
