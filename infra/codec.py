@@ -54,11 +54,12 @@ def encode(new: Bits, old: Bits | None = None) -> Iterator[bytes]:
         yield HEADER.pack(method, len(frames), len(body)) + body
 
 
-def decode(blocks: memoryview, bits: Bits) -> None:
-    """Turn `bits` [cells], the old ones, into the new ones, in place.
+def decode(blocks: memoryview, bits: Bits, *, undo: bool = False) -> None:
+    """Turn `bits` [cells], the old ones, into the new ones, in place; with `undo` the new ones into the old.
 
-    Raises `CodecError` for bytes that `encode` did not make of this many cells; `bits` is worthless then. No more
-    memory is taken than for a few blocks, whatever the bytes say.
+    Raises `CodecError` for bytes that `encode` did not make of this many cells, and for an `undo` of bits that were
+    encoded as they are; `bits` is worthless then. No more memory is taken than for a few blocks, whatever the bytes
+    say.
     """
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 23)
     for at in range(0, len(bits), BLOCK):
@@ -69,7 +70,7 @@ def decode(blocks: memoryview, bits: Bits) -> None:
         body, blocks = blocks[HEADER.size : HEADER.size + length], blocks[HEADER.size + length :]
         if len(body) != length:
             raise CodecError("ends too early")
-        _decode_block(method, list(_frames(body, count)), part, decompressor)
+        _decode_block(method, list(_frames(body, count)), part, decompressor, undo)
     if len(blocks):
         raise CodecError("goes on after its end")
 
@@ -110,7 +111,9 @@ def _smallest(new: Bits, old: Bits) -> int:
     return min(sizes, key=sizes.__getitem__)
 
 
-def _decode_block(method: int, frames: list[memoryview], bits: Bits, decompressor: zstandard.ZstdDecompressor) -> None:
+def _decode_block(
+    method: int, frames: list[memoryview], bits: Bits, decompressor: zstandard.ZstdDecompressor, undo: bool
+) -> None:
     def planes(some: Sequence[memoryview], count: int) -> Bits:
         return _from_planes([_decompress(decompressor, frame, count) for frame in some], count, bits.dtype)
 
@@ -118,13 +121,17 @@ def _decode_block(method: int, frames: list[memoryview], bits: Bits, decompresso
         return
     if method == GAPS and frames:
         at = _positions(_decompress(decompressor, frames[0], None, most=len(bits)), len(bits))
-        bits[at] += _unzigzag(planes(frames[1:], len(at)))
+        moved = _unzigzag(planes(frames[1:], len(at)))
+        bits[at] += -moved if undo else moved
     elif method == ULP:
-        bits += _unzigzag(planes(frames, len(bits)))
+        moved = _unzigzag(planes(frames, len(bits)))
+        bits += -moved if undo else moved
     elif method == XOR:
         bits ^= planes(frames, len(bits))
-    elif method == FULL:
+    elif method == FULL and not undo:
         bits[:] = planes(frames, len(bits))
+    elif method == FULL:
+        raise CodecError("has a block that does not tell the old bits")
     else:
         raise CodecError(f"has a block of the unknown kind {method} with {len(frames)} frames")
 

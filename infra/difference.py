@@ -9,8 +9,9 @@ import json
 import math
 import mmap
 import os
+import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -75,15 +76,48 @@ def write_difference(path: Path, new: Weights, old: Weights) -> tuple[int, int]:
 
     With no `old` tensor at all the file holds `new` itself, compressed.
     """
+
+    def old_bits(name: str, tensor: Tensor) -> Bits | None:
+        base = old.get(name)
+        return _bits(base) if base is not None and (base.dtype, base.shape) == (tensor.dtype, tensor.shape) else None
+
+    return _write(path, new, old_bits)
+
+
+def merge_differences(path: Path, new: Weights, newer: Path, older: Path) -> tuple[int, int]:
+    """Write the one file for two that follow each other, `newer` the one that makes `new`; returns as
+    `write_difference` does.
+
+    The old weights are computed from the new ones, a tensor at a time. Raises `DifferenceError`, also where a tensor is
+    not told as a difference.
+    """
+    steps = [(each.name, _read(each)) for each in (newer, older)]
+    for file, parts in steps:
+        if set(parts) != set(new):
+            raise DifferenceError(f"{file}: has other tensors than the weights")
+
+    def old_bits(name: str, tensor: Tensor) -> Bits:
+        bits = _bits(tensor).copy()
+        for file, parts in steps:
+            part, blocks = parts[name]
+            if not part.based or (TYPES[part.dtype], part.shape) != (tensor.dtype, list(tensor.shape)):
+                raise DifferenceError(f"{file}: does not tell {name!r} as a difference")
+            try:
+                decode(blocks, bits, undo=True)
+            except CodecError as error:
+                raise DifferenceError(f"{file}: {name!r} {error}") from None
+        return bits
+
+    return _write(path, new, old_bits)
+
+
+def _write(path: Path, new: Weights, old_bits: Callable[[str, Tensor], Bits | None]) -> tuple[int, int]:
     parts, cells, changed = [], 0, 0
     blocks = path.with_name(f"{path.name}.blocks")
     try:
         with blocks.open("wb") as body:
             for name, tensor in new.items():
-                base = old.get(name)
-                based = base is not None and (base.dtype, base.shape) == (tensor.dtype, tensor.shape)
-                bits = _bits(tensor)
-                was = _bits(base) if based and base is not None else None
+                bits, was = _bits(tensor), old_bits(name, tensor)
                 began = body.tell()
                 body.writelines(encode(bits, was))
                 parts.append(
@@ -91,7 +125,7 @@ def write_difference(path: Path, new: Weights, old: Weights) -> tuple[int, int]:
                         name=name,
                         dtype=_type(tensor),
                         shape=list(tensor.shape),
-                        based=based,
+                        based=was is not None,
                         bytes=body.tell() - began,
                     )
                 )
@@ -100,8 +134,7 @@ def write_difference(path: Path, new: Weights, old: Weights) -> tuple[int, int]:
         header = Header(tensors=parts).model_dump_json().encode()
         with path.open("wb") as out, blocks.open("rb") as body:
             out.write(LENGTH.pack(len(header)) + header)
-            while chunk := body.read(1 << 22):
-                out.write(chunk)
+            shutil.copyfileobj(body, out, 1 << 22)
     finally:
         blocks.unlink(missing_ok=True)
     return cells, changed
@@ -113,19 +146,10 @@ def apply_difference(path: Path, weights: dict[str, Tensor], digest: str, most: 
     `most` is how many bytes the new version may have at most. Raises `DifferenceError`; the weights are neither version
     then.
     """
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size < LENGTH.size:
-            raise DifferenceError(f"{path.name}: ends too early")
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    header, at = _header(content, path)
-    if at + sum(part.bytes for part in header.tensors) != len(content):
-        raise DifferenceError(f"{path.name}: its header speaks of another length")
-    if (asked := sum(math.prod(part.shape) * TYPES[part.dtype].itemsize for part in header.tensors)) > most:
+    parts = _read(path)
+    if (asked := sum(math.prod(part.shape) * TYPES[part.dtype].itemsize for part, _ in parts.values())) > most:
         raise DifferenceError(f"{path.name}: would make weights of {asked} bytes where at most {most} are expected")
-    made = {}
-    for part in header.tensors:
-        made[part.name] = _apply(part, content[at : at + part.bytes], weights.pop(part.name, None), path)
-        at += part.bytes
+    made = {name: _apply(part, blocks, weights.pop(name, None), path) for name, (part, blocks) in parts.items()}
     weights.clear()  # what the file does not name is gone
     weights.update(made)
     if weights_digest(weights) != digest:
@@ -147,25 +171,32 @@ def _apply(part: TensorPart, blocks: memoryview, old: Tensor | None, path: Path)
     return tensor
 
 
-def _header(content: memoryview, path: Path) -> tuple[Header, int]:
-    """The header and where the blocks begin."""
-    if len(content) < LENGTH.size:
-        raise DifferenceError(f"{path.name}: ends too early")
+def _read(path: Path) -> dict[str, tuple[TensorPart, memoryview]]:
+    """What the file says of each tensor, and its blocks, by name."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size < LENGTH.size:
+            raise DifferenceError(f"{path.name}: ends too early")
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     (length,) = LENGTH.unpack_from(content)
-    if length > min(MOST_HEADER, len(content) - LENGTH.size):
+    at = LENGTH.size + length
+    if length > MOST_HEADER or at > len(content):
         raise DifferenceError(f"{path.name}: ends too early")
     try:
-        header = Header.model_validate_json(bytes(content[LENGTH.size : LENGTH.size + length]))
+        header = Header.model_validate_json(bytes(content[LENGTH.size : at]))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise DifferenceError(f"{path.name}: its header cannot be read: {first['msg']}") from None
-    names = [part.name for part in header.tensors]
-    if len(set(names)) != len(names):
-        raise DifferenceError(f"{path.name}: names a tensor twice")
+    if at + sum(part.bytes for part in header.tensors) != len(content):
+        raise DifferenceError(f"{path.name}: its header speaks of another length")
+    parts = {}
     for part in header.tensors:
+        if part.name in parts:
+            raise DifferenceError(f"{path.name}: names a tensor twice")
         if part.dtype not in TYPES or any(size < 0 for size in part.shape):
             raise DifferenceError(f"{path.name}: {part.name!r} cannot be a {part.dtype} of shape {part.shape}")
-    return header, LENGTH.size + length
+        parts[part.name] = part, content[at : at + part.bytes]
+        at += part.bytes
+    return parts
 
 
 def _type(tensor: Tensor) -> str:

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from infra import codec
 from infra.codec import BLOCK, CodecError, decode, encode
-from infra.difference import DifferenceError, apply_difference, weights_digest, write_difference
+from infra.difference import (
+    DifferenceError,
+    apply_difference,
+    merge_differences,
+    weights_digest,
+    write_difference,
+)
 
 MOST = 1 << 26
 
@@ -191,3 +197,46 @@ def test_any_bytes_are_refused_as_blocks(blocks: bytes, cells: int) -> None:
     except CodecError:
         return
     assert len(blocks) >= codec.HEADER.size * (cells > 0)
+
+
+@given(st.lists(st.integers(0, 2**16 - 1), min_size=3, max_size=60), st.integers(0, 2**32 - 1))
+def test_a_difference_tells_the_old_bits_too(values: list[int], seed: int) -> None:
+    old = np.array(values, dtype=np.uint16)
+    draws = np.random.default_rng(seed)
+    new = np.where(draws.random(len(old)) < draws.random(), draws.integers(0, 2**16, len(old)), old).astype(np.uint16)
+    blocks = b"".join(encode(new, old))
+    bits = new.copy()
+    if blocks[0] == codec.FULL:
+        with pytest.raises(CodecError, match="does not tell the old bits"):
+            decode(memoryview(blocks), bits, undo=True)
+        return
+    decode(memoryview(blocks), bits, undo=True)
+    assert (bits == old).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+def test_two_differences_merge_into_one(tmp_path: Path, dtype: torch.dtype) -> None:
+    draws = torch.Generator().manual_seed(1)
+    master = torch.randn(3, BLOCK // 2 + 7, generator=draws)
+    versions = [{"a": ((master + 0.002 * i) * 30).to(dtype), "b": torch.arange(7)} for i in range(3)]
+    for i in (1, 2):
+        write_difference(tmp_path / str(i), versions[i], versions[i - 1])
+    cells, changed = merge_differences(tmp_path / "both", versions[2], tmp_path / "2", tmp_path / "1")
+    assert cells == 3 * (BLOCK // 2 + 7) + 7
+    assert changed == int((versions[2]["a"] != versions[0]["a"]).sum())
+    weights = {name: tensor.clone() for name, tensor in versions[0].items()}
+    apply_difference(tmp_path / "both", weights, weights_digest(versions[2]), MOST)
+    write_difference(tmp_path / "directly", versions[2], versions[0])
+    assert (tmp_path / "both").read_bytes() == (tmp_path / "directly").read_bytes()
+
+
+def test_what_is_no_difference_or_of_other_tensors_is_not_merged(tmp_path: Path) -> None:
+    one, two = {"a": torch.arange(9)}, {"a": torch.arange(9) + 1}
+    write_difference(tmp_path / "whole", one, {})
+    write_difference(tmp_path / "step", two, one)
+    write_difference(tmp_path / "other", {"b": torch.arange(9)}, {})
+    with pytest.raises(DifferenceError, match="whole: does not tell 'a' as a difference"):
+        merge_differences(tmp_path / "made", two, tmp_path / "step", tmp_path / "whole")
+    with pytest.raises(DifferenceError, match="other: has other tensors than the weights"):
+        merge_differences(tmp_path / "made", two, tmp_path / "step", tmp_path / "other")
+    assert not (tmp_path / "made").exists()
