@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -90,18 +91,23 @@ class Bookkeeping:
         if every and (step + 1) % every == 0:
             self._background.submit("keeping rollouts", lambda: write_rollouts(self._run.uri, step + 1, batch.rows()))
 
-    def step(self, step: int, published: int) -> dict[str, float]:
-        """Note that ``step`` is done, and what is logged of it: bytes that were moved, and how long workers waited."""
+    def step(self, step: int) -> dict[str, float]:
+        """Note that ``step`` is done, and what is logged of it: what generators have fetched, and how long they waited
+        for it."""
         spans = self._write_spans()
         self._artifacts.progress(step, self._run.config.steps, last=step == self._run.config.steps)
         if time.monotonic() - self._sent > SEND_SECONDS:
             self._sent = time.monotonic()
             self._background.offer("copying the record", lambda: send_record(self._run.uri, self._folder))
-        return {
-            "sync/bytes": published,
-            "sync/fetched_bytes": sum(span.fetched for span in spans),
-            "sync/load_seconds": sum(span.loading for span in spans),
-        }
+        fetched = defaultdict[str, float](float)
+        for span in spans:
+            if span.call in ("generate", "evaluate"):
+                for at in ("", f"{span.worker}/"):
+                    fetched[f"sync/{at}fetched_bytes"] += span.fetched
+                    fetched[f"sync/{at}load_seconds"] += span.loading
+                    fetched[f"sync/{at}download_seconds"] += span.downloading
+                    fetched[f"sync/{at}apply_seconds"] += span.applying
+        return dict(fetched)
 
     def _write_spans(self) -> list[timeline.Span]:
         spans = self._place.dispatch.timeline.take()

@@ -6,6 +6,7 @@ from infra.checkpoints import CheckpointConfig
 from infra.cluster import ClusterConfig
 from infra.placement import PlacementConfig
 from infra.tracking import TrackingConfig
+from infra.weights import SyncConfig
 from rl.config import LossConfig, OptimizerConfig, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
 from tasks.collection import BatchConfig
 
@@ -104,6 +105,7 @@ class TrainConfig(BaseModel):
     optimizer: OptimizerConfig = OptimizerConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    sync: SyncConfig = SyncConfig()
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()

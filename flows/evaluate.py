@@ -14,10 +14,10 @@ from infra import store
 from infra.checkpoints import NotARun, is_run
 from infra.secrets import masked
 from infra.tracking import open_run
-from infra.weights import PolicyVersion, newest_version
+from infra.weights import PolicyVersion, newest_version, published_version
 from rl.config import TINY
-from tasks import calls
-from tasks.calls import GeneratorSpec
+from tasks.calls import generator
+from tasks.calls.generator import GeneratorSpec
 from tasks.evaluate import Evaluation, evaluate
 from tasks.problem_set import problems_to_solve, set_name
 from tasks.verify import check_verifiers
@@ -64,9 +64,9 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
     if model == TINY:
         warm = SftConfig(policy=config.policy, cluster=config.cluster, placement=config.placement)
         uri = sft(warm)
-        return PolicyVersion(0, uri, store.read_manifest(uri).digest), None
+        return published_version(uri), None
     return place.dispatch.run(
-        "evaluate", calls.store_model, model, config.policy, store.join(place.storage, "models")
+        "evaluate", generator.store_model, model, config.policy, store.join(place.storage, "models")
     ), None
 
 

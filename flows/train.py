@@ -19,7 +19,6 @@ from rl.learner import Learned
 from tasks.collection import Collected, Collection
 from tasks.evaluate import Evaluation, evaluate
 from tasks.generate import generate
-from tasks.publish import publish
 from tasks.update import update
 from tasks.verify import verify
 
@@ -58,11 +57,11 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
             with run.timed("update"):
                 learned = update(place.dispatch, run.trainer, step, batch.batch, batch.figures())
             with run.timed("publish"):
-                policy = run.policy = publish(place.dispatch, run.trainer, step + 1)
+                run.publish(step + 1)
             with run.timed("log"):
                 run.log(batch, learned)
             stop_if_diverged(learned)
-        after = held_out(run, policy)
+        after = held_out(run, run.published())
         return run.finished(before, after)
 
 
@@ -82,9 +81,10 @@ class Collecting:
 
 def collect(run: Training, step: int) -> Collecting:
     """Start the batch of ``step``: generate in leases, verify as they come in, replace groups without variance."""
+    staleness = run.config.staleness
     collection = Collection(step, run.problems, run.config.batch)
     return Collecting(
-        generate.submit(run.place.dispatch, collection, run.generator, lambda: run.policy),
+        generate.submit(run.place.dispatch, collection, run.generator, lambda: run.newest(step - staleness)),
         verify.submit(run.place.dispatch, collection),
     )
 

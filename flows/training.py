@@ -1,6 +1,7 @@
 """A training run while it goes on: what its steps share, what it logs, and what it says at the end."""
 
 import json
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
+from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.bookkeeping import Bookkeeping
@@ -21,15 +23,18 @@ from infra.interrupts import answered_by
 from infra.metric_log import read_metrics
 from infra.mlflow_run import Page
 from infra.placement import workers_with
+from infra.publisher import Published
 from infra.record import METRICS, RESULT, bring_record
 from infra.tracking import Tracker, open_run
 from infra.turn import turn
 from infra.weights import PolicyVersion
 from rl.learner import Learned
-from tasks.calls import Begun, GeneratorSpec, TrainerSpec, begin, publish
+from tasks.calls.generator import GeneratorSpec
+from tasks.calls.trainer import Begun, TrainerSpec, begin, export
 from tasks.collection import Collected
 from tasks.evaluate import Evaluation
 from tasks.problem_set import open_problems
+from tasks.publish import publish
 from tasks.verify import check_verifiers
 
 
@@ -63,10 +68,13 @@ class Training:
         self.config = config = run.config
         self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed)
         check_verifiers(place.dispatch, self.problems.verifiers)
-        self.generator = GeneratorSpec(config.policy, config.sampling, config.batch.samples, config.seed)
+        self.generator = GeneratorSpec(
+            config.policy, config.sampling, config.batch.samples, config.seed, patience=config.sync.patience
+        )
         self.evaluator = self.generator
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
-        self.policy = PolicyVersion(0, "", "")  # set by begin
+        self.policy: PolicyVersion  # the newest that is published; set by begin
+        self._publishing: PrefectFuture[Published] | None = None  # the version after it
         self.trainer: TrainerSpec  # set by begin
         self.tracker: Tracker
         self._began = time.perf_counter()
@@ -125,7 +133,9 @@ class Training:
             loss=config.loss,
             temperature=config.sampling.temperature,
             keep_last=config.checkpoint.keep_last,
-            keep_published=config.staleness + 2,
+            sync=config.sync,
+            window=config.staleness + 1,
+            sampling=tuple(config.sampling.model_dump(mode="json").items()),
         )
         self.place.display.stage("load the policy")
         begun: Begun = self.place.dispatch.run("train", begin, self.trainer)
@@ -133,7 +143,7 @@ class Training:
             self.place.display.say(f"warning: {warning}")
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             self.tracker.log(begun.step, begun.figures | self._learned_figures(begun.learned))
-        self.policy = self.place.dispatch.run("train", publish, self.trainer, begun.step)
+        self._arrived(publish(self.place.dispatch, self.trainer, begun.step))
         return self.policy
 
     def evaluated_before(self) -> Evaluation | None:
@@ -173,6 +183,43 @@ class Training:
         """Write the completions of ``step`` down for people, in the background."""
         self._books.keep(step, batch)
 
+    def publish(self, step: int) -> None:
+        """Begin to publish version ``step``, once the one before is there. It goes on beside the next update."""
+        self.published()
+        begun = threading.Event()
+        self._publishing = publish.submit(self.place.dispatch, self.trainer, step, begun.set, self._arrived)
+        self._publishing.add_done_callback(lambda _: begun.set())
+        begun.wait()
+
+    def published(self) -> PolicyVersion:
+        """The newest version, once it is published. Raises what kept it from that."""
+        if self._publishing is not None:
+            self._publishing.result()
+        return self.policy
+
+    def newest(self, at_least: int) -> PolicyVersion:
+        """The newest version that is published now, if that is none before ``at_least``; else that one, when it is."""
+        return self.policy if self.policy.step >= at_least else self.published()
+
+    def _arrived(self, published: Published) -> None:
+        """A version is published: generators may have it."""
+        self.policy = published.version
+        for warning in published.warnings:
+            self.place.display.say(f"warning: {warning}")
+        if published.bytes:
+            self.tracker.log(
+                published.version.step,
+                {
+                    "sync/bytes": published.bytes,
+                    "sync/ratio": published.full / published.bytes,
+                    "sync/changed": published.changed,
+                    "sync/encode_seconds": published.encode_seconds,
+                    "sync/upload_seconds": published.upload_seconds,
+                    "sync/seconds": published.seconds,
+                    "sync/inexact": float(self.config.sync.dtype == "int8"),
+                },
+            )
+
     def log(self, batch: Collected, learned: Learned) -> None:
         """Log a finished step: its checkpoint is durable, so it is complete."""
         now = time.perf_counter()
@@ -189,7 +236,7 @@ class Training:
             "perf/trainer_busy": learned.seconds / seconds,
             "perf/generator_busy": batch.generator_seconds / seconds / max(1, self.generators),
             "perf/overhead_fraction": idle / seconds,
-            **self._books.step(learned.step, self.policy.size),
+            **self._books.step(learned.step),
             **{f"perf/{stage}_seconds": spent for stage, spent in self._spent.items()},
         }
         self.tracker.log(learned.step, figures)
@@ -258,7 +305,7 @@ class Training:
             lost=dict(self.place.dispatch.lost),
             picture=str(self._folder / PICTURE),
             report=str(self._folder / REPORT),
-            checkpoint=self.policy.uri,
+            checkpoint=self.place.dispatch.run("train", export, self.trainer, self.policy.step),
             page=self.tracker.page(),
             flow_run_id=flow_run.id,
         )

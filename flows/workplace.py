@@ -16,7 +16,7 @@ from infra.services import rlvf_home, rlvf_storage
 from infra.storage import check_storage
 
 # what a worker imports before its first call; a verifier needs no torch
-IMPORTS = {"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "tasks.judge"}
+IMPORTS = {"GENERATOR": "tasks.calls.generator", "TRAINER": "tasks.calls.trainer", "VERIFIER": "tasks.judge"}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from infra import store
+from infra.patience import Patience
 from infra.store import Folder, NotThere, Torn
 
 CONFIG = "config.yaml"
@@ -24,17 +25,28 @@ class NotARun(ValueError):  # noqa: N818
 
 
 def save(
-    run_uri: str, step: int, source: Path, meta: Mapping[str, JsonValue], keep_last: int, *, move: bool = False
+    run_uri: str,
+    step: int,
+    source: Path,
+    meta: Mapping[str, JsonValue],
+    keep_last: int,
+    *,
+    patience: float = 0.0,
 ) -> None:
-    """Store the local folder `source` as the run's checkpoint of `step`, then prune to the newest `keep_last`.
+    """Store the local folder `source` as the run's checkpoint of `step`, then prune to the newest `keep_last`. A
+    storage elsewhere may be away for `patience` seconds. `source` is gone afterwards.
 
     Checkpoints of later steps are removed: a run that went back to an earlier one continues from here, and they belong
-    to a future that it left. For `move` see `store.write_folder`.
+    to a future that it left.
     """
     uri = state_uri(run_uri)
-    store.write_folder(store.join(uri, str(step)), source, meta=meta, move=move)
-    reached = [version for version in store.versions(uri) if version <= step]
-    store.prune(uri, keep=reached[-keep_last:])
+    store.write_patiently(store.join(uri, str(step)), source, meta, patience)
+
+    def prune() -> None:
+        reached = [version for version in store.versions(uri) if version <= step]
+        store.prune(uri, keep=reached[-keep_last:])
+
+    Patience(patience)(prune)
 
 
 def load(run_uri: str, step: int) -> Folder:

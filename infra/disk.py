@@ -93,6 +93,14 @@ def sweep(parent: Path) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
+def keep_newest(path: Path, count: int) -> None:
+    """Count the folder `path` as used now, and remove all but the `count` folders beside it that were used last."""
+    os.utime(path)
+    used = {each: each.stat().st_mtime for each in path.parent.iterdir() if not _TEMPORARY.fullmatch(each.name)}
+    for old in sorted(used, key=used.__getitem__, reverse=True)[count:]:
+        remove(old)
+
+
 def sweep_files(parent: Path) -> None:
     """Remove the files that a dead writer left half-written in `parent`, which only the caller writes to now."""
     for leftover in parent.iterdir() if parent.is_dir() else ():

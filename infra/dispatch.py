@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from distributed import Client, Future
+from distributed import Client, Future, secede
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
-from infra.placement import Offer, PlacementConfig, offers, unsatisfied
+from infra.placement import Offer, PlacementConfig, offers, unsatisfied, workers_with
 from infra.timeline import Measured, Span, Timeline, measured
 
 T = TypeVar("T")
@@ -60,6 +60,12 @@ class SchedulerLostError(DispatchError):
     """The Dask scheduler is gone, and with it every call under way."""
 
 
+def leave_thread() -> None:
+    """For a call that runs aside: from here on its worker may start the next one. Outside of a worker nothing."""
+    with suppress(ValueError):
+        secede()  # type: ignore[no-untyped-call]
+
+
 class _WorkerLostError(Exception):
     """The worker of one lease is gone."""
 
@@ -95,6 +101,7 @@ class Dispatch:
         # Weak: a future that its owner lets go of is released on the cluster too.
         self._outstanding: WeakValueDictionary[str, Future[Any]] = WeakValueDictionary()
         self._stopped = False
+        self._last: dict[str, str] = {}  # the address of the worker that came back with a call last, by call
 
     def __enter__(self) -> Self:
         return self
@@ -103,9 +110,16 @@ class Dispatch:
         self.stop()
 
     def submit(
-        self, call: str, function: Callable[..., T], *args: Any, priority: int = 0, worker: str | None = None
+        self,
+        call: str,
+        function: Callable[..., T],
+        *args: Any,
+        priority: int = 0,
+        worker: str | None = None,
+        tags: bool = True,
     ) -> Future[T]:
-        """A plain Dask future of `function(*args)`, on `worker` (an address) if given.
+        """A plain Dask future of `function(*args)`, on `worker` (an address) if given. It takes the call's `tags` from
+        its worker while it runs, or nothing.
 
         Of the calls that wait on a worker the one with the highest `priority` starts first.
         """
@@ -116,7 +130,7 @@ class Dispatch:
                 function,
                 *args,
                 key=f"{call}-{uuid.uuid4().hex}",
-                resources=self.placement.resources(call),
+                resources=self.placement.resources(call) if tags else None,
                 priority=priority,
                 workers=None if worker is None else [worker],
                 pure=False,
@@ -124,15 +138,29 @@ class Dispatch:
             self._outstanding[str(future.key)] = future
         return future
 
-    def run(self, call: str, function: Callable[..., T], *args: Any, priority: int = 0) -> T:
+    def run(
+        self,
+        call: str,
+        function: Callable[..., T],
+        *args: Any,
+        priority: int = 0,
+        aside: bool = False,
+        begun: Callable[[], None] = lambda: None,
+    ) -> T:
         """The result of `function(*args)`; submitted again when its worker dies.
+
+        With `aside` it goes to the worker that ran `call` last and takes none of its tags: the next such call may run
+        while it does, as soon as it leaves its thread (`leave_thread`). `begun` is called when the cluster has it: what
+        is submitted after that starts after it on that worker.
 
         What the function raises is raised here at once. Otherwise: `PoisonedCallError` after `attempts` deaths,
         `PlacementError` when no worker offered the tags for a minute, `DispatchStoppedError`, `SchedulerLostError`.
         """
         for _ in range(self.attempts):
             self._going.wait()
-            future = self.submit(call, measured, function, *args, priority=priority)
+            worker = self._last_worker(call) if aside else None
+            future = self.submit(call, measured, function, *args, priority=priority, worker=worker, tags=not aside)
+            begun()
             since = time.time()
             try:
                 back: Measured[T] = future.result()
@@ -140,10 +168,14 @@ class Dispatch:
                 self._count(call)
                 self.timeline.add(Span(str(killed.last_worker.name), call, since, time.time(), lost=True))
             except NoValidWorkerError:
+                if aside:  # the worker that it was meant for is gone
+                    self._count(call)
+                    continue
                 raise unsatisfied(self.client, call, self.placement.tags(call), self._offers()) from None
             except FutureCancelledError as error:
                 raise self._cancelled(call, error) from None
             else:
+                self._last[call] = back.address
                 self.timeline.add(back.span(call, time.time()))
                 return back.result
             finally:
@@ -234,6 +266,17 @@ class Dispatch:
         finally:
             self._forget(*(lease.future for lease in leases.values()))
 
+    def tell(self, call: str, function: Callable[..., object], *args: Any) -> None:
+        """Call a function that returns at once on every worker that may run `call`, beside whatever it does. Nobody
+        waits for that: a worker that is away misses it."""
+
+        def ask(address: str) -> None:
+            with suppress(Exception):  # the worker or the scheduler has gone
+                self.client.run(function, *args, workers=[address], on_error="ignore")
+
+        for address in workers_with(self.client, self.placement.tags(call)):
+            threading.Thread(target=ask, args=(address,), name="telling", daemon=True).start()
+
     @property
     def under_way(self) -> list[Future[Any]]:
         """The futures of the calls that have not been given back yet."""
@@ -278,6 +321,12 @@ class Dispatch:
             return offers(self.client)
         except OSError as error:
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
+
+    def _last_worker(self, call: str) -> str | None:
+        """The address of the worker that ran `call` last, of another that may if it is gone."""
+        capable = [offer.address for offer in self._offers() if offer.satisfies(self.placement.tags(call))]
+        last = self._last.get(call)
+        return last if last in capable else next(iter(capable), None)
 
     def _count(self, call: str) -> None:
         with self._lock:

@@ -44,6 +44,17 @@ def resident(name: str, key: Hashable, build: Callable[[], T]) -> T:
         return kept
 
 
+def resident_now(name: str, key: Hashable) -> object | None:
+    """The object `name`, if it is there as of `key` and not being built; never waits."""
+    slot = _slot(name)
+    if not slot.lock.acquire(blocking=False):
+        return None
+    try:
+        return slot.kept[0] if slot.kept and slot.key == key else None
+    finally:
+        slot.lock.release()
+
+
 def drop(name: str) -> None:
     """Let go of the object `name`, if there is one."""
     slot = _slot(name)

@@ -13,7 +13,8 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from pydantic import JsonValue
 
 from infra import disk, place
 from infra.manifest import MANIFEST, Entry, Manifest, NotThere, StoreError, Torn, describe, parse, render, verify
+from infra.patience import Patience
 from infra.place import exists, join, local_path, read_text, write_bytes, write_text
 
 __all__ = [
@@ -38,13 +40,16 @@ __all__ = [
     "join",
     "list_versions",
     "local_path",
+    "own_folder",
     "prune",
     "read_folder",
     "read_manifest",
     "read_text",
+    "scratch",
     "versions",
     "write_bytes",
     "write_folder",
+    "write_patiently",
     "write_text",
 ]
 
@@ -101,6 +106,15 @@ def write_folder(
             disk.put_in_place(made, path)
     if move and path != source.absolute():
         shutil.rmtree(source, ignore_errors=True)
+    return manifest
+
+
+def write_patiently(uri: str, source: Path, meta: Mapping[str, JsonValue], patience: float) -> Manifest:
+    """`write_folder`, for so many seconds where the store is elsewhere and away; `source` is gone afterwards."""
+    if local_path(uri) is not None:
+        return write_folder(uri, source, meta=meta, move=True)
+    manifest = Patience(patience)(lambda: write_folder(uri, source, meta=meta))
+    shutil.rmtree(source, ignore_errors=True)
     return manifest
 
 
@@ -163,6 +177,20 @@ def prune(uri: str, keep: Collection[int], prefix: str = "") -> None:
         disk.sweep(path)
 
 
+@contextmanager
+def scratch(uri: str) -> Iterator[Path]:
+    """A new local folder whose files go to `uri`: below it where that is local, so that they can be moved into place.
+    Those that killed writers left there are removed."""
+    local = local_path(uri)
+    if local is None:
+        with tempfile.TemporaryDirectory(prefix="rlvf-", ignore_cleanup_errors=True) as made:
+            yield Path(made)
+        return
+    disk.sweep(local)
+    with disk.temporary_beside(local / "scratch") as folder:
+        yield folder
+
+
 def _holds(uri: str, manifest: Manifest) -> bool:
     try:
         if read_manifest(uri).digest != manifest.digest:
@@ -178,7 +206,7 @@ def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
     if path is not None and into is None:
         verify(path, manifest, uri)
         return Folder(path, manifest)
-    target = into or _downloads() / secrets.token_hex(8)
+    target = into or own_folder() / secrets.token_hex(8)
     if target.exists():
         if _holds(str(target.absolute()), manifest):
             return Folder(target, manifest)
@@ -214,8 +242,8 @@ def _upload(uri: str, source: Path, manifest: Manifest) -> None:
 
 
 @cache
-def _downloads() -> Path:
-    """This process's own folder for downloads, removed when it ends."""
+def own_folder() -> Path:
+    """This process's own folder for what it need not keep, removed when it ends."""
     path = Path(tempfile.mkdtemp(prefix="rlvf-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from distributed import get_worker
 
 from infra import disk
+from infra.mirror import Fetched
 
 T = TypeVar("T")
 KEPT_BYTES = 8 * 2**20  # of the file: some 80,000 calls; of a longer run the newest half or more
@@ -32,7 +33,9 @@ class Span:
     start: float
     end: float
     loading: float = 0.0  # seconds of it that it waited for weights, at its start
-    fetched: int = 0  # bytes of weights that it read for that
+    fetched: int = 0  # bytes of weights that its worker has read since the call before
+    downloading: float = 0.0  # seconds that this took, and
+    applying: float = 0.0  # to make the new weights of it, be it while the worker did something else
     lost: bool = False  # the worker died or vanished in it
 
 
@@ -41,10 +44,10 @@ class Span:
 
 @dataclass
 class Loading:
-    """What a call has waited for weights so far."""
+    """What a call has waited for weights so far, and what its worker has fetched."""
 
     seconds: float = 0.0
-    bytes: int = 0
+    fetched: Fetched = field(default_factory=Fetched)
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,24 @@ class Measured(Generic[T]):
     """A call's result and what it took."""
 
     result: T
-    worker: str
+    worker: str  # its name
+    address: str
     seconds: float
     loading: Loading
 
     def span(self, call: str, end: float) -> Span:
         """Of a call that came back at `end`."""
-        return Span(self.worker, call, end - self.seconds, end, self.loading.seconds, self.loading.bytes)
+        of = self.loading.fetched
+        return Span(
+            self.worker,
+            call,
+            end - self.seconds,
+            end,
+            loading=self.loading.seconds,
+            fetched=of.bytes,
+            downloading=of.download_seconds,
+            applying=of.apply_seconds,
+        )
 
 
 @dataclass
@@ -74,7 +88,8 @@ def measured(function: Callable[..., T], *args: Any) -> Measured[T]:
     _current.loading = loading = Loading()
     began = time.perf_counter()
     result = function(*args)
-    return Measured(result, str(get_worker().name), time.perf_counter() - began, loading)
+    worker = get_worker()
+    return Measured(result, str(worker.name), worker.address, time.perf_counter() - began, loading)
 
 
 @contextmanager

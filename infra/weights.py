@@ -1,24 +1,95 @@
-"""Published weights: what generators load. A policy is a version of weights at a URI."""
+"""Published weights. A policy is a version of weights at a URI: a folder that makes them, whole or from another
+version. How they are written is `infra.publisher`'s, how they are read `infra.mirror`'s.
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+StoreError ─ NotThere    no such version, yet
+           ├ Gone        no such version any more: newer ones are there
+           └ Torn        what is stored is damaged
+               └ StaleBase   it starts from other weights than those that are here
+"""
+
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from infra import store
-from infra.store import Folder, Torn
+from infra.difference import Weights, weights_digest
+from infra.manifest import Manifest, StoreError, Torn
+
+WHOLE = "model.safetensors"
+DIFFERENCE = "difference"
+
+
+class Gone(StoreError):  # noqa: N818
+    """The version was removed; newer ones are there."""
+
+
+class StaleBase(Torn):
+    """A difference starts from other weights than those that are here."""
+
+
+class SyncConfig(BaseModel):
+    """How weights go from the trainer to the generators."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
+        "auto",
+        description="of published weights; auto is the trainer's policy.dtype; int8, a scale for every row, is inexact",
+    )
+    anchor_every: int = Field(
+        32, ge=2, le=1024, description="versions, a power of two: the longest way that one difference goes"
+    )
+    patience: float = Field(300.0, ge=0, description="seconds that a storage may be away before a run ends for it")
+
+    @field_validator("anchor_every")
+    @classmethod
+    def _power_of_two(cls, every: int) -> int:
+        if every & (every - 1):
+            raise ValueError(
+                f"{every} is no power of two; take {1 << every.bit_length() - 1} or {1 << every.bit_length()}"
+            )
+        return every
 
 
 @dataclass(frozen=True)
 class PolicyVersion:
-    """Weights in Hugging Face layout, published and immutable."""
+    """Weights, published and immutable."""
 
     step: int  # how many updates made it
     uri: str
-    digest: str  # of the manifest: the weights and every file beside them
-    size: int = field(default=0, compare=False)  # bytes that its publication wrote
+    digest: str  # blake3 of the weights: see `weights_digest`
 
     def __str__(self) -> str:
         return f"v{self.step}"
+
+
+class Base(BaseModel):
+    """The version that a difference starts from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    step: int = Field(ge=0)
+    digest: str
+
+
+class Told(BaseModel):
+    """What the manifest of a published folder says of the weights that it makes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    step: int = Field(ge=0)
+    digest: str
+    base: Base | None  # None: the folder holds them whole, in Hugging Face layout
+    dtype: str  # of the floating point tensors, or int8
+    bytes: int = Field(ge=0)  # of the weights in memory
+    changed: float = Field(ge=0, le=1)  # share of the cells that differ from the base's
+    sampling: dict[str, JsonValue] = {}  # how the run samples from them
 
 
 def weights_uri(run_uri: str, step: int) -> str:
@@ -26,23 +97,44 @@ def weights_uri(run_uri: str, step: int) -> str:
     return store.join(run_uri, "weights", f"v{step}")
 
 
-def publish(run_uri: str, step: int, source: Path, *, move: bool = False) -> PolicyVersion:
-    """Store the local folder ``source`` as version ``step``: payload first, manifest last. Publishing the same files
-    again changes nothing."""
-    uri = weights_uri(run_uri, step)
-    manifest = store.write_folder(uri, source, move=move)
-    return PolicyVersion(step, uri, manifest.digest, manifest.size)
+def tell(
+    weights: Weights, step: int, digest: str, base: Base | None, changed: float, sampling: dict[str, JsonValue]
+) -> Told:
+    """What a manifest has to say of these weights."""
+    return Told(
+        step=step,
+        digest=digest,
+        base=base,
+        dtype=_dtype(weights),
+        bytes=sum(tensor.nbytes for tensor in weights.values()),
+        changed=changed,
+        sampling=sampling,
+    )
 
 
-def fetch(policy: PolicyVersion) -> Folder:
-    """The version's files on this machine, verified.
+def keep_whole(uri: str, folder: Path) -> PolicyVersion:
+    """Store a local folder in Hugging Face layout as version 0 at ``uri``; ``folder`` is gone afterwards."""
+    weights = load_file(folder / WHOLE)
+    told = tell(weights, 0, weights_digest(weights), None, 1.0, {})
+    store.write_folder(uri, folder, meta=told.model_dump(mode="json"), move=True)
+    return PolicyVersion(0, uri, told.digest)
 
-    Raises ``store.NotThere`` if it is not there (any more) and ``store.Torn`` if it is not what was published.
-    """
-    folder = store.read_folder(policy.uri)
-    if folder.manifest.digest != policy.digest:
-        raise Torn(f"{policy.uri} holds other weights than were published as {policy}")
-    return folder
+
+def read_whole(folder: Path) -> dict[str, Tensor]:
+    """The weights of a folder in Hugging Face layout; raises Torn."""
+    try:
+        return {name: tensor.clone() for name, tensor in load_file(folder / WHOLE).items()}
+    except (OSError, SafetensorError) as error:
+        raise Torn(f"{folder}: {WHOLE} cannot be read: {error}") from None
+
+
+def told_by(uri: str, manifest: Manifest) -> Told:
+    """What a published folder's manifest says of its weights; raises Torn."""
+    try:
+        return Told.model_validate(manifest.meta)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise Torn(f"{uri} holds no weights of ours: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def published(run_uri: str) -> list[int]:
@@ -53,12 +145,18 @@ def published(run_uri: str) -> list[int]:
 def newest_version(run_uri: str) -> PolicyVersion | None:
     """The newest published version of a run."""
     steps = published(run_uri)
-    if not steps:
-        return None
-    uri = weights_uri(run_uri, steps[-1])
-    return PolicyVersion(steps[-1], uri, store.read_manifest(uri).digest)
+    return published_version(weights_uri(run_uri, steps[-1])) if steps else None
 
 
-def prune(run_uri: str, keep: Collection[int]) -> None:
-    """Remove the versions that are not named."""
-    store.prune(store.join(run_uri, "weights"), keep=keep, prefix="v")
+def published_version(uri: str) -> PolicyVersion:
+    """The version stored at ``uri``; raises NotThere and Torn."""
+    told = told_by(uri, store.read_manifest(uri))
+    return PolicyVersion(told.step, uri, told.digest)
+
+
+def _dtype(weights: Weights) -> str:
+    """The type of most cells."""
+    cells: Counter[str] = Counter()
+    for tensor in weights.values():
+        cells[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    return cells.most_common(1)[0][0]

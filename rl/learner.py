@@ -18,7 +18,7 @@ from torch import Tensor
 from rl.config import LossConfig, OptimizerConfig
 from rl.losses import LOSSES, advantages, token_weights
 from rl.packing import Packed, microbatches, pack
-from rl.policy import Policy, head_logits, hidden_states, save_policy
+from rl.policy import Policy, head_logits, hidden_states, read_weights, save_policy
 from rl.records import Batch
 
 
@@ -207,7 +207,7 @@ class Learner:
 
     def restore(self, folder: Path) -> None:
         """Take over what :meth:`save` wrote, bit for bit."""
-        self.policy.load_weights(folder)
+        self.policy.load_weights(read_weights(folder))
         tensors = load_file(folder / "optimizer.safetensors")
         torch.set_rng_state(tensors.pop("rng"))
         for optimizer in self.optimizers:

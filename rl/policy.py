@@ -3,17 +3,20 @@
 Legend: B sequences, L positions, N selected positions, H hidden size, V vocabulary.
 """
 
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig
 from rl.records import Briefing
@@ -70,24 +73,40 @@ class Policy:
             rendered = render([{"role": "user", "content": first}, *turns[1:]])
         return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
-    def load_weights(self, folder: Path) -> None:
-        """Overwrite the parameters in place with the ``model*.safetensors`` of a folder in Hugging Face layout.
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters and buffers by name, those that are tied once."""
+        tied = tied_names(self.model)
+        return {name: value.detach() for name, value in self.model.state_dict().items() if name not in tied}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite the parameters in place with weights of the same names.
 
         Raises:
-            ValueError: names or shapes differ from the model's.
+            ValueError: names or shapes differ from the model's; nothing was changed then.
         """
         parameters = self.model.state_dict(keep_vars=True)
-        tied = tied_names(self.model)
-        left = set(parameters) - tied
+        for name, value in weights.items():
+            if name not in parameters or parameters[name].shape != value.shape:
+                raise ValueError(f"tensor {name} does not fit the model in memory")
+        if left := set(parameters) - tied_names(self.model) - set(weights):
+            raise ValueError(f"no weights for {min(left)} and {len(left) - 1} more")
         with torch.no_grad():
-            for file in sorted(folder.glob("model*.safetensors")):
-                for name, value in load_file(file).items():
-                    if name not in parameters or parameters[name].shape != value.shape:
-                        raise ValueError(f"{file}: tensor {name} does not fit the model in memory")
-                    parameters[name].copy_(value)
-                    left.discard(name)
-        if left:
-            raise ValueError(f"{folder}: no weights for {min(left)} and {len(left) - 1} more")
+            for name, value in weights.items():
+                parameters[name].copy_(value)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The ``model*.safetensors`` of a folder in Hugging Face layout."""
+    files = sorted(folder.glob("model*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def copied_weights(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """A copy on the CPU that shares no memory; floating point in ``dtype``."""
+    return {
+        name: value.detach().to("cpu", dtype if value.is_floating_point() else None, copy=True).contiguous()
+        for name, value in weights.items()
+    }
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -106,12 +125,15 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Policy:
+def load_policy(
+    path: str, config: PolicyConfig, *, master: bool = False, weights: Mapping[str, Tensor] | None = None
+) -> Policy:
     """Load a model and its tokenizer from a hub id or a folder.
 
     Args:
         path: hub id or folder; ``config`` says only where and how to compute.
         master: keep the parameters in float32 whatever the arithmetic's dtype, as a learner needs them.
+        weights: take these instead of those in the folder.
 
     Raises:
         UnknownModelError: transformers cannot load it, or its output is not a linear head on its hidden states.
@@ -122,13 +144,19 @@ def load_policy(path: str, config: PolicyConfig, *, master: bool = False) -> Pol
     try:
         # neither code nor pickles of a model run here: a folder may come from anywhere
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        kept = torch.float32 if master else dtype
+        given: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
+        if weights is not None:
+            # by its class, which takes weights from memory and draws no random ones first
+            settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            load = getattr(transformers, settings.architectures[0]).from_pretrained
+            given = {"config": settings, "state_dict": copied_weights(weights, kept)}
         model, loading = load(
-            path,
-            dtype=torch.float32 if master else dtype,
+            None if weights is not None else path,
+            dtype=kept,
             attn_implementation="sdpa",
             output_loading_info=True,
-            trust_remote_code=False,
-            use_safetensors=True,
+            **given,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {_reason(error)}") from error
@@ -158,16 +186,17 @@ def _reason(error: Exception) -> str:
 
 def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write it in Hugging Face layout: config, tokenizer, ``model.safetensors`` (floating point in ``dtype``)."""
+    save_files(policy, folder)
+    save_file(copied_weights(policy.weights(), dtype), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_files(policy: Policy, folder: Path) -> None:
+    """Write what Hugging Face layout has beside the weights: config and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
-    policy.model.config.save_pretrained(folder)
+    config = deepcopy(policy.model.config)
+    config.architectures = [type(policy.model).__name__]  # a model that was built in code does not say
+    config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-    tied = tied_names(policy.model)
-    tensors = {
-        name: value.detach().to("cpu", dtype if value.is_floating_point() else None).contiguous()
-        for name, value in policy.model.state_dict().items()
-        if name not in tied
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def tied_names(model: nn.Module) -> set[str]:

@@ -10,8 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from infra.dispatch import Dispatch
 from infra.weights import PolicyVersion
 from rl.judging import BrokenVerifierError, Judgement
-from tasks import calls
-from tasks.calls import GeneratorSpec
+from tasks.calls import generator
+from tasks.calls.generator import GeneratorSpec
 from tasks.collection import pass_rate
 from tasks.problem_set import ProblemSet
 from tasks.verify import judged
@@ -62,7 +62,7 @@ def _rewards(
     parts = [range(at, min(at + LEASE, len(asked))) for at in range(0, len(asked), LEASE)]
     items = [(spec, version, 0, part, [asked[i] for i in part]) for part in parts]
     judgements = {}
-    for index, rollouts in dispatch.lease("evaluate", calls.generate, items):
+    for index, rollouts in dispatch.lease("evaluate", generator.generate, items):
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)
     everything = Judgement.join([judgements[index] for index in range(len(parts))])
     if np.isnan(everything.rewards).all():

@@ -8,8 +8,8 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.dispatch import Dispatch
 from infra.weights import PolicyVersion
-from tasks import calls
-from tasks.calls import GeneratorSpec
+from tasks.calls import generator
+from tasks.calls.generator import GeneratorSpec
 from tasks.collection import Collection, Lease
 
 
@@ -36,5 +36,5 @@ def generate(
     """Generate the collection's leases, wave by wave. Leases of an earlier step go first where two wait."""
     for leases in collection.waves():
         items = Leases(collection.step, leases, spec, newest)
-        for index, rollouts in dispatch.lease("generate", calls.generate, items, priority=-collection.step):
+        for index, rollouts in dispatch.lease("generate", generator.generate, items, priority=-collection.step):
             collection.arrive(leases[index], rollouts)

@@ -1,15 +1,27 @@
 """Publication: the trainer writes a version's weights where generators pull them."""
 
+from collections.abc import Callable
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.dispatch import Dispatch
-from infra.weights import PolicyVersion
-from tasks import calls
-from tasks.calls import TrainerSpec
+from infra.publisher import Published
+from tasks.calls import generator, trainer
+from tasks.calls.trainer import TrainerSpec
 
 
 @task(name="publish", task_run_name="publish {step}", cache_policy=NO_CACHE)
-def publish(dispatch: Dispatch, spec: TrainerSpec, step: int) -> PolicyVersion:
-    """Publish version ``step``."""
-    return dispatch.run("train", calls.publish, spec, step)
+def publish(
+    dispatch: Dispatch,
+    spec: TrainerSpec,
+    step: int,
+    begun: Callable[[], None] = lambda: None,
+    done: Callable[[Published], None] = lambda _: None,
+) -> Published:
+    """Publish version ``step`` beside the trainer's next update, which may be submitted once ``begun`` was called. Who
+    samples from the version before begins to fetch it at once."""
+    published = dispatch.run("train", trainer.publish, spec, step, aside=True, begun=begun)
+    done(published)
+    dispatch.tell("generate", generator.bring_ahead, published.version)
+    return published

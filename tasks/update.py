@@ -8,12 +8,12 @@ from prefect.cache_policies import NO_CACHE
 from infra.dispatch import Dispatch
 from rl.learner import Learned
 from rl.records import Batch
-from tasks import calls
-from tasks.calls import TrainerSpec
+from tasks.calls import trainer
+from tasks.calls.trainer import TrainerSpec
 
 
 @task(name="update", task_run_name="update {step}", cache_policy=NO_CACHE)
 def update(dispatch: Dispatch, spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
     """Make version ``step + 1`` on the trainer. When this returns, its checkpoint is durable, with
     ``figures`` of the batch in it."""
-    return dispatch.run("train", calls.update, spec, step, batch, figures)
+    return dispatch.run("train", trainer.update, spec, step, batch, figures)

@@ -11,8 +11,8 @@ from prefect.cache_policies import NO_CACHE
 import rl
 from infra import store
 from infra.dispatch import Dispatch
-from tasks import calls
-from tasks.calls import WarmUpSpec
+from tasks.calls import warm_up as calls
+from tasks.calls.warm_up import WarmUpSpec
 
 CHUNK = 10  # updates per call: how often the display moves
 SOURCES = ("config", "grammar", "learner", "packing", "policy", "records", "supervised", "tiny")

@@ -22,7 +22,7 @@ from distributed import Client
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.options import read_config
 from flows.sft import warm_up_spec
-from infra import services, store
+from infra import services, weights
 from infra.cluster import ClusterConfig, cluster
 from infra.metric_log import read_metrics
 from infra.placement import offers
@@ -246,7 +246,7 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
     problems = home / "sums.csv"
     rows = [f"{expression},{text}" for expression, text in sums]
     problems.write_text("\n".join(["python_expression,natural_language", *rows]) + "\n")
-    store.write_folder(warm_up_uri(home, warm_up_spec(SftConfig())), half_right)
+    weights.keep_whole(warm_up_uri(home, warm_up_spec(SftConfig())), shutil.copytree(half_right, home / "half-right"))
     config = ClusterConfig(threads=1, device="cpu")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -254,7 +254,7 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
         cluster(
             config,
             log_dir=home / "logs",
-            preload={"GENERATOR": "tasks.calls", "TRAINER": "tasks.calls", "VERIFIER": "tasks.judge"},
+            preload={"GENERATOR": "tasks.calls.generator", "TRAINER": "tasks.calls.trainer", "VERIFIER": "tasks.judge"},
         ) as client,
     ):
         for name in server.environment:  # a test gets at the server by `Lab.prefect`, others do not see it

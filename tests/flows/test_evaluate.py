@@ -80,7 +80,7 @@ def test_a_run_is_evaluated_at_its_newest_version_and_logs_it(lab: Any) -> None:
     result = lab.train(steps="3", optimizer__lr="1e-3")
     run = Path(result.run)
     with torch.inference_mode():
-        greedy = float(solved(run / "weights" / "v3", lab.problems).double().mean())
+        greedy = float(solved(run / "model", lab.problems).double().mean())
     found = lab.evaluate(policy=run.name, problems=str(lab.problems), samples="2")
     assert (found.step, found.problems, found.greedy) == (3, 100, greedy)
     mlflow, logged = lab.mlflow(run)

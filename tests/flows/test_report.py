@@ -113,8 +113,10 @@ def test_bytes_and_spans_are_those_of_the_run(lab: Any, reported: Path) -> None:
         == manifest.size
         == sum(file.stat().st_size for file in (reported / "weights" / "v3").iterdir() if file.name != "manifest.json")
     )
+    assert lab.metrics(reported, "sync/ratio")[3] > 1
     fetched = lab.metrics(reported, "sync/fetched_bytes")
     assert sum(fetched.values()) >= published[3]
+    assert lab.metrics(reported, "sync/generator/fetched_bytes") == fetched
     assert max(lab.metrics(reported, "sync/load_seconds").values()) > 0
     (spans,) = read_sessions((reported / "timeline.jsonl").read_text())
     assert {(span.worker, span.call) for span in spans} == {

@@ -16,10 +16,12 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from infra import store, weights
+from infra import store
+from infra.publisher import Publisher
+from infra.weights import SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Problem
-from tasks.calls import BrokenPolicyError, GeneratorSpec, generate
+from tasks.calls.generator import BrokenPolicyError, GeneratorSpec, generate
 
 EACH_STEP = [
     "reward/mean",
@@ -85,10 +87,10 @@ def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_
 
     assert yaml.safe_load((run / "config.yaml").read_text())["warm_up"]["steps"] == 20
     assert store.versions(str(run / "state")) == [2, 3]
-    assert store.versions(str(run / "weights"), prefix="v") == [1, 2, 3]
+    assert store.versions(str(run / "weights"), prefix="v") == [0, 1, 2, 3]
     assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert not list(run.glob("**/.*"))
-    reader = subprocess.run([sys.executable, "-c", LOAD, str(run / "weights" / "v3")], capture_output=True, text=True)
+    reader = subprocess.run([sys.executable, "-c", LOAD, str(run / "model")], capture_output=True, text=True)
     assert reader.returncode == 0, reader.stderr
     for name in EACH_STEP:
         assert list(lab.metrics(run, name)) == [1, 2, 3], name
@@ -150,9 +152,12 @@ def test_weights_that_break_on_the_way_are_no_policy_that_solves_nothing(lab: An
     tensors = load_file(broken / "model.safetensors")
     tensors["model.norm.weight"].fill_(torch.nan)
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    publisher = Publisher(str(tmp_path / "run"), SyncConfig(), window=1, files=lab.policy)
     versions = [
-        weights.publish(str(tmp_path / "run"), step, folder) for step, folder in enumerate([lab.policy, broken])
+        publisher.publish(step, load_file(folder / "model.safetensors")).version
+        for step, folder in enumerate([lab.policy, broken])
     ]
+    publisher.close()
     spec = GeneratorSpec(PolicyConfig(device="cpu"), SamplingConfig(max_tokens=4), samples=2, seed=0)
     problems = [Problem("add 3 and 4", "3 + 4", "")]
     assert generate(spec, versions[0], 0, [0], problems).generated_tokens > 0
@@ -183,9 +188,8 @@ def test_a_batch_without_variance_advances_the_step_and_says_so(
     assert lab.metrics(run, "groups/drawn") == {1: 8, 2: 8}  # replaced up to the bound
     assert "step 2: no group has rewards that differ" in capsys.readouterr().err
     assert result.steps == 2
-    assert (run / "weights" / "v2" / "model.safetensors").read_bytes() == (
-        lab.policy / "model.safetensors"
-    ).read_bytes()
+    assert (run / "model" / "model.safetensors").read_bytes() == (lab.policy / "model.safetensors").read_bytes()
+    assert lab.metrics(run, "sync/changed") == {0: 1, 1: 0, 2: 0}
 
 
 @pytest.mark.parametrize("place", ["file", "s3"])
@@ -194,9 +198,9 @@ def test_a_run_may_lie_anywhere(lab: Any, place: str, tmp_path: Path, request: p
     uri = f"{base}/deep/{place}-run"
     result = lab.train(run=uri, steps="2")
     assert result.run == uri
-    assert result.checkpoint == f"{uri}/weights/v2"
+    assert result.checkpoint == f"{uri}/model"
     assert store.versions(f"{uri}/state") == [1, 2]
-    with store.read_folder(f"{uri}/weights/v2") as folder:
+    with store.read_folder(f"{uri}/model") as folder:
         assert (folder.path / "model.safetensors").exists()
     assert lab.train(resume=uri, run=uri, steps="3").steps == 3
     local = tmp_path / "deep" / "file-run" if place == "file" else lab.run_folder("s3-run")

@@ -26,7 +26,7 @@ def state(tmp_path: Path, step: int) -> Path:
 
 def save_all(run: str, tmp_path: Path, steps: list[int], keep_last: int = 10) -> None:
     for step in steps:
-        checkpoints.save(run, step, state(tmp_path, step), {"step": step}, keep_last, move=True)
+        checkpoints.save(run, step, state(tmp_path, step), {"step": step}, keep_last)
 
 
 def unexpected(line: str) -> None:
@@ -114,7 +114,7 @@ while True:
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         (made / name).write_text(f"{name} {step}\\n" * 5000)
     print("begins", step, flush=True)
-    checkpoints.save(run, step, made, {"step": step}, keep_last=2, move=bool(step % 2))
+    checkpoints.save(run, step, made, {"step": step}, keep_last=2)
     print("ends", step, flush=True)
 """
 

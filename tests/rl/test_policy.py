@@ -26,6 +26,7 @@ from rl.policy import (
     head_logits,
     hidden_states,
     load_policy,
+    read_weights,
     save_policy,
 )
 from rl.records import Problem
@@ -271,7 +272,7 @@ def test_weights_are_overwritten_in_place_tied_or_not(
     save_policy(other, tmp_path)
     places = {key: value.data_ptr() for key, value in policy.model.state_dict().items()}
     assert not torch.equal(logits(policy.model), logits(other.model))
-    policy.load_weights(tmp_path)
+    policy.load_weights(read_weights(tmp_path))
     assert torch.equal(logits(policy.model), logits(other.model))
     assert {key: value.data_ptr() for key, value in policy.model.state_dict().items()} == places
 
@@ -282,14 +283,14 @@ def test_weights_in_several_files_written_by_transformers_are_read(
     policy, other = make_policy("llama", seed=0), make_policy("llama", seed=1)
     other.model.save_pretrained(tmp_path, max_shard_size="150KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    policy.load_weights(tmp_path)
+    policy.load_weights(read_weights(tmp_path))
     assert torch.equal(logits(policy.model), logits(other.model))
 
 
 def test_weights_are_converted_to_the_dtype_in_memory(tmp_path: Path, make_policy: Callable[..., Policy]) -> None:
     policy, other = make_policy(seed=0), make_policy(seed=1)
     save_policy(other, tmp_path, torch.bfloat16)
-    policy.load_weights(tmp_path)
+    policy.load_weights(read_weights(tmp_path))
     for name, value in other.model.state_dict().items():
         assert torch.equal(policy.model.state_dict()[name], value.bfloat16().float())
 
@@ -309,7 +310,7 @@ def test_weights_that_do_not_fit_are_refused(
         "none": "no weights",
     }.items():
         with pytest.raises(ValueError, match=complaint):
-            policy.load_weights(tmp_path / folder)
+            policy.load_weights(read_weights(tmp_path / folder))
 
 
 # -- device and dtype

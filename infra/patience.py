@@ -1,0 +1,55 @@
+"""Waiting for a storage that is away: again with growing pauses, so that a cut link costs time and nothing else."""
+
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tenacity
+
+T = TypeVar("T")
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds; each pause is a random part of twice the one before
+
+# An answer rather than a failure to get one
+_ANSWERS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+# What HTTP and S3 clients raise that is no OSError; named, because not everybody has them installed
+_OF_CLIENTS = {"ClientError", "HTTPClientError", "BotoCoreError", "ServerTimeoutError", "ClientPayloadError"}
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later."""
+    if isinstance(error, OSError):
+        return not isinstance(error, _ANSWERS) and error.errno not in _FULL
+    return any(
+        kind.__name__ in _OF_CLIENTS and kind.__module__.partition(".")[0] in ("aiohttp", "botocore")
+        for kind in type(error).__mro__
+    )
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for a storage."""
+
+    seconds: float
+    also: tuple[type[Exception], ...] = ()  # errors that may pass too
+    check: Callable[[], None] = lambda: None  # called about four times a second in every pause; may raise
+
+    def __call__(self, job: Callable[..., T], *args: Any) -> T:
+        """What `job(*args)` returns; it is tried again while it raises what may pass. Raises what it raised last."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, self.also) or may_pass(error)),
+            wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE, min=FIRST_PAUSE / 2),
+            stop=tenacity.stop_after_delay(self.seconds),
+            sleep=self._pause,
+            reraise=True,
+        )
+        return retrying(job, *args)
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self.check()
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(0.25, left))
+            self.check()

@@ -1,0 +1,130 @@
+"""What a generator does: sample from the policy version that it is given."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra import pace, store, weights
+from infra.mirror import Mirror
+from infra.quantization import restored
+from infra.resident import drop, resident, resident_now
+from infra.services import rlvf_home
+from infra.timeline import waiting_for_weights
+from infra.wanted import stop_when_unwanted
+from infra.weights import PolicyVersion
+from rl.config import PolicyConfig, SamplingConfig
+from rl.policy import Policy, load_policy, save_policy
+from rl.records import Problem, Rollouts
+from rl.sampler import sample
+
+
+@dataclass(frozen=True)
+class GeneratorSpec:
+    """What determines how a generator samples."""
+
+    policy: PolicyConfig
+    sampling: SamplingConfig
+    samples: int  # completions per problem
+    seed: int
+    greedy: bool = False
+    patience: float = 300.0  # seconds that the storage may be away
+
+
+@dataclass
+class Sampler:
+    """A generator's resident policy and the version in it."""
+
+    policy: Policy
+    version: PolicyVersion
+
+
+class BrokenPolicyError(RuntimeError):
+    """A policy that cannot be sampled from."""
+
+
+def generate(
+    spec: GeneratorSpec, version: PolicyVersion, step: int, groups: Sequence[int], problems: Sequence[Problem]
+) -> Rollouts:
+    """One lease: sample completions of these problems, which have these numbers within the step.
+
+    Raises:
+        BrokenPolicyError: its log-probs are not finite.
+    """
+    check = stop_when_unwanted()
+    sampler = _sampler(spec, version, check)
+    rollouts = sample(
+        sampler.policy,
+        version.step,
+        problems,
+        spec.sampling,
+        samples=spec.samples,
+        seed=spec.seed,
+        step=step,
+        groups=groups,
+        greedy=spec.greedy,
+        between_tokens=check,
+    )
+    pace.note(rollouts.generated_tokens, rollouts.seconds)
+    # its completions would be noise, and what is broken would look like a policy that solves nothing
+    if not np.isfinite(rollouts.logprobs).all():
+        raise BrokenPolicyError(
+            f"policy {version} ({version.uri}) gives log-probs that are not finite: its weights are broken, or its "
+            "arithmetic overflows (see policy.dtype)"
+        )
+    return rollouts
+
+
+def bring_ahead(version: PolicyVersion) -> None:
+    """Begin to fetch a version that was just published, if this worker samples from the one before it. Returns at
+    once; a call that is sampling goes on."""
+    mirror = resident_now("mirror", _versions(version))
+    if isinstance(mirror, Mirror):
+        mirror.bring_ahead(version)
+
+
+def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
+    """Store a model that transformers can load as version 0 of itself, so that every generator can fetch it.
+
+    Raises:
+        UnknownModelError: transformers cannot load it.
+    """
+    policy = load_policy(model, config)
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-")
+    with store.scratch(home) as folder:
+        save_policy(policy, folder)
+        return weights.keep_whole(weights.weights_uri(store.join(home, name), 0), folder)
+
+
+def _versions(version: PolicyVersion) -> str:
+    """Where the versions of its run lie."""
+    return version.uri.rpartition("/")[0]
+
+
+def _sampler(spec: GeneratorSpec, version: PolicyVersion, check: Callable[[], None]) -> Sampler:
+    """The resident sampler, with this version's weights."""
+    versions = _versions(version)
+    mirror = resident(
+        "mirror", versions, lambda: Mirror(versions, patience=spec.patience, cache=rlvf_home() / "cache" / "weights")
+    )
+
+    def load() -> Sampler:
+        with mirror.at(version, check) as found:
+            return Sampler(load_policy(str(mirror.root), spec.policy, weights=restored(found)), version)
+
+    with waiting_for_weights() as waiting:
+        sampler = resident("sampler", (spec.policy, versions), load)
+        if sampler.version != version:
+            try:
+                with mirror.at(version, check) as found:
+                    sampler.policy.load_weights(restored(found))
+            except ValueError:  # another architecture
+                drop("sampler")
+                sampler = resident("sampler", (spec.policy, versions), load)
+            except BaseException:
+                drop("sampler")  # the weights may be a mixture of two versions
+                raise
+            sampler.version = version
+        waiting.fetched.add(mirror.take_fetched())
+    return sampler

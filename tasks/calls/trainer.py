@@ -1,0 +1,190 @@
+"""What the trainer does: update the policy, save it, and publish its weights."""
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import JsonValue
+
+from infra import checkpoints, store
+from infra.difference import Weights
+from infra.dispatch import leave_thread
+from infra.publisher import Published, Publisher
+from infra.quantization import quantized
+from infra.resident import drop, resident, resident_now
+from infra.weights import SyncConfig
+from rl.config import LossConfig, OptimizerConfig, PolicyConfig
+from rl.learner import Learned, Learner
+from rl.policy import DTYPES, copied_weights, load_policy, read_weights, save_files, save_policy
+from rl.records import Batch
+
+
+@dataclass(frozen=True)
+class TrainerSpec:
+    """What determines a trainer's work; the resident learner is kept by it."""
+
+    run_uri: str
+    source: str  # where version 0 comes from: a hub id, a folder, or the URI of a stored one
+    policy: PolicyConfig
+    optimizer: OptimizerConfig
+    loss: LossConfig
+    temperature: float
+    keep_last: int  # checkpoints
+    sync: SyncConfig
+    window: int  # versions that a generator may be behind
+    sampling: tuple[tuple[str, JsonValue], ...]  # how generators sample, for whoever reads the weights
+
+
+_learning = threading.Lock()  # weights are not read while an update changes them, however many threads a worker has
+
+
+def _learner(spec: TrainerSpec, step: int | None) -> tuple[Learner, list[str]]:
+    """The resident learner at version ``step`` or the one after it, from the newest checkpoint if it must be loaded
+    (whatever that holds if ``step`` is None), with the warnings that loading gave."""
+    warnings: list[str] = []
+
+    def load() -> Learner:
+        saved = checkpoints.newest(spec.run_uri, warn=warnings.append)
+        if saved is None:
+            with _weights_of(spec.source) as path:
+                return Learner(load_policy(path, spec.policy, master=True), spec.optimizer)
+        with saved:
+            learner = Learner(load_policy(str(saved.path), spec.policy, master=True), spec.optimizer)
+            learner.restore(saved.path)
+        return learner
+
+    learner = resident("learner", spec, load)
+    if step is not None and learner.step not in (step, step + 1):
+        drop("learner")
+        learner = resident("learner", spec, load)
+        if learner.step not in (step, step + 1):
+            raise RuntimeError(
+                f"{spec.run_uri}: the newest intact checkpoint is of version {learner.step}, but version {step} is "
+                "needed; resume the run to go on from there"
+            )
+    return learner, warnings
+
+
+def _save(spec: TrainerSpec, learner: Learner, figures: Mapping[str, float]) -> None:
+    with store.scratch(spec.run_uri) as folder:
+        learner.save(folder)
+        meta: dict[str, JsonValue] = {"figures": dict(figures)}
+        checkpoints.save(spec.run_uri, learner.step, folder, meta, spec.keep_last, patience=spec.sync.patience)
+
+
+@contextmanager
+def _weights_of(source: str) -> Iterator[str]:
+    """What transformers can load: the hub id or folder itself, or a copy of what is stored elsewhere."""
+    if "://" not in source:
+        yield source
+        return
+    with store.read_folder(source) as folder:
+        yield str(folder.path)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Where a trainer stands when a run starts."""
+
+    step: int
+    learned: Learned | None  # by the update that made this version
+    figures: dict[str, float]  # of the batch that it learned from
+    warnings: tuple[str, ...]
+
+
+def begin(spec: TrainerSpec) -> Begun:
+    """Load the newest checkpoint, or version 0 and save it as the first one."""
+    drop("learner")
+    earlier = resident_now("publisher", _published_by(spec))
+    if isinstance(earlier, Publisher):  # of a session of this run that has ended; others may have published since
+        earlier.close()
+        drop("publisher")
+    learner, warnings = _learner(spec, None)
+    if learner.step == 0:
+        _save(spec, learner, {})
+    saved: Any = store.read_manifest(store.join(checkpoints.state_uri(spec.run_uri), str(learner.step))).meta["figures"]
+    return Begun(learner.step, learner.learned, saved, tuple(warnings))
+
+
+def update(spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
+    """Make version ``step + 1`` from ``step`` and save it; if it was made before, say what that update did.
+
+    ``figures`` of the batch are kept with the checkpoint, so that a run that is killed before they are logged has them.
+    """
+    started = time.perf_counter()
+    with _learning:
+        learner, _ = _learner(spec, step)
+        if learner.step == step + 1:
+            assert learner.learned is not None  # every update leaves its record
+            return learner.learned
+        try:
+            learned = learner.update(batch, spec.loss, spec.temperature)
+            learner.learned = learned = replace(learned, seconds=time.perf_counter() - started)
+            _save(spec, learner, figures)
+        except BaseException:
+            drop("learner")  # it may be half-way between two versions
+            raise
+        return learned
+
+
+def publish(spec: TrainerSpec, step: int) -> Published:
+    """Publish version ``step``, of the last update or the one before. The next update may run meanwhile."""
+    with _learning:
+        weights = _weights_at(spec, step)
+        publisher = resident("publisher", _published_by(spec), lambda: _publisher(spec))
+    leave_thread()
+    return publisher.publish(step, weights)
+
+
+def export(spec: TrainerSpec, step: int) -> str:
+    """Store version ``step``, the trainer's last, for everybody who loads models with transformers; returns where."""
+    learner, _ = _learner(spec, step)
+    assert learner.step == step
+    uri = store.join(spec.run_uri, "model")
+    with _learning, store.scratch(spec.run_uri) as folder:
+        save_policy(learner.policy, folder, learner.policy.dtype)
+        store.write_folder(uri, folder, move=True)
+    return uri
+
+
+def _published_by(spec: TrainerSpec) -> tuple[Any, ...]:
+    return spec.run_uri, spec.sync, spec.window
+
+
+def _publisher(spec: TrainerSpec) -> Publisher:
+    learner, _ = _learner(spec, None)
+    files = Path(tempfile.mkdtemp(dir=store.own_folder()))  # not a hold on the policy, which may be replaced
+    save_files(learner.policy, files)
+    return Publisher(
+        spec.run_uri,
+        spec.sync,
+        window=spec.window,
+        files=files,
+        sampling=dict(spec.sampling),
+    )
+
+
+def _weights_at(spec: TrainerSpec, step: int) -> Weights:
+    """The weights of version ``step`` as they are published."""
+    learner, _ = _learner(spec, step)
+    if learner.step == step:
+        return _snapshot(spec, learner)
+    with checkpoints.load(spec.run_uri, step) as folder:  # the next update was faster
+        return _rounded(spec, read_weights(folder.path), learner.policy.dtype)
+
+
+def _snapshot(spec: TrainerSpec, learner: Learner) -> Weights:
+    return _rounded(spec, learner.policy.weights(), learner.policy.dtype)
+
+
+def _rounded(spec: TrainerSpec, weights: Weights, auto: torch.dtype) -> Weights:
+    """A copy in the type that is published."""
+    if spec.sync.dtype == "int8":
+        return quantized(weights)
+    return copied_weights(weights, auto if spec.sync.dtype == "auto" else DTYPES[spec.sync.dtype])

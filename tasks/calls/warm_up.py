@@ -1,0 +1,73 @@
+"""The warm-up: supervised updates of a fresh tiny policy."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infra import store, weights
+from infra.resident import drop, resident
+from rl import grammar
+from rl.config import OptimizerConfig, PolicyConfig
+from rl.learner import Learner
+from rl.policy import Policy, choose_device, choose_dtype, save_policy
+from rl.supervised import demonstrations, imitate
+from rl.tiny import build_model, build_tokenizer
+
+
+@dataclass(frozen=True)
+class WarmUpSpec:
+    """What determines a warm-up, and where it computes; the resident learner is kept by it."""
+
+    steps: int
+    batch: int  # problems per update
+    optimizer: OptimizerConfig
+    seed: int
+    policy: PolicyConfig
+    threads: int  # while warming up: the other workers have nothing to do
+
+    def determining(self) -> dict[str, Any]:
+        """The settings that the result depends on."""
+        return {
+            "steps": self.steps,
+            "batch": self.batch,
+            "optimizer": self.optimizer.model_dump(mode="json"),
+            "seed": self.seed,
+            "dtype": self.policy.dtype,
+        }
+
+
+def _fresh(spec: WarmUpSpec) -> Learner:
+    device = choose_device(spec.policy.device)
+    tokenizer = build_tokenizer()
+    model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, spec.seed)
+    torch.nn.Module.to(model, device)  # transformers wraps its own so that types are lost
+    return Learner(Policy(model, tokenizer, device, choose_dtype(spec.policy.dtype, device)), spec.optimizer)
+
+
+def warm_up(spec: WarmUpSpec, until: int) -> float:
+    """Supervised updates until ``until`` have been made; returns the last one's loss in nats per token. A fresh process
+    makes them all, from the first."""
+    learner = resident("warm-up", spec, lambda: _fresh(spec))
+    before = torch.get_num_threads()
+    torch.set_num_threads(spec.threads)
+    loss = math.nan
+    try:
+        while learner.step < until:
+            problems = grammar.draw(spec.seed, learner.step, spec.batch)
+            left = 1 - learner.step / spec.steps
+            loss = imitate(learner, demonstrations(learner.policy, problems), scale=max(left, 0.05))
+            learner.step += 1
+    finally:
+        torch.set_num_threads(before)
+    return loss
+
+
+def keep_warm_up(spec: WarmUpSpec, uri: str) -> None:
+    """Store the finished warm-up and let go of its learner."""
+    warm_up(spec, spec.steps)
+    with store.scratch(uri.rpartition("/")[0]) as folder:
+        save_policy(resident("warm-up", spec, lambda: _fresh(spec)).policy, folder)
+        weights.keep_whole(uri, folder)
+    drop("warm-up")
