@@ -5,6 +5,7 @@ cache, each by the method that makes it smallest:
 
     same   nothing has changed
     gaps   the changed cells: distances between them, and how far each moved
+    packed how far every cell moved: two bits for each, and in full those that moved further than two bits say
     ulp    how far every cell moved
     xor    the bits that differ
     full   the new bits, which need no old ones
@@ -29,11 +30,13 @@ Bits = NDArray[np.unsignedinteger[Any]]  # [cells]: the bits of each, 1 to 8 byt
 Stream = NDArray[np.uint8]
 
 BLOCK = 1 << 20  # cells
-SAMPLED, SAMPLES = 4096, 4  # cells of a sample, and samples of a block, by which the method is chosen
-SURE = 3 / 8  # below this share of changed cells gaps are the smallest
+SAMPLED, SAMPLES = 2048, 4  # cells of a sample, and samples of a block, by which the method is chosen
+SURE = 1 / 6  # below this share of changed cells gaps are the smallest
 LEVEL = 1  # of zstd: what is left to find is not worth the time
-SAME, GAPS, ULP, XOR, FULL = range(5)
+STORE = -50  # the level that copies where nothing is to be found
+SAME, GAPS, ULP, XOR, FULL, PACKED = range(6)
 SKIP = 255
+FAR = 3  # of two bits: the number is elsewhere
 HEADER = struct.Struct("<BBI")  # method, number of frames, length of what follows
 LENGTH = struct.Struct("<I")  # of each frame
 
@@ -45,13 +48,13 @@ class CodecError(ValueError):
 def encode(new: Bits, old: Bits | None = None) -> Iterator[bytes]:
     """The blocks of `new` [cells] as differences from `old` [cells]; without `old` as they are."""
     assert old is None or (old.shape == new.shape and old.dtype == new.dtype)
-    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
+    best, store = (zstandard.ZstdCompressor(level=level, write_content_size=True) for level in (LEVEL, STORE))
     for at in range(0, len(new), BLOCK):
         part = new[at : at + BLOCK]
         method, streams = _encode_block(part, None if old is None else old[at : at + BLOCK])
-        frames = [compressor.compress(stream.data) for stream in streams]
-        body = b"".join([*(LENGTH.pack(len(frame)) for frame in frames), *frames])
-        yield HEADER.pack(method, len(frames), len(body)) + body
+        frames = [(best if _shrinks(stream, best) else store).compress(stream.data) for stream in streams]
+        lengths = b"".join(LENGTH.pack(len(frame)) for frame in frames)
+        yield b"".join([HEADER.pack(method, len(frames), len(lengths) + sum(map(len, frames))), lengths, *frames])
 
 
 def decode(blocks: memoryview, bits: Bits, *, undo: bool = False) -> None:
@@ -84,7 +87,10 @@ def _encode_block(new: Bits, old: Bits | None) -> tuple[int, Sequence[Stream]]:
         return SAME, ()
     method = GAPS if count < SURE * len(new) else _smallest(new, old)
     if method == GAPS:
-        return GAPS, (_distances(np.flatnonzero(is_changed)), *_planes(_zigzag((new - old)[is_changed])))
+        at = np.flatnonzero(is_changed)
+        return GAPS, (_distances(at), *_planes(_zigzag(new[at] - old[at])))
+    if method == PACKED:
+        return PACKED, _packed(_zigzag(new - old))
     if method == ULP:
         return ULP, _planes(_zigzag(new - old))
     if method == XOR:
@@ -93,22 +99,30 @@ def _encode_block(new: Bits, old: Bits | None) -> tuple[int, Sequence[Stream]]:
 
 
 def _smallest(new: Bits, old: Bits) -> int:
-    """The method that makes a few samples of the block smallest."""
+    """The method that makes the block smallest, by a few samples of a long one."""
+    if len(new) > SAMPLES * SAMPLED:
+        starts = np.linspace(0, len(new) - SAMPLED, SAMPLES, dtype=np.int64)
+        new, old = (np.concatenate([bits[at : at + SAMPLED] for at in starts]) for bits in (new, old))
     compressor = zstandard.ZstdCompressor(level=LEVEL)
-    starts = np.linspace(0, max(0, len(new) - SAMPLED), SAMPLES, dtype=np.int64)
-    a = np.concatenate([new[at : at + SAMPLED] for at in starts])
-    b = np.concatenate([old[at : at + SAMPLED] for at in starts])
-    changed = np.flatnonzero(a != b)
+    changed = np.flatnonzero(new != old)
     tried: dict[int, Sequence[Stream]] = {
-        GAPS: (_distances(changed), *_planes(_zigzag(a[changed] - b[changed]))),
-        ULP: _planes(_zigzag(a - b)),
-        XOR: _planes(a ^ b),
-        FULL: _planes(a),
+        GAPS: (_distances(changed), *_planes(_zigzag(new[changed] - old[changed]))),
+        PACKED: _packed(_zigzag(new - old)),
+        ULP: _planes(_zigzag(new - old)),
+        XOR: _planes(new ^ old),
+        FULL: _planes(new),
     }
     sizes = {
         method: sum(len(compressor.compress(stream.data)) for stream in streams) for method, streams in tried.items()
     }
     return min(sizes, key=sizes.__getitem__)
+
+
+def _shrinks(stream: Stream, compressor: zstandard.ZstdCompressor) -> bool:
+    """Whether a long stream can be compressed, by a byte here and there; random low bytes take most of the time."""
+    apart = len(stream) // (SAMPLES * SAMPLED)
+    sample = stream[::apart].copy() if apart > 8 else None
+    return sample is None or len(compressor.compress(sample.data)) < len(sample)
 
 
 def _decode_block(
@@ -123,6 +137,12 @@ def _decode_block(
         at = _positions(_decompress(decompressor, frames[0], None, most=len(bits)), len(bits))
         moved = _unzigzag(planes(frames[1:], len(at)))
         bits[at] += -moved if undo else moved
+    elif method == PACKED and frames:
+        numbers = _unpacked(_decompress(decompressor, frames[0], -(-len(bits) // 4)), bits)
+        at = np.flatnonzero(numbers == FAR)
+        numbers[at] = planes(frames[1:], len(at))
+        moved = _unzigzag(numbers)
+        bits += -moved if undo else moved
     elif method == ULP:
         moved = _unzigzag(planes(frames, len(bits)))
         bits += -moved if undo else moved
@@ -188,16 +208,34 @@ def _positions(stream: Stream, cells: int) -> NDArray[np.int64]:
 
 
 def _zigzag(moved: Bits) -> Bits:
-    """Signed numbers, as unsigned ones of the same width: 0, -1, 1, -2, … become 0, 1, 2, 3, …"""
+    """Signed numbers, as unsigned ones of the same width: 0, -1, 1, -2, … become 0, 1, 2, 3, …; in place."""
     signed = moved.view(f"i{moved.itemsize}")
-    out: Bits = ((signed << 1) ^ (signed >> (8 * moved.itemsize - 1))).view(moved.dtype)
-    return out
+    signs = signed >> (8 * moved.itemsize - 1)
+    signed <<= 1
+    signed ^= signs
+    return moved
 
 
 def _unzigzag(numbers: Bits) -> Bits:
     signed = numbers.view(f"i{numbers.itemsize}")
     out: Bits = ((numbers >> 1).view(signed.dtype) ^ -(signed & 1)).view(numbers.dtype)
     return out
+
+
+def _packed(numbers: Bits) -> tuple[Stream, ...]:
+    """Two bits of each number, a byte having one of each quarter of the block, and the planes of those that are far."""
+    is_far = numbers >= FAR
+    codes = numbers.astype(np.uint8)
+    codes |= is_far * np.uint8(255)
+    codes &= 3
+    a, b, c, d = np.pad(codes, (0, -len(codes) % 4)).reshape(4, -1)
+    return a + b * 4 + c * 16 + d * 64, *_planes(numbers[np.flatnonzero(is_far)])
+
+
+def _unpacked(stream: Stream, like: Bits) -> Bits:
+    """The numbers that `_packed` was given, but `FAR` for those that are far."""
+    codes = stream >> np.array([[0], [2], [4], [6]], dtype=np.uint8) & 3
+    return codes.reshape(-1)[: len(like)].astype(like.dtype)
 
 
 def _planes(numbers: Bits) -> tuple[Stream, ...]:

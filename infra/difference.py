@@ -1,15 +1,15 @@
 """A file that turns one version of a model's weights into the next: for every tensor what has changed, exactly.
 
-A file is the length of a header, the header as JSON, and the blocks of each tensor one after another (`infra.codec`).
-The header names every tensor of the new version with its type and shape and where its blocks are; tensors that it does
-not name are gone. A tensor that is new, or has another type or shape than before, needs no old one.
+A file is the length of a header, the header as JSON with spaces after it, and the blocks of each tensor one after
+another (`infra.codec`). The header names every tensor of the new version with its type and shape and where its blocks
+are; tensors that it does not name are gone. A tensor that is new, or has another type or shape than before, needs no
+old one.
 """
 
 import json
 import math
 import mmap
 import os
-import shutil
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from infra.codec import Bits, CodecError, decode, encode
+from infra.codec import BLOCK, Bits, CodecError, decode, encode
 
 LENGTH = struct.Struct("<Q")  # of the header
 MOST_HEADER = 1 << 26  # bytes
@@ -112,31 +112,27 @@ def merge_differences(path: Path, new: Weights, newer: Path, older: Path) -> tup
 
 
 def _write(path: Path, new: Weights, old_bits: Callable[[str, Tensor], Bits | None]) -> tuple[int, int]:
+    def part(name: str, based: bool, size: int) -> TensorPart:
+        return TensorPart(name=name, dtype=_type(new[name]), shape=list(new[name].shape), based=based, bytes=size)
+
+    room = len(_json([part(name, False, (1 << 64) - 1) for name in new]))  # what the header takes at most
     parts, cells, changed = [], 0, 0
-    blocks = path.with_name(f"{path.name}.blocks")
+    unfinished = path.with_name(f"{path.name}.part")
     try:
-        with blocks.open("wb") as body:
+        with unfinished.open("wb") as file:
+            file.seek(LENGTH.size + room)
             for name, tensor in new.items():
                 bits, was = _bits(tensor), old_bits(name, tensor)
-                began = body.tell()
-                body.writelines(encode(bits, was))
-                parts.append(
-                    TensorPart(
-                        name=name,
-                        dtype=_type(tensor),
-                        shape=list(tensor.shape),
-                        based=was is not None,
-                        bytes=body.tell() - began,
-                    )
-                )
+                began = file.tell()
+                file.writelines(encode(bits, was))
+                parts.append(part(name, was is not None, file.tell() - began))
                 cells += bits.size
-                changed += bits.size if was is None else int(np.count_nonzero(bits != was))
-        header = Header(tensors=parts).model_dump_json().encode()
-        with path.open("wb") as out, blocks.open("rb") as body:
-            out.write(LENGTH.pack(len(header)) + header)
-            shutil.copyfileobj(body, out, 1 << 22)
+                changed += bits.size if was is None else _changed(bits, was)
+            file.seek(0)
+            file.write(LENGTH.pack(room) + _json(parts).ljust(room))
+        unfinished.replace(path)
     finally:
-        blocks.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     return cells, changed
 
 
@@ -197,6 +193,15 @@ def _read(path: Path) -> dict[str, tuple[TensorPart, memoryview]]:
         parts[part.name] = part, content[at : at + part.bytes]
         at += part.bytes
     return parts
+
+
+def _json(parts: list[TensorPart]) -> bytes:
+    return Header(tensors=parts).model_dump_json().encode()
+
+
+def _changed(new: Bits, old: Bits) -> int:
+    """How many cells are not the same, a block at a time."""
+    return sum(int(np.count_nonzero(new[at : at + BLOCK] != old[at : at + BLOCK])) for at in range(0, len(new), BLOCK))
 
 
 def _type(tensor: Tensor) -> str:

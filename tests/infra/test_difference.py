@@ -1,12 +1,15 @@
 """Differences between versions of weights: exact for every bit pattern, small, and safe to read from anybody."""
 
 import random
+import tracemalloc
 from pathlib import Path
+from unittest.mock import patch
 
 import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -44,6 +47,38 @@ def test_any_bits_come_back(pair: tuple[np.ndarray, np.ndarray | None]) -> None:
     round_trip(*pair)
 
 
+@given(
+    st.sampled_from([codec.GAPS, codec.PACKED, codec.ULP, codec.XOR, codec.FULL]),
+    st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]),
+    st.integers(1, 33),  # cells of a block
+    st.integers(0, 2**64 - 1),
+    st.data(),
+)
+def test_each_method_brings_back_any_bits(
+    method: int, dtype: type, cells: int, around: int, draw: st.DataObject
+) -> None:
+    old = draw.draw(arrays.arrays(dtype, st.integers(0, 70), elements=st.just(around & np.iinfo(dtype).max)))
+    near = st.integers(-4, 4).map(lambda move: (around + move) & np.iinfo(dtype).max)
+    new = draw.draw(arrays.arrays(dtype, len(old), elements=near | st.integers(0, np.iinfo(dtype).max)))
+    with (
+        patch.object(codec, "BLOCK", cells),
+        patch.object(codec, "SURE", 0),
+        patch.object(codec, "_smallest", lambda _new, _old: method),
+    ):
+        round_trip(new, old)
+        if method != codec.FULL:
+            bits = new.copy()
+            decode(memoryview(b"".join(encode(new, old))), bits, undo=True)
+            assert (bits == old).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_steps_that_move_many_cells_a_little_are_packed(dtype: torch.dtype) -> None:
+    old, new = adam_like(1 << 16, 5e-5 if dtype == torch.bfloat16 else 1e-9, dtype=dtype)
+    wide = torch.uint16 if dtype == torch.bfloat16 else torch.uint32
+    assert next(encode(new.view(wide).numpy(), old.view(wide).numpy()))[0] == codec.PACKED
+
+
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("share", [0.0, 1e-6, 0.001, 0.01, 0.2, 0.5, 1.0])
 def test_every_density_comes_back_and_is_no_larger_than_the_whole(dtype: type, share: float) -> None:
@@ -52,7 +87,7 @@ def test_every_density_comes_back_and_is_no_larger_than_the_whole(dtype: type, s
     old = draws.integers(0, np.iinfo(dtype).max, cells, dtype=dtype, endpoint=True)
     new = np.where(draws.random(cells) < share, draws.integers(0, np.iinfo(dtype).max, cells, dtype=dtype), old)
     size = round_trip(new.astype(dtype), old)
-    assert size <= 1.01 * round_trip(new.astype(dtype), None)
+    assert size <= 1.01 * round_trip(new.astype(dtype), None) <= 1.01**2 * old.nbytes
     assert size < 100 or share > 0
 
 
@@ -64,21 +99,21 @@ def test_cells_that_are_far_apart_come_back() -> None:
         round_trip(new, old)
 
 
-def adam_like(cells: int, lr: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """(old, new) in bfloat16, rounded from float32 weights N(0, 0.03) that a step of this size moved."""
+def adam_like(cells: int, lr: float, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """(old, new), rounded from float32 weights N(0, 0.03) that a step of this size moved."""
     draws = torch.Generator().manual_seed(seed)
     master = torch.randn(cells, generator=draws) * 0.03
     moved = master + lr * torch.randn(cells, generator=draws).clamp(-2, 2)
-    return master.bfloat16(), moved.bfloat16()
+    return master.to(dtype), moved.to(dtype)
 
 
 @pytest.mark.parametrize(
-    ("lr", "changed", "ratio"), [(3.5e-7, 0.009, 120), (8e-7, 0.02, 60), (3e-6, 0.06, 25), (4e-5, 0.43, 5)]
+    ("lr", "changed", "ratio"), [(3.2e-7, 0.009, 120), (8.2e-7, 0.02, 60), (3.1e-6, 0.06, 25), (5.1e-5, 0.43, 5)]
 )
 def test_the_ratios_that_we_promise(tmp_path: Path, lr: float, changed: float, ratio: float) -> None:
     old, new = adam_like(1 << 20, lr)
     cells, moved = write_difference(tmp_path / "d", {"w": new}, {"w": old})
-    assert moved / cells == pytest.approx(changed, rel=0.25)
+    assert moved / cells == pytest.approx(changed, rel=0.05)
     assert new.nbytes / (tmp_path / "d").stat().st_size > ratio
 
 
@@ -155,9 +190,10 @@ def test_a_file_cannot_ask_for_more_memory_than_expected(tmp_path: Path) -> None
 def test_no_mutation_of_a_file_is_accepted_or_crashes(tmp_path: Path) -> None:
     draws = random.Random(0)
     old, new = adam_like(500, 1e-5)
+    dense, moved = adam_like(200, 5e-5)  # packed
     extra = {"a": torch.randn(7, 3), "b": torch.randn(40).half()}
-    before = {"w": old, "a": extra["a"], "b": extra["b"]}
-    after = {"w": new, "a": extra["a"] * 2, "c": torch.randn(5)}
+    before = {"w": old, "d": dense, "a": extra["a"], "b": extra["b"]}
+    after = {"w": new, "d": moved, "a": extra["a"] * 2, "c": torch.randn(5)}
     write_difference(tmp_path / "d", after, before)
     whole = (tmp_path / "d").read_bytes()
     digest = weights_digest(after)
@@ -186,6 +222,44 @@ def test_no_mutation_of_a_file_is_accepted_or_crashes(tmp_path: Path) -> None:
         # what was hit does not count: another name for the same thing, such as a space in the header
         assert weights_digest(weights) == digest
         assert weights.keys() == after.keys()
+
+
+def block(method: int, *streams: bytes) -> memoryview:
+    frames = [zstandard.compress(stream) for stream in streams]
+    body = b"".join([*(codec.LENGTH.pack(len(frame)) for frame in frames), *frames])
+    return memoryview(codec.HEADER.pack(method, len(frames), len(body)) + body)
+
+
+def test_packed_blocks_that_do_not_fit_are_refused() -> None:
+    """Six cells: a byte has those at 0, 2, 4, the next those at 1, 3, 5; the highest bits are of no cell."""
+    codes = bytes([0b00_00_11_01, 0b11_11_00_10])
+    bits = np.zeros(6, dtype=np.uint16)
+    decode(block(codec.PACKED, codes, bytes([4, 6]), bytes([0, 1])), bits)
+    assert bits.tolist() == [65535, 1, 2, 0, 0, 131]
+    for streams in (
+        [],
+        [b""],
+        [codes[:1], b"4", b"0"],
+        [codes + b"0", b"46", b"01"],
+        [codes, b"4"],
+        [codes, b"467"],
+        [codes, b"46", b"0"],
+        [codes, b"46", b"01", b"01"],
+        [bytes(1 << 20)],
+    ):
+        with pytest.raises(CodecError):
+            decode(block(codec.PACKED, *streams), np.zeros(6, dtype=np.uint16))
+
+
+def test_no_more_memory_is_taken_than_for_a_few_blocks(tmp_path: Path) -> None:
+    old, new = adam_like(12 * BLOCK, 5.1e-5)
+    weights, digest = {"w": old.clone()}, weights_digest({"w": new})
+    tracemalloc.start()
+    write_difference(tmp_path / "d", {"w": new}, {"w": old})
+    apply_difference(tmp_path / "d", weights, digest, new.nbytes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * BLOCK * old.itemsize
 
 
 @settings(max_examples=500, deadline=None)
@@ -239,4 +313,4 @@ def test_what_is_no_difference_or_of_other_tensors_is_not_merged(tmp_path: Path)
         merge_differences(tmp_path / "made", two, tmp_path / "step", tmp_path / "whole")
     with pytest.raises(DifferenceError, match="other: has other tensors than the weights"):
         merge_differences(tmp_path / "made", two, tmp_path / "step", tmp_path / "other")
-    assert not (tmp_path / "made").exists()
+    assert {file.name for file in tmp_path.iterdir()} == {"whole", "step", "other"}
