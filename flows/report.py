@@ -140,11 +140,28 @@ def _figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield "time", _duration(sum(seconds)), f"in steps; {sorted(seconds)[len(seconds) // 2]:.2f} s each (median)"
     if paces := sorted(record.curve("perf/rollouts_per_second").values()):
         yield "rollouts/s", f"{paces[len(paces) // 2]:.0f}", "median step"
-    if moved := record.curve("sync/bytes"):
-        yield "published", amount(sum(moved.values())), f"{amount(max(moved.values()))} a version at most"
+    if moved := _differences(record, "sync/bytes"):
+        ratios, changed = _middle(_differences(record, "sync/ratio")), _middle(_differences(record, "sync/changed"))
+        yield "published", amount(sum(moved.values())), f"{ratios:.3g} times smaller than whole weights (median)"
+        yield "changed", f"{changed:.2%}", "of the weights by a step (median)"
+    for name, note in (("encode", "to find what has changed"), ("upload", "to store it")):
+        if spent := _differences(record, f"sync/{name}_seconds"):
+            yield name, f"{_middle(spent):.2g} s", f"{note}, beside the next update (median)"
+    for name, note in (("download", "to fetch it, and"), ("apply", "to make the new weights of it")):
+        if spent := record.curve(f"sync/{name}_seconds"):
+            yield name, f"{_middle(spent):.2g} s", f"{note}, all generators together (median step)"
     lost = record.about.get("lost") or {}
     by_call = ", ".join(f"{count} × {call}" for call, count in lost.items())
     yield "lost calls", str(sum(lost.values())), by_call or "no worker died"
+
+
+def _differences(record: Record, metric: str) -> dict[int, float]:
+    """The metric of every version but the first, which is published whole."""
+    return {step: value for step, value in record.curve(metric).items() if step > 0}
+
+
+def _middle(curve: Mapping[int, float]) -> float:
+    return sorted(curve.values())[len(curve) // 2] if curve else 0.0
 
 
 def _pictures(name: str, record: Record, config: Mapping[str, Any]) -> Iterator[Picture]:
@@ -170,13 +187,13 @@ def _pictures(name: str, record: Record, config: Mapping[str, Any]) -> Iterator[
             "generation keeps ahead of training. A step that is off the scale is cut.",
             lambda path: stage_picture(path, stages, title="seconds by stage"),
         )
-    moved = {"published": record.curve("sync/bytes"), "read by generators": record.curve("sync/fetched_bytes")}
+    moved = {"published": _differences(record, "sync/bytes"), "read": record.curve("sync/fetched_bytes")}
     moved = {what: curve for what, curve in moved.items() if curve}
     if moved:
         yield Picture(
             "bytes",
             "Bytes",
-            "Weights that the trainer wrote and that the generators read, all together, by step.",
+            "Weights that the trainer wrote after the first version, and that all generators together read, by step.",
             lambda path: bytes_picture(path, moved, title="bytes by step"),
         )
     mean, most = record.curve("staleness/mean"), record.curve("staleness/max")

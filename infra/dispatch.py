@@ -144,14 +144,14 @@ class Dispatch:
         function: Callable[..., T],
         *args: Any,
         priority: int = 0,
-        aside: bool = False,
+        aside: str | None = None,
         begun: Callable[[], None] = lambda: None,
     ) -> T:
         """The result of `function(*args)`; submitted again when its worker dies.
 
-        With `aside` it goes to the worker that ran `call` last and takes none of its tags: the next such call may run
-        while it does, as soon as it leaves its thread (`leave_thread`). `begun` is called when the cluster has it: what
-        is submitted after that starts after it on that worker.
+        With a name in `aside`, which the timeline has then, it goes to the worker that ran `call` last and takes none
+        of its tags: the next such call may run while it does, as soon as it leaves its thread (`leave_thread`). `begun`
+        is called when the cluster has it: what is submitted after that starts after it on that worker.
 
         What the function raises is raised here at once. Otherwise: `PoisonedCallError` after `attempts` deaths,
         `PlacementError` when no worker offered the tags for a minute, `DispatchStoppedError`, `SchedulerLostError`.
@@ -159,14 +159,14 @@ class Dispatch:
         for _ in range(self.attempts):
             self._going.wait()
             worker = self._last_worker(call) if aside else None
-            future = self.submit(call, measured, function, *args, priority=priority, worker=worker, tags=not aside)
+            future = self.submit(call, measured, function, *args, priority=priority, worker=worker, tags=aside is None)
             begun()
             since = time.time()
             try:
                 back: Measured[T] = future.result()
             except KilledWorker as killed:
                 self._count(call)
-                self.timeline.add(Span(str(killed.last_worker.name), call, since, time.time(), lost=True))
+                self.timeline.add(Span(str(killed.last_worker.name), aside or call, since, time.time(), lost=True))
             except NoValidWorkerError:
                 if aside:  # the worker that it was meant for is gone
                     self._count(call)
@@ -176,7 +176,7 @@ class Dispatch:
                 raise self._cancelled(call, error) from None
             else:
                 self._last[call] = back.address
-                self.timeline.add(back.span(call, time.time()))
+                self.timeline.add(back.span(aside or call, time.time()))
                 return back.result
             finally:
                 self._forget(future)

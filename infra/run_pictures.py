@@ -22,7 +22,9 @@ COLORS = {
     "waiting for weights": "#c9a0dc",
     "waiting for work": "#e3e7ea",
     "lost": "#c0392b",
+    "publish": "#8e44ad",
 }
+BESIDE = {"publish"}  # calls that run while their worker does something else
 STAGES = {"rollouts": BLUE, "update": ORANGE, "publish": "#8e44ad", "log": "#0e8a8a"}
 BINS = 150  # bars side by side; of a longer run each bar is the mean of some steps
 SHOWN_SECONDS = 30.0  # of the timeline: enough for the steps' pattern, and each bar can still be seen
@@ -81,12 +83,15 @@ def staleness_picture(path: Path, mean: Curve, most: Curve, *, title: str) -> No
 
 
 def worker_shares(spans: Sequence[Span]) -> dict[str, dict[str, float]]:
-    """What share of the time each worker spent on what, of all the time that the spans cover; they add up to 1."""
+    """What share of the time each worker spent on what, of all the time that the spans cover; they add up to 1. What
+    runs beside other calls is not counted."""
     if not spans:
         return {}
     whole = max(max(span.end for span in spans) - min(span.start for span in spans), 1e-9)
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for span in spans:
+        if span.call in BESIDE:
+            continue
         worker = seconds[span.worker]
         worker["lost" if span.lost else span.call] += span.end - span.start - span.loading
         worker["waiting for weights"] += span.loading
@@ -136,7 +141,8 @@ def timeline_picture(path: Path, spans: Sequence[Span], *, title: str, seconds: 
     for (row, name), pieces in sorted(bars.items(), key=lambda item: [*COLORS, item[0][1]].index(item[0][1])):
         label = None if name in labelled else name
         labelled.add(name)
-        axes.broken_barh(pieces, (row - 0.31, 0.62), color=COLORS.get(name, GREY), label=label, linewidth=0)
+        where = (row + 0.31, 0.12) if name in BESIDE else (row - 0.31, 0.62)
+        axes.broken_barh(pieces, where, color=COLORS.get(name, GREY), label=label, linewidth=0)
     axes.set_xlim(0, end - began)
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.set_xlabel("seconds", color=INK)
