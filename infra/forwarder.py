@@ -16,6 +16,7 @@ from contextlib import suppress
 QUEUE = 0.1  # seconds of traffic that wait before a bottleneck at most, then what comes is dropped: a router's buffer
 CREDIT = 0.01  # seconds of unused rate that may be made up for: this process is not woken at every frame's time
 MOST_FRAME = 2048  # bytes; frames of an MTU of 1500 have 1514
+PACE = 0.0005  # seconds from one look at the devices to the next at least: waking up costs more than a frame
 BATCH = 64  # frames read before what is due is written
 
 
@@ -66,12 +67,16 @@ class Direction:
 def forward(directions: list[Direction], until: int) -> None:
     """Forward until the file descriptor `until` has come to its end."""
     watched = [until, *(direction.source for direction in directions)]
+    looked = 0.0
     while True:
         due = min(direction.due for direction in directions)
         wait = None if due == float("inf") else max(0.0, due - time.monotonic())
         ready, _, _ = select.select(watched, (), (), wait)
         if until in ready and not os.read(until, 1):
             return
+        if (early := looked + PACE - time.monotonic()) > 0:
+            time.sleep(early)
+        looked = time.monotonic()
         for direction in directions:
             if direction.source in ready:
                 direction.take(time.monotonic())
