@@ -13,7 +13,7 @@ help:
 	@echo "make setup   create .venv and install the locked dependencies (the targets below do it when needed)"
 	@echo "make train   teach a small policy arithmetic       ARGS=\"--steps 20\" goes to rlvf train"
 	@echo "make test    the whole test suite                  ARGS=\"tests/rl -x\" goes to pytest"
-	@echo "make test-machines   the tutorial, command by command, on two machines that are made for it (root, Linux)"
+	@echo "make test-machines   what needs machines of its own: the tutorial, links (root, Linux)"
 	@echo "make check   format, lint and types"
 	@echo "make clean   remove .venv and every cache; runs in .rlvf stay"
 

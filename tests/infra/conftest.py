@@ -9,6 +9,8 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from tests.faulty_s3 import FaultyS3, faulty_s3
+
 
 class Nas(LocalFileSystem):
     """Stands for stores that have folders but no rename that we use, such as sftp."""
@@ -47,6 +49,18 @@ def s3(s3_client: Any) -> str:
     bucket = f"b{uuid.uuid4().hex}"
     s3_client.create_bucket(Bucket=bucket)
     return f"s3://{bucket}"
+
+
+@pytest.fixture
+def faulty(s3_client: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """An S3 API with faults on demand in front of the other, which s3fs uses for one test; the buckets are the same."""
+    from s3fs import S3FileSystem
+
+    with faulty_s3(s3_client.meta.endpoint_url) as made:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", made.url)
+        S3FileSystem.clear_instance_cache()
+        yield made
+        S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture(params=["file", "memory", "s3", "nas"])

@@ -13,6 +13,7 @@ import pytest
 
 from flows.config import SftConfig
 from flows.sft import warm_up_spec
+from infra.network import Machine, Network
 from tasks.warm_up import warm_up_uri
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ S3 = {
 class Shell:
     """A shell on a machine that keeps its variables from command to command, as a person's does."""
 
-    def __init__(self, machine: Any) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._process = machine.start("bash", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -65,10 +66,10 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def machines(network: Callable[[str, int], Any], until: Callable[..., Any]) -> Iterator[dict[str, Shell]]:
+def machines(network: Network, until: Callable[..., Any]) -> Iterator[dict[str, Shell]]:
     pytest.importorskip("moto.server", reason="needs moto[server]: install the extra 'dev'")
     pytest.importorskip("s3fs", reason="needs s3fs: install the extra 's3'")
-    laptop, pc, store = network("laptop", 5), network("pc", 7), network("store", 9)
+    laptop, pc, store = network.add("laptop", 5), network.add("pc", 7), network.add("store", 9)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     server = store.start("moto_server", "-H", store.address, "-p", "9000", **quiet)
     make = "import boto3; boto3.client('s3').create_bucket(Bucket='rlvf')"
