@@ -91,7 +91,8 @@ def test_the_tutorial_works_as_it_stands(
     laptop, pc = machines["laptop"], machines["pc"]
     for storage in (str(laptop.machine.home / ".rlvf"), "s3://rlvf"):  # a warm-up would take minutes
         kept = warm_up_uri(storage, warm_up_spec(SftConfig()))
-        keep = f"import pathlib, infra.store as s; s.write_folder({kept!r}, pathlib.Path({str(half_right)!r}))"
+        made = shutil.copytree(half_right, laptop.machine.home / "half-right")
+        keep = f"import pathlib, infra.weights as w; w.keep_whole({kept!r}, pathlib.Path({str(made)!r}))"
         laptop.machine.run("python", "-c", keep, env=S3)
     (laptop.machine.home / "my_reward.py").write_text(REWARD)
     for name, command in COMMANDS:

@@ -1,5 +1,8 @@
-"""What the documentation states of weights on their way, measured."""
+"""Differences between versions of weights: how small they are and how long they take."""
 
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -10,11 +13,14 @@ import torch
 from torch import Tensor
 
 from infra.difference import apply_difference, weights_digest, write_difference
+from rl.policy import copied_weights, read_weights
 
 # of Qwen3-0.6B: 28 layers, hidden 1024, 16 query and 8 key heads of 128, MLP 3072, vocabulary 151,936, tied head
 LAYERS, HIDDEN, QUERIES, KEYS, MLP, VOCABULARY = 28, 1024, 2048, 1024, 3072, 151_936
 SCALE = 0.03  # standard deviation of the weights
 # steps of Adam that change about this share of bfloat16 weights of that scale
+RATES = ("1e-6", "1e-5", "1e-4")  # learning rates of the runs
+UPDATES = 6  # of each: the last one is measured, when Adam has its moments
 STEPS = {0.009: 3.2e-7, 0.02: 8.2e-7, 0.06: 3.1e-6, 0.43: 5.1e-5}
 
 
@@ -63,16 +69,63 @@ def shaped_like_qwen(layers: int = LAYERS) -> dict[str, tuple[int, ...]]:
     return {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), **named, "model.norm.weight": (HIDDEN,)}
 
 
+def drawn(layers: int, draws: torch.Generator) -> dict[str, Tensor]:
+    """The float32 weights of such a model."""
+    return {name: torch.randn(shape, generator=draws) * SCALE for name, shape in shaped_like_qwen(layers).items()}
+
+
+def stepped(masters: Mapping[str, Tensor], step: float, draws: torch.Generator) -> dict[str, Tensor]:
+    """The weights after an update like Adam's, whose every cell moves by about `step`, at most twice as far."""
+    return {
+        name: master + step * torch.randn(master.shape, generator=draws).clamp_(-2, 2)
+        for name, master in masters.items()
+    }
+
+
 def synthetic(layers: int = LAYERS) -> Iterator[CodecFigure]:
     """Differences of a model of 0.6B parameters with updates like Adam's, by the share of weights that they change."""
     torch.set_num_threads(1)
     draws = torch.Generator().manual_seed(0)
-    shapes = shaped_like_qwen(layers)
-    masters = {name: torch.randn(shape, generator=draws) * SCALE for name, shape in shapes.items()}
-    old = {name: master.bfloat16() for name, master in masters.items()}
+    masters = drawn(layers, draws)
+    old = copied_weights(masters, torch.bfloat16)
     for step in STEPS.values():
-        new = {
-            name: (master + step * torch.randn(master.shape, generator=draws).clamp_(-2, 2)).bfloat16()
-            for name, master in masters.items()
-        }
+        new = copied_weights(stepped(masters, step, draws), torch.bfloat16)
         yield measure(f"synthetic {sum(t.numel() for t in new.values()) / 1e9:.1f}B", old, new)
+
+
+def trained(updates: int = UPDATES) -> Iterator[CodecFigure]:
+    """Differences between the last two checkpoints of real runs of the tiny policy, rounded to bfloat16, by learning
+    rate. The warm-up is kept in the home folder, as always; the runs are not.
+
+    Raises:
+        RuntimeError: a run failed; the message is what it said last.
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="rlvf-bench-") as folder:
+        for rate in RATES:
+            run = Path(folder, f"lr-{rate}")
+            _train(run, rate, updates)
+            old, new = (
+                copied_weights(read_weights(run / "state" / str(step)), torch.bfloat16)
+                for step in (updates - 1, updates)
+            )
+            yield measure(f"tiny, lr {rate}", old, new)
+
+
+def _train(run: Path, rate: str, updates: int) -> None:
+    """A run of its own process, as a user would start it."""
+    options = {
+        "run": run,
+        "steps": updates,
+        "staleness": 0,
+        "optimizer.lr": rate,
+        "optimizer.warmup_steps": 0,
+        "batch.prompts": 16,
+        "held_out": 1,
+        "tracking.report": "false",
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-c", "from flows.cli import main; main()", "train", "--json", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "RLVF_STORAGE": ""})
+    if ended.returncode:
+        raise RuntimeError(f"rlvf train at learning rate {rate} failed: {ended.stderr.strip().splitlines()[-1]}")

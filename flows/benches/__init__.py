@@ -1,0 +1,1 @@
+"""What `rlvf bench` measures."""
