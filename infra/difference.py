@@ -23,6 +23,7 @@ from torch import Tensor
 
 from infra.codec import BLOCK, Bits, CodecError, decode, encode
 
+DIFFERENCE = "difference"  # the file's name in a published folder
 LENGTH = struct.Struct("<Q")  # of the header
 MOST_HEADER = 1 << 26  # bytes
 Weights = Mapping[str, Tensor]  # on the CPU, contiguous

@@ -4,18 +4,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from infra import disk, store
 from infra.chain import Edge, Version, cheapest, read_edge, read_edges
-from infra.difference import DifferenceError, Weights, apply_difference, weights_digest
+from infra.difference import DIFFERENCE, DifferenceError, Weights, apply_difference, weights_digest
 from infra.manifest import NotThere, Torn
 from infra.patience import Patience
 from infra.store import Folder
-from infra.weights import DIFFERENCE, Gone, PolicyVersion, StaleBase, read_whole
+from infra.timeline import Fetched
+from infra.weights import Gone, PolicyVersion, StaleBase
+from infra.whole import read_whole
 
 UNSEEN_SECONDS = 30.0  # how long a store elsewhere may hide what was written, and
 UNSEEN_HERE_SECONDS = 2.0  # a file system may
@@ -24,20 +25,6 @@ GROWTH = 2  # times its size is what a version may have at most, whatever a mani
 KEPT_WHOLE = 3  # folders in a cache
 ATTEMPTS = 4  # to find a way that holds
 LOOK_SECONDS = 0.25
-
-
-@dataclass
-class Fetched:
-    """What bringing weights has taken."""
-
-    bytes: int = 0  # that were read from the storage
-    download_seconds: float = 0.0
-    apply_seconds: float = 0.0
-
-    def add(self, other: "Fetched") -> None:
-        self.bytes += other.bytes
-        self.download_seconds += other.download_seconds
-        self.apply_seconds += other.apply_seconds
 
 
 class Mirror:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
-from safetensors.torch import save_file
 
 from infra import place, store
 from infra.chain import Version, cheapest, needed, read_edges
-from infra.difference import DifferenceError, Weights, merge_differences, weights_digest, write_difference
+from infra.difference import DIFFERENCE, DifferenceError, Weights, merge_differences, weights_digest, write_difference
 from infra.manifest import StoreError
 from infra.mirror import Mirror
 from infra.patience import Patience
-from infra.weights import DIFFERENCE, WHOLE, Base, PolicyVersion, SyncConfig, Told, tell
+from infra.weights import Base, PolicyVersion, SyncConfig, Told
+from infra.whole import tell, write_whole
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Publisher:
 
     def _write_whole(self, folder: Path, weights: Weights) -> None:
         shutil.copytree(self._files, folder, dirs_exist_ok=True)
-        save_file(dict(weights), folder / WHOLE, metadata={"format": "pt"})
+        write_whole(folder, weights)
 
     def _store(self, name: str, folder: Path, told: Told) -> int:
         """Store the folder, whose files are gone then; returns the bytes."""

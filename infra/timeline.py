@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 from distributed import get_worker
 
 from infra import disk
-from infra.mirror import Fetched
 
 T = TypeVar("T")
 KEPT_BYTES = 8 * 2**20  # of the file: some 80,000 calls; of a longer run the newest half or more
@@ -40,6 +39,20 @@ class Span:
 
 
 # -- on the worker
+
+
+@dataclass
+class Fetched:
+    """What bringing weights has taken."""
+
+    bytes: int = 0  # that were read from the storage
+    download_seconds: float = 0.0
+    apply_seconds: float = 0.0
+
+    def add(self, other: "Fetched") -> None:
+        self.bytes += other.bytes
+        self.download_seconds += other.download_seconds
+        self.apply_seconds += other.apply_seconds
 
 
 @dataclass

@@ -7,22 +7,13 @@ StoreError ─ NotThere    no such version, yet
                └ StaleBase   it starts from other weights than those that are here
 """
 
-from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from infra import store
-from infra.difference import Weights, weights_digest
 from infra.manifest import Manifest, StoreError, Torn
-
-WHOLE = "model.safetensors"
-DIFFERENCE = "difference"
 
 
 class Gone(StoreError):  # noqa: N818
@@ -97,37 +88,6 @@ def weights_uri(run_uri: str, step: int) -> str:
     return store.join(run_uri, "weights", f"v{step}")
 
 
-def tell(
-    weights: Weights, step: int, digest: str, base: Base | None, changed: float, sampling: dict[str, JsonValue]
-) -> Told:
-    """What a manifest has to say of these weights."""
-    return Told(
-        step=step,
-        digest=digest,
-        base=base,
-        dtype=_dtype(weights),
-        bytes=sum(tensor.nbytes for tensor in weights.values()),
-        changed=changed,
-        sampling=sampling,
-    )
-
-
-def keep_whole(uri: str, folder: Path) -> PolicyVersion:
-    """Store a local folder in Hugging Face layout as version 0 at ``uri``; ``folder`` is gone afterwards."""
-    weights = load_file(folder / WHOLE)
-    told = tell(weights, 0, weights_digest(weights), None, 1.0, {})
-    store.write_folder(uri, folder, meta=told.model_dump(mode="json"), move=True)
-    return PolicyVersion(0, uri, told.digest)
-
-
-def read_whole(folder: Path) -> dict[str, Tensor]:
-    """The weights of a folder in Hugging Face layout; raises Torn."""
-    try:
-        return {name: tensor.clone() for name, tensor in load_file(folder / WHOLE).items()}
-    except (OSError, SafetensorError) as error:
-        raise Torn(f"{folder}: {WHOLE} cannot be read: {error}") from None
-
-
 def told_by(uri: str, manifest: Manifest) -> Told:
     """What a published folder's manifest says of its weights; raises Torn."""
     try:
@@ -152,11 +112,3 @@ def published_version(uri: str) -> PolicyVersion:
     """The version stored at ``uri``; raises NotThere and Torn."""
     told = told_by(uri, store.read_manifest(uri))
     return PolicyVersion(told.step, uri, told.digest)
-
-
-def _dtype(weights: Weights) -> str:
-    """The type of most cells."""
-    cells: Counter[str] = Counter()
-    for tensor in weights.values():
-        cells[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
-    return cells.most_common(1)[0][0]

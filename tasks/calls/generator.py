@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra import pace, store, weights
+from infra import pace, store
 from infra.mirror import Mirror
 from infra.quantization import restored
 from infra.resident import drop, resident, resident_now
 from infra.services import rlvf_home
 from infra.timeline import waiting_for_weights
 from infra.wanted import stop_when_unwanted
-from infra.weights import PolicyVersion
+from infra.weights import PolicyVersion, weights_uri
+from infra.whole import keep_whole
 from rl.config import PolicyConfig, SamplingConfig
 from rl.policy import Policy, load_policy, save_policy
 from rl.records import Problem, Rollouts
@@ -94,7 +95,7 @@ def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
     name = re.sub(r"[^\w.-]+", "-", model).strip("-")
     with store.scratch(home) as folder:
         save_policy(policy, folder)
-        return weights.keep_whole(weights.weights_uri(store.join(home, name), 0), folder)
+        return keep_whole(weights_uri(store.join(home, name), 0), folder)
 
 
 def _versions(version: PolicyVersion) -> str:

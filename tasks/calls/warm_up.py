@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from infra import store, weights
+from infra import store
 from infra.resident import drop, resident
+from infra.whole import keep_whole
 from rl import grammar
 from rl.config import OptimizerConfig, PolicyConfig
 from rl.learner import Learner
@@ -69,5 +70,5 @@ def keep_warm_up(spec: WarmUpSpec, uri: str) -> None:
     warm_up(spec, spec.steps)
     with store.scratch(uri.rpartition("/")[0]) as folder:
         save_policy(resident("warm-up", spec, lambda: _fresh(spec)).policy, folder)
-        weights.keep_whole(uri, folder)
+        keep_whole(uri, folder)
     drop("warm-up")

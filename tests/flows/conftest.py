@@ -22,10 +22,11 @@ from distributed import Client
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.options import read_config
 from flows.sft import warm_up_spec
-from infra import services, weights
+from infra import services
 from infra.cluster import ClusterConfig, cluster
 from infra.metric_log import read_metrics
 from infra.placement import offers
+from infra.whole import keep_whole
 from tasks.warm_up import warm_up_uri
 
 SMALL = {
@@ -246,7 +247,7 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
     problems = home / "sums.csv"
     rows = [f"{expression},{text}" for expression, text in sums]
     problems.write_text("\n".join(["python_expression,natural_language", *rows]) + "\n")
-    weights.keep_whole(warm_up_uri(home, warm_up_spec(SftConfig())), shutil.copytree(half_right, home / "half-right"))
+    keep_whole(warm_up_uri(home, warm_up_spec(SftConfig())), shutil.copytree(half_right, home / "half-right"))
     config = ClusterConfig(threads=1, device="cpu")
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -92,7 +92,7 @@ def test_the_tutorial_works_as_it_stands(
     for storage in (str(laptop.machine.home / ".rlvf"), "s3://rlvf"):  # a warm-up would take minutes
         kept = warm_up_uri(storage, warm_up_spec(SftConfig()))
         made = shutil.copytree(half_right, laptop.machine.home / "half-right")
-        keep = f"import pathlib, infra.weights as w; w.keep_whole({kept!r}, pathlib.Path({str(made)!r}))"
+        keep = f"import pathlib, infra.whole as w; w.keep_whole({kept!r}, pathlib.Path({str(made)!r}))"
         laptop.machine.run("python", "-c", keep, env=S3)
     (laptop.machine.home / "my_reward.py").write_text(REWARD)
     for name, command in COMMANDS:
