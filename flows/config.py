@@ -1,13 +1,15 @@
 """The configuration trees of the three flows, put together from leaves that stand beside the code that reads them."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from infra.checkpoints import CheckpointConfig
 from infra.cluster import ClusterConfig
 from infra.placement import PlacementConfig
 from infra.tracking import TrackingConfig
 from infra.weights import SyncConfig
-from rl.config import LossConfig, OptimizerConfig, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
+from rl.config import TINY, LossConfig, OptimizerConfig, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
 from tasks.collection import BatchConfig
 
 SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")
@@ -109,6 +111,12 @@ class TrainConfig(BaseModel):
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _public_base(self) -> Self:
+        if self.sync.base == "public" and self.policy.model == TINY:
+            raise ValueError("sync.base: 'public' needs a model that every machine can load; the tiny policy is none")
+        return self
 
     @property
     def sets(self) -> tuple[ProblemsConfig, ...]:

@@ -34,7 +34,8 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
         if run is not None and not config.again and (known := kept(run, version, config)):
             place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
             return known
-        spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed)
+        public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
+        spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed, public=public)
         place.display.stage("evaluate")
         evaluation = evaluate(place.dispatch, spec, version, problems)
         if run is not None:

@@ -69,7 +69,12 @@ class Training:
         self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed)
         check_verifiers(place.dispatch, self.problems.verifiers)
         self.generator = GeneratorSpec(
-            config.policy, config.sampling, config.batch.samples, config.seed, patience=config.sync.patience
+            config.policy,
+            config.sampling,
+            config.batch.samples,
+            config.seed,
+            patience=config.sync.patience,
+            public=config.policy.model if config.sync.base == "public" else None,
         )
         self.evaluator = self.generator
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))

@@ -16,7 +16,7 @@ from infra.patience import Patience
 from infra.store import Folder
 from infra.timeline import Fetched
 from infra.weights import Gone, PolicyVersion, StaleBase
-from infra.whole import read_whole
+from infra.whole import PublicModel, read_whole
 
 UNSEEN_SECONDS = 30.0  # how long a store elsewhere may hide what was written, and
 UNSEEN_HERE_SECONDS = 2.0  # a file system may
@@ -33,12 +33,16 @@ class Mirror:
     Safe to share by threads. Whatever fails leaves either a version or nothing, never a mixture.
     """
 
-    def __init__(self, weights: str, *, patience: float, cache: Path | None = None) -> None:
+    def __init__(
+        self, weights: str, *, patience: float, cache: Path | None = None, public: PublicModel | None = None
+    ) -> None:
         """`weights`: the URI under which the run's versions lie; `patience`: seconds that the storage may be away;
-        `cache`: where a whole version that comes from elsewhere is kept on this machine, for other processes too."""
+        `cache`: where a whole version from elsewhere is kept on this machine, for other processes too; `public`: the
+        model that the run may start from without storing it."""
         self.uri = weights
         self._patience = patience
         self._cache = cache
+        self._public = public
         self._lock = threading.RLock()
         self._weights: dict[str, Tensor] = {}
         self._version: Version | None = None
@@ -156,9 +160,17 @@ class Mirror:
         self._fetched.add(Fetched(edge.bytes, applied - began, time.perf_counter() - applied))
 
     def _replace(self, edge: Edge, folder: Folder) -> None:
-        self._weights = read_whole(folder.path)
+        if edge.told.public is None:
+            self._weights = read_whole(folder.path)
+        elif self._public is None or self._public.name != edge.told.public:
+            raise Torn(f"{edge.uri} starts from {edge.told.public}, which is not the model that is asked for")
+        else:
+            self._weights = dict(self._public.load(edge.told.dtype))
         if weights_digest(self._weights) != edge.told.digest:
-            raise Torn(f"{edge.uri} holds other weights than its manifest says")
+            remedy = (
+                "" if edge.told.public is None else f": {edge.told.public} is another here; take --sync.base stored"
+            )
+            raise Torn(f"{edge.uri} holds other weights than its manifest says{remedy}")
         self._root = folder
 
     def _apply(self, edge: Edge, path: Path) -> None:

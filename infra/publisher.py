@@ -17,7 +17,7 @@ from infra.manifest import StoreError
 from infra.mirror import Mirror
 from infra.patience import Patience
 from infra.weights import Base, PolicyVersion, SyncConfig, Told
-from infra.whole import tell, write_whole
+from infra.whole import PublicModel, tell, write_whole
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ class Publisher:
         window: int,
         files: Path,
         sampling: Mapping[str, JsonValue] | None = None,
+        public: PublicModel | None = None,
     ) -> None:
         """`window`: versions that a generator may be behind; `files`: a folder with what lies beside whole weights,
-        the model's configuration and its tokenizer."""
+        the model's configuration and its tokenizer; `public`: the model that is version 0, which is not stored then."""
         self._run_uri = run_uri
         self._uri = store.join(run_uri, "weights")
         self._config = config
@@ -69,6 +70,7 @@ class Publisher:
         self._window = window
         self._files = files
         self._sampling = dict(sampling or {})
+        self._public = public
         self._weights: Weights = {}  # of the version that was published last
         self._version: Version | None = None
         self._root = -1  # the step of the whole version that all start from
@@ -108,13 +110,14 @@ class Publisher:
         base = self._version
         with store.scratch(self._uri) as folder:
             changed = 1.0
+            public = self._public.name if self._public is not None and step == 0 else None
             if base is None:
-                self._write_whole(folder, weights)
+                self._write_whole(folder, weights if public is None else None)
             else:
                 cells, differ = write_difference(folder / DIFFERENCE, weights, self._weights)
                 changed = differ / max(1, cells)
                 kept = self._keep(base, step, folder / DIFFERENCE)
-            told = self._tell(weights, step, digest, base, changed)
+            told = self._tell(weights, step, digest, base, changed, public)
             encoded = time.perf_counter()
             size = self._store(f"v{step}", folder, told)
         if base is None:
@@ -145,7 +148,7 @@ class Publisher:
             return
         try:
             if newest.makes != version:
-                mirror = Mirror(self._uri, patience=self._config.patience)
+                mirror = Mirror(self._uri, patience=self._config.patience, public=self._public)
                 with mirror.at(PolicyVersion(newest.told.step, newest.uri, newest.told.digest)) as found:
                     weights = found
             for edge in way:
@@ -215,13 +218,22 @@ class Publisher:
             if edge.uri not in stays:
                 place.remove(edge.uri)
 
-    def _tell(self, weights: Weights, step: int, digest: str, base: Version | None, changed: float) -> Told:
+    def _tell(
+        self,
+        weights: Weights,
+        step: int,
+        digest: str,
+        base: Version | None,
+        changed: float,
+        public: str | None = None,
+    ) -> Told:
         start = None if base is None else Base(step=base[0], digest=base[1])
-        return tell(weights, step, digest, start, changed, self._sampling)
+        return tell(weights, step, digest, start, changed, self._sampling, public)
 
-    def _write_whole(self, folder: Path, weights: Weights) -> None:
+    def _write_whole(self, folder: Path, weights: Weights | None) -> None:
         shutil.copytree(self._files, folder, dirs_exist_ok=True)
-        write_whole(folder, weights)
+        if weights is not None:
+            write_whole(folder, weights)
 
     def _store(self, name: str, folder: Path, told: Told) -> int:
         """Store the folder, whose files are gone then; returns the bytes."""

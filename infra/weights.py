@@ -36,6 +36,11 @@ class SyncConfig(BaseModel):
     anchor_every: int = Field(
         32, ge=2, le=1024, description="versions, a power of two: the longest way that one difference goes"
     )
+    base: Literal["stored", "public"] = Field(
+        "stored",
+        description="where generators get the first version: from the run's storage, or by themselves, where every "
+        "machine can load policy.model: a hub id, or a folder that all have",
+    )
     patience: float = Field(300.0, ge=0, description="seconds that a storage may be away before a run ends for it")
 
     @field_validator("anchor_every")
@@ -77,6 +82,7 @@ class Told(BaseModel):
     step: int = Field(ge=0)
     digest: str
     base: Base | None  # None: the folder holds them whole, in Hugging Face layout
+    public: str | None = None  # or, without weights, what is beside those of this public model
     dtype: str  # of the floating point tensors, or int8
     bytes: int = Field(ge=0)  # of the weights in memory
     changed: float = Field(ge=0, le=1)  # share of the cells that differ from the base's

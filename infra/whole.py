@@ -1,6 +1,8 @@
 """Whole weights, in Hugging Face layout: what a chain of differences starts from."""
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -16,8 +18,22 @@ from infra.weights import Base, PolicyVersion, Told
 WHOLE = "model.safetensors"
 
 
+@dataclass(frozen=True)
+class PublicModel:
+    """A model that every machine can load by itself."""
+
+    name: str
+    load: Callable[[str], Weights]  # its weights, in the type of this name
+
+
 def tell(
-    weights: Weights, step: int, digest: str, base: Base | None, changed: float, sampling: dict[str, JsonValue]
+    weights: Weights,
+    step: int,
+    digest: str,
+    base: Base | None,
+    changed: float,
+    sampling: dict[str, JsonValue],
+    public: str | None = None,
 ) -> Told:
     """What a manifest has to say of these weights."""
     return Told(
@@ -28,6 +44,7 @@ def tell(
         bytes=sum(tensor.nbytes for tensor in weights.values()),
         changed=changed,
         sampling=sampling,
+        public=public,
     )
 
 

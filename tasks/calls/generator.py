@@ -19,6 +19,7 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.policy import Policy, load_policy, save_policy
 from rl.records import Problem, Rollouts
 from rl.sampler import sample
+from tasks.calls.published import public_model
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class GeneratorSpec:
     seed: int
     greedy: bool = False
     patience: float = 300.0  # seconds that the storage may be away
+    public: str | None = None  # the model that the run started from, where each machine loads it by itself
 
 
 @dataclass
@@ -106,9 +108,9 @@ def _versions(version: PolicyVersion) -> str:
 def _sampler(spec: GeneratorSpec, version: PolicyVersion, check: Callable[[], None]) -> Sampler:
     """The resident sampler, with this version's weights."""
     versions = _versions(version)
-    mirror = resident(
-        "mirror", versions, lambda: Mirror(versions, patience=spec.patience, cache=rlvf_home() / "cache" / "weights")
-    )
+    public = None if spec.public is None else public_model(spec.public, spec.policy)
+    cache = rlvf_home() / "cache" / "weights"
+    mirror = resident("mirror", versions, lambda: Mirror(versions, patience=spec.patience, cache=cache, public=public))
 
     def load() -> Sampler:
         with mirror.at(version, check) as found:

@@ -9,20 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import JsonValue
 
 from infra import checkpoints, store
 from infra.difference import Weights
 from infra.dispatch import leave_thread
 from infra.publisher import Published, Publisher
-from infra.quantization import quantized
 from infra.resident import drop, resident, resident_now
 from infra.weights import SyncConfig
 from rl.config import LossConfig, OptimizerConfig, PolicyConfig
 from rl.learner import Learned, Learner
-from rl.policy import DTYPES, copied_weights, load_policy, read_weights, save_files, save_policy
+from rl.policy import load_policy, read_weights, save_files, save_policy
 from rl.records import Batch
+from tasks.calls.published import as_published, public_model
 
 
 @dataclass(frozen=True)
@@ -167,24 +166,16 @@ def _publisher(spec: TrainerSpec) -> Publisher:
         window=spec.window,
         files=files,
         sampling=dict(spec.sampling),
+        public=public_model(spec.source, spec.policy) if spec.sync.base == "public" else None,
     )
 
 
 def _weights_at(spec: TrainerSpec, step: int) -> Weights:
     """The weights of version ``step`` as they are published."""
     learner, _ = _learner(spec, step)
+    auto = str(learner.policy.dtype).removeprefix("torch.")
+    dtype = auto if spec.sync.dtype == "auto" else spec.sync.dtype
     if learner.step == step:
-        return _snapshot(spec, learner)
+        return as_published(learner.policy.weights(), dtype)
     with checkpoints.load(spec.run_uri, step) as folder:  # the next update was faster
-        return _rounded(spec, read_weights(folder.path), learner.policy.dtype)
-
-
-def _snapshot(spec: TrainerSpec, learner: Learner) -> Weights:
-    return _rounded(spec, learner.policy.weights(), learner.policy.dtype)
-
-
-def _rounded(spec: TrainerSpec, weights: Weights, auto: torch.dtype) -> Weights:
-    """A copy in the type that is published."""
-    if spec.sync.dtype == "int8":
-        return quantized(weights)
-    return copied_weights(weights, auto if spec.sync.dtype == "auto" else DTYPES[spec.sync.dtype])
+        return as_published(read_weights(folder.path), dtype)

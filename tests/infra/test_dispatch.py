@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 from distributed import Client, get_worker
 
 from infra.cluster import ClusterConfig, cluster
-from infra.dispatch import Dispatch, DispatchStoppedError, PoisonedCallError, SchedulerLostError
+from infra.dispatch import Dispatch, DispatchStoppedError, PoisonedCallError, SchedulerLostError, leave_thread
 from infra.placement import PlacementConfig, PlacementError, offers, workers_with
 
 
@@ -105,6 +106,59 @@ def test_a_trainer_killed_in_a_call_costs_that_try(dispatch: Dispatch, tmp_path:
         ("trainer", "train", True),
         ("trainer", "train", False),
     ]
+
+
+def test_a_call_aside_goes_on_while_the_next_one_runs(dispatch: Dispatch, tmp_path: Path) -> None:
+    def beside() -> tuple[str, bool]:
+        leave_thread()
+        for _ in range(1000):
+            if (tmp_path / "next").exists():
+                break
+            time.sleep(0.01)
+        return get_worker().address, (tmp_path / "next").exists()
+
+    def run() -> str:
+        (tmp_path / "next").touch()
+        return str(get_worker().address)
+
+    where = dispatch.run("train", lambda: get_worker().address)
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: dispatch.run("train", beside, aside="publish", begun=begun.set))
+        assert begun.wait(30)
+        assert dispatch.run("train", run) == where
+        assert other.result(30) == (where, True)
+    assert [span.call for span in dispatch.timeline.take()] == ["train", "train", "publish"]
+
+
+def test_a_call_aside_is_made_again_where_its_worker_died(dispatch: Dispatch, tmp_path: Path) -> None:
+    die = die_until(tmp_path, 1)
+
+    def beside(value: int) -> int:
+        leave_thread()
+        return die(value)
+
+    assert dispatch.run("train", beside, 7, aside="publish") == 7
+    assert dispatch.lost == {"train": 1}
+    assert [(span.call, span.lost) for span in dispatch.timeline.take()] == [("publish", True), ("publish", False)]
+
+
+def test_what_is_told_reaches_every_worker_that_it_is_for_beside_its_work(dispatch: Dispatch, tmp_path: Path) -> None:
+    def told(word: str) -> None:
+        (tmp_path / f"{get_worker().name} {word}").touch()
+
+    def work() -> str:
+        while not (tmp_path / f"{get_worker().name} now").exists():
+            time.sleep(0.01)
+        return str(get_worker().name)
+
+    leases = dispatch.lease("generate", work, [()] * 2)
+    with ThreadPoolExecutor(1) as pool:
+        names = pool.submit(lambda: sorted(name for _, name in leases))
+        until(lambda: len(dispatch.under_way) == 2)
+        dispatch.tell("generate", told, "now")
+        assert names.result(30) == ["generator-0", "generator-1"]
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_call_that_kills_every_worker_is_given_up(dispatch: Dispatch, tmp_path: Path) -> None:

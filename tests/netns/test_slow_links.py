@@ -1,0 +1,151 @@
+"""Runs on slow, long, lossy and broken links: they come to their end, with the same weights everywhere."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import network as networks
+from infra.cluster import scheduler_environment
+from infra.links import CABLE, VPN, WIFI
+from infra.metric_log import read_metrics
+from infra.network import Machine, Network
+
+STEPS = 8
+S3 = {
+    "AWS_ENDPOINT_URL_S3": "http://192.168.1.9:9000",
+    "AWS_ACCESS_KEY_ID": "me",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+SCHEDULER = "tcp://192.168.1.5:8786"
+RUN = "s3://rlvf/runs/slow"
+OPTIONS = {
+    "cluster.scheduler": SCHEDULER,
+    "run": RUN,
+    "steps": STEPS,
+    "batch.prompts": 8,
+    "batch.samples": 4,
+    "batch.lease": 2,
+    "held_out": 8,
+    "sampling.max_tokens": 12,
+    "sync.dtype": "bfloat16",
+    "sync.anchor_every": 4,
+    "tracking.system_metrics": "false",
+    "tracking.report": "false",
+}
+# on the trainer's machine: what is published at the end, and what each generator has
+COMPARE = """
+import json
+from distributed import Client
+from infra.weights import newest_version
+
+def digest(weights):
+    from infra.difference import weights_digest
+    from infra.resident import resident_now
+    from infra.weights import newest_version
+    with resident_now("mirror", weights).at(newest_version(weights.rpartition("/")[0])) as found:
+        return weights_digest(found)
+
+version = newest_version({run!r})
+with Client({scheduler!r}) as client:
+    workers = {{worker["name"]: address for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}}
+    ours = [workers[name] for name in ("generator1", "generator2")]
+    print(json.dumps([version.step, version.digest, *client.run(digest, {run!r} + "/weights", workers=ours).values()]))
+"""
+
+
+def train(net: Network, half_right: Path, problems: Path, until: Callable[..., Any]) -> tuple[Machine, Any]:
+    """The run's command, started once both generators are there; and the trainer's machine."""
+    trainer, store = net.machines["trainer"], net.machines["store"]
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    store.start("moto_server", "-H", store.address, "-p", "9000", **quiet)
+    make = "import boto3; boto3.client('s3').create_bucket(Bucket='rlvf')"
+    until(lambda: store.start("python", "-c", make, env=S3, **quiet).wait() == 0)
+    dask = ("python", "-m", "distributed.cli.dask_scheduler", "--host", trainer.address, "--no-dashboard", "--no-show")
+    trainer.start(*dask, env=scheduler_environment(), **quiet)
+    for name in ("generator1", "generator2", "trainer", "verifier"):
+        machine = net.machines.get(name, trainer)
+        role = name.rstrip("12").upper()
+        machine.start(
+            *("python", "-m", "distributed.cli.dask_worker", SCHEDULER, "--host", machine.address, "--name", name),
+            *("--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"),
+            *("--resources", f"CPU=1 {role}=1"),
+            env={**S3, "RLVF_HOME": str(machine.home / ".rlvf")},
+            **quiet,
+        )
+    count = f"from distributed import Client; Client('{SCHEDULER}', timeout=20).wait_for_workers(4, timeout=60)"
+    trainer.run("python", "-c", count, seconds=90)
+    options = {**OPTIONS, "policy": half_right, "problems": problems}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = ("python", "-c", "from flows.cli import main; main()", "train", "--json", *words)
+    return trainer, trainer.start(*command, env=S3, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def break_twice(net: Network, name: str, metrics: Path, stop: threading.Event) -> None:
+    """Cut a machine off for 20 s, once some steps are done and again some steps later."""
+    for after in (2, 5):
+        while not stop.is_set() and not any(line.step >= after for line in read_metrics(metrics)):
+            time.sleep(0.1)
+        net.cut(name)
+        stop.wait(20)
+        net.mend(name)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "generators", "cut"),
+    [
+        pytest.param(WIFI, WIFI, None, id="wifi"),
+        pytest.param(CABLE, VPN, None, id="vpn"),
+        pytest.param(WIFI, WIFI, "generator1", id="a-generator-is-cut-off"),
+        pytest.param(WIFI, WIFI, "store", id="the-store-is-cut-off"),
+    ],
+)
+@pytest.mark.timeout(400)
+def test_a_run_ends_with_the_same_weights_everywhere(
+    tmp_path: Path,
+    half_right: Path,
+    sums: list[tuple[str, str]],
+    until: Callable[..., Any],
+    trainer: Any,
+    generators: Any,
+    cut: str | None,
+) -> None:
+    if reason := networks.available():
+        pytest.skip(reason)
+    pytest.importorskip("moto.server", reason="needs moto[server]: install the extra 'dev'")
+    pytest.importorskip("s3fs", reason="needs s3fs: install the extra 's3'")
+    problems = tmp_path / "sums.csv"
+    rows = [f"{expression},{text}" for expression, text in sums]
+    problems.write_text("\n".join(["python_expression,natural_language", *rows]) + "\n")
+    with networks.network(tmp_path / "machines") as net:
+        net.add("store", 9)
+        net.add("trainer", 5, trainer)
+        for number in (1, 2):
+            net.add(f"generator{number}", 10 + number, generators)
+        machine, run = train(net, half_right, problems, until)
+        stop = threading.Event()
+        metrics = machine.home / ".rlvf" / "runs" / "slow" / "metrics.jsonl"
+        breaking = threading.Thread(target=break_twice, args=(net, cut, metrics, stop)) if cut else None
+        if breaking is not None:
+            breaking.start()
+        try:
+            out, err = run.communicate(timeout=330)
+        finally:
+            stop.set()
+            if breaking is not None:
+                breaking.join()
+        assert run.returncode == 0, err
+        assert json.loads(out)["steps"] == STEPS
+        step, published, *fetched = json.loads(
+            machine.run("python", "-c", COMPARE.format(run=RUN, scheduler=SCHEDULER), env=S3)
+        )
+        assert step == STEPS
+        assert fetched == [published] * 2
+        ratios = [line.metrics["sync/ratio"] for line in read_metrics(metrics) if "sync/ratio" in line.metrics]
+        assert len(ratios) == STEPS + 1
