@@ -97,6 +97,13 @@ def test_a_body_that_ends_early_is_noticed(faulty: FaultyS3, once: Any, fs: Any,
     assert len(faulty.met("truncate")) == 2
 
 
+def test_a_damaged_body_comes_without_a_word(faulty: FaultyS3, fs: Any, bucket: str) -> None:
+    fs.pipe_file(f"{bucket}/one", bytes(9))
+    faulty.damage()
+    assert fs.cat_file(f"{bucket}/one") == bytes(4) + b"\1" + bytes(4)
+    assert fs.cat_file(f"{bucket}/one") == bytes(9)
+
+
 def test_an_object_whose_body_did_not_arrive_is_not_stored(faulty: FaultyS3, once: Any, bucket: str) -> None:
     faulty.truncate("PUT")
     with pytest.raises(errors.HTTPClientError):
