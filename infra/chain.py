@@ -84,5 +84,8 @@ def needed(edges: Collection[Edge], newest: int, window: int) -> set[str]:
     recent = {edge.makes for edge in edges if newest - window <= edge.told.step <= newest}
     stays = {edge.uri for edge in edges if edge.makes in recent and edge.base in recent}
     for version in recent:
-        stays.update(edge.uri for edge in cheapest(edges, version) or ())
+        way = cheapest(edges, version)
+        if way is None:  # a folder on it could not be read just now, and what is left of it must not go
+            return {edge.uri for edge in edges}
+        stays.update(edge.uri for edge in way)
     return stays

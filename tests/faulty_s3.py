@@ -17,14 +17,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-Kind = Literal["slow down", "slow", "truncate", "unanswered", "late", "hang"]
+Kind = Literal["slow down", "slow", "truncate", "damage", "unanswered", "late", "hang"]
 HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server", "expect"}  # not passed on
 SLICE = 0.05  # seconds between the pieces of a slow body
 
@@ -85,6 +85,10 @@ class FaultyS3:
         stored then."""
         self._add("truncate", method, key, times, share)
 
+    def damage(self, key: str = "*", times: int | None = 1) -> None:
+        """One byte of an object that is sent is another, and nothing tells: a store without checksums."""
+        self._add("damage", "GET", key, times)
+
     def leave_unanswered(self, method: str = "*", key: str = "*", times: int | None = 1) -> None:
         """The request is carried out, the connection closed without an answer."""
         self._add("unanswered", method, key, times)
@@ -113,9 +117,12 @@ class FaultyS3:
         self._timer.start()
 
     def clear(self) -> None:
-        """No more faults are injected; what is on its way stays so."""
+        """No more faults are injected, and whoever was away is back; what is on its way stays so."""
+        if self._timer is not None:
+            self._timer.cancel()
         with self._lock:
             self._faults.clear()
+        self._listen()
 
     def met(self, kind: Kind) -> list[Request]:
         """The requests that met such a fault."""
@@ -180,7 +187,7 @@ class FaultyS3:
 
     def _listen(self) -> None:
         with self._lock:
-            if self._ended:
+            if self._ended or self._server is not None:
                 return
             self._server = _Server(self._port, self)
             self._port = self._server.server_address[1]
@@ -269,6 +276,8 @@ class _Handler(BaseHTTPRequestHandler):
         answer = owner.forward(self.command, self.path, headers, body)
         if kind == "unanswered":
             return self._hang_up()
+        if kind == "damage":
+            answer = _damaged(answer)
         return self._answer(answer, value if kind == "slow" else None, value if kind == "truncate" else 1.0)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do  # noqa: N815
@@ -327,6 +336,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
         """Tests look at `FaultyS3.requests`."""
+
+
+def _damaged(answer: Answer) -> Answer:
+    headers = [(name, value) for name, value in answer.headers if not name.lower().startswith("x-amz-checksum")]
+    body = bytearray(answer.body)
+    if body:
+        body[len(body) // 2] ^= 1
+    return replace(answer, headers=headers, body=bytes(body))
 
 
 _ids = itertools.count(1)

@@ -97,6 +97,13 @@ def test_a_body_that_ends_early_is_noticed(faulty: FaultyS3, once: Any, fs: Any,
     assert len(faulty.met("truncate")) == 2
 
 
+def test_a_damaged_body_comes_without_a_word(faulty: FaultyS3, fs: Any, bucket: str) -> None:
+    fs.pipe_file(f"{bucket}/one", bytes(9))
+    faulty.damage()
+    assert fs.cat_file(f"{bucket}/one") == bytes(4) + b"\1" + bytes(4)
+    assert fs.cat_file(f"{bucket}/one") == bytes(9)
+
+
 def test_an_object_whose_body_did_not_arrive_is_not_stored(faulty: FaultyS3, once: Any, bucket: str) -> None:
     faulty.truncate("PUT")
     with pytest.raises(errors.HTTPClientError):
@@ -113,7 +120,7 @@ def test_what_is_carried_out_may_be_left_unanswered(faulty: FaultyS3, once: Any,
 
 def test_an_object_becomes_visible_late(faulty: FaultyS3, fs: Any, bucket: str) -> None:
     fs.pipe_file(f"{bucket}/old", b"before")
-    faulty.late(1.0)
+    faulty.late(5.0)  # the next lines take a second, or three where others compute
     fs.pipe_file(f"{bucket}/old", b"after")
     fs.pipe_file(f"{bucket}/new", b"new")
     fs.pipe_file(f"{bucket}/gone", b"gone")
@@ -123,7 +130,10 @@ def test_an_object_becomes_visible_late(faulty: FaultyS3, fs: Any, bucket: str) 
     assert fs.find(bucket) == [f"{bucket}/old"]
     with pytest.raises(FileNotFoundError):
         fs.cat_file(f"{bucket}/new")
-    time.sleep(1.5)
+    deadline = time.monotonic() + 20
+    while len(fs.find(bucket)) < 3 or fs.cat_file(f"{bucket}/old") == b"before":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert fs.cat_file(f"{bucket}/old") == b"after"
     assert fs.cat_file(f"{bucket}/new") == b"new"
     assert fs.find(bucket) == [f"{bucket}/{name}" for name in ("big", "new", "old")]
