@@ -116,10 +116,10 @@ class Dispatch:
         *args: Any,
         priority: int = 0,
         worker: str | None = None,
-        tags: bool = True,
+        aside: str | None = None,
     ) -> Future[T]:
-        """A plain Dask future of `function(*args)`, on `worker` (an address) if given. It takes the call's `tags` from
-        its worker while it runs, or nothing.
+        """A plain Dask future of `function(*args)`, on `worker` (an address) if given. It takes the call's tags from
+        its worker while it runs; with a name in `aside` nothing.
 
         Of the calls that wait on a worker the one with the highest `priority` starts first.
         """
@@ -129,8 +129,8 @@ class Dispatch:
             future: Future[T] = self.client.submit(
                 function,
                 *args,
-                key=f"{call}-{uuid.uuid4().hex}",
-                resources=self.placement.resources(call) if tags else None,
+                key=f"{aside or call}-{uuid.uuid4().hex}",
+                resources=self.placement.resources(call) if aside is None else None,
                 priority=priority,
                 workers=None if worker is None else [worker],
                 pure=False,
@@ -156,31 +156,32 @@ class Dispatch:
         What the function raises is raised here at once. Otherwise: `PoisonedCallError` after `attempts` deaths,
         `PlacementError` when no worker offered the tags for a minute, `DispatchStoppedError`, `SchedulerLostError`.
         """
+        name = aside or call
         for _ in range(self.attempts):
             self._going.wait()
             worker = self._last_worker(call) if aside else None
-            future = self.submit(call, measured, function, *args, priority=priority, worker=worker, tags=aside is None)
+            future = self.submit(call, measured, function, *args, priority=priority, worker=worker, aside=aside)
             begun()
             since = time.time()
             try:
                 back: Measured[T] = future.result()
             except KilledWorker as killed:
-                self._count(call)
-                self.timeline.add(Span(str(killed.last_worker.name), aside or call, since, time.time(), lost=True))
+                self._count(name)
+                self.timeline.add(Span(str(killed.last_worker.name), name, since, time.time(), lost=True))
             except NoValidWorkerError:
                 if aside:  # the worker that it was meant for is gone
-                    self._count(call)
+                    self._count(name)
                     continue
                 raise unsatisfied(self.client, call, self.placement.tags(call), self._offers()) from None
             except FutureCancelledError as error:
-                raise self._cancelled(call, error) from None
+                raise self._cancelled(name, error) from None
             else:
                 self._last[call] = back.address
-                self.timeline.add(back.span(aside or call, time.time()))
+                self.timeline.add(back.span(name, time.time()))
                 return back.result
             finally:
                 self._forget(future)
-        raise PoisonedCallError(call, self.attempts)
+        raise PoisonedCallError(name, self.attempts)
 
     def lease(
         self, call: str, function: Callable[..., T], items: Sequence[tuple[Any, ...]], *, priority: int = 0

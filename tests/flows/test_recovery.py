@@ -92,8 +92,10 @@ def test_a_run_that_is_ahead_of_itself_survives_them_all(lab: Any) -> None:
     for killer in killers:
         killer.join()
     lost = dict(result.lost)
-    assert 1 <= lost.pop("verify") <= 3  # as many batches may have had theirs on that verifier
-    assert lost == {"train": 1, "generate": 1}
+    for call in ("generate", "verify"):
+        assert 1 <= lost.pop(call) <= 3  # as many batches may have had theirs on that worker
+    assert lost.pop("publish", 1) == 1  # the version before may have been on its way
+    assert lost == {"train": 1}
     check_steps(lab, run)
     assert max(lab.metrics(run, "staleness/max").values()) <= 2
 
