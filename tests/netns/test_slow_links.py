@@ -47,15 +47,18 @@ from infra.weights import newest_version
 
 def digest(weights):
     from infra.difference import weights_digest
+    from infra.mirror import Mirror
     from infra.resident import resident_now
     from infra.weights import newest_version
-    with resident_now("mirror", weights).at(newest_version(weights.rpartition("/")[0])) as found:
+    mirror = resident_now("mirror", weights) or Mirror(weights, patience=60)  # one that has just joined again
+    with mirror.at(newest_version(weights.rpartition("/")[0])) as found:
         return weights_digest(found)
 
 version = newest_version({run!r})
 with Client({scheduler!r}) as client:
+    client.wait_for_workers(4, timeout=100)
     workers = {{worker["name"]: address for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}}
-    ours = [workers[name] for name in ("generator1", "generator2")]
+    ours = [workers[name] for name in ("generator1-generator", "generator2-generator")]
     print(json.dumps([version.step, version.digest, *client.run(digest, {run!r} + "/weights", workers=ours).values()]))
 """
 
@@ -69,22 +72,16 @@ def train(net: Network, half_right: Path, problems: Path, until: Callable[..., A
     until(lambda: store.start("python", "-c", make, env=S3, **quiet).wait() == 0)
     dask = ("python", "-m", "distributed.cli.dask_scheduler", "--host", trainer.address, "--no-dashboard", "--no-show")
     trainer.start(*dask, env=scheduler_environment(), **quiet)
-    for name in ("generator1", "generator2", "trainer", "verifier"):
-        machine = net.machines.get(name, trainer)
-        role = name.rstrip("12").upper()
-        machine.start(
-            *("python", "-m", "distributed.cli.dask_worker", SCHEDULER, "--host", machine.address, "--name", name),
-            *("--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"),
-            *("--resources", f"CPU=1 {role}=1"),
-            env={**S3, "RLVF_HOME": str(machine.home / ".rlvf")},
-            **quiet,
-        )
+    rlvf = ("python", "-c", "from flows.cli import main; main()")
+    for name, roles in (("generator1", "generator"), ("generator2", "generator"), ("trainer", "trainer,verifier")):
+        words = ("worker", SCHEDULER, "--insecure", "--name", name, "--roles", roles, "--threads", "1")
+        net.machines[name].start(*rlvf, *words, env=S3, **quiet)
     count = f"from distributed import Client; Client('{SCHEDULER}', timeout=20).wait_for_workers(4, timeout=60)"
     trainer.run("python", "-c", count, seconds=90)
     options = {**OPTIONS, "policy": half_right, "problems": problems}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = ("python", "-c", "from flows.cli import main; main()", "train", "--json", *words)
-    return trainer, trainer.start(*command, env=S3, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    train = trainer.start(*rlvf, "train", "--json", *words, env=S3, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return trainer, train
 
 
 def break_twice(net: Network, name: str, metrics: Path, stop: threading.Event) -> None:
@@ -143,7 +140,7 @@ def test_a_run_ends_with_the_same_weights_everywhere(
         assert run.returncode == 0, err
         assert json.loads(out)["steps"] == STEPS
         step, published, *fetched = json.loads(
-            machine.run("python", "-c", COMPARE.format(run=RUN, scheduler=SCHEDULER), env=S3)
+            machine.run("python", "-c", COMPARE.format(run=RUN, scheduler=SCHEDULER), seconds=150, env=S3)
         )
         assert step == STEPS
         assert fetched == [published] * 2
