@@ -119,7 +119,7 @@ class Mirror:
 
         def find() -> list[Edge]:
             try:
-                direct = read_edge(version.uri)
+                direct = intact(read_edge, version.uri)
             except NotThere:
                 edges = read_edges(self.uri)
             else:
@@ -140,6 +140,7 @@ class Mirror:
 
         unseen = UNSEEN_HERE_SECONDS if store.local_path(self.uri) is not None else UNSEEN_SECONDS
         seen = Patience(unseen, also=(NotThere,), check=check)
+        intact = self._downloads(check)
         return Patience(max(self._patience, unseen), check=check)(seen, find)
 
     def _take(self, edge: Edge, check: Callable[[], None]) -> None:
@@ -160,6 +161,7 @@ class Mirror:
         self._fetched.add(Fetched(edge.bytes, applied - began, time.perf_counter() - applied))
 
     def _replace(self, edge: Edge, folder: Folder) -> None:
+        self._weights.clear()  # two models need not share the memory
         if edge.told.public is None:
             self._weights = read_whole(folder.path)
         elif self._public is None or self._public.name != edge.told.public:
@@ -186,10 +188,14 @@ class Mirror:
         if store.local_path(edge.uri) is not None:
             return store.read_folder(edge.uri)
         into = None if edge.base is not None or self._cache is None else self._cache / edge.told.digest[:32]
-        folder = Patience(TORN_SECONDS, also=(Torn,), check=check)(store.read_folder, edge.uri, into)
+        folder = self._downloads(check)(store.read_folder, edge.uri, into)
         if into is not None:
             disk.keep_newest(into, KEPT_WHOLE)
         return folder
+
+    def _downloads(self, check: Callable[[], None]) -> Patience:
+        """With what comes damaged from elsewhere: the next try may find it as it was stored."""
+        return Patience(TORN_SECONDS if store.local_path(self.uri) is None else 0, also=(Torn,), check=check)
 
     def _forget(self) -> None:
         self._weights.clear()
