@@ -30,7 +30,8 @@ Bits = NDArray[np.unsignedinteger[Any]]  # [cells]: the bits of each, 1 to 8 byt
 Stream = NDArray[np.uint8]
 
 BLOCK = 1 << 20  # cells
-SAMPLED, SAMPLES = 2048, 4  # cells of a sample, and samples of a block, by which the method is chosen
+SAMPLED, SAMPLES = 2048, 4  # cells of a sample, and samples of a block, by which the method is chosen;
+LEAST = 256  # a short block's are shorter
 SURE = 1 / 6  # below this share of changed cells gaps are the smallest
 LEVEL = 1  # of zstd: what is left to find is not worth the time
 STORE = -50  # the level that copies where nothing is to be found
@@ -100,9 +101,10 @@ def _encode_block(new: Bits, old: Bits | None) -> tuple[int, Sequence[Stream]]:
 
 def _smallest(new: Bits, old: Bits) -> int:
     """The method that makes the block smallest, by a few samples of a long one."""
-    if len(new) > SAMPLES * SAMPLED:
-        starts = np.linspace(0, len(new) - SAMPLED, SAMPLES, dtype=np.int64)
-        new, old = (np.concatenate([bits[at : at + SAMPLED] for at in starts]) for bits in (new, old))
+    sampled = min(SAMPLED, max(LEAST, len(new) // 64))
+    if len(new) > SAMPLES * sampled:
+        starts = np.linspace(0, len(new) - sampled, SAMPLES, dtype=np.int64)
+        new, old = (np.concatenate([bits[at : at + sampled] for at in starts]) for bits in (new, old))
     compressor = zstandard.ZstdCompressor(level=LEVEL)
     changed = np.flatnonzero(new != old)
     tried: dict[int, Sequence[Stream]] = {
