@@ -57,11 +57,11 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
             with run.timed("update"):
                 learned = update(place.dispatch, run.trainer, step, batch.batch, batch.figures())
             with run.timed("publish"):
-                run.publish(step + 1)
+                run.publishing.begin(step + 1)
             with run.timed("log"):
                 run.log(batch, learned)
             stop_if_diverged(learned)
-        after = held_out(run, run.published())
+        after = held_out(run, run.publishing.end())
         return run.finished(before, after)
 
 
@@ -84,7 +84,7 @@ def collect(run: Training, step: int) -> Collecting:
     staleness = run.config.staleness
     collection = Collection(step, run.problems, run.config.batch)
     return Collecting(
-        generate.submit(run.place.dispatch, collection, run.generator, lambda: run.newest(step - staleness)),
+        generate.submit(run.place.dispatch, collection, run.generator, lambda: run.publishing.newest(step - staleness)),
         verify.submit(run.place.dispatch, collection),
     )
 

@@ -1,7 +1,6 @@
 """A training run while it goes on: what its steps share, what it logs, and what it says at the end."""
 
 import json
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,11 +9,11 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
-from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.bookkeeping import Bookkeeping
 from flows.page import CancelledOnPage, obeyed
+from flows.publishing import Publishing
 from flows.report import PICTURE, REPORT
 from flows.runs import Run
 from flows.workplace import Workplace
@@ -23,7 +22,6 @@ from infra.interrupts import answered_by
 from infra.metric_log import read_metrics
 from infra.mlflow_run import Page
 from infra.placement import workers_with
-from infra.publisher import Published
 from infra.record import METRICS, RESULT, bring_record
 from infra.tracking import Tracker, open_run
 from infra.turn import turn
@@ -34,7 +32,6 @@ from tasks.calls.trainer import Begun, TrainerSpec, begin, export
 from tasks.collection import Collected
 from tasks.evaluate import Evaluation
 from tasks.problem_set import open_problems
-from tasks.publish import publish
 from tasks.verify import check_verifiers
 
 
@@ -78,8 +75,7 @@ class Training:
         )
         self.evaluator = self.generator
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
-        self.policy: PolicyVersion  # the newest that is published; set by begin
-        self._publishing: PrefectFuture[Published] | None = None  # the version after it
+        self.publishing: Publishing  # set by begin
         self.trainer: TrainerSpec  # set by begin
         self.tracker: Tracker
         self._began = time.perf_counter()
@@ -148,8 +144,8 @@ class Training:
             self.place.display.say(f"warning: {warning}")
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             self.tracker.log(begun.step, begun.figures | self._learned_figures(begun.learned))
-        self._arrived(publish(self.place.dispatch, self.trainer, begun.step))
-        return self.policy
+        self.publishing = Publishing(self.place, self.trainer, self.tracker, begun.step)
+        return self.publishing.policy
 
     def evaluated_before(self) -> Evaluation | None:
         """The evaluation of version 0, if an earlier session of this run has made it."""
@@ -170,7 +166,7 @@ class Training:
     def started(self) -> None:
         """The steps begin now."""
         self.place.display.stage("train")
-        self.place.display.total(self.config.steps, self.policy.step)
+        self.place.display.total(self.config.steps, self.publishing.policy.step)
         self._loop_began = self._step_began = time.perf_counter()
 
     # -- each step
@@ -187,43 +183,6 @@ class Training:
     def keep(self, step: int, batch: Collected) -> None:
         """Write the completions of ``step`` down for people, in the background."""
         self._books.keep(step, batch)
-
-    def publish(self, step: int) -> None:
-        """Begin to publish version ``step``, once the one before is there. It goes on beside the next update."""
-        self.published()
-        begun = threading.Event()
-        self._publishing = publish.submit(self.place.dispatch, self.trainer, step, begun.set, self._arrived)
-        self._publishing.add_done_callback(lambda _: begun.set())
-        begun.wait()
-
-    def published(self) -> PolicyVersion:
-        """The newest version, once it is published. Raises what kept it from that."""
-        if self._publishing is not None:
-            self._publishing.result()
-        return self.policy
-
-    def newest(self, at_least: int) -> PolicyVersion:
-        """The newest version that is published now, if that is none before ``at_least``; else that one, when it is."""
-        return self.policy if self.policy.step >= at_least else self.published()
-
-    def _arrived(self, published: Published) -> None:
-        """A version is published: generators may have it."""
-        self.policy = published.version
-        for warning in published.warnings:
-            self.place.display.say(f"warning: {warning}")
-        if published.bytes:
-            self.tracker.log(
-                published.version.step,
-                {
-                    "sync/bytes": published.bytes,
-                    "sync/ratio": published.full / published.bytes,
-                    "sync/changed": published.changed,
-                    "sync/encode_seconds": published.encode_seconds,
-                    "sync/upload_seconds": published.upload_seconds,
-                    "sync/seconds": published.seconds,
-                    "sync/inexact": float(self.config.sync.dtype == "int8"),
-                },
-            )
 
     def log(self, batch: Collected, learned: Learned) -> None:
         """Log a finished step: its checkpoint is durable, so it is complete."""
@@ -299,7 +258,7 @@ class Training:
         stages["between"] = max(0.0, 1 - sum(stages.values()))
         result = TrainResult(
             run=self.run.uri,
-            steps=self.policy.step,
+            steps=self.publishing.policy.step,
             pass_rate_before=before.greedy,
             pass_rate_after=after.greedy,
             sampled_before=before.sampled,
@@ -310,7 +269,7 @@ class Training:
             lost=dict(self.place.dispatch.lost),
             picture=str(self._folder / PICTURE),
             report=str(self._folder / REPORT),
-            checkpoint=self.place.dispatch.run("train", export, self.trainer, self.policy.step),
+            checkpoint=self.place.dispatch.run("train", export, self.trainer, self.publishing.policy.step),
             page=self.tracker.page(),
             flow_run_id=flow_run.id,
         )

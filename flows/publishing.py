@@ -1,0 +1,63 @@
+"""The versions of a run on their way to generators: published beside the next update, one at a time, and logged."""
+
+import threading
+
+from prefect.futures import PrefectFuture
+
+from flows.workplace import Workplace
+from infra.publisher import Published
+from infra.tracking import Tracker
+from infra.weights import PolicyVersion
+from tasks.calls.trainer import TrainerSpec
+from tasks.publish import publish
+
+
+class Publishing:
+    """Safe to ask from several threads; one begins versions."""
+
+    def __init__(self, place: Workplace, trainer: TrainerSpec, tracker: Tracker, step: int) -> None:
+        """Publishes version ``step``, at which the trainer is, before it returns."""
+        self._place = place
+        self._trainer = trainer
+        self._tracker = tracker
+        self._under_way: PrefectFuture[Published] | None = None
+        self.policy: PolicyVersion  # the newest that is published
+        self._arrived(publish(place.dispatch, trainer, step))
+
+    def begin(self, step: int) -> None:
+        """Begin to publish version ``step``, the trainer's last, once the one before is there. Whatever the trainer is
+        asked for after that runs beside it."""
+        self.end()
+        begun = threading.Event()
+        self._under_way = publish.submit(self._place.dispatch, self._trainer, step, begun.set, self._arrived)
+        self._under_way.add_done_callback(lambda _: begun.set())
+        begun.wait()
+
+    def end(self) -> PolicyVersion:
+        """The version that was begun last, once it is published. Raises what kept it from that."""
+        if self._under_way is not None:
+            self._under_way.result()
+        return self.policy
+
+    def newest(self, at_least: int) -> PolicyVersion:
+        """The newest version that is published now, if that is none before ``at_least``; else that one, when it is."""
+        return self.policy if self.policy.step >= at_least else self.end()
+
+    def _arrived(self, published: Published) -> None:
+        """A version is published: generators may have it."""
+        self.policy = published.version
+        for warning in published.warnings:
+            self._place.display.say(f"warning: {warning}")
+        if published.bytes:
+            self._tracker.log(
+                published.version.step,
+                {
+                    "sync/bytes": published.bytes,
+                    "sync/ratio": published.full / published.bytes,
+                    "sync/changed": published.changed,
+                    "sync/encode_seconds": published.encode_seconds,
+                    "sync/upload_seconds": published.upload_seconds,
+                    "sync/seconds": published.seconds,
+                    "sync/inexact": float(self._trainer.sync.dtype == "int8"),
+                },
+            )
