@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from infra.machine import cores, detect_device
 from infra.reach import UnreachableError, parse_address, reach
-from infra.role import NANNY_SETTINGS, RoleNanny, logs_to, role_options
+from infra.role import NANNY_SETTINGS, WORKER_SETTINGS, RoleNanny, logs_to, role_options
 from infra.security import SecurityError, dask_security
 from infra.services import rlvf_home
 
@@ -24,8 +24,9 @@ ADDRESS = re.compile(r"([a-z]+://)?[^\s/]+:\d{1,5}")
 CONNECT_SECONDS = 10.0
 
 
-# What a scheduler needs on which `infra.dispatch` hands out the work.
-SCHEDULER_SETTINGS = {
+# What the scheduler on which `infra.dispatch` hands out the work needs, and the workers that Dask's own commands start.
+DASK_SETTINGS = {
+    **WORKER_SETTINGS,
     "distributed.scheduler.allowed-failures": 0,  # a worker's death is known at once, and counted by the dispatch
     "distributed.scheduler.no-workers-timeout": "60s",
     "distributed.scheduler.work-stealing": False,
@@ -33,11 +34,10 @@ SCHEDULER_SETTINGS = {
 }
 
 
-def scheduler_environment() -> dict[str, str]:
-    """`SCHEDULER_SETTINGS` for the environment of `dask scheduler`."""
+def dask_environment() -> dict[str, str]:
+    """`DASK_SETTINGS` for the environment of `dask scheduler` and `dask worker`."""
     return {
-        "DASK_" + name.replace(".", "__").replace("-", "_").upper(): str(value)
-        for name, value in SCHEDULER_SETTINGS.items()
+        "DASK_" + name.replace(".", "__").replace("-", "_").upper(): str(value) for name, value in DASK_SETTINGS.items()
     }
 
 
@@ -124,7 +124,7 @@ def cluster(
         stack.enter_context(
             dask.config.set(
                 {
-                    **SCHEDULER_SETTINGS,
+                    **DASK_SETTINGS,
                     "distributed.scheduler.worker-ttl": None,  # one machine: all sleep and wake together
                     "distributed.comm.require-encryption": None,  # between processes on the loopback interface
                     # So long after a death the cluster looks whether the worker is there and closes its nanny if not:

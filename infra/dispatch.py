@@ -189,10 +189,10 @@ class Dispatch:
         """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
 
         A worker holds one item at a time and gets its next one when it returns the last, so that a slow worker does
-        less; a worker that joins is used at the next hand-out; one that is lost costs its lease, whose item goes to the
-        front of the queue. Nothing is handed out before the first result is asked for, nor while the consumer is busy
-        with one: keep that short. Closing the iterator cancels what is under way, and so does `hold`, whose items are
-        handed out anew when it is over. Raises as `run` does.
+        less; a worker that joins is used at the next hand-out; one that is lost costs its lease, and the result before
+        it if that had not come in yet: their items go to the front of the queue. Nothing is handed out before the first
+        result is asked for, nor while the consumer is busy with one: keep that short. Closing the iterator cancels what
+        is under way, and so does `hold`, whose items are handed out anew when it is over. Raises as `run` does.
         """
         waiting = deque(range(len(items)))
         deaths: Counter[int] = Counter()

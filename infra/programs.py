@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infra import disk, store
 from infra.addresses import Addresses
-from infra.cluster import scheduler_environment
+from infra.cluster import dask_environment
 from infra.passwords import password
 from infra.prefect_api import POOL
 from infra.security import machine_name, tls_environment
@@ -69,7 +69,7 @@ def scheduler(config: StackConfig, folder: Path, port: int, page: int) -> Progra
     # Dask's page asks for no password: it stays on this machine
     command = [sys.executable, "-P", "-m", "distributed.cli.dask_scheduler", "--host", config.host]
     command += ["--port", str(port), "--dashboard-address", f"{LOOPBACK}:{page}"]
-    environment = scheduler_environment()
+    environment = dask_environment()
     if config.tls:
         command += ["--protocol", "tls"]
         environment |= tls_environment(config.home)

@@ -62,7 +62,7 @@ def free_port() -> int:
 @contextmanager
 def running_scheduler(log: Path, home: Path | None, port: int, **environment: str) -> Iterator[RunningScheduler]:
     """With the certificates of `home`, or without TLS; log lines of an earlier one stay."""
-    from infra.cluster import scheduler_environment
+    from infra.cluster import dask_environment
     from infra.security import tls_environment
 
     scheme = "tcp" if home is None else "tls"
@@ -73,7 +73,7 @@ def running_scheduler(log: Path, home: Path | None, port: int, **environment: st
             [*command, "--protocol", scheme, "--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
             stdout=out,
             stderr=out,
-            env=os.environ | scheduler_environment() | ({} if home is None else tls_environment(home)) | environment,
+            env=os.environ | dask_environment() | ({} if home is None else tls_environment(home)) | environment,
         )
     try:
         deadline = time.monotonic() + 30

@@ -10,7 +10,7 @@ from pathlib import Path
 from flows.commands.command import Command
 from infra.addresses import running
 from infra.certificates import MACHINE_DAYS
-from infra.cluster import scheduler_environment
+from infra.cluster import dask_environment
 from infra.security import check_machine_name, issue, make_authority, tls_environment
 from infra.services import rlvf_home
 
@@ -71,7 +71,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     home = rlvf_home()
     if given.environment:
-        for name, value in (tls_environment(home) | scheduler_environment()).items():
+        for name, value in (tls_environment(home) | dask_environment()).items():
             print(f"export {name}={shlex.quote(value)}")
         return
     if given.machine is None:

@@ -22,6 +22,7 @@ from distributed import Client
 from flows.cli import main
 from flows.commands import worker as module
 from flows.commands.worker import default_roles, roles
+from infra.cluster import dask_environment
 from infra.dispatch import Dispatch
 from infra.enquiry import Enquiry, Seen, enquire
 from infra.placement import PlacementConfig, offers
@@ -227,6 +228,7 @@ def test_a_lease_goes_to_another_worker_when_its_machine_leaves(
             *("--no-dashboard", "--host", "127.0.0.1", "--resources", "CPU=1 VERIFIER=1"),
             program=(sys.executable, "-m", "distributed.cli.dask_worker"),
             **tls_environment(town.home),
+            **dask_environment(),
         )
         until(lambda: "raw" in town.names())
         began = time.monotonic()

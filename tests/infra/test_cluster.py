@@ -67,6 +67,11 @@ def test_threads_are_set_before_the_first_call(client: Client) -> None:
     assert client.submit(threads, resources={"VERIFIER": 1}, pure=False).result() == ("1", "false")
 
 
+def test_no_worker_asks_for_the_frames_of_its_threads_where_that_can_stop_it_for_ever(client: Client) -> None:
+    profiled = client.run(lambda dask_worker: "profile" in dask_worker.periodic_callbacks)
+    assert set(profiled.values()) == {sys.version_info >= (3, 12)}
+
+
 def test_a_killed_worker_comes_back_under_its_name_with_its_tags_and_warm(client: Client) -> None:
     def state() -> tuple[str, bool]:
         return get_worker().name, WARM in sys.modules

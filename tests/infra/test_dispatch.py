@@ -179,11 +179,17 @@ def test_a_lease_that_kills_every_worker_is_given_up(dispatch: Dispatch, tmp_pat
 def test_a_worker_killed_in_its_lease_costs_one_lease(dispatch: Dispatch, tmp_path: Path) -> None:
     def call(item: int) -> int:
         if item == 5 and not (tmp_path / "died").exists():
+            while not (tmp_path / "go").exists():
+                time.sleep(0.01)
             (tmp_path / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return item * item
 
-    got = list(dispatch.lease("generate", call, [(item,) for item in range(12)]))
+    got = []
+    for each in dispatch.lease("generate", call, [(item,) for item in range(12)]):
+        got.append(each)
+        if len(got) == 11:  # a result that has not come in yet would be lost with its worker
+            (tmp_path / "go").touch()
     assert sorted(got) == [(item, item * item) for item in range(12)]
     assert dispatch.lost == {"generate": 1}
     spans = dispatch.timeline.take()

@@ -104,6 +104,8 @@ def test_ssh(ssh: dict[str, Any]) -> None:
             assert worker.resources == {"CUDA": 1, "GENERATOR": 1}
             settings = client.run_on_scheduler(lambda: dask.config.get("distributed.scheduler.allowed-failures"))
             assert settings == 0
+            profiled = client.run(lambda dask_worker: "profile" in dask_worker.periodic_callbacks)
+            assert set(profiled.values()) == {sys.version_info >= (3, 12)}
             assert client.submit(sum, [1, 2], resources={"GENERATOR": 1}).result(20) == 3
     finally:
         names["cluster"].close()
@@ -120,6 +122,7 @@ def test_slurm() -> None:
     finally:
         names["cluster"].close()
     assert "#SBATCH --gres=gpu:1" in script
+    assert "export DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED=" in script
     words = shlex.split(script.splitlines()[-1] if "dask" in script.splitlines()[-1] else script.splitlines()[-2])
     assert words[len(words) - words[::-1].index("--resources")] == "CUDA=1 GENERATOR=1"
     assert words[len(words) - words[::-1].index("--nthreads")] == "1"  # the last one counts

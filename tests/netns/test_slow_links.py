@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra import network as networks
-from infra.cluster import scheduler_environment
+from infra.cluster import dask_environment
 from infra.links import CABLE, VPN, WIFI
 from infra.metric_log import read_metrics
 from infra.network import Machine, Network
@@ -71,7 +71,7 @@ def train(net: Network, half_right: Path, problems: Path, until: Callable[..., A
     make = "import boto3; boto3.client('s3').create_bucket(Bucket='rlvf')"
     until(lambda: store.start("python", "-c", make, env=S3, **quiet).wait() == 0)
     dask = ("python", "-m", "distributed.cli.dask_scheduler", "--host", trainer.address, "--no-dashboard", "--no-show")
-    trainer.start(*dask, env=scheduler_environment(), **quiet)
+    trainer.start(*dask, env=dask_environment(), **quiet)
     rlvf = ("python", "-c", "from flows.cli import main; main()")
     for name, roles in (("generator1", "generator"), ("generator2", "generator"), ("trainer", "trainer,verifier")):
         words = ("worker", SCHEDULER, "--insecure", "--name", name, "--roles", roles, "--threads", "1")

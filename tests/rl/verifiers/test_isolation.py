@@ -90,6 +90,9 @@ def seen(problem): return 1.0, f"{problem.prompt} {problem.target} {problem.extr
 def environment(problem): return float("SECRET_TOKEN" in os.environ or "HOME" in os.environ)
 def reads(problem): return float(len(sys.stdin.read()))
 def counted(problem): return float(calls)
+def wait(problem):
+    time.sleep(0.5)
+    return 1.0
 def surrogate(problem): return 1.0, "\\ud800"
 def numpy(problem):
     import numpy
@@ -197,7 +200,7 @@ def test_what_a_function_returns_is_its_verdict(
 
 
 def test_processes_are_kept_and_a_call_costs_little(pool: Pool) -> None:
-    pool.judge([PROBLEM] * 8, ["right"] * 8)
+    pool.judge([PROBLEM] * 2, ["wait"] * 2)  # at the same time: in all processes that the pool may have
     before = {one.pid for one in processes()}
     began = time.perf_counter()
     verdicts = pool.judge([PROBLEM] * 400, ["counted"] * 400)
