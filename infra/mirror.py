@@ -139,9 +139,9 @@ class Mirror:
             raise NotThere(f"there is nothing whole that makes {version.uri}, yet")
 
         unseen = UNSEEN_HERE_SECONDS if store.local_path(self.uri) is not None else UNSEEN_SECONDS
-        seen = Patience(unseen, also=(NotThere,), check=check)
+        seen = Patience(unseen, of=(NotThere,), check=check)
         intact = self._downloads(check)
-        return Patience(max(self._patience, unseen), check=check)(seen, find)
+        return Patience(self._patience, check=check)(seen, find)
 
     def _take(self, edge: Edge, check: Callable[[], None]) -> None:
         """Go along one edge."""
@@ -195,7 +195,7 @@ class Mirror:
 
     def _downloads(self, check: Callable[[], None]) -> Patience:
         """With what comes damaged from elsewhere: the next try may find it as it was stored."""
-        return Patience(TORN_SECONDS if store.local_path(self.uri) is None else 0, also=(Torn,), check=check)
+        return Patience(TORN_SECONDS if store.local_path(self.uri) is None else 0, of=(Torn,), check=check)
 
     def _forget(self) -> None:
         self._weights.clear()

@@ -33,13 +33,14 @@ class Patience:
     """How long to wait for a storage."""
 
     seconds: float
-    also: tuple[type[Exception], ...] = ()  # errors that may pass too
+    of: tuple[type[Exception], ...] = ()  # errors that may pass; none: those of a storage that is away
     check: Callable[[], None] = lambda: None  # called about four times a second in every pause; may raise
 
     def __call__(self, job: Callable[..., T], *args: Any) -> T:
         """What `job(*args)` returns; it is tried again while it raises what may pass. Raises what it raised last."""
+        passes = may_pass if not self.of else lambda error: isinstance(error, self.of)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda error: isinstance(error, self.also) or may_pass(error)),
+            retry=tenacity.retry_if_exception(passes),
             wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE, min=FIRST_PAUSE / 2),
             stop=tenacity.stop_after_delay(self.seconds),
             sleep=self._pause,

@@ -12,6 +12,9 @@ from infra.manifest import MANIFEST, NotThere
 
 # Stores without folders: creating one is needless there, and at a store's top level it would make a bucket
 _OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs"})
+# Left to itself, a client of S3 tries for up to half a minute, through which nothing can stop it. Whoever wants to wait
+# longer says so with `infra.patience`.
+_S3 = {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 3}}}
 
 
 def join(uri: str, *names: str) -> str:
@@ -160,7 +163,7 @@ def files(fs: Any, root: str) -> list[str]:
 
 def remote(uri: str) -> tuple[Any, str]:
     """The file system of a URI that is not local, and the path on it."""
-    fs, root = url_to_fs(uri)
+    fs, root = url_to_fs(uri, **(_S3 if uri.startswith(("s3://", "s3a://")) else {}))
     fs.invalidate_cache()  # other processes write here too: what was listed a moment ago is no longer true
     return fs, root.rstrip("/")
 
