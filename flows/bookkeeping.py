@@ -19,6 +19,7 @@ from infra import place as places
 from infra import timeline
 from infra.background import Background
 from infra.disk import sweep_files
+from infra.patience import Patience
 from infra.placement import offers
 from infra.record import ABOUT, TIMELINE, read_record, send_record, versions
 from infra.rollouts import write_rollouts
@@ -89,7 +90,10 @@ class Bookkeeping:
         """Keep the completions that make the version after ``step``, before the update that might fail on them."""
         every = self._run.config.tracking.rollouts_every
         if every and (step + 1) % every == 0:
-            self._background.submit("keeping rollouts", lambda: write_rollouts(self._run.uri, step + 1, batch.rows()))
+            write = Patience(self._run.config.sync.patience)
+            self._background.submit(
+                "keeping rollouts", lambda: write(lambda: write_rollouts(self._run.uri, step + 1, batch.rows()))
+            )
 
     def step(self, step: int) -> dict[str, float]:
         """Note that ``step`` is done, and what is logged of it: what generators have fetched, and how long they waited
