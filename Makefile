@@ -50,7 +50,7 @@ test: $(STAMP)
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/netns $(ARGS)
 
 test-machines: $(STAMP)
-	@$(BIN)/pytest tests/netns $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile tests/netns $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

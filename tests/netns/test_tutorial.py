@@ -85,6 +85,7 @@ def fires(shell: Shell, until: Callable[..., Any]) -> None:
     until(lambda: shell.run(f'python -c "{LIST}"') != before, seconds=150)
 
 
+@pytest.mark.timeout(600)  # three minutes where nothing else runs
 def test_the_tutorial_works_as_it_stands(
     machines: dict[str, Shell], half_right: Path, until: Callable[..., Any]
 ) -> None:
