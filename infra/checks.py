@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import psutil
-from fsspec.core import url_to_fs
 
 from infra import place
 
@@ -76,7 +75,7 @@ def check_storage(uri: str, megabytes: float = 0.01) -> Check:
     shown = re.sub(r"://[^/@]*@", "://***@", uri)
     remedy = "check RLVF_STORAGE and its credentials (`rlvf certs --with-storage` puts them into a bundle)"
     try:
-        fs, path = url_to_fs(place.join(uri, f".check-{secrets.token_hex(8)}"))
+        fs, path = place.remote(place.join(uri, f".check-{secrets.token_hex(8)}"))
         place.make_parent(fs, path)
         began = time.perf_counter()
         fs.pipe_file(path, payload)

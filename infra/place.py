@@ -135,8 +135,7 @@ def folders(uri: str) -> list[str]:
 
 def modified(uri: str) -> datetime | None:
     """When a file was last written, None if there is none."""
-    fs, root = url_to_fs(uri)
-    fs.invalidate_cache()
+    fs, root = remote(uri)
     try:
         when: datetime = fs.modified(root)
     except FileNotFoundError:
@@ -162,7 +161,7 @@ def files(fs: Any, root: str) -> list[str]:
 
 
 def remote(uri: str) -> tuple[Any, str]:
-    """The file system of a URI that is not local, and the path on it."""
+    """The file system of a URI, and the path on it, for what is not done with `local_path`."""
     fs, root = url_to_fs(uri, **(_S3 if uri.startswith(("s3://", "s3a://")) else {}))
     fs.invalidate_cache()  # other processes write here too: what was listed a moment ago is no longer true
     return fs, root.rstrip("/")

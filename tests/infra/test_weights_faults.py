@@ -97,13 +97,22 @@ def start_run(s3: str, faulty: FaultyS3, tmp_path: Path) -> Iterator[StartRun]:
 
 FAULTS: dict[str, Callable[[FaultyS3], object]] = {
     "slow down": lambda s3: s3.slow_down(times=6),
+    "slow down for the manifest": lambda s3: s3.slow_down(key=MANIFEST, times=4),
     "slow": lambda s3: s3.slow(60_000, times=None),
     "differences cut off": lambda s3: s3.truncate(key=DIFFERENCE, times=3),
     "manifests cut off": lambda s3: s3.truncate(key=MANIFEST, times=3),
+    "everything cut off": lambda s3: s3.truncate(times=8),
     "no answer": lambda s3: s3.leave_unanswered(times=3),
+    "no answer to the manifest": lambda s3: s3.leave_unanswered("PUT", MANIFEST, times=2),
     "damaged": lambda s3: s3.damage(DIFFERENCE),
+    "damaged whole": lambda s3: s3.damage(WHOLE),
     "damaged manifest": lambda s3: s3.damage(MANIFEST),
+    "damaged often": lambda s3: s3.damage(times=4),
     "late": lambda s3: s3.late(1.5),
+    "late manifest": lambda s3: s3.late(1.5, MANIFEST),
+    "late difference": lambda s3: s3.late(1.5, DIFFERENCE),
+    "gone": lambda s3: s3.away(4),
+    "silent": lambda s3: s3.away(4, "hang"),
     "overloaded": lambda s3: s3.away(4, "503"),
 }
 
@@ -198,7 +207,7 @@ def test_a_difference_that_is_always_damaged_is_torn_and_is_gone_round_where_the
     run.check(version, run.follower, run.fresh())
 
 
-@pytest.mark.parametrize("step", [6])
+@pytest.mark.parametrize("step", [5, 6, 7])
 def test_a_manifest_that_comes_damaged_while_old_versions_are_removed_costs_nobody_his_way(
     step: int, faulty: FaultyS3, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +223,7 @@ def test_a_manifest_that_comes_damaged_while_old_versions_are_removed_costs_nobo
     run.check(version, run.fresh())
 
 
-@pytest.mark.parametrize("seed", [0])
+@pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_in_whatever_order_nobody_has_other_weights(
     seed: int, faulty: FaultyS3, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
