@@ -182,7 +182,8 @@ def test_the_artifacts_of_mlflow_lie_on_the_storage(up: Place, endpoint: str, tm
 
     (tmp_path / "note.txt").write_text("kept")
     client = MlflowClient(up.up()["mlflow"])
-    run = client.create_run("0")
+    # the default experiment may be older than this storage: the home is a copy of one in which runs were made
+    run = client.create_run(client.create_experiment("kept"))
     client.log_artifact(run.info.run_id, str(tmp_path / "note.txt"))
     stored = [each["Key"] for each in bucket(endpoint).list_objects_v2(Bucket="there")["Contents"]]
     assert [key for key in stored if key.startswith("rlvf/mlartifacts/") and key.endswith("/note.txt")]
