@@ -13,7 +13,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.runtime import flow_run
 
 from infra.background import Background
-from infra.secrets import masked
+from infra.security.secrets import masked
 
 PAUSE_SECONDS = 1.0  # between two words on the progress
 END_SECONDS = 5.0  # what the last words get when Prefect is away

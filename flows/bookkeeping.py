@@ -15,16 +15,16 @@ from flows.report import PICTURE, REPORT, draw_reward, write_report
 from flows.runs import Run
 from flows.summary import prefect_page
 from flows.workplace import Workplace
-from infra import place as places
-from infra import timeline
 from infra.background import Background
-from infra.disk import sweep_files
-from infra.patience import Patience
-from infra.placement import offers
-from infra.record import ABOUT, TIMELINE, read_record, send_record, versions
-from infra.rollouts import write_rollouts
-from infra.secrets import masked
-from infra.tracking import Tracker
+from infra.cluster import timeline
+from infra.cluster.placement import offers
+from infra.runs.record import ABOUT, TIMELINE, read_record, send_record, versions
+from infra.runs.rollouts import write_rollouts
+from infra.runs.tracking import Tracker
+from infra.security.secrets import masked
+from infra.storage import place as places
+from infra.storage.disk import sweep_files
+from infra.storage.patience import Patience
 from tasks.collection import Collected
 
 SEND_SECONDS = 60.0  # between two copies of the record of a run that lies elsewhere

@@ -20,7 +20,7 @@ from flows.commands.up import UP
 from flows.commands.verifier import VERIFIER
 from flows.commands.worker import WORKER
 from flows.options import OneLineParser
-from infra.secrets import masked
+from infra.security.secrets import masked
 
 COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER, BENCH)
 

@@ -4,11 +4,11 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from infra.checkpoints import CheckpointConfig
-from infra.cluster import ClusterConfig
-from infra.placement import PlacementConfig
-from infra.tracking import TrackingConfig
-from infra.weights import SyncConfig
+from infra.cluster.cluster import ClusterConfig
+from infra.cluster.placement import PlacementConfig
+from infra.runs.checkpoints import CheckpointConfig
+from infra.runs.tracking import TrackingConfig
+from infra.weights.version import SyncConfig
 from rl.config import TINY, LossConfig, OptimizerConfig, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
 from tasks.collection import BatchConfig
 

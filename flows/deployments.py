@@ -11,9 +11,9 @@ from pathlib import Path
 
 import flows
 from flows.config import EvalConfig, SftConfig, TrainConfig
-from infra import disk
-from infra.prefect_api import PrefectApi
-from infra.services import ServiceError, api_password
+from infra.services.prefect_api import PrefectApi
+from infra.services.prefect_server import ServiceError, api_password
+from infra.storage import disk
 
 NAMES = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")
 

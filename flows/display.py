@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from infra.secrets import masked
+from infra.security.secrets import masked
 
 LINE_SECONDS = 2.0  # plain step lines come no faster
 PACE_STEPS = 20  # the time left follows the pace of so many steps

@@ -10,11 +10,11 @@ from flows.config import EvalConfig, SftConfig
 from flows.runs import Run, existing_run, saved_config, with_secrets
 from flows.sft import sft
 from flows.workplace import Workplace, workplace
-from infra import store
-from infra.checkpoints import NotARun, is_run
-from infra.secrets import masked
-from infra.tracking import open_run
-from infra.weights import PolicyVersion, newest_version, published_version
+from infra.runs.checkpoints import NotARun, is_run
+from infra.runs.tracking import open_run
+from infra.security.secrets import masked
+from infra.storage import store
+from infra.weights.version import PolicyVersion, newest_version, published_version
 from rl.config import TINY
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec

@@ -14,7 +14,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from flows.display import Display
-from infra.dispatch import Dispatch
+from infra.cluster.dispatch import Dispatch
 
 LOOK_SECONDS = 1.0
 ENDED = {StateType.CANCELLING, StateType.CANCELLED, StateType.CRASHED, StateType.FAILED, StateType.COMPLETED}

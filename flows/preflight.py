@@ -4,7 +4,7 @@ import urllib.error
 import urllib.request
 from http.client import HTTPException
 
-from infra.secrets import masked, without_userinfo
+from infra.security.secrets import masked, without_userinfo
 from rl.config import TINY
 
 

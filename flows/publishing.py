@@ -5,9 +5,9 @@ import threading
 from prefect.futures import PrefectFuture
 
 from flows.workplace import Workplace
-from infra.publisher import Published
-from infra.tracking import Tracker
-from infra.weights import PolicyVersion
+from infra.runs.tracking import Tracker
+from infra.weights.publisher import Published
+from infra.weights.version import PolicyVersion
 from tasks.calls.trainer import TrainerSpec
 from tasks.publish import publish
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import yaml
 
-from infra import place
-from infra.checkpoints import CONFIG
-from infra.pictures import reward_curve
-from infra.record import Record
-from infra.rollouts import Row, kept_steps, read_rollouts
-from infra.run_pictures import (
+from infra.runs.checkpoints import CONFIG
+from infra.runs.pictures import reward_curve
+from infra.runs.record import Record
+from infra.runs.rollouts import Row, kept_steps, read_rollouts
+from infra.runs.run_pictures import (
     SHOWN_SECONDS,
     amount,
     bytes_picture,
@@ -26,7 +25,8 @@ from infra.run_pictures import (
     worker_picture,
     worker_shares,
 )
-from infra.secrets import masked
+from infra.security.secrets import masked
+from infra.storage import place
 
 REPORT, PICTURE = "report.html", "reward.png"
 TEMPLATES = Path(__file__).parent / "templates"

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from flows.config import TrainConfig
 from flows.options import OptionError, differences, read_config, to_yaml
-from infra import place, store
-from infra.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
-from infra.secrets import hidden, revealed
+from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
+from infra.security.secrets import hidden, revealed
+from infra.storage import place, store
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -4,7 +4,7 @@ from prefect import flow
 
 from flows.config import SftConfig
 from flows.workplace import workplace
-from infra.machine import cores
+from infra.cluster.machine import cores
 from tasks.calls.warm_up import WarmUpSpec
 from tasks.warm_up import is_kept, warm_up, warm_up_uri
 

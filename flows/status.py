@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from infra.addresses import Addresses
-from infra.part import Row
+from infra.services.addresses import Addresses
+from infra.services.part import Row
 
 COLOURS = {"up": "green", "was there": "green", "registered": "green", "used": "green", "died": "red"}
 

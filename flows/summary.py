@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.runs import Run
-from infra import store
-from infra.services import rlvf_home, runs_uri
+from infra.services.prefect_server import rlvf_home, runs_uri
+from infra.storage import store
 
 if TYPE_CHECKING:
     from flows.training import TrainResult

@@ -12,8 +12,8 @@ from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_conf
 from flows.sft import kept_warm_up, sft
 from flows.training import Training, TrainResult
 from flows.workplace import Workplace, workplace
-from infra.checkpoints import is_run, resolve_run
-from infra.weights import PolicyVersion
+from infra.runs.checkpoints import is_run, resolve_run
+from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.learner import Learned
 from tasks.collection import Collected, Collection

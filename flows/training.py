@@ -17,15 +17,15 @@ from flows.publishing import Publishing
 from flows.report import PICTURE, REPORT
 from flows.runs import Run
 from flows.workplace import Workplace
-from infra import store
+from infra.cluster.placement import workers_with
+from infra.cluster.turn import turn
 from infra.interrupts import answered_by
-from infra.metric_log import read_metrics
-from infra.mlflow_run import Page
-from infra.placement import workers_with
-from infra.record import METRICS, RESULT, bring_record
-from infra.tracking import Tracker, open_run
-from infra.turn import turn
-from infra.weights import PolicyVersion
+from infra.runs.metric_log import read_metrics
+from infra.runs.mlflow_run import Page
+from infra.runs.record import METRICS, RESULT, bring_record
+from infra.runs.tracking import Tracker, open_run
+from infra.storage import store
+from infra.weights.version import PolicyVersion
 from rl.learner import Learned
 from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, export

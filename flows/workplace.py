@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.display import Display
-from infra import store
-from infra.cluster import ClusterConfig, cluster
-from infra.dispatch import Dispatch
-from infra.placement import PlacementConfig, check_placement
-from infra.services import rlvf_home, rlvf_storage
-from infra.storage import check_storage
+from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import PlacementConfig, check_placement
+from infra.services.prefect_server import rlvf_home, rlvf_storage
+from infra.storage import store
+from infra.storage.usable import check_storage
 
 # what a worker imports before its first call; a verifier needs no torch
 IMPORTS = {"GENERATOR": "tasks.calls.generator", "TRAINER": "tasks.calls.trainer", "VERIFIER": "tasks.judge"}

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.dispatch import Dispatch
-from infra.weights import PolicyVersion
+from infra.cluster.dispatch import Dispatch
+from infra.weights.version import PolicyVersion
 from rl.judging import BrokenVerifierError, Judgement
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec

@@ -6,8 +6,8 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.dispatch import Dispatch
-from infra.weights import PolicyVersion
+from infra.cluster.dispatch import Dispatch
+from infra.weights.version import PolicyVersion
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
 from tasks.collection import Collection, Lease

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from infra.files import as_text, open_files, open_texts
+from infra.storage.files import as_text, open_files, open_texts
 from rl import countdown, grammar, problems, tables
 from rl.config import COUNTDOWN, GRAMMAR, ProblemsConfig, VerifierConfig
 from rl.problems import Columns

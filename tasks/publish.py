@@ -5,8 +5,8 @@ from collections.abc import Callable
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.dispatch import Dispatch
-from infra.publisher import Published
+from infra.cluster.dispatch import Dispatch
+from infra.weights.publisher import Published
 from tasks.calls import generator, trainer
 from tasks.calls.trainer import TrainerSpec
 

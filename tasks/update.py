@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.dispatch import Dispatch
+from infra.cluster.dispatch import Dispatch
 from rl.learner import Learned
 from rl.records import Batch
 from tasks.calls import trainer

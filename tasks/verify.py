@@ -6,8 +6,8 @@ from math import ceil
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from infra.dispatch import Dispatch
-from infra.placement import workers_with
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import workers_with
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import BUILT_IN, VerifierSpec

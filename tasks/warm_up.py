@@ -9,8 +9,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 import rl
-from infra import store
-from infra.dispatch import Dispatch
+from infra.cluster.dispatch import Dispatch
+from infra.storage import store
 from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUpSpec
 

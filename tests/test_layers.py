@@ -50,7 +50,7 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
 @pytest.mark.parametrize(
     ("package", "source", "found"),
     [
-        ("rl", "import numpy\nimport infra.store", ["line 2 imports infra"]),
+        ("rl", "import numpy\nimport infra.storage.store", ["line 2 imports infra"]),
         ("rl", "from tasks import generate", ["line 1 imports tasks"]),
         ("rl", "def f():\n    import fsspec.core as f", ["line 2 imports fsspec"]),
         ("rl", "if True:\n    from distributed.client import Client", ["line 2 imports distributed"]),

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from infra.difference import apply_difference, weights_digest, write_difference
+from infra.weights.difference import apply_difference, weights_digest, write_difference
 from rl.policy import copied_weights, read_weights
 
 # of Qwen3-0.6B: 28 layers, hidden 1024, 16 query and 8 key heads of 128, MLP 3072, vocabulary 151,936, tied head

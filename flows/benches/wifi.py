@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from flows.benches.codec import STEPS, drawn, stepped
-from infra.difference import weights_digest
-from infra.links import WIFI
-from infra.mirror import Mirror
-from infra.network import Machine, available, network
-from infra.publisher import Publisher
-from infra.weights import PolicyVersion, SyncConfig
+from infra.links.link import WIFI
+from infra.links.network import Machine, available, network
+from infra.weights.difference import weights_digest
+from infra.weights.mirror import Mirror
+from infra.weights.publisher import Publisher
+from infra.weights.version import PolicyVersion, SyncConfig
 from rl.policy import copied_weights
 
 GENERATORS = 2

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from flows.commands.command import Command
-from infra.addresses import running
-from infra.certificates import MACHINE_DAYS
-from infra.cluster import dask_environment
-from infra.security import check_machine_name, issue, make_authority, tls_environment
-from infra.services import rlvf_home
+from infra.cluster.cluster import dask_environment
+from infra.security.bundles import check_machine_name, issue, make_authority, tls_environment
+from infra.security.certificates import MACHINE_DAYS
+from infra.services.addresses import running
+from infra.services.prefect_server import rlvf_home
 
 EXAMPLES = """
 rlvf certs jetson                                      jetson.bundle: copy it there, it is all that machine needs

@@ -15,16 +15,16 @@ from pathlib import Path
 from flows.commands.command import Command
 from flows.config import TrainConfig
 from flows.options import read_config
-from infra.addresses import running
-from infra.checks import Check, placement_checks, route_checks
-from infra.cluster_checks import check_storage_of_cluster, cluster_checks
-from infra.enquiry import enquire
-from infra.installed import check_constraints, check_requirements
-from infra.machine import detect_device, this_machine
-from infra.placement import PlacementConfig
-from infra.reach import UnreachableError, parse_address, reach
-from infra.security import RENEW_DAYS, SecurityError, adopt_settings, days_of_certificate, has_certificates
-from infra.services import rlvf_home
+from infra.checks.cluster import check_storage_of_cluster, cluster_checks
+from infra.checks.installed import check_constraints, check_requirements
+from infra.checks.machine import Check, placement_checks, route_checks
+from infra.cluster.enquiry import enquire
+from infra.cluster.machine import detect_device, this_machine
+from infra.cluster.placement import PlacementConfig
+from infra.cluster.reach import UnreachableError, parse_address, reach
+from infra.security.bundles import RENEW_DAYS, SecurityError, adopt_settings, days_of_certificate, has_certificates
+from infra.services.addresses import running
+from infra.services.prefect_server import rlvf_home
 
 EXAMPLES = """
 rlvf doctor                                            this machine, and the cluster that it belongs to

@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 
 from flows.commands.command import Command
-from infra.addresses import UP, is_up, read_up
-from infra.part import TITLES
-from infra.services import rlvf_home
-from infra.stack import living, take_down_leftovers
+from infra.services.addresses import UP, is_up, read_up
+from infra.services.part import TITLES
+from infra.services.prefect_server import rlvf_home
+from infra.services.stack import living, take_down_leftovers
 
 EXAMPLES = """
 rlvf down                                              stop what rlvf up started; runs and their state stay

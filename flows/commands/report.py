@@ -7,9 +7,9 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.runs import existing_run
-from infra.checkpoints import require_run
-from infra.services import rlvf_home, runs_uri
-from infra.store import local_path
+from infra.runs.checkpoints import require_run
+from infra.services.prefect_server import rlvf_home, runs_uri
+from infra.storage.store import local_path
 
 EXAMPLES = """
 rlvf report 20260101-120000-tiny                       one HTML file, with the pictures beside it
@@ -26,7 +26,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> None:
     from flows.report import REPORT, write_report
-    from infra.record import read_record
+    from infra.runs.record import read_record
 
     uri = existing_run(given.run, runs_uri())
     require_run(uri)

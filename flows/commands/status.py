@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from flows.commands.command import Command
-from infra import place
-from infra.addresses import Addresses, read_up
-from infra.passwords import kept_password
-from infra.programs import USER
-from infra.reach import parse_address
-from infra.scheduler import Seen, ask
-from infra.secrets import without_userinfo
-from infra.security import installed_settings
-from infra.services import answers, api_password, is_loopback, rlvf_home, rlvf_storage
+from infra.cluster.reach import parse_address
+from infra.cluster.scheduler import Seen, ask
+from infra.security.bundles import installed_settings
+from infra.security.secrets import without_userinfo
+from infra.services.addresses import Addresses, read_up
+from infra.services.passwords import kept_password
+from infra.services.prefect_server import answers, api_password, is_loopback, rlvf_home, rlvf_storage
+from infra.services.programs import USER
+from infra.storage import place
 
 EXAMPLES = """
 rlvf status                                            of what rlvf up started here, or the bundle's cluster
@@ -179,7 +179,7 @@ def _is_there(storage: str) -> bool:
 
 
 def _running(home: Path, prefect: str | None) -> list[str]:
-    from infra.prefect_api import PrefectApi
+    from infra.services.prefect_api import PrefectApi
 
     return PrefectApi(prefect, api_password(home, prefect)).running("rlvf") if prefect else []
 

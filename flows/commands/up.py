@@ -11,13 +11,13 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.status import StackDisplay, rows_of
-from infra.addresses import is_up, read_up, the_only_up
-from infra.passwords import FILE
-from infra.ports import PORTS, own_addresses
-from infra.programs import USER, StackConfig
-from infra.security import own_certificates, refuse_open_address
-from infra.services import LOOPBACK, ServiceError, free_port, is_loopback, rlvf_home, rlvf_storage
-from infra.storage import check_storage, storage_uri
+from infra.security.bundles import own_certificates, refuse_open_address
+from infra.services.addresses import is_up, read_up, the_only_up
+from infra.services.passwords import FILE
+from infra.services.ports import PORTS, own_addresses
+from infra.services.prefect_server import LOOPBACK, ServiceError, free_port, is_loopback, rlvf_home, rlvf_storage
+from infra.services.programs import USER, StackConfig
+from infra.storage.usable import check_storage, storage_uri
 
 EXAMPLES = """
 rlvf up                                                everything on this machine; Ctrl-C stops it
@@ -103,8 +103,8 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
 def _stay(config: StackConfig) -> None:
     """Keep everything up until Ctrl-C, SIGTERM or the end of the terminal; then stop it."""
     from flows.deployments import Registration
-    from infra.scheduler import announce
-    from infra.stack import Stack
+    from infra.cluster.scheduler import announce
+    from infra.services.stack import Stack
 
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))

@@ -9,23 +9,23 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.workplace import IMPORTS
-from infra.addresses import running
-from infra.checks import Check
-from infra.cluster_checks import check_storage_of_cluster, cluster_checks
-from infra.enquiry import Enquiry, enquire
+from infra.checks.cluster import check_storage_of_cluster, cluster_checks
+from infra.checks.machine import Check
+from infra.cluster.enquiry import Enquiry, enquire
+from infra.cluster.machine import cores, detect_device, this_machine
+from infra.cluster.membership import Membership, Role
+from infra.cluster.placement import ROLES
+from infra.cluster.reach import parse_address, reach
 from infra.interrupts import answered_by
-from infra.machine import cores, detect_device, this_machine
-from infra.membership import Membership, Role
-from infra.placement import ROLES
-from infra.reach import parse_address, reach
-from infra.security import (
+from infra.security.bundles import (
     SecurityError,
     adopt_settings,
     check_machine_name,
     install_bundle,
     machine_name,
 )
-from infra.services import is_loopback, rlvf_home
+from infra.services.addresses import running
+from infra.services.prefect_server import is_loopback, rlvf_home
 
 EXAMPLES = """
 rlvf worker --bundle jetson.bundle                     the first time: installs the bundle, then joins

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from flows.display import Display
 from flows.workplace import workplace
-from infra.cluster import ClusterConfig
-from infra.placement import PlacementConfig
-from infra.services import prefect_server, rlvf_home
+from infra.cluster.cluster import ClusterConfig
+from infra.cluster.placement import PlacementConfig
+from infra.services.prefect_server import prefect_server, rlvf_home
 
 T = TypeVar("T")
 

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra import pace, store
-from infra.mirror import Mirror
-from infra.quantization import restored
-from infra.resident import drop, resident, resident_now
-from infra.services import rlvf_home
-from infra.timeline import waiting_for_weights
-from infra.wanted import stop_when_unwanted
-from infra.weights import PolicyVersion, weights_uri
-from infra.whole import keep_whole
+from infra.cluster import pace
+from infra.cluster.resident import drop, resident, resident_now
+from infra.cluster.timeline import waiting_for_weights
+from infra.cluster.wanted import stop_when_unwanted
+from infra.services.prefect_server import rlvf_home
+from infra.storage import store
+from infra.weights.mirror import Mirror
+from infra.weights.quantization import restored
+from infra.weights.version import PolicyVersion, weights_uri
+from infra.weights.whole import keep_whole
 from rl.config import PolicyConfig, SamplingConfig
 from rl.policy import Policy, load_policy, save_policy
 from rl.records import Problem, Rollouts

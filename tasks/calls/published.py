@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from infra.quantization import quantized
-from infra.whole import PublicModel
+from infra.weights.quantization import quantized
+from infra.weights.whole import PublicModel
 from rl.config import PolicyConfig
 from rl.policy import DTYPES, copied_weights, load_policy
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from infra import checkpoints, store
-from infra.difference import Weights
-from infra.dispatch import leave_thread
-from infra.publisher import Published, Publisher
-from infra.resident import drop, resident, resident_now
-from infra.weights import SyncConfig
+from infra.cluster.dispatch import leave_thread
+from infra.cluster.resident import drop, resident, resident_now
+from infra.runs import checkpoints
+from infra.storage import store
+from infra.weights.difference import Weights
+from infra.weights.publisher import Published, Publisher
+from infra.weights.version import SyncConfig
 from rl.config import LossConfig, OptimizerConfig, PolicyConfig
 from rl.learner import Learned, Learner
 from rl.policy import load_policy, read_weights, save_files, save_policy

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from infra import store
-from infra.resident import drop, resident
-from infra.whole import keep_whole
+from infra.cluster.resident import drop, resident
+from infra.storage import store
+from infra.weights.whole import keep_whole
 from rl import grammar
 from rl.config import OptimizerConfig, PolicyConfig
 from rl.learner import Learner

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from infra.pictures import BLUE, GREY, INK, ORANGE, blank, save
-from infra.place import subfolders
-from infra.publisher import Publisher
-from infra.weights import SyncConfig
+from infra.runs.pictures import BLUE, GREY, INK, ORANGE, blank, save
+from infra.storage.place import subfolders
+from infra.weights.publisher import Publisher
+from infra.weights.version import SyncConfig
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = 14

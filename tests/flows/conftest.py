@@ -22,11 +22,11 @@ from distributed import Client
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.options import read_config
 from flows.sft import warm_up_spec
-from infra import services
-from infra.cluster import ClusterConfig, cluster
-from infra.metric_log import read_metrics
-from infra.placement import offers
-from infra.whole import keep_whole
+from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.placement import offers
+from infra.runs.metric_log import read_metrics
+from infra.services import prefect_server as services
+from infra.weights.whole import keep_whole
 from tasks.warm_up import warm_up_uri
 
 SMALL = {

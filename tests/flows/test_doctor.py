@@ -11,7 +11,7 @@ import pytest
 from distributed import Client
 
 from flows.cli import main
-from infra.security import dask_security, issue, own_certificates
+from infra.security.bundles import dask_security, issue, own_certificates
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 

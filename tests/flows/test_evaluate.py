@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flows.runs import existing_run
-from infra.checkpoints import NotARun
+from infra.runs.checkpoints import NotARun
 
 SAMPLES = 16
 

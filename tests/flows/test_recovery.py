@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra import store
+from infra.storage import store
 
 STEPS = 14
 

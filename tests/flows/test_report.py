@@ -15,10 +15,10 @@ from PIL import Image
 from flows.cli import main
 from flows.report import CUT, write_report
 from flows.train import DivergedError
-from infra import store
-from infra.record import read_record
-from infra.rollouts import kept_steps, read_rollouts, write_rollouts
-from infra.timeline import read_sessions
+from infra.cluster.timeline import read_sessions
+from infra.runs.record import read_record
+from infra.runs.rollouts import kept_steps, read_rollouts, write_rollouts
+from infra.storage import store
 
 SECTIONS = ["reward", "stages", "bytes", "staleness", "workers", "timeline", "samples", "config", "versions", "links"]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}"

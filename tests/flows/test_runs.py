@@ -14,8 +14,8 @@ from flows.config import TrainConfig
 from flows.option_tree import known_options
 from flows.options import OptionError, read_config, to_yaml
 from flows.runs import MAY_CHANGE, Run, new_run, resume_run, saved_config
-from infra import store
-from infra.checkpoints import CONFIG, NotARun
+from infra.runs.checkpoints import CONFIG, NotARun
+from infra.storage import store
 
 
 def configured(**overrides: str) -> TrainConfig:

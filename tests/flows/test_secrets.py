@@ -13,8 +13,8 @@ import yaml
 
 from flows.options import OptionError, read_config
 from flows.runs import resume_run
-from infra import secrets
-from infra.secrets import MaskedError
+from infra.security import secrets
+from infra.security.secrets import MaskedError
 
 PLANTED = "pL4nt3d"
 

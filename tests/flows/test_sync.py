@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from flows.config import TrainConfig
-from infra.manifest import Torn
-from infra.mirror import Mirror
-from infra.placement import offers
-from infra.quantization import restored
-from infra.weights import newest_version
-from infra.whole import PublicModel
+from infra.cluster.placement import offers
+from infra.storage.manifest import Torn
+from infra.weights.mirror import Mirror
+from infra.weights.quantization import restored
+from infra.weights.version import newest_version
+from infra.weights.whole import PublicModel
 from rl.config import PolicyConfig
 from tasks.calls.published import public_model
 
@@ -118,9 +118,9 @@ def test_a_generator_that_joins_at_step_30_ends_with_the_same_bits(lab: Any) -> 
     options = {"steps": "48", "batch__prompts": "8", "batch__lease": "2", "sync__anchor_every": "8"}
 
     def digest(weights: str) -> str:  # a nested function is sent by value: a worker cannot import this file
-        from infra.difference import weights_digest
-        from infra.resident import resident_now
-        from infra.weights import newest_version
+        from infra.cluster.resident import resident_now
+        from infra.weights.difference import weights_digest
+        from infra.weights.version import newest_version
 
         mirror: Any = resident_now("mirror", weights)
         with mirror.at(newest_version(weights.rpartition("/")[0])) as found:

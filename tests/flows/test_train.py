@@ -16,9 +16,9 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from infra import store
-from infra.publisher import Publisher
-from infra.weights import SyncConfig
+from infra.storage import store
+from infra.weights.publisher import Publisher
+from infra.weights.version import SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Problem
 from tasks.calls.generator import BrokenPolicyError, GeneratorSpec, generate

@@ -22,11 +22,11 @@ import pytest
 
 from flows.cli import main
 from flows.deployments import Registration
-from infra.addresses import Addresses
-from infra.passwords import kept_password
-from infra.scheduler import announce, ask
-from infra.security import certs_folder, issue, make_authority, own_certificates
-from infra.services import get_json
+from infra.cluster.scheduler import announce, ask
+from infra.security.bundles import certs_folder, issue, make_authority, own_certificates
+from infra.services.addresses import Addresses
+from infra.services.passwords import kept_password
+from infra.services.prefect_server import get_json
 
 MARK = "RLVF_UP_TEST_MARK"  # in the environment of every process that a command starts
 PLANTED = {
@@ -320,7 +320,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 def test_a_home_whose_certificate_is_over_is_not_opened_to_others(
     tmp_path: Path, home_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from infra.ports import own_addresses
+    from infra.services.ports import own_addresses
 
     if not own_addresses():
         pytest.skip("this machine has no address but loopback")
@@ -343,7 +343,7 @@ def test_a_service_that_is_named_and_not_there_is_an_error(
         variable, {"RLVF_SCHEDULER": "tcp://127.0.0.1:1"}.get(variable, "http://user:planted@127.0.0.1:1")
     )
     if variable != "PREFECT_API_URL":
-        monkeypatch.setattr("infra.services.answers", lambda *_, **__: True)
+        monkeypatch.setattr("infra.services.prefect_server.answers", lambda *_, **__: True)
     with pytest.raises(SystemExit) as refused:
         main(["up"])
     assert refused.value.code == 2

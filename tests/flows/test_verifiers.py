@@ -16,7 +16,7 @@ import pytest
 
 from flows.config import TrainConfig
 from flows.verifier_service import MAX_BODY, MAX_ITEMS, MAX_TEXT
-from infra.metric_log import read_metrics
+from infra.runs.metric_log import read_metrics
 from rl.judging import BrokenVerifierError
 from rl.records import Problem
 from rl.verifiers.service import Service

@@ -22,12 +22,12 @@ from distributed import Client
 from flows.cli import main
 from flows.commands import worker as module
 from flows.commands.worker import default_roles, roles
-from infra.cluster import dask_environment
-from infra.dispatch import Dispatch
-from infra.enquiry import Enquiry, Seen, enquire
-from infra.placement import PlacementConfig, offers
-from infra.reach import parse_address
-from infra.security import dask_security, own_certificates, read_bundle, tls_environment
+from infra.cluster.cluster import dask_environment
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.enquiry import Enquiry, Seen, enquire
+from infra.cluster.placement import PlacementConfig, offers
+from infra.cluster.reach import parse_address
+from infra.security.bundles import dask_security, own_certificates, read_bundle, tls_environment
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 VERIFY = PlacementConfig().resources("verify")
@@ -292,7 +292,7 @@ class Stub:
         enquiry = Enquiry(**{"workers": (), "versions": {}, "services": {}, "clock": 0.0} | answers)
         patch.setattr(module, "reach", lambda *_: host)
         patch.setattr(module, "enquire", lambda *_: enquiry)
-        patch.setattr("infra.cluster_checks.answers_back", lambda *_: None)
+        patch.setattr("infra.checks.cluster.answers_back", lambda *_: None)
 
 
 def test_a_network_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +321,7 @@ def test_a_machine_that_does_not_fit_is_refused(
 
 def test_a_firewall_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     Stub(monkeypatch)
-    monkeypatch.setattr("infra.cluster_checks.answers_back", lambda *_: "no connection within 10 s")
+    monkeypatch.setattr("infra.checks.cluster.answers_back", lambda *_: "no connection within 10 s")
     assert "way back: the scheduler cannot connect to 127.0.0.1" in refused(["worker", "tcp://h"], capsys)
 
 

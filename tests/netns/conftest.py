@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra import network as networks
+from infra.links import network as networks
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from infra import network as networks
-from infra.cluster import dask_environment
-from infra.links import CABLE, VPN, WIFI
-from infra.metric_log import read_metrics
-from infra.network import Machine, Network
+from infra.cluster.cluster import dask_environment
+from infra.links import network as networks
+from infra.links.link import CABLE, VPN, WIFI
+from infra.links.network import Machine, Network
+from infra.runs.metric_log import read_metrics
 
 STEPS = 8
 S3 = {
@@ -43,13 +43,13 @@ OPTIONS = {
 COMPARE = """
 import json
 from distributed import Client
-from infra.weights import newest_version
+from infra.weights.version import newest_version
 
 def digest(weights):
-    from infra.difference import weights_digest
-    from infra.mirror import Mirror
-    from infra.resident import resident_now
-    from infra.weights import newest_version
+    from infra.weights.difference import weights_digest
+    from infra.weights.mirror import Mirror
+    from infra.cluster.resident import resident_now
+    from infra.weights.version import newest_version
     mirror = resident_now("mirror", weights)
     if mirror is None and {cut}:  # it has just joined again
         mirror = Mirror(weights, patience=60)

@@ -13,7 +13,7 @@ import pytest
 
 from flows.config import SftConfig
 from flows.sft import warm_up_spec
-from infra.network import Machine, Network
+from infra.links.network import Machine, Network
 from tasks.warm_up import warm_up_uri
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,10 @@ COMMANDS = re.findall(r"^(laptop|pc)\$ (.+)$", TUTORIAL, flags=re.MULTILINE)
 (REWARD,) = re.findall(r"^```python\n(.+?)^```$", TUTORIAL, flags=re.MULTILINE | re.DOTALL)
 BY_OTHERS = ("git clone", "make setup", ". .venv")  # what brought us here has done these
 STAYING = ("rlvf worker",)
-LIST = "import os; from infra.place import names; print(names(os.environ['RLVF_STORAGE'] + '/runs/mine/evaluations'))"
+LIST = (
+    "import os; from infra.storage.place import names; "
+    "print(names(os.environ['RLVF_STORAGE'] + '/runs/mine/evaluations'))"
+)
 S3 = {
     "AWS_ENDPOINT_URL_S3": "http://192.168.1.9:9000",
     "AWS_ACCESS_KEY_ID": "me",
@@ -93,7 +96,7 @@ def test_the_tutorial_works_as_it_stands(
     for storage in (str(laptop.machine.home / ".rlvf"), "s3://rlvf"):  # a warm-up would take minutes
         kept = warm_up_uri(storage, warm_up_spec(SftConfig()))
         made = shutil.copytree(half_right, laptop.machine.home / "half-right")
-        keep = f"import pathlib, infra.whole as w; w.keep_whole({kept!r}, pathlib.Path({str(made)!r}))"
+        keep = f"import pathlib, infra.weights.whole as w; w.keep_whole({kept!r}, pathlib.Path({str(made)!r}))"
         laptop.machine.run("python", "-c", keep, env=S3)
     (laptop.machine.home / "my_reward.py").write_text(REWARD)
     for name, command in COMMANDS:

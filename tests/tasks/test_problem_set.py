@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from infra.metric_log import MetricLog
+from infra.runs.metric_log import MetricLog
 from rl.config import COUNTDOWN, GRAMMAR, ProblemsConfig, VerifierConfig
 from rl.records import Briefing, Problem
 from rl.tables import ProblemError

@@ -1,0 +1,1 @@
+"""Whether this machine is fit for its part, one line a check."""

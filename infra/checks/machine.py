@@ -1,0 +1,189 @@
+"""Checks of a machine before it joins a cluster, and whenever a person asks: one line each, with what to do."""
+
+import ipaddress
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import psutil
+
+from infra.storage import place
+
+CLOCK_SECONDS = 5.0  # certificates, leases and pages assume that clocks agree so far
+ROUTE_SECONDS = 2.0
+MEGABYTE = 10**6
+# How many leading numbers of a version must agree, 1 where nothing is said: else messages are not understood.
+MUST_AGREE = {"python": 2, "dask": 2, "distributed": 2, "rlvf": 2}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check found."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    found: str  # one line
+    remedy: str = ""  # what to do about it; with `warn` and `fail`
+
+    def __str__(self) -> str:
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.state:<4}  {self.name:<10}  {self.found}{remedy}"
+
+
+def check_versions(mine: Mapping[str, str], theirs: Mapping[str, str], whose: str) -> Check:
+    """Whether two machines' packages can work together. Only what both have is compared."""
+    wrong: list[str] = []
+    other: list[str] = []
+    for name in mine:
+        if name in theirs and mine[name] != theirs[name]:
+            depth = MUST_AGREE.get(name, 1)
+            differ = _numbers(mine[name])[:depth] != _numbers(theirs[name])[:depth]
+            if differ or _plain(mine[name]) != _plain(theirs[name]):
+                (wrong if differ else other).append(f"{name} {mine[name]} here, {theirs[name]} there")
+    same = f"the same as {whose}"
+    if wrong:
+        return Check(
+            "versions",
+            "fail",
+            f"{', '.join(wrong)} ({whose})",
+            "install the same everywhere: pip install -c constraints.txt -e . on both machines",
+        )
+    if other:
+        return Check("versions", "warn", f"{', '.join(other)} ({whose})", "this mostly works; the same is safer")
+    return Check("versions", "ok", same)
+
+
+def check_clock(ahead: float) -> Check:
+    """`ahead`: seconds that the other machine's clock is ahead of this one's."""
+    if abs(ahead) <= CLOCK_SECONDS:
+        return Check("clock", "ok", f"{abs(ahead):.1f} s apart from the scheduler's")
+    which = "behind" if ahead > 0 else "ahead of"
+    return Check(
+        "clock", "fail", f"{abs(ahead):.0f} s {which} the scheduler's", "set it, for example: timedatectl set-ntp true"
+    )
+
+
+def check_storage(uri: str, megabytes: float = 0.01) -> Check:
+    """Write, read and remove a file of random bytes; a large one tells how fast."""
+    payload = secrets.token_bytes(max(1, int(megabytes * MEGABYTE)))
+    shown = re.sub(r"://[^/@]*@", "://***@", uri)
+    remedy = "check RLVF_STORAGE and its credentials (`rlvf certs --with-storage` puts them into a bundle)"
+    try:
+        fs, path = place.remote(place.join(uri, f".check-{secrets.token_hex(8)}"))
+        place.make_parent(fs, path)
+        began = time.perf_counter()
+        fs.pipe_file(path, payload)
+        written = time.perf_counter()
+        try:
+            fs.invalidate_cache()
+            back = fs.cat_file(path)
+            read = time.perf_counter()
+        finally:
+            fs.rm_file(path)
+    except ImportError as error:
+        return Check("storage", "fail", f"{shown}: {error}", "pip install what is named")
+    except Exception as error:  # noqa: BLE001  every store has exceptions of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return Check("storage", "fail", f"{shown}: {reason[:200]}", remedy)
+    if back != payload:
+        return Check("storage", "fail", f"{shown} gave back other bytes than were written", remedy)
+    speed = ""
+    if megabytes >= 1:
+        up, down = megabytes / max(written - began, 1e-9), megabytes / max(read - written, 1e-9)
+        speed = f", {up:.1f} MB/s written, {down:.1f} MB/s read ({megabytes:g} MB)"
+    return Check("storage", "ok", f"{shown} writable and readable{speed}")
+
+
+def check_route(host: str, label: str = "") -> Check:
+    """Whether a connection from this machine to its own address `host` comes through.
+
+    Workers and process groups connect to their own address. On a bonded or VPN interface that can hang for ever.
+    """
+    name = f"{host} ({label})" if label else host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with (
+            socket.create_server((host, 0), family=family) as listener,
+            socket.create_connection(listener.getsockname()[:2], ROUTE_SECONDS),
+        ):
+            return Check("interface", "ok", f"{name} reaches itself")
+    except OSError as error:
+        why = "no connection in 2 s" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        return Check(
+            "interface",
+            "fail",
+            f"{name} does not reach itself ({why}): what uses this address hangs",
+            "use another one with --host, and GLOO_SOCKET_IFNAME=lo for process groups on this machine alone",
+        )
+
+
+def addresses() -> list[tuple[str, str]]:
+    """(address, interface) of every address of this machine that another can be given."""
+    found = []
+    states = psutil.net_if_stats()
+    for interface, entries in psutil.net_if_addrs().items():
+        if interface in states and not states[interface].isup:
+            continue
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                address = entry.address.partition("%")[0]
+                if not ipaddress.ip_address(address).is_link_local:
+                    found.append((address, interface))
+    return found
+
+
+def used_addresses(towards: str = "192.0.2.1") -> set[str]:
+    """The addresses of this machine that Dask and torch choose by themselves: on the way to `towards`, and that of the
+    host name. Nothing is sent."""
+    found = set()
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, 9))
+        found.add(str(probe.getsockname()[0]))
+    with suppress(OSError):
+        found.add(socket.gethostbyname(socket.gethostname()))
+    return found
+
+
+def route_checks(towards: str = "192.0.2.1") -> list[Check]:
+    """`check_route` of every address of this machine; one that nothing chooses by itself is worth a warning only."""
+    found = addresses()
+    used = used_addresses(towards)
+    with ThreadPoolExecutor(max(1, len(found))) as threads:
+        checks = list(threads.map(lambda each: check_route(*each), found))
+    bad = [
+        check if address in used else replace(check, state="warn")
+        for check, (address, _) in zip(checks, found, strict=True)
+        if check.state == "fail"
+    ]
+    good = [address for check, (address, _) in zip(checks, found, strict=True) if check.state == "ok"]
+    return [*bad, *([Check("interface", "ok", f"{', '.join(good)} reach themselves")] if good else [])]
+
+
+def placement_checks(resources: Iterable[Mapping[str, float]], needs: Mapping[str, tuple[str, ...]]) -> list[Check]:
+    """One check for each call of a placement: whether some worker announces all of its tags."""
+    present = list(resources)
+    found = []
+    for call, tags in needs.items():
+        fitting = sum(all(worker.get(tag, 0) >= 1 for tag in tags) for worker in present)
+        roles = ",".join(tag.lower() for tag in tags if tag in ("GENERATOR", "TRAINER", "VERIFIER")) or "generator"
+        found.append(
+            Check("placement", "ok", f"{call} needs {' '.join(tags)}: {fitting} worker{'s' * (fitting != 1)}")
+            if fitting
+            else Check("placement", "fail", f"{call} needs {' '.join(tags)}: no worker", f"rlvf worker --roles {roles}")
+        )
+    return found
+
+
+def _numbers(version: str) -> list[str]:
+    return re.findall(r"\d+", _plain(version))
+
+
+def _plain(version: str) -> str:
+    """Without the build: a CUDA build of torch works with a CPU build."""
+    return version.partition("+")[0]

@@ -1,0 +1,1 @@
+"""The Dask cluster: its processes, where calls run, and what its scheduler knows."""

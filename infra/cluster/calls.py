@@ -1,0 +1,157 @@
+"""The calls of one flow that are on the cluster: submitted, counted when a worker dies in one, held or given up."""
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from distributed import Client, Future
+from distributed.client import FutureCancelledError
+
+from infra.cluster.placement import Offer, PlacementConfig, offers
+from infra.cluster.timeline import Timeline
+
+T = TypeVar("T")
+
+
+class DispatchError(RuntimeError):
+    """A call did not come to an end.
+
+    PoisonedCallError     every worker that ran it died
+    DispatchStoppedError  `Calls.stop` was called
+    SchedulerLostError    the Dask scheduler is gone
+    """
+
+
+class PoisonedCallError(DispatchError):
+    """A call whose worker died each time it ran."""
+
+    def __init__(self, call: str, deaths: int) -> None:
+        super().__init__(call, deaths)
+        self.call = call
+        self.deaths = deaths
+
+    def __str__(self) -> str:
+        return (
+            f"{self.call}: {self.deaths} workers died while they ran the same call; it is not tried again "
+            "(out of memory? see the log of the worker)"
+        )
+
+
+class DispatchStoppedError(DispatchError):
+    """The call was given up because `Calls.stop` was called."""
+
+
+class SchedulerLostError(DispatchError):
+    """The Dask scheduler is gone, and with it every call under way."""
+
+
+class Calls:
+    """The futures of calls that are placed as `placement` says. Safe to use from several threads at once.
+
+    As a context manager it stops at the end, so that no thread keeps waiting for a cluster that goes away.
+    """
+
+    def __init__(self, client: Client, placement: PlacementConfig) -> None:
+        self.client = client
+        self.placement = placement
+        self.lost: Counter[str] = Counter()  # calls that died with their worker, by name
+        self.timeline = Timeline()  # of every call that came back or was lost
+        self.going = threading.Event()  # cleared while the work is held
+        self.going.set()
+        self.stopped = False
+        self._lock = threading.Lock()
+        # Weak: a future that its owner lets go of is released on the cluster too.
+        self._outstanding: WeakValueDictionary[str, Future[Any]] = WeakValueDictionary()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def submit(
+        self,
+        call: str,
+        function: Callable[..., T],
+        *args: Any,
+        priority: int = 0,
+        worker: str | None = None,
+        aside: str | None = None,
+    ) -> Future[T]:
+        """A plain Dask future of `function(*args)`, on `worker` (an address) if given. It takes the call's tags from
+        its worker while it runs; with a name in `aside` nothing.
+
+        Of the calls that wait on a worker the one with the highest `priority` starts first.
+        """
+        with self._lock:
+            if self.stopped:
+                raise DispatchStoppedError(call)
+            future: Future[T] = self.client.submit(
+                function,
+                *args,
+                key=f"{aside or call}-{uuid.uuid4().hex}",
+                resources=self.placement.resources(call) if aside is None else None,
+                priority=priority,
+                workers=None if worker is None else [worker],
+                pure=False,
+            )
+            self._outstanding[str(future.key)] = future
+        return future
+
+    @property
+    def under_way(self) -> list[Future[Any]]:
+        """The futures of the calls that have not been given back yet."""
+        with self._lock:
+            return list(self._outstanding.values())
+
+    def forget(self, *futures: Future[Any]) -> None:
+        """These have been given back, or nobody waits for them any more: cancelled where they are not done."""
+        with self._lock:
+            for future in futures:
+                self._outstanding.pop(str(future.key), None)
+        self.cancel([future for future in futures if future.status == "pending"])
+
+    def cancel(self, futures: list[Future[Any]]) -> None:
+        """Take these off the cluster."""
+        if futures and self.client.status == "running":
+            with suppress(OSError):  # the scheduler is gone: nothing is left to cancel
+                self.client.cancel(futures)  # type: ignore[no-untyped-call]
+
+    def count(self, call: str) -> None:
+        """One such call died with its worker."""
+        with self._lock:
+            self.lost[call] += 1
+
+    def hold(self) -> None:
+        """Take leases back and start no call until `release`; a call of `run` that is under way comes to its end."""
+        self.going.clear()
+
+    def release(self) -> None:
+        """Go on after `hold`."""
+        self.going.set()
+
+    def stop(self) -> None:
+        """Give up every call under way: the threads that wait get `DispatchStoppedError`, and so does a later call."""
+        with self._lock:
+            self.stopped = True
+            outstanding = list(self._outstanding.values())
+            self._outstanding.clear()
+        self.going.set()
+        self.cancel(outstanding)
+
+    def cancelled(self, call: str, error: FutureCancelledError) -> DispatchError:
+        """Why a call was cancelled that nobody has forgotten."""
+        return DispatchStoppedError(call) if self.stopped else SchedulerLostError(f"{call}: {error}")
+
+    def offers(self, call: str | None = None) -> list[Offer]:
+        """The workers that are there, or those of them that may run `call`. Raises SchedulerLostError."""
+        try:
+            present = offers(self.client)
+        except OSError as error:
+            raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
+        return [offer for offer in present if call is None or offer.satisfies(self.placement.tags(call))]

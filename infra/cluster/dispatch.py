@@ -1,0 +1,117 @@
+"""Calls on tagged workers that survive the death of a worker.
+
+Every call is idempotent by contract: it may run twice, and one whose worker died is simply submitted again. A finished
+call may run twice as well: Dask computes a result anew when its worker dies before the result was fetched.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from distributed import Client, secede
+from distributed.client import FutureCancelledError
+from distributed.scheduler import KilledWorker, NoValidWorkerError
+
+from infra.cluster.calls import Calls, PoisonedCallError
+from infra.cluster.leases import Leases
+from infra.cluster.placement import PlacementConfig, unsatisfied, workers_with
+from infra.cluster.timeline import Measured, Span, measured
+
+T = TypeVar("T")
+
+
+def leave_thread() -> None:
+    """For a call that runs aside: from here on its worker may start the next one. Outside of a worker nothing."""
+    with suppress(ValueError):
+        secede()  # type: ignore[no-untyped-call]
+
+
+class Dispatch(Calls):
+    """Calls that come to their end whatever happens to workers: one at a time, many in leases, or only told."""
+
+    def __init__(
+        self, client: Client, placement: PlacementConfig, *, attempts: int = 3, patience: float = 60.0
+    ) -> None:
+        """`attempts`: deaths of the same call before it is given up; `patience`: seconds without a capable worker."""
+        super().__init__(client, placement)
+        self.attempts = attempts
+        self.patience = patience
+        self._last: dict[str, str] = {}  # the address of the worker that came back with a call last, by call
+
+    def run(
+        self,
+        call: str,
+        function: Callable[..., T],
+        *args: Any,
+        priority: int = 0,
+        aside: str | None = None,
+        begun: Callable[[], None] = lambda: None,
+    ) -> T:
+        """The result of `function(*args)`; submitted again when its worker dies.
+
+        With a name in `aside`, which the timeline has then, it goes to the worker that ran `call` last and takes none
+        of its tags: the next such call may run while it does, as soon as it leaves its thread (`leave_thread`). `begun`
+        is called when the cluster has it: what is submitted after that starts after it on that worker.
+
+        What the function raises is raised here at once. Otherwise: `PoisonedCallError` after `attempts` deaths,
+        `PlacementError` when no worker offered the tags for a minute, `DispatchStoppedError`, `SchedulerLostError`.
+        """
+        name = aside or call
+        for _ in range(self.attempts):
+            self.going.wait()
+            worker = self._last_worker(call) if aside else None
+            future = self.submit(call, measured, function, *args, priority=priority, worker=worker, aside=aside)
+            begun()
+            since = time.time()
+            try:
+                back: Measured[T] = future.result()
+            except KilledWorker as killed:
+                self.count(name)
+                self.timeline.add(Span(str(killed.last_worker.name), name, since, time.time(), lost=True))
+            except NoValidWorkerError:
+                if aside:  # the worker that it was meant for is gone
+                    self.count(name)
+                    continue
+                raise unsatisfied(self.client, call, self.placement.tags(call), self.offers()) from None
+            except FutureCancelledError as error:
+                raise self.cancelled(name, error) from None
+            else:
+                self._last[call] = back.address
+                self.timeline.add(back.span(name, time.time()))
+                return back.result
+            finally:
+                self.forget(future)
+        raise PoisonedCallError(name, self.attempts)
+
+    def lease(
+        self, call: str, function: Callable[..., T], items: Sequence[tuple[Any, ...]], *, priority: int = 0
+    ) -> Iterator[tuple[int, T]]:
+        """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
+
+        A worker holds one item at a time and gets its next one when it returns the last, so that a slow worker does
+        less; a worker that joins is used at the next hand-out; one that is lost costs its lease, and the result before
+        it if that had not come in yet: their items go to the front of the queue. Nothing is handed out before the first
+        result is asked for, nor while the consumer is busy with one: keep that short. Closing the iterator cancels what
+        is under way, and so does `hold`, whose items are handed out anew when it is over. Raises as `run` does.
+        """
+        leases = Leases(self, call, function, items, priority=priority, attempts=self.attempts, patience=self.patience)
+        return leases.results()
+
+    def tell(self, call: str, function: Callable[..., object], *args: Any) -> None:
+        """Call a function that returns at once on every worker that may run `call`, beside whatever it does. Nobody
+        waits for that: a worker that is away misses it."""
+
+        def ask(address: str) -> None:
+            with suppress(Exception):  # the worker or the scheduler has gone
+                self.client.run(function, *args, workers=[address], on_error="ignore")
+
+        for address in workers_with(self.client, self.placement.tags(call)):
+            threading.Thread(target=ask, args=(address,), name="telling", daemon=True).start()
+
+    def _last_worker(self, call: str) -> str | None:
+        """The address of the worker that ran `call` last, of another that may if it is gone."""
+        capable = [offer.address for offer in self.offers(call)]
+        last = self._last.get(call)
+        return last if last in capable else next(iter(capable), None)

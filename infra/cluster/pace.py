@@ -1,0 +1,50 @@
+"""How fast this worker generates, told to the scheduler with every heartbeat.
+
+`scheduler identity["workers"][address]["metrics"]["rlvf"]` is what `report` returns; `rlvf status` reads it there.
+"""
+
+import threading
+from collections import deque
+from typing import Any
+
+from distributed import Worker, get_worker
+
+from infra.cluster.machine import detect_device, this_machine, versions
+from infra.cluster.placement import DEVICES
+
+METRIC = "rlvf"
+RECENT = 16  # leases that the pace is taken from
+
+_recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # (tokens, seconds)
+_lock = threading.Lock()
+
+
+def note(tokens: int, seconds: float) -> None:
+    """One lease generated so many tokens in so many seconds. In a Dask worker, its heartbeats tell from now on."""
+    with _lock:
+        _recent.append((tokens, seconds))
+    try:
+        worker = get_worker()
+    except ValueError:  # not in a worker: a test, a notebook
+        return
+    worker.metrics.setdefault(METRIC, report)
+
+
+def tokens_per_second() -> float | None:
+    """Over the last leases; None before the first."""
+    with _lock:
+        tokens, seconds = (sum(column) for column in zip(*_recent, strict=True)) if _recent else (0, 0.0)
+    return round(tokens / seconds, 1) if seconds > 0 else None
+
+
+def report(worker: Worker) -> dict[str, Any]:
+    """What this worker is and how fast: a metric of a Dask worker."""
+    tags = worker.state.total_resources
+    machine = this_machine(next((tag for tag in DEVICES if tag in tags), detect_device()))
+    return {
+        "tokens_per_second": tokens_per_second(),
+        "device": machine.name,
+        "memory_gb": machine.memory_gb,
+        "cores": machine.cores,
+        "versions": versions(),
+    }

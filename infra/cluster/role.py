@@ -1,0 +1,110 @@
+"""One worker process for one role of a machine: its tags, its threads, its log file, its imports."""
+
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from distributed import Nanny, Status, Worker
+
+from infra.cluster import pace
+
+logger = logging.getLogger(__name__)
+CLOSE_SECONDS = 2.0  # what a busy worker gets to finish its call at the end
+# Dask's profiler asks for the frames of all threads a hundred times a second; in Python 3.11 that can stop the process
+# for ever when a garbage collection falls into it (python/cpython#106883, dask/distributed#8616).
+WORKER_SETTINGS: Mapping[str, Any] = {"distributed.worker.profile.enabled": sys.version_info >= (3, 12)}
+# What nannies need in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
+# compute.
+NANNY_SETTINGS: Mapping[str, Any] = {"distributed.nanny.pre-spawn-environ": {}, **WORKER_SETTINGS}
+
+
+class RoleWorker(Worker):
+    """A worker whose output goes to a file, and whose executor starts with the imports of its role.
+
+    The import is the first job of the only thread that runs calls: the worker is up at once, the first call finds
+    everything imported, and so does the first call after a restart.
+    """
+
+    def __init__(self, *args: Any, log_file: str | None = None, warm: str | None = None, **kwargs: Any) -> None:
+        if log_file is not None:
+            out = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            # The descriptors, not sys.stderr: native libraries write there too.
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            os.close(out)
+        self._warm = warm
+        super().__init__(*args, metrics={pace.METRIC: pace.report}, **kwargs)
+
+    async def start_unsafe(self) -> Any:
+        started = await super().start_unsafe()  # type: ignore[no-untyped-call]
+        if self._warm is not None:
+            self.executors["default"].submit(_import, self._warm)
+        return started
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        logger.exception("cannot import %s ahead of the first call", module)  # the call itself raises it to its caller
+
+
+class RoleNanny(Nanny):
+    """A nanny whose worker does not see the Ctrl-C of the terminal, and which does not wait long for it at the end."""
+
+    async def instantiate(self) -> Status:
+        # The terminal sends SIGINT to every process of the group. The flow alone handles it and stops the workers in
+        # order. A blocked signal is inherited through the thread that spawns, so no moment of a worker's life is open.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        return await super().instantiate()
+
+    async def kill(self, timeout: float = CLOSE_SECONDS, reason: str = "nanny-kill") -> None:
+        await super().kill(timeout=min(timeout, CLOSE_SECONDS), reason=reason)
+
+
+def role_options(
+    name: str, tags: tuple[str, ...], threads: int, *, host: str, log_dir: Path | None, warm: str | None
+) -> dict[str, Any]:
+    """What a `RoleNanny` is made with. `warm` is the module that is imported before the first call."""
+    return {
+        "name": name,
+        "nthreads": 1,
+        "memory_limit": 0,
+        "host": host,
+        "dashboard_address": "127.0.0.1:0",  # its pages are plain HTTP without a password
+        "resources": dict.fromkeys(tags, 1),
+        "env": {
+            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)),
+            "TOKENIZERS_PARALLELISM": "false",
+        },
+        "worker_class": RoleWorker,
+        "log_file": None if log_dir is None else str(log_dir / f"{name}.log"),
+        "warm": warm,
+    }
+
+
+@contextmanager
+def logs_to(path: Path) -> Iterator[None]:
+    """Send what Dask logs in this process to a file instead of the terminal."""
+    to_file = logging.FileHandler(path, delay=True)
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    loggers = [
+        logging.getLogger(name)
+        for name in ("distributed", *logging.root.manager.loggerDict)
+        if name.partition(".")[0] in ("distributed", "tornado") and logging.getLogger(name).handlers
+    ]
+    before = [(each, each.handlers[:]) for each in dict.fromkeys(loggers)]
+    for each, _ in before:
+        each.handlers[:] = [to_file]
+    try:
+        yield
+    finally:
+        for each, handlers in before:
+            each.handlers[:] = handlers
+        to_file.close()

@@ -1,0 +1,179 @@
+"""What each worker did and when: the calls it ran, what it waited for its weights, the leases that died with it.
+
+A worker says how long a call took; the moment it came back is the caller's, so that clocks need not agree.
+`timeline.jsonl` holds a span a line, and a line {"session": time} where a session of the run begins.
+"""
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from distributed import get_worker
+
+from infra.storage import disk
+
+T = TypeVar("T")
+KEPT_BYTES = 8 * 2**20  # of the file: some 80,000 calls; of a longer run the newest half or more
+UNWRITTEN = 10_000  # spans in memory, where nobody writes them
+
+
+@dataclass(frozen=True)
+class Span:
+    """One call on one worker. Times are seconds since 1970, by the clock of the flow."""
+
+    worker: str  # its name
+    call: str  # "generate", "train", ...
+    start: float
+    end: float
+    loading: float = 0.0  # seconds of it that it waited for weights, at its start
+    fetched: int = 0  # bytes of weights that its worker has read since the call before
+    downloading: float = 0.0  # seconds that this took, and
+    applying: float = 0.0  # to make the new weights of it, be it while the worker did something else
+    lost: bool = False  # the worker died or vanished in it
+
+
+# -- on the worker
+
+
+@dataclass
+class Fetched:
+    """What bringing weights has taken."""
+
+    bytes: int = 0  # that were read from the storage
+    download_seconds: float = 0.0
+    apply_seconds: float = 0.0
+
+    def add(self, other: "Fetched") -> None:
+        self.bytes += other.bytes
+        self.download_seconds += other.download_seconds
+        self.apply_seconds += other.apply_seconds
+
+
+@dataclass
+class Loading:
+    """What a call has waited for weights so far, and what its worker has fetched."""
+
+    seconds: float = 0.0
+    fetched: Fetched = field(default_factory=Fetched)
+
+
+@dataclass(frozen=True)
+class Measured(Generic[T]):
+    """A call's result and what it took."""
+
+    result: T
+    worker: str  # its name
+    address: str
+    seconds: float
+    loading: Loading
+
+    def span(self, call: str, end: float) -> Span:
+        """Of a call that came back at `end`."""
+        of = self.loading.fetched
+        return Span(
+            self.worker,
+            call,
+            end - self.seconds,
+            end,
+            loading=self.loading.seconds,
+            fetched=of.bytes,
+            downloading=of.download_seconds,
+            applying=of.apply_seconds,
+        )
+
+
+@dataclass
+class _Current(threading.local):
+    loading: Loading = field(default_factory=Loading)
+
+
+_current = _Current()
+
+
+def measured(function: Callable[..., T], *args: Any) -> Measured[T]:
+    """Call `function(*args)` on a worker."""
+    _current.loading = loading = Loading()
+    began = time.perf_counter()
+    result = function(*args)
+    worker = get_worker()
+    return Measured(result, str(worker.name), worker.address, time.perf_counter() - began, loading)
+
+
+@contextmanager
+def waiting_for_weights() -> Iterator[Loading]:
+    """Count the time inside as waiting for weights, of the call that this thread runs."""
+    loading, began = _current.loading, time.perf_counter()
+    try:
+        yield loading
+    finally:
+        loading.seconds += time.perf_counter() - began
+
+
+# -- at the caller
+
+
+class Timeline:
+    """Spans that were not written yet; safe to share by threads."""
+
+    def __init__(self) -> None:
+        self._spans: deque[Span] = deque(maxlen=UNWRITTEN)
+
+    def add(self, span: Span) -> None:
+        self._spans.append(span)
+
+    def take(self) -> list[Span]:
+        """The spans so far, which are then forgotten."""
+        taken = []
+        while self._spans:
+            taken.append(self._spans.popleft())
+        return taken
+
+
+def begin_session(path: Path) -> None:
+    """Note in the file that a session of the run begins now."""
+    _append(path, [{"session": round(time.time(), 3)}])
+
+
+def write_spans(path: Path, spans: Sequence[Span]) -> None:
+    """Append to the file, which stays below `KEPT_BYTES`."""
+    if spans:
+        _append(path, [_plain(span) for span in spans])
+
+
+def read_sessions(text: str) -> list[list[Span]]:
+    """The spans of each session, oldest first; a line that was cut by a kill is left out."""
+    sessions: list[list[Span]] = []
+    for line in text.splitlines():
+        try:
+            values = json.loads(line)
+            if "session" in values:
+                sessions.append([])
+                continue
+            span = Span(**values)
+        except (ValueError, TypeError):
+            continue
+        if not sessions:
+            sessions.append([])
+        sessions[-1].append(span)
+    return [session for session in sessions if session]
+
+
+def _plain(span: Span) -> dict[str, Any]:
+    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(span).items()}
+    return {name: value for name, value in rounded.items() if value}
+
+
+def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+        size = file.tell()
+    if size > KEPT_BYTES:
+        data = path.read_bytes()
+        disk.write_file(path, data[data.index(b"\n", len(data) // 2) + 1 :])

@@ -1,0 +1,1 @@
+"""Slow, long and lossy links between network namespaces of one computer."""

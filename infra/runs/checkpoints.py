@@ -1,0 +1,95 @@
+"""Checkpoints of a run, and what a run is: `config.yaml`, `weights/v<version>/` and `state/<step>/` under one URI."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from infra.storage import store
+from infra.storage.patience import Patience
+from infra.storage.store import Folder, NotThere, Torn
+
+CONFIG = "config.yaml"
+
+
+class CheckpointConfig(BaseModel):
+    """How the state of a run is kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keep_last: int = Field(2, ge=1, description="checkpoints kept; older ones are removed after each new one")
+
+
+class NotARun(ValueError):  # noqa: N818
+    """What was named as a run is none; the message is one line that says why."""
+
+
+def save(
+    run_uri: str,
+    step: int,
+    source: Path,
+    meta: Mapping[str, JsonValue],
+    keep_last: int,
+    *,
+    patience: float = 0.0,
+) -> None:
+    """Store the local folder `source` as the run's checkpoint of `step`, then prune to the newest `keep_last`. A
+    storage elsewhere may be away for `patience` seconds. `source` is gone afterwards.
+
+    Checkpoints of later steps are removed: a run that went back to an earlier one continues from here, and they belong
+    to a future that it left.
+    """
+    uri = state_uri(run_uri)
+    store.write_patiently(store.join(uri, str(step)), source, meta, patience)
+
+    def prune() -> None:
+        reached = [version for version in store.versions(uri) if version <= step]
+        store.prune(uri, keep=reached[-keep_last:])
+
+    Patience(patience)(prune)
+
+
+def load(run_uri: str, step: int) -> Folder:
+    """The checkpoint of `step`, verified; raises `store.NotThere` and `store.Torn`."""
+    named = [version.uri for version in store.list_versions(state_uri(run_uri)) if version.number == step]
+    return store.read_folder(named[-1] if named else store.join(state_uri(run_uri), str(step)))
+
+
+def newest(run_uri: str, *, warn: Callable[[str], None]) -> Folder | None:
+    """The newest intact checkpoint, None if there is none; `warn` gets a line for each newer one that is not."""
+    for version in reversed(store.list_versions(state_uri(run_uri))):
+        try:
+            return store.read_folder(version.uri)
+        except (NotThere, Torn) as error:
+            warn(f"checkpoint {version.number} is skipped: {error}")
+    return None
+
+
+def is_run(uri: str) -> bool:
+    """Whether `uri` is a run's."""
+    return store.exists(store.join(uri, CONFIG))
+
+
+def require_run(uri: str) -> None:
+    """Raise NotARun, saying why, unless `uri` is a run's."""
+    if not is_run(uri):
+        why = f"it has no {CONFIG}" if store.exists(uri) else "there is nothing"
+        raise NotARun(f"{uri} is not a run: {why}")
+
+
+def resolve_run(name_or_uri: str, home_runs: str) -> str:
+    """The URI of a run that is named by its URI, its path, or its folder's name under `home_runs`.
+
+    A bare name is looked for under `home_runs` first, then where the process stands. It need not exist: see
+    `require_run`.
+    """
+    is_name = "/" not in name_or_uri and not name_or_uri.startswith(("~", "."))
+    if not is_name:
+        return name_or_uri.rstrip("/")
+    at_home = store.join(home_runs, name_or_uri)
+    return name_or_uri if is_run(name_or_uri) and not is_run(at_home) else at_home
+
+
+def state_uri(run_uri: str) -> str:
+    """Where the checkpoints of a run lie."""
+    return store.join(run_uri, "state")

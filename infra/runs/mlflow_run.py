@@ -1,0 +1,218 @@
+"""One run in MLflow: found or created, told of points, params, tables and files, shown on a page."""
+
+import json
+import logging
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel
+
+from infra.interrupts import put_off
+from infra.runs.metric_log import MetricLine
+from infra.security.secrets import masked
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+logger = logging.getLogger(__name__)
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+Item = TypeVar("Item")
+
+ENVIRONMENT = {  # must stand before mlflow is imported; what the user has set wins
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout is for results, and it would show a password
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH = 1000, 100, 6000  # MLflow's limits
+TABLES_SHOWN = 100  # the tag that makes MLflow show a file as a table holds 8000 characters
+SAMPLES_TAG = "mlflow.loggedArtifacts"
+
+
+@dataclass(frozen=True)
+class Page:
+    """How to look at a run."""
+
+    command: str | None  # the shell command that serves the page; None where a server already does
+    url: str
+
+
+class MlflowRun:
+    """A run at a tracking URI. What it does raises MlflowException and OSError where MLflow is away."""
+
+    def __init__(
+        self, uri: str, home: Path, experiment: str, name: str, run_id: str | None, params: Mapping[str, Any]
+    ) -> None:
+        self.uri = uri
+        self.run_id = run_id
+        self.experiment_id: str | None = None
+        self._home = home
+        self._experiment = experiment
+        self._name = name
+        self._params = dict(_flatten(masked(params)))
+        self._client: MlflowClient | None = None  # set once the run is known to be there
+        self._tables: list[dict[str, str]] = []
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server does the writing; else this process does it."""
+        return self.uri.startswith(("http://", "https://"))
+
+    def page(self, port: int) -> Page:
+        """Its page. The command serves it from the home on `port`."""
+        tail = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        uri = masked(self.uri)
+        if self.is_served:
+            return Page(None, uri.rstrip("/") + tail)
+        return Page(
+            f"mlflow server --backend-store-uri {shlex.quote(uri)} --workers 1 --port {port}",
+            f"http://127.0.0.1:{port}{tail}",
+        )
+
+    def attach(self) -> Mapping[str, int] | None:
+        """Find or create the run; the last step of each metric that MLflow has. None if that was done before."""
+        if self._client is not None:
+            return None
+        client = import_mlflow().MlflowClient(tracking_uri=self.uri)
+        run = _find_run(client, self.run_id)
+        if run is None:
+            if self.run_id is not None:
+                logger.warning("MLflow at %s no longer knows run %s: created again", masked(self.uri), self.run_id)
+            run = client.create_run(self._find_experiment(client), run_name=self._name)
+            self.run_id = run.info.run_id
+        else:
+            client.update_run(run.info.run_id, status="RUNNING")
+        self.experiment_id = run.info.experiment_id
+        self._tables = json.loads(run.data.tags.get(SAMPLES_TAG, "[]"))
+        self._send_params(client, run)
+        self._client = client
+        return {metric.key: metric.step for metric in run.data.to_proto().metrics}
+
+    def log(self, lines: Iterable[MetricLine]) -> None:
+        """Send points; one that is there already is no second one."""
+        from mlflow.entities import Metric
+
+        points = [
+            Metric(name, value if math.isfinite(value) else math.nan, line.time, line.step)
+            for line in lines
+            for name, value in line.metrics.items()
+        ]
+        client, run_id = self._attached
+        for batch in _batches(points, BATCH_METRICS):
+            client.log_batch(run_id, metrics=batch, synchronous=True)
+
+    def show_table(self, path: str, table: Mapping[str, Any]) -> None:
+        """Store a table that the page shows as one."""
+        client, run_id = self._attached
+        client.log_text(run_id, json.dumps(table, ensure_ascii=False), path)
+        entry = {"path": path, "type": "table"}
+        self._tables = [*(shown for shown in self._tables if shown != entry), entry][-TABLES_SHOWN:]
+        client.set_tag(run_id, SAMPLES_TAG, json.dumps(self._tables))
+
+    def store_file(self, path: Path, folder: str) -> None:
+        """Store a file as an artifact, unless it is gone by now."""
+        client, run_id = self._attached
+        if path.is_file():
+            client.log_artifact(run_id, str(path), folder or None)
+
+    def end(self, status: Status) -> None:
+        client, run_id = self._attached
+        client.set_terminated(run_id, status)
+
+    @property
+    def _attached(self) -> "tuple[MlflowClient, str]":
+        assert self._client is not None
+        assert self.run_id is not None
+        return self._client, self.run_id
+
+    def _find_experiment(self, client: "MlflowClient") -> str:
+        found = client.get_experiment_by_name(self._experiment)
+        if found is None:
+            # a server decides itself where artifacts go; MLflow's default without one is the working directory
+            folder = None if self.is_served else (self._home / "mlartifacts").as_uri()
+            return str(client.create_experiment(self._experiment, artifact_location=folder))
+        if found.lifecycle_stage == "deleted":
+            client.restore_experiment(found.experiment_id)
+        return str(found.experiment_id)
+
+    def _send_params(self, client: "MlflowClient", run: "Run") -> None:
+        """MLflow's params never change: what a continued run has different goes into tags."""
+        from mlflow.entities import Param, RunTag
+
+        known = run.data.params
+        new = [Param(name, value) for name, value in self._params.items() if name not in known]
+        for batch in _batches(new, BATCH_PARAMS):
+            client.log_batch(run.info.run_id, params=batch, synchronous=True)
+        changed = [RunTag(f"resumed.{k}", v) for k, v in self._params.items() if known.get(k, v) != v]
+        for tags in _batches(changed, BATCH_PARAMS):
+            client.log_batch(run.info.run_id, tags=tags, synchronous=True)
+
+
+def import_mlflow() -> Any:
+    """MLflow, imported when it is first needed: it takes seconds, and `rlvf --help` must not."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+
+    for name in ("mlflow", "alembic"):  # the migrations of a new SQLite file would fill the screen
+        if logging.getLogger(name).level < logging.WARNING:
+            logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # an outage is said once, by us
+    return mlflow
+
+
+def _find_run(client: "MlflowClient", run_id: str | None) -> "Run | None":
+    from mlflow.exceptions import MlflowException
+
+    if run_id is None:
+        return None
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    if run.info.lifecycle_stage == "deleted":
+        client.restore_run(run_id)
+    return run
+
+
+@contextmanager
+def quiet_retries() -> Iterator[None]:
+    """Keeps the HTTP library from writing a line for each retry to a server that is away."""
+    retries = logging.getLogger("urllib3.connectionpool")
+    level = retries.level
+    # logging holds its one lock meanwhile, and Python 3.11 does not give it back if it is interrupted
+    with put_off():
+        retries.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        with put_off():
+            retries.setLevel(level)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        name = prefix + re.sub(r"[^\w.\- /]", "_", str(key))
+        if isinstance(value, BaseModel):
+            value = value.model_dump(mode="json")
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{name}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            yield name, masked(text)[:PARAM_LENGTH]
+
+
+def _batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

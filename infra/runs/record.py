@@ -1,0 +1,89 @@
+"""A run's record: the small files that say how it went, beside its log and under its URI.
+
+They are written on the machine that trains. Where the run lies elsewhere they are copied there now and then, so that a
+report can be made, and the run resumed, on any machine.
+"""
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.cluster import timeline
+from infra.cluster.machine import installed
+from infra.cluster.timeline import Span
+from infra.runs.metric_log import MetricLine, parse_metrics
+from infra.storage import place
+
+METRICS, TIMELINE, ABOUT, RESULT = "metrics.jsonl", "timeline.jsonl", "about.json", "result.json"
+PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow fsspec s3fs".split()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a run; whatever was never written is empty."""
+
+    metrics: tuple[MetricLine, ...]  # oldest first
+    sessions: tuple[tuple[Span, ...], ...]  # what the workers did, by session of the run
+    about: Mapping[str, Any] = field(default_factory=dict)  # status, versions, links, ... of its last session
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    def curve(self, metric: str) -> dict[int, float]:
+        """A metric's values by step."""
+        found = {line.step: line.metrics[metric] for line in self.metrics if metric in line.metrics}
+        return dict(sorted(found.items()))
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that were logged."""
+        return list(self.curve("reward/mean"))
+
+
+def read_record(run_uri: str, folder: Path) -> Record:
+    """The record of the run at `run_uri`; `folder` is where this machine keeps it, if it does."""
+    metrics, spans = _newer(run_uri, folder, METRICS), _newer(run_uri, folder, TIMELINE)
+    return Record(
+        metrics=tuple(parse_metrics(metrics, place.join(run_uri, METRICS))),
+        sessions=tuple(tuple(session) for session in timeline.read_sessions(spans.decode("utf-8", "replace"))),
+        about=_object(_newer(run_uri, folder, ABOUT)),
+        result=_object(_newer(run_uri, folder, RESULT)),
+    )
+
+
+def send_record(run_uri: str, folder: Path) -> None:
+    """Copy the record from this machine to where the run lies."""
+    if place.local_path(run_uri) is None:
+        for name in (METRICS, TIMELINE, ABOUT, RESULT):
+            if (folder / name).exists():
+                place.write_bytes(place.join(run_uri, name), (folder / name).read_bytes())
+
+
+def bring_record(run_uri: str, folder: Path) -> None:
+    """Copy what this machine has not of the record: another one may have trained the run meanwhile."""
+    if place.local_path(run_uri) is None:
+        for name in (METRICS, TIMELINE):
+            data = _newer(run_uri, folder, name)
+            if data:
+                place.write_bytes(str(folder / name), data)
+
+
+def versions() -> dict[str, str]:
+    """Of what runs here."""
+    return {"python": platform.python_version(), "platform": platform.platform(), **installed(PACKAGES)}
+
+
+def _newer(run_uri: str, folder: Path, name: str) -> bytes:
+    """The longer one, as both only grow; b"" where there is none."""
+    there = place.read(place.join(run_uri, name)) or b""
+    here = b"" if place.local_path(run_uri) == folder else place.read(str(folder / name)) or b""
+    return here if len(here) > len(there) else there
+
+
+def _object(data: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

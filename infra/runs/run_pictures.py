@@ -1,0 +1,187 @@
+"""Pictures of where a run's time and bytes went: stages and bytes by step, staleness, what each worker did."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.cluster.timeline import Span
+from infra.runs.pictures import BLUE, GREY, INK, ORANGE, blank, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Curve = Mapping[int, float]  # value by step
+PALE = "#a9c9e6"
+
+COLORS = {
+    "generate": BLUE,
+    "evaluate": "#7fb2d9",
+    "verify": "#1b7837",
+    "train": ORANGE,
+    "waiting for weights": "#c9a0dc",
+    "waiting for work": "#e3e7ea",
+    "lost": "#c0392b",
+    "publish": "#8e44ad",
+}
+BESIDE = {"publish"}  # calls that run while their worker does something else
+STAGES = {"rollouts": BLUE, "update": ORANGE, "publish": "#8e44ad", "log": "#0e8a8a"}
+BINS = 150  # bars side by side; of a longer run each bar is the mean of some steps
+SHOWN_SECONDS = 30.0  # of the timeline: enough for the steps' pattern, and each bar can still be seen
+ROW_INCHES = 0.42
+
+
+def stage_picture(path: Path, stages: Mapping[str, Curve], *, title: str) -> None:
+    """Seconds of each step by stage, stacked."""
+    figure, axes = blank(title)
+    groups, edges = _bins(stages.values())
+    below = [0.0] * len(groups)
+    for name, curve in stages.items():
+        above = [low + height for low, height in zip(below, _means(curve, groups), strict=True)]
+        axes.stairs(above, edges, baseline=below, fill=True, color=STAGES.get(name, GREY), label=name, linewidth=0)
+        below = above
+    # the first step waits for the first batch: it must not flatten the others
+    usual = sorted(below)[int(0.98 * (len(below) - 1))]
+    axes.set_ylim(0, max(usual * 1.15, 1e-3))
+    axes.set_ylabel("seconds", color=INK)
+    _legend(axes)
+    save(figure, path)
+
+
+def bytes_picture(path: Path, curves: Mapping[str, Curve], *, title: str) -> None:
+    """Bytes of each step, by what moved them."""
+    from matplotlib.ticker import FuncFormatter
+
+    figure, axes = blank(title, height=3.4)
+    groups, edges = _bins(curves.values())
+    for at, (name, curve) in enumerate(curves.items()):
+        means = _means(curve, groups)
+        if at == 0:
+            axes.stairs(means, edges, baseline=None, color=BLUE, linewidth=1.6, label=name, zorder=3)
+        else:
+            axes.stairs(means, edges, fill=True, color=PALE, label=name, linewidth=0)
+    axes.set_ylim(0, 1.15 * max([1.0, *(value for curve in curves.values() for value in curve.values())]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+    _legend(axes)
+    save(figure, path)
+
+
+def staleness_picture(path: Path, mean: Curve, most: Curve, *, title: str) -> None:
+    """How many versions old the tokens were that a step trained on."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = blank(title, height=3.4)
+    groups, edges = _bins([mean, most])
+    axes.stairs(_means(mean, groups), edges, fill=True, color=PALE, label="mean", linewidth=0)
+    oldest = [max(most.get(step, 0.0) for step in group) for group in groups]
+    axes.stairs(oldest, edges, baseline=None, color=BLUE, linewidth=1.6, label="oldest token")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(0, max([1.0, *most.values()]) * 1.15)
+    axes.set_ylabel("versions", color=INK)
+    _legend(axes)
+    save(figure, path)
+
+
+def worker_shares(spans: Sequence[Span]) -> dict[str, dict[str, float]]:
+    """What share of the time each worker spent on what, of all the time that the spans cover; they add up to 1. What
+    runs beside other calls is not counted."""
+    if not spans:
+        return {}
+    whole = max(max(span.end for span in spans) - min(span.start for span in spans), 1e-9)
+    seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for span in spans:
+        if span.call in BESIDE:
+            continue
+        worker = seconds[span.worker]
+        worker["lost" if span.lost else span.call] += span.end - span.start - span.loading
+        worker["waiting for weights"] += span.loading
+    found: dict[str, dict[str, float]] = {}
+    for name, by in sorted(seconds.items()):
+        shares = {what: by[what] / whole for what in [*COLORS, *(set(by) - set(COLORS))] if by.get(what, 0) > 0}
+        found[name] = {**shares, "waiting for work": max(0.0, 1 - sum(shares.values()))}
+    return found
+
+
+def worker_picture(path: Path, shares: Mapping[str, Mapping[str, float]], *, title: str) -> None:
+    """A bar for each worker, divided by what it spent its time on."""
+    from matplotlib.ticker import PercentFormatter
+
+    figure, axes = blank(title, height=1.7 + ROW_INCHES * len(shares))
+    labelled: set[str] = set()
+    for row, by in enumerate(shares.values()):
+        left = 0.0
+        for name, share in by.items():
+            label = None if name in labelled else name
+            labelled.add(name)
+            axes.barh(row, share, left=left, height=0.62, color=COLORS.get(name, GREY), label=label, linewidth=0)
+            left += share
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_xlabel("")
+    _rows(axes, list(shares))
+    save(figure, path)
+
+
+def timeline_picture(path: Path, spans: Sequence[Span], *, title: str, seconds: float = SHOWN_SECONDS) -> None:
+    """What each worker did when, in the last `seconds`."""
+    from matplotlib.ticker import MaxNLocator
+
+    workers = sorted({span.worker for span in spans})
+    figure, axes = blank(title, height=1.7 + ROW_INCHES * len(workers))
+    end = max(span.end for span in spans)
+    began = max(end - seconds, min(span.start for span in spans))
+    bars: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    for span in spans:
+        if span.end > began:
+            row, ready = workers.index(span.worker), span.start + span.loading
+            bars[row, "lost" if span.lost else span.call].append((ready - began, span.end - ready))
+            if span.loading:
+                bars[row, "waiting for weights"].append((span.start - began, span.loading))
+    labelled: set[str] = set()
+    for (row, name), pieces in sorted(bars.items(), key=lambda item: [*COLORS, item[0][1]].index(item[0][1])):
+        label = None if name in labelled else name
+        labelled.add(name)
+        where = (row + 0.31, 0.12) if name in BESIDE else (row - 0.31, 0.62)
+        axes.broken_barh(pieces, where, color=COLORS.get(name, GREY), label=label, linewidth=0)
+    axes.set_xlim(0, end - began)
+    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.set_xlabel("seconds", color=INK)
+    _rows(axes, workers)
+    save(figure, path)
+
+
+def amount(count: float) -> str:
+    """Bytes, for people."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _bins(curves: Iterable[Curve]) -> tuple[list[list[int]], list[float]]:
+    """The steps of all curves in bins, and the edges of these. A bin is one patch of one artist, not a bar of its own:
+    laying out hundreds of those takes seconds."""
+    steps = sorted({step for curve in curves for step in curve})
+    size = max(1, -(-len(steps) // BINS))
+    groups = [steps[at : at + size] for at in range(0, len(steps), size)]
+    return groups, [*(group[0] - 0.5 for group in groups), groups[-1][-1] + 0.5]
+
+
+def _means(curve: Curve, groups: Sequence[Sequence[int]]) -> list[float]:
+    return [sum(curve.get(step, 0.0) for step in group) / len(group) for group in groups]
+
+
+def _rows(axes: "Axes", names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)  # the first on top
+    axes.grid(visible=False)
+    _legend(axes)
+
+
+def _legend(axes: "Axes") -> None:
+    """Below the picture, where it covers nothing."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    count = len(axes.get_legend_handles_labels()[1])
+    figure.legend(loc="outside lower left", ncols=count, frameon=False, labelcolor=INK, handlelength=1.2, fontsize=9)

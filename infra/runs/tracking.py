@@ -1,0 +1,245 @@
+"""What a run tells the outside: metrics, sample completions and pictures, in MLflow and in a file beside the run.
+
+The local file comes first: a step's metrics are on disk before MLflow is asked. Whatever MLflow could not take is sent
+again later, so a server that is away costs neither data nor the run. Sending twice is harmless, because MLflow keeps
+one copy of a point with the same (metric, step, time, value) and the local file holds all four.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from infra.interrupts import put_off
+from infra.runs.metric_log import MetricLine, MetricLog, plain
+from infra.runs.mlflow_run import MlflowRun, Page, Status, import_mlflow, quiet_retries
+from infra.security.secrets import masked
+
+if TYPE_CHECKING:
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 5.0  # least pause after a failed attempt to reach MLflow
+PAUSE_RATIO = 10  # and at least this many times what the attempt took, so that an outage costs a run a tenth at most
+SYSTEM_METRICS_SECONDS = 10
+
+
+class TrackingConfig(BaseModel):
+    """Where a run's metrics go."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uri: str | None = Field(
+        None, description="MLflow tracking URI; default: $MLFLOW_TRACKING_URI, else a SQLite file under the home"
+    )
+    experiment: str | None = Field(None, description="MLflow experiment; default: the name of the problem set")
+    samples_every: int = Field(10, ge=1, description="a table of sample completions every so many steps")
+    rollouts_every: int = Field(
+        1, ge=0, description="keep all completions of every so many steps under the run, in rollouts/; 0 keeps none"
+    )
+    report: bool = Field(True, description="write report.html at the end of a run")
+    system_metrics: bool = Field(True, description="log processor, memory, disk and network use")
+
+
+class TrackingError(ValueError):
+    """MLflow cannot take a new run: the message names the URI and what to do."""
+
+
+def tracking_uri(config: TrackingConfig) -> str | None:
+    """The MLflow that was asked for; None for the file under the home."""
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def open_run(
+    config: TrackingConfig,
+    *,
+    home: Path,
+    experiment: str,
+    run_name: str,
+    run_id: str | None,
+    params: Mapping[str, Any],
+    local: Path | None = None,
+) -> "Tracker":
+    """Create an MLflow run, or continue `run_id`; a run that MLflow no longer knows is created again from `local`.
+
+    `params` may be nested: names are joined with dots. `experiment` is used where the config names none. `local` is the
+    run's metrics.jsonl; without it nothing outlives this process while MLflow is away.
+    Raises TrackingError when a new run cannot be created. A continued run goes on without MLflow and catches up later.
+    """
+    return Tracker(config, home.resolve(), config.experiment or experiment, run_name, run_id, params, local)
+
+
+class Tracker:
+    """One run's outlet; a context manager that ends the run as FINISHED, FAILED or KILLED. Safe to share by threads."""
+
+    def __init__(
+        self,
+        config: TrackingConfig,
+        home: Path,
+        experiment: str,
+        run_name: str,
+        run_id: str | None,
+        params: Mapping[str, Any],
+        local: Path | None,
+    ) -> None:
+        self._config = config
+        self._log = MetricLog(local)
+        uri = tracking_uri(config) or f"sqlite:///{home / 'mlflow.db'}"
+        self._run = MlflowRun(uri, home, experiment, run_name, run_id, params)
+        self._lock = threading.RLock()
+        self._monitor: SystemMetricsMonitor | None = None
+        self._backlog: list[MetricLine] = []
+        self._uploads: dict[str, Callable[[], None]] = {}  # by artifact path, the newest of each
+        self._status: Status | None = None
+        self._away = False
+        self._next_attempt = 0.0
+        home.mkdir(parents=True, exist_ok=True)
+        failure = self._deliver()
+        if failure is not None and run_id is None:
+            raise TrackingError(
+                f"tracking.uri {masked(uri)}: no MLflow run could be created ({failure}); "
+                "start that server or leave tracking.uri out to write to a file under the home"
+            )
+
+    @property
+    def run_id(self) -> str | None:
+        """Of the MLflow run."""
+        return self._run.run_id
+
+    @property
+    def experiment_id(self) -> str | None:
+        return self._run.experiment_id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish("FINISHED")
+        else:  # Ctrl-C, SIGTERM and cancellation arrive as exceptions that are no Exception
+            self.finish("FAILED" if issubclass(kind, Exception) else "KILLED")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log metrics at `step`, the policy version; as `MetricLog.append` leaves out what is there already.
+
+        A value that is not finite is kept locally as "nan", "inf" or "-inf" and is a gap in MLflow's curves, where an
+        infinity would flatten all other values.
+        Raises ValueError for a name that MLflow would refuse.
+        """
+        with self._lock:
+            line = self._log.append(step, metrics)
+            if line is not None:
+                self._backlog.append(line)
+                self._deliver_when_due()
+
+    def last_step(self, metric: str | None = None) -> int | None:
+        """The last step logged, of one metric or of any; None when there is none."""
+        with self._lock:
+            return self._log.last.get(metric) if metric is not None else max(self._log.last.values(), default=None)
+
+    def samples_due(self, step: int) -> bool:
+        """Whether this step's completions belong into a table."""
+        return step % self._config.samples_every == 0
+
+    def log_samples(self, step: int, rows: Sequence[Mapping[str, str | float]]) -> None:
+        """Log a table of completions that MLflow's page shows as a table; columns are those of the first row."""
+        columns = list(rows[0]) if rows else []
+        table = {"columns": columns, "data": [[plain(row[column]) for column in columns] for row in rows]}
+        path = f"samples/{step:06d}.json"
+        self._upload(path, lambda: self._run.show_table(path, table))
+
+    def log_picture(self, path: Path) -> None:
+        """Log an image; one of the same name is replaced. Raises FileNotFoundError."""
+        self.log_file(path, "pictures")
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        """Log a file as an artifact in `folder`; one of the same name is replaced. Raises FileNotFoundError."""
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file to log")
+        self._upload(f"{folder}/{path.name}", lambda: self._run.store_file(path, folder))
+
+    def finish(self, status: Status) -> None:
+        """Send what is left and end the run in MLflow; later calls change nothing."""
+        with self._lock:
+            if self._status is not None:
+                return
+            self._status = status
+            self._stop_monitor()
+            self._deliver()
+
+    def page(self, port: int = 5000) -> Page:
+        """The page of this run. The command serves it from the home on `port`."""
+        return self._run.page(port)
+
+    def _upload(self, path: str, upload: Callable[[], None]) -> None:
+        with self._lock:
+            self._uploads[path] = upload
+            self._deliver_when_due()
+
+    def _deliver_when_due(self) -> None:
+        if time.monotonic() >= self._next_attempt:
+            self._deliver()
+
+    def _deliver(self) -> str | None:
+        """Bring MLflow up to date; returns what went wrong, which is also said once per outage."""
+        from_mlflow = import_mlflow()
+        started = time.monotonic()
+        try:
+            # cut off inside a transaction, the database would stay locked, for this process too
+            with quiet_retries() if self._run.is_served else put_off():
+                self._send()
+        except (from_mlflow.exceptions.MlflowException, OSError) as error:
+            ended = time.monotonic()
+            self._next_attempt = ended + max(PAUSE_SECONDS, PAUSE_RATIO * (ended - started))
+            failure = masked(str(error).strip().partition("\n")[0])[:300]
+            if not self._away and self.run_id is not None:
+                kept = self._log.path or "memory"
+                logger.warning(
+                    "MLflow at %s does not answer, metrics stay in %s: %s", masked(self._run.uri), kept, failure
+                )
+            self._away = True
+            return failure
+        if self._away:  # the monitor's thread ends at its first failure
+            self._away = False
+            self._stop_monitor()
+        if self._monitor is None and self._config.system_metrics and self._status is None:
+            self._start_monitor()
+        return None
+
+    def _send(self) -> None:
+        have = self._run.attach()
+        if have is not None and self._log.path is not None:
+            lacking = (
+                MetricLine(line.step, line.time, {k: v for k, v in line.metrics.items() if line.step > have.get(k, -1)})
+                for line in self._log.lines()
+            )
+            self._backlog = [line for line in lacking if line.metrics]
+        self._run.log(self._backlog)
+        self._backlog.clear()
+        for path in list(self._uploads):
+            self._uploads[path]()
+            del self._uploads[path]
+        if self._status is not None:
+            self._run.end(self._status)
+
+    def _start_monitor(self) -> None:
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        self._monitor = SystemMetricsMonitor(  # type: ignore[no-untyped-call]
+            self.run_id, sampling_interval=SYSTEM_METRICS_SECONDS, resume_logging=True, tracking_uri=self._run.uri
+        )
+        self._monitor.start()  # type: ignore[no-untyped-call]
+
+    def _stop_monitor(self) -> None:
+        if self._monitor is not None and not self._away:  # its own attempts would hold up the end by minutes
+            self._monitor.finish()  # type: ignore[no-untyped-call]
+        self._monitor = None

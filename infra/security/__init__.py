@@ -1,0 +1,1 @@
+"""Who may join: certificates and their bundles; and what must not be told."""

@@ -1,0 +1,96 @@
+"""Where the services of a cluster are: what `rlvf up` writes into its home and tells the scheduler."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from infra.storage import disk
+
+UP = "up.json"
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """No secret stands in any of them."""
+
+    prefect: str | None = None  # of the API
+    mlflow: str | None = None
+    scheduler: str | None = None
+    dashboard: str | None = None  # Dask's page
+    storage: str | None = None  # a URI; runs lie under runs/
+    storage_endpoint: str | None = None  # of an S3 service that is not Amazon's
+
+    def or_else(self, other: "Addresses") -> "Addresses":
+        """These, and of `other` what is lacking here."""
+        return Addresses(**{name: value or getattr(other, name) for name, value in asdict(self).items()})
+
+
+def addresses(found: Mapping[str, Any]) -> Addresses:
+    """What a mapping that may hold more, or less, knows of them."""
+    known = {each.name: found.get(each.name) for each in fields(Addresses)}
+    return Addresses(**{name: str(value) for name, value in known.items() if value})
+
+
+@dataclass(frozen=True)
+class Up:
+    """An `rlvf up` of this home, alive or killed."""
+
+    pid: int
+    ready: bool  # everything has answered once
+    addresses: Addresses
+
+
+def write_up(home: Path, up: Up) -> None:
+    """Write `<home>/up.json`."""
+    content = {"pid": up.pid, "ready": up.ready, **asdict(up.addresses)}
+    disk.write_file(home / UP, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_up(home: Path) -> Up | None:
+    """What `<home>/up.json` says; None if there is none."""
+    try:
+        found = json.loads((home / UP).read_text())
+        return Up(int(found["pid"]), bool(found.get("ready")), addresses(found))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def running(home: Path) -> Addresses:
+    """What the `rlvf up` of this home says, if there is one."""
+    up = read_up(home)
+    return Addresses() if up is None else up.addresses
+
+
+def is_up(home: Path) -> bool:
+    """Whether an `rlvf up` of this home lives."""
+    try:
+        with (home / "services" / "up.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextmanager
+def the_only_up(home: Path) -> Iterator[bool]:
+    """Be the `rlvf up` of this home until the end of the context; gives False, and does nothing, if another is."""
+    folder = home / "services"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "up.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        write_up(home, Up(os.getpid(), False, Addresses()))
+        try:
+            yield True
+        finally:
+            (home / UP).unlink(missing_ok=True)

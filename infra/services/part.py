@@ -1,0 +1,118 @@
+"""One service that is kept alive."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+import psutil
+
+from infra.security.secrets import without_userinfo
+from infra.services.prefect_server import ServiceError
+from infra.services.supervisor import MARK, BackOff, Program, Service
+
+TITLES = {
+    "prefect": "Prefect server",
+    "mlflow": "MLflow server",
+    "scheduler": "Dask scheduler",
+    "worker": "Prefect worker",
+    "deployments": "deployments",
+}
+ATTEMPTS = 3  # so often a service may die before it has ever worked
+
+
+@dataclass(frozen=True)
+class Row:
+    """A service as a person sees it."""
+
+    name: str
+    state: str
+    address: str
+
+
+class Part:
+    """A service that is kept alive: started when what it `needs` works, and again, later each time, when it dies."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        service: Service,
+        program: Callable[[], Program],
+        works: Callable[[], bool],
+        *,
+        needs: Sequence["Part"] = (),
+        on_start: Callable[[], None] = lambda: None,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.state = "waiting"
+        self._service = service
+        self._program = program
+        self._works = works
+        self._needs = needs
+        self._on_start = on_start
+        self._stop = stop or service.release
+        self._back_off = BackOff()
+        self._began = self._due = 0.0
+        self._deaths = 0
+        self._ever_worked = False
+
+    @property
+    def works(self) -> bool:
+        return self.state == "up"
+
+    def look(self) -> None:
+        """See how it is, and do what is to be done. Raises `ServiceError` for one that never comes up."""
+        now = time.monotonic()
+        if self.state in ("waiting", "died"):
+            if now >= self._due and all(part.works for part in self._needs):
+                self._start()
+        elif self._service.is_orphan():
+            self._service.end()
+            self._died(now)
+        elif not self._service.lives():
+            self._died(now)
+        elif self.state == "starting" and self._answers():
+            self.state, self._ever_worked = "up", True
+
+    def stop(self) -> bool:
+        """Stop it; says whether it was running, for nobody else's use."""
+        lived = self._service.lives()
+        return self._stop() and lived
+
+    def _start(self) -> None:
+        self._on_start()
+        self._service.start(self._program(), {"url": self.address})
+        self.state, self._began = "starting", time.monotonic()
+
+    def _answers(self) -> bool:
+        try:
+            return self._works()
+        except (OSError, ValueError, HTTPException):
+            return False  # not yet, or not any more
+
+    def _died(self, now: float) -> None:
+        end_stragglers(self._service)
+        self._deaths += 1
+        if not self._ever_worked and self._deaths >= ATTEMPTS:
+            raise ServiceError(
+                f"the {TITLES[self.name]} does not start; {self._service.log} ends with: {_last(self._service.log)}"
+            )
+        self.state, self._due = "died", now + self._back_off.pause(now - self._began)
+
+
+def end_stragglers(service: Service) -> None:
+    """Kill what a dead service has left: its own processes, where it was killed together with its supervisor."""
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            if process.environ().get(MARK) == str(service.folder):
+                process.kill()
+
+
+def _last(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return next((without_userinfo(line.strip())[:300] for line in reversed(lines) if line.strip(" │╯╰─╭╮")), "nothing")

@@ -1,0 +1,51 @@
+"""Which port each service gets, and the addresses of this machine."""
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from infra.services import prefect_server as services
+from infra.services.part import TITLES
+from infra.services.prefect_server import LOOPBACK, free_port, is_loopback
+from infra.storage import disk
+
+PORTS = {"prefect": services.PORT, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}  # where they are free
+
+
+class Ports:
+    """Which port each service gets: the one chosen, that of the last time, the usual one; another where it is taken."""
+
+    def __init__(self, home: Path, host: str, given: Mapping[str, int], say: Callable[[str], None]) -> None:
+        self.chosen: dict[str, int] = {}
+        self._file = home / "services" / "ports.json"
+        self._host, self._given, self._say = host, given, say
+        self._last: dict[str, int] = {}
+        with suppress(OSError, ValueError):
+            self._last = {str(name): int(port) for name, port in json.loads(self._file.read_text()).items()}
+
+    def wanted(self, name: str) -> int:
+        """The port to try first."""
+        return self._given.get(name, self._last.get(name, PORTS[name]))
+
+    def choose(self, name: str) -> int:
+        """A free one for the service."""
+        wanted = self.wanted(name)
+        port = free_port(wanted, LOOPBACK if name == "dashboard" else self._host)
+        if wanted not in (port, 0):
+            self._say(f"port {wanted} is in use: the {TITLES.get(name, 'Dask page')} listens on {port}")
+        self.chosen[name] = port
+        return port
+
+    def keep(self) -> None:
+        """Remember those chosen for the next time: other machines may know them."""
+        disk.write_file(self._file, json.dumps({**self._last, **self.chosen}).encode())
+
+
+def own_addresses() -> list[str]:
+    """The IPv4 addresses by which other machines may reach this one."""
+    found = [each.address for of in psutil.net_if_addrs().values() for each in of if each.family == socket.AF_INET]
+    return [address for address in found if not is_loopback(address)]

@@ -1,0 +1,75 @@
+"""The few things that are asked of Prefect's API from a process that does not import prefect."""
+
+import urllib.error
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from infra.services.prefect_server import get_json
+
+POOL = "rlvf"  # the work pool of prefect.yaml
+
+
+class PrefectApi:
+    """The API at `url`, asked with `auth` (user:password) if it is given. Every method raises `OSError`."""
+
+    def __init__(self, url: str, auth: str = "") -> None:
+        self._url = url
+        self._auth = auth
+
+    def has(self, path: str) -> bool:
+        """Whether there is something at `path`, such as work_pools/rlvf."""
+        try:
+            self._ask(path)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return False
+            raise
+        return True
+
+    def running(self, flow: str) -> list[str]:
+        """The names of this flow's runs that are under way."""
+        body = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PAUSED"]}}}}
+        return [str(run["name"]) for run in self._ask("flow_runs/filter", body)]
+
+    def end_runs(self, seconds: float = 0.0) -> list[str]:
+        """Mark the runs of the work pool whose process on this machine is gone as crashed, and give their names. Those
+        that have one get `seconds` to end before they are killed; 0 leaves them alone.
+
+        Only for a server that no other machine's worker uses. A worker marks its own runs; one that was killed, with
+        its machine or without, or told to stop cannot, and they would seem to be running, and keep the next run
+        waiting, for ever.
+        """
+        states = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
+        ended = []
+        for run in self._ask("flow_runs/filter", {"work_pools": {"name": {"any_": [POOL]}}, "flow_runs": states}):
+            pid = str(run.get("infrastructure_pid") or "").rpartition(":")[2]
+            if not pid.isdigit() or not _ended(int(pid), str(run["id"]), seconds):
+                continue
+            state = {"type": "CRASHED", "message": "its process is gone, with the worker that started it"}
+            self._ask(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+            ended.append(str(run["name"]))
+        return ended
+
+    def _ask(self, path: str, body: Any = None) -> Any:
+        return get_json(f"{self._url.rstrip('/')}/{path}", self._auth, body, timeout=10.0)
+
+
+def _ended(pid: int, flow_run: str, seconds: float) -> bool:
+    """Whether the run's process is gone: its number may be another one's by now."""
+    try:
+        process = psutil.Process(pid)
+        if process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "") != flow_run.replace("-", ""):
+            return True
+        if not seconds:
+            return process.status() == psutil.STATUS_ZOMBIE
+        with suppress(psutil.TimeoutExpired):
+            process.wait(seconds)
+        process.kill()
+        process.wait(seconds)
+    except psutil.NoSuchProcess:
+        return True
+    except (psutil.AccessDenied, psutil.TimeoutExpired):
+        return False
+    return True

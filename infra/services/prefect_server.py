@@ -1,0 +1,261 @@
+"""Where rlvf keeps its things, and the one Prefect server that its processes share.
+
+The server belongs to a folder, not to a process (see `infra.services.supervisor`): `<home>/prefect`, which also holds
+Prefect's database, `prefect.db`.
+"""
+
+import base64
+import ipaddress
+import json
+import os
+import socket
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from infra.security.secrets import without_userinfo
+from infra.services.passwords import kept_password
+from infra.services.supervisor import Program, Service
+
+LOOPBACK = "127.0.0.1"
+PREFECT_USER = "rlvf"
+PORT = 4200
+
+
+class ServiceError(RuntimeError):
+    """A service did not start, or stopped while it was needed."""
+
+
+def rlvf_home() -> Path:
+    """The folder of all state: `$RLVF_HOME`, or `.rlvf` in the working directory."""
+    return Path(os.environ.get("RLVF_HOME") or ".rlvf").expanduser().absolute()
+
+
+def rlvf_storage() -> str:
+    """Where runs and models lie that are named without a place: the URI `$RLVF_STORAGE`, or the home."""
+    return (os.environ.get("RLVF_STORAGE") or str(rlvf_home())).rstrip("/")
+
+
+def runs_uri() -> str:
+    """Where runs lie that are named without a place."""
+    return f"{rlvf_storage()}/runs"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bracketed(host: str) -> str:
+    """`host` as an address writes it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def free_port(preferred: int, host: str = "127.0.0.1") -> int:
+    """`preferred` if nobody listens there, else a free port."""
+    for port in (preferred, 0):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection may still linger there
+            with suppress(OSError):
+                probe.bind((host, port))
+                return int(probe.getsockname()[1])
+    raise ServiceError(f"no free port on {host}")
+
+
+def answers(url: str, timeout: float = 5.0) -> bool:
+    """Whether a Prefect API, or an MLflow server, answers at `url`, be it with a refusal."""
+    try:
+        with _opener(url).open(f"{url.rstrip('/')}/health", timeout=timeout):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code in (401, 403)
+    except (OSError, ValueError, HTTPException):
+        return False
+
+
+def get_json(url: str, auth: str = "", body: Any = None, timeout: float = 5.0) -> Any:
+    """What is at `url`, asked with `auth` (user:password) if it is given; with a `body`, what the answer to it is.
+
+    Raises `OSError` when nobody answers or the answer is an error, `ValueError` when it is not JSON.
+    """
+    request = urllib.request.Request(url, data=None if body is None else json.dumps(body).encode())
+    if body is not None:
+        request.add_header("Content-Type", "application/json")
+    if auth:
+        request.add_header("Authorization", f"Basic {base64.b64encode(auth.encode()).decode()}")
+    with _opener(url).open(request, timeout=timeout) as answer:
+        return json.load(answer)
+
+
+def api_password(home: Path, url: str) -> str:
+    """`user:password` for the Prefect API at `url`: of the environment, or the one kept in the home; empty if none."""
+    given = os.environ.get("PREFECT_API_AUTH_STRING") or os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
+    if given:
+        return given
+    kept = kept_password(home, "prefect")
+    return f"{PREFECT_USER}:{kept}" if kept and not is_loopback(urllib.parse.urlsplit(url).hostname or "") else ""
+
+
+class PrefectServer:
+    """The Prefect server of `home`: started by the constructor if none lives, awaited by `wait`.
+
+    A server on another address than loopback asks for a password, which is kept in the home. Raises `ValueError` when
+    the environment names an API that does not answer.
+    """
+
+    def __init__(self, home: Path, say: Callable[[str], None], host: str = LOOPBACK, port: int | None = None) -> None:
+        self.home = home
+        self.url = os.environ.get("PREFECT_API_URL", "")
+        self.is_ours = not self.url
+        self.service = Service(home / "prefect", home / "logs" / "prefect-server.log")
+        self._host = host
+        self._port = PORT if port is None else port
+        self._say = say
+        if self.url:
+            if not answers(self.url):
+                raise ValueError(
+                    f"PREFECT_API_URL = {without_userinfo(self.url)!r}: no Prefect API answers there; start it, or "
+                    "unset the variable to use a local server"
+                )
+            return
+        self.service.hold()
+        self._start_if_none_lives()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process that is to use this server needs in its environment before it imports prefect."""
+        if not self.is_ours:
+            return {"PREFECT_API_URL": self.url}
+        known = _prefect_environment(self.service.folder) | {"PREFECT_API_URL": self.url}
+        auth = api_password(self.home, self.url)
+        return known | ({"PREFECT_API_AUTH_STRING": auth} if auth else {})
+
+    def wait(self, timeout: float = 120.0) -> str:
+        """The address of the API, once it answers. Raises `ServiceError` when the server ends before that.
+
+        A server that found its port taken while it started listens elsewhere: the environment that `prefect_server` has
+        set follows.
+        """
+        deadline = time.monotonic() + timeout
+        while self.is_ours and not (self._find() and self.serves()):
+            lives = self.service.lives()
+            if not lives and self._port_is_taken() and time.monotonic() < deadline:
+                self._start_if_none_lives()
+            elif not lives or time.monotonic() > deadline:
+                log = self.service.log
+                lines = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
+                raise ServiceError("\n".join([f"the Prefect server did not start; {log} ends with:", *lines]))
+            time.sleep(0.05)
+        if self.is_ours and "PREFECT_API_URL" in os.environ:
+            os.environ["PREFECT_API_URL"] = self.url
+        return self.url
+
+    def program(self) -> Program:
+        """What serves at `url`."""
+        address = urllib.parse.urlsplit(self.url)
+        host, port = str(address.hostname), str(address.port)
+        folder = self.service.folder  # Prefect reads settings from the files of its working directory
+        auth = "" if is_loopback(host) else api_password(self.home, self.url)
+        return Program(
+            [sys.executable, "-P", "-m", "prefect", "server", "start", "--host", host, "--port", port],
+            _prefect_environment(folder)
+            | {"PREFECT_SERVER_LOGGING_LEVEL": "WARNING", "PREFECT_SERVER_UI_API_URL": self.url}
+            | ({"PREFECT_SERVER_API_AUTH_STRING": auth} if auth else {}),
+            folder,
+        )
+
+    def revive(self) -> None:
+        """Start the server again, at the same address, if it has died."""
+        self.service.start(self.program(), {"url": self.url})
+
+    def serves(self) -> bool:
+        """Whether the server of this folder answers: its port may have gone to another one while it started."""
+        if not answers(self.url, timeout=1.0):
+            return False
+        try:
+            settings = get_json(f"{self.url}/admin/settings", api_password(self.home, self.url))
+            return Path(settings["home"]) == self.service.folder
+        except urllib.error.HTTPError:  # it wants a password, and does not say whose it is
+            return True
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def stop(self) -> bool:
+        """Leave the server, and stop it if nobody else uses it; says whether that stopped it."""
+        return self.service.release()
+
+    def _start_if_none_lives(self) -> None:
+        if self.service.lives():
+            return
+        port = free_port(self._port, self._host)
+        self.url = f"http://{bracketed(self._host)}:{port}/api"
+        if self.service.start(self.program(), {"url": self.url}):
+            if self._port not in (port, 0):
+                self._say(f"port {self._port} is in use: the Prefect server listens on {port}")
+        else:
+            self.url = ""  # another process was quicker
+
+    def _find(self) -> bool:
+        """Read the address of the server; of an earlier one, until the supervisor of this one has written its own."""
+        self.url = str(self.service.found().get("url", self.url))
+        return bool(self.url)
+
+    def _port_is_taken(self) -> bool:
+        """Whether somebody listens where the server was to listen; asked when it is known to be dead."""
+        address = urllib.parse.urlsplit(self.url)
+        return address.port is not None and free_port(address.port, address.hostname or LOOPBACK) != address.port
+
+
+@contextmanager
+def prefect_server(home: Path, say: Callable[[str], None]) -> Iterator[PrefectServer]:
+    """The Prefect server that this process is to use, in its environment from now until the end of the context.
+
+    Returns while the server is still starting: `wait()` on what it yields before the first flow. Enter it before
+    prefect is imported, which reads its settings from the environment at that moment. Uses, in this order: the API that
+    PREFECT_API_URL names (`ValueError` if it does not answer); the server of `home` that another process started; one
+    of its own, on port 4200 or another, which it `say`s.
+    """
+    server = PrefectServer(home, say)
+    try:
+        if server.is_ours and not server.url:
+            server.wait()  # another process has started it
+        before = {name: os.environ.get(name) for name in server.environment}
+        os.environ.update(server.environment)
+        try:
+            yield server
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+    finally:
+        server.stop()
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """A proxy of the environment is for machines far away."""
+    try:
+        near = not ipaddress.ip_address(urllib.parse.urlsplit(url).hostname or "").is_global
+    except ValueError:
+        near = urllib.parse.urlsplit(url).hostname == "localhost"
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if near else []))
+
+
+def _prefect_environment(folder: Path) -> dict[str, str]:
+    return {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "true",
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # a wrong address is an error, not a second server
+        "PREFECT_CLI_PROMPT": "false",
+    }

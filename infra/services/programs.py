@@ -1,0 +1,106 @@
+"""What runs each service of `rlvf up` beside Prefect's server.
+
+No secret stands on a command line, which every user of the machine can read; the environment of a process is its
+owner's alone.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.cluster.cluster import dask_environment
+from infra.security.bundles import machine_name, tls_environment
+from infra.services.addresses import Addresses
+from infra.services.passwords import password
+from infra.services.prefect_api import POOL
+from infra.services.prefect_server import LOOPBACK, bracketed, is_loopback
+from infra.services.supervisor import Program
+from infra.storage import disk, store
+
+USER = "rlvf"  # who signs in to MLflow
+WORKER_STOP_SECONDS = 5.0  # its runs are not in its hands: they end when it does
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """What `rlvf up` was asked for."""
+
+    home: Path
+    storage: str
+    endpoint: str | None = None  # of an S3 service that is not Amazon's
+    host: str = LOOPBACK
+    tls: bool = False  # for Dask; the certificates are there
+    ports: Mapping[str, int] = field(default_factory=dict)  # those that somebody chose, by service
+
+
+def mlflow(config: StackConfig, folder: Path, port: int) -> Program:
+    """An MLflow server on the home's SQLite file, or on $MLFLOW_BACKEND_STORE_URI; artifacts go to the storage."""
+    home, host = config.home, config.host
+    command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", host, "--port", str(port)]
+    command += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
+    environment = {
+        "MLFLOW_BACKEND_STORE_URI": os.environ.get("MLFLOW_BACKEND_STORE_URI") or f"sqlite:///{home}/mlflow.db",
+        "MLFLOW_ARTIFACTS_DESTINATION": store.join(config.storage, "mlartifacts"),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+    }
+    if not is_loopback(host):
+        # its password is not in the file: the environment of a process is its owner's alone
+        settings = folder / "auth.ini"
+        lines = ["[mlflow]", "default_permission = READ", f"database_uri = sqlite:///{home}/mlflow-auth.db"]
+        disk.write_file(settings, "\n".join([*lines, f"admin_username = {USER}", ""]).encode(), 0o600)
+        at = f"{bracketed(host)}:{port}"
+        command += ["--app-name", "basic-auth", "--allowed-hosts", f"{at},{bracketed(host)}"]
+        command += ["--cors-allowed-origins", f"http://{at}"]
+        environment |= {
+            "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+            "MLFLOW_AUTH_ADMIN_USERNAME": USER,
+            "MLFLOW_AUTH_ADMIN_PASSWORD": password(home, "mlflow"),
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": password(home, "mlflow-sessions"),
+        }
+    return Program(command, _common(config) | environment, folder)
+
+
+def scheduler(config: StackConfig, folder: Path, port: int, page: int) -> Program:
+    """A Dask scheduler."""
+    # Dask's page asks for no password: it stays on this machine
+    command = [sys.executable, "-P", "-m", "distributed.cli.dask_scheduler", "--host", config.host]
+    command += ["--port", str(port), "--dashboard-address", f"{LOOPBACK}:{page}"]
+    environment = dask_environment()
+    if config.tls:
+        command += ["--protocol", "tls"]
+        environment |= tls_environment(config.home)
+    return Program(command, _common(config) | environment, folder)
+
+
+def worker(config: StackConfig, known: Addresses, prefect: Mapping[str, str]) -> Program:
+    """A Prefect worker that starts the runs of the work pool, with all they need to know in its environment."""
+    home = config.home
+    environment = {
+        **prefect,
+        "RLVF_HOME": str(home),
+        "RLVF_STORAGE": config.storage,
+        "RLVF_SCHEDULER": known.scheduler or "",
+        "MLFLOW_TRACKING_URI": os.environ.get("MLFLOW_TRACKING_URI") or known.mlflow or "",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PYTHONSAFEPATH": "1",  # a folder named flows where someone stands is not ours
+    }
+    if not os.environ.get("MLFLOW_TRACKING_URI") and not is_loopback(config.host):
+        environment |= {
+            "MLFLOW_TRACKING_USERNAME": USER,
+            "MLFLOW_TRACKING_PASSWORD": password(home, "mlflow"),
+        }
+    name = f"rlvf-{machine_name()}"
+    command = [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    # where `rlvf up` was given, so that a run finds the files that it names as they are seen from there
+    return Program([*command, "--name", name], _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)
+
+
+def _common(config: StackConfig) -> dict[str, str]:
+    near = [os.environ.get("NO_PROXY", ""), "localhost", LOOPBACK, config.host]
+    without_proxy = ",".join(dict.fromkeys(filter(None, near)))
+    endpoint = {"AWS_ENDPOINT_URL_S3": config.endpoint} if config.endpoint else {}
+    return {"NO_PROXY": without_proxy, "no_proxy": without_proxy, **endpoint}

@@ -1,0 +1,1 @@
+"""Folders and files wherever they lie: on this machine or at any URI that fsspec knows."""

@@ -1,0 +1,104 @@
+"""Files by fsspec path or glob: local, memory://, s3:// and what else fsspec knows; compressed ones by ending."""
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, TextIO
+
+from fsspec.core import url_to_fs
+
+from infra.security.secrets import masked
+
+
+class PathError(ValueError):
+    """A path that cannot be read: one line that names it, without its secrets, and says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
+
+
+def open_files(pattern: str) -> Iterator[tuple[str, BinaryIO]]:
+    """(name, open content) of each file that matches, in the order of their names.
+
+    A file is read whole when its turn comes, so that a fault is found here and not by whoever reads it. Raises
+    PathError, for a dead connection too: whoever gives a path at the start of a run wants to hear of it rather than
+    wait.
+    """
+    fs, path = _filesystem(pattern)
+    try:
+        for each in _match(fs, path, pattern):
+            name = each if "file" in fs.protocol else fs.unstrip_protocol(each)
+            with fs.open(each, "rb", compression="infer") as opened:
+                content = opened.read()
+            yield masked(name), io.BytesIO(content)
+    except PermissionError as error:
+        raise PathError(f"{pattern}: permission denied; check the rights on it, or the credentials") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise PathError(f"{name}: not the compressed file that its name promises ({_line(error)})") from error
+    except _storage_faults() as error:
+        raise PathError(f"{pattern}: cannot be read: {_line(error)}") from error
+
+
+def open_texts(pattern: str) -> Iterator[tuple[str, TextIO]]:
+    """As `open_files`, but (name, open text)."""
+    for name, content in open_files(pattern):
+        yield name, as_text(content, name)
+
+
+def as_text(content: BinaryIO, name: str) -> TextIO:
+    """UTF-8 text. Line ends are kept as they are, which the csv module wants; a byte order mark is dropped. Raises
+    PathError."""
+    return io.StringIO(_decode(content.read(), name), newline="")
+
+
+def _filesystem(pattern: str) -> tuple[Any, str]:
+    if not pattern.strip() or "\0" in pattern:
+        raise PathError(f"{pattern!r} is no path; give a file, or a pattern such as problems/*.csv")
+    protocol = pattern.partition("://")[0]
+    try:
+        fs, path = url_to_fs(pattern)
+    except ImportError as error:
+        remedy = "pip install 'rlvf[s3]'" if protocol in ("s3", "s3a") else _line(error)
+        raise PathError(f"{pattern}: {protocol}:// paths need a package that is not installed: {remedy}") from error
+    except ValueError as error:
+        known = "use a local path, memory://, s3:// or another protocol of fsspec"
+        raise PathError(f"{pattern}: {_line(error)}; {known}") from error
+    fs.invalidate_cache()  # fsspec keeps listings for the life of the process; a file may be newer
+    return fs, path
+
+
+def _match(fs: Any, path: str, pattern: str) -> list[str]:
+    # A name is tried as it stands first: it may hold brackets. Where the storage refuses or cannot be reached, `isfile`
+    # says False and `glob` finds nothing; `info` raises.
+    try:
+        kind = fs.info(path)["type"]
+    except (FileNotFoundError, NotADirectoryError):
+        matches = fs.glob(path, detail=True)
+        files = sorted(name for name, info in matches.items() if info["type"] == "file")
+        if not files:
+            found = "matches only folders" if matches else "no such file, and no file matches it as a pattern"
+            raise PathError(f"{pattern}: {found}") from None
+        return files
+    if kind == "directory":
+        raise PathError(f"{pattern}: is a folder; name its files, such as {pattern.rstrip('/')}/*.csv")
+    return [path]
+
+
+def _decode(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise PathError(f"{name}: line {line}: not UTF-8 text ({error.reason}); save it as UTF-8") from error
+
+
+def _storage_faults() -> tuple[type[Exception], ...]:
+    # s3fs lets botocore's own through (no credentials, no connection), and has loaded it by the time one is raised
+    botocore = sys.modules.get("botocore.exceptions")
+    return (OSError, botocore.BotoCoreError) if botocore else (OSError,)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

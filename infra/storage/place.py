@@ -1,0 +1,179 @@
+"""What lies at a URI, on this machine's file system or anywhere that fsspec knows: small files, listings, removal."""
+
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from infra.storage import disk
+from infra.storage.manifest import MANIFEST, NotThere
+
+# Stores without folders: creating one is needless there, and at a store's top level it would make a bucket
+_OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs"})
+# Left to itself, a client of S3 tries for up to half a minute, through which nothing can stop it. Whoever wants to wait
+# longer says so with `infra.storage.patience`.
+_S3 = {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 3}}}
+
+
+def join(uri: str, *names: str) -> str:
+    """The URI of something under `uri`."""
+    return "/".join([uri.rstrip("/"), *names])
+
+
+def local_path(uri: str) -> Path | None:
+    """The absolute path that `uri` names on this machine's file system; None if it names something elsewhere."""
+    protocol, separator, rest = uri.rpartition("://")
+    if separator and protocol not in ("file", "local"):
+        return None
+    return Path(rest).expanduser().absolute()
+
+
+def write_text(uri: str, text: str) -> None:
+    """Store one small UTF-8 file; a reader sees the old one or the new one."""
+    write_bytes(uri, text.encode())
+
+
+def write_bytes(uri: str, data: bytes) -> None:
+    """Store one small file; a reader sees the old one or the new one."""
+    if (path := local_path(uri)) is not None:
+        disk.write_file(path, data)
+        return
+    fs, root = remote(uri)
+    make_parent(fs, root)
+    fs.pipe_file(root, data)
+
+
+def read_text(uri: str) -> str:
+    """The file that `write_text` stored; raises NotThere."""
+    data = read(uri)
+    if data is None:
+        raise NotThere(f"there is no {uri}")
+    return data.decode()
+
+
+def exists(uri: str) -> bool:
+    """Whether a file, or a folder with anything in it, is at `uri`."""
+    if (path := local_path(uri)) is not None:
+        return path.exists()
+    fs, root = remote(uri)
+    return bool(fs.exists(root))
+
+
+def remove(uri: str) -> None:
+    """Remove a folder, its manifest first."""
+    if (path := local_path(uri)) is not None:
+        disk.remove(path)
+        return
+    fs, root = remote(uri)
+    manifest = join(root, MANIFEST)
+    # One by one: not every store that speaks S3 knows how to delete many at once
+    for file in sorted(files(fs, root), key=lambda file: file != manifest):
+        with suppress(FileNotFoundError):
+            fs.rm_file(file)
+    if has_folders(fs):
+        with suppress(FileNotFoundError):
+            fs.rm(root, recursive=True)
+
+
+def remove_file(uri: str) -> None:
+    """Remove a file, if it is there."""
+    if (path := local_path(uri)) is not None:
+        path.unlink(missing_ok=True)
+        return
+    fs, root = remote(uri)
+    with suppress(FileNotFoundError):
+        fs.rm_file(root)
+
+
+def reaches(uri: str) -> bool:
+    """Whether the store that `uri` names lets us look into it. Raises whatever the store raises otherwise."""
+    fs, root = remote(uri)
+    fs.ls(root) if has_folders(fs) else fs.exists(root.partition("/")[0] or root)
+    return True
+
+
+def read(uri: str) -> bytes | None:
+    """A file's content, None if there is none."""
+    try:
+        if (path := local_path(uri)) is not None:
+            return path.read_bytes()
+        fs, root = remote(uri)
+        return bytes(fs.cat_file(root))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+
+
+def subfolders(uri: str) -> dict[str, bool]:
+    """The folders under `uri`, each with whether it has a manifest."""
+    if (path := local_path(uri)) is not None:
+        children = path.iterdir() if path.is_dir() else ()
+        return {child.name: (child / MANIFEST).is_file() for child in children if child.is_dir()}
+    fs, root = remote(uri)
+    found: dict[str, bool] = {}
+    for file in files(fs, root):  # one listing, where a question per folder would be a round trip each
+        name, inside, rest = file.removeprefix(root).lstrip("/").partition("/")
+        if inside:
+            found[name] = found.get(name, False) or rest == MANIFEST
+    return found
+
+
+def folders(uri: str) -> list[str]:
+    """The URIs of the folders that lie directly in the folder `uri`."""
+    if (path := local_path(uri)) is not None:
+        return sorted(join(uri, child.name) for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    fs, root = remote(uri)
+    try:
+        inside = fs.ls(root, detail=True)
+    except FileNotFoundError:
+        return []
+    return sorted(
+        join(uri, entry["name"].rstrip("/").rpartition("/")[2]) for entry in inside if entry["type"] == "directory"
+    )
+
+
+def modified(uri: str) -> datetime | None:
+    """When a file was last written, None if there is none."""
+    fs, root = remote(uri)
+    try:
+        when: datetime = fs.modified(root)
+    except FileNotFoundError:
+        return None
+    return when
+
+
+def names(uri: str) -> list[str]:
+    """The names of the files that lie directly in the folder `uri`, sorted."""
+    if (path := local_path(uri)) is not None:
+        return sorted(child.name for child in path.iterdir() if child.is_file()) if path.is_dir() else []
+    fs, root = remote(uri)
+    inside = [file.removeprefix(root).lstrip("/") for file in files(fs, root)]
+    return sorted(name for name in inside if "/" not in name)
+
+
+def files(fs: Any, root: str) -> list[str]:
+    """Every file under `root`, however deep."""
+    try:
+        return list(fs.find(root))
+    except FileNotFoundError:
+        return []
+
+
+def remote(uri: str) -> tuple[Any, str]:
+    """The file system of a URI, and the path on it, for what is not done with `local_path`."""
+    fs, root = url_to_fs(uri, **(_S3 if uri.startswith(("s3://", "s3a://")) else {}))
+    fs.invalidate_cache()  # other processes write here too: what was listed a moment ago is no longer true
+    return fs, root.rstrip("/")
+
+
+def has_folders(fs: Any) -> bool:
+    """Whether folders are made and removed there."""
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    return not protocols & _OBJECT_STORES
+
+
+def make_parent(fs: Any, path: str) -> None:
+    """Make the folder of `path`, where there are folders."""
+    if has_folders(fs):
+        fs.makedirs(path.rpartition("/")[0], exist_ok=True)

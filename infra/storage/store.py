@@ -1,0 +1,260 @@
+"""Whole folders at a URI: payload first, manifest last, digests checked by every reader.
+
+A stored folder is its files and a `manifest.json` that describes them. A folder without one is not there, so no
+reader takes a half-written folder for a whole one. On the local file system a folder appears by one rename; elsewhere
+the manifest is the last file put.
+
+A URI is a path or whatever fsspec understands: `memory://…`, `s3://…`. One process at a time writes a given folder; any
+number read it.
+"""
+
+import atexit
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from pydantic import JsonValue
+
+from infra.storage import disk, place
+from infra.storage.manifest import (
+    MANIFEST,
+    Entry,
+    Manifest,
+    NotThere,
+    StoreError,
+    Torn,
+    describe,
+    parse,
+    render,
+    verify,
+)
+from infra.storage.patience import Patience
+from infra.storage.place import exists, join, local_path, read_text, write_bytes, write_text
+
+__all__ = [
+    "MANIFEST",
+    "Entry",
+    "Folder",
+    "Manifest",
+    "NotThere",
+    "StoreError",
+    "Torn",
+    "Version",
+    "exists",
+    "join",
+    "list_versions",
+    "local_path",
+    "own_folder",
+    "prune",
+    "read_folder",
+    "read_manifest",
+    "read_text",
+    "scratch",
+    "versions",
+    "write_bytes",
+    "write_folder",
+    "write_patiently",
+    "write_text",
+]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A verified folder on this machine's file system.
+
+    As a context manager it removes itself at the end if it is a download that nobody gave a place; without `with` that
+    happens when the process ends.
+    """
+
+    path: Path
+    manifest: Manifest
+    temporary: bool = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.temporary:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A numbered folder, whole or not."""
+
+    number: int
+    uri: str
+    whole: bool  # it has a manifest; its files are not looked at
+
+
+def write_folder(
+    uri: str, source: Path, *, meta: Mapping[str, JsonValue] | None = None, move: bool = False
+) -> Manifest:
+    """Store every file of the local folder `source` at `uri`; whatever else was there is replaced.
+
+    A no-op if the very same files and `meta` are stored there whole. A `manifest.json` at the top of `source` is left
+    out, so a folder that was read from a store can be written to another. With `move` the folder becomes the store's:
+    its files are renamed into place where that is possible, and `source` is gone afterwards.
+
+    Raises ValueError if `source` holds no file or one whose name cannot be stored, or if `meta` is not JSON.
+    """
+    manifest = describe(source, meta or {})
+    path = local_path(uri)
+    if path is None:
+        _upload(uri, source, manifest)
+    elif not _holds(uri, manifest):
+        with disk.temporary_beside(path) as made:
+            for name in manifest.files:
+                disk.take(source / name, made / name, move)
+            (made / MANIFEST).write_bytes(render(manifest))
+            disk.put_in_place(made, path)
+    if move and path != source.absolute():
+        shutil.rmtree(source, ignore_errors=True)
+    return manifest
+
+
+def write_patiently(uri: str, source: Path, meta: Mapping[str, JsonValue], patience: float) -> Manifest:
+    """`write_folder`, for so many seconds where the store is elsewhere and away; `source` is gone afterwards."""
+    if local_path(uri) is not None:
+        return write_folder(uri, source, meta=meta, move=True)
+    manifest = Patience(patience)(lambda: write_folder(uri, source, meta=meta))
+    shutil.rmtree(source, ignore_errors=True)
+    return manifest
+
+
+def read_folder(uri: str, into: Path | None = None) -> Folder:
+    """The folder stored at `uri`, on this machine and verified.
+
+    Without `into` a local folder is used where it lies and any other is downloaded to a temporary place. `into` becomes
+    a copy, with its manifest: nothing is fetched if it is one already, and it is never seen half-filled. Files beside
+    those of the manifest are neither verified nor downloaded. A reader that a pruning overtakes gets NotThere.
+
+    Raises NotThere, Torn (which names the file), and ValueError if `into` is a folder of something else.
+    """
+    while True:
+        manifest = read_manifest(uri)
+        try:
+            return _fetch(uri, manifest, into)
+        except Torn:
+            if read_manifest(uri).digest == manifest.digest:  # else it was replaced under our hands
+                raise
+
+
+def read_manifest(uri: str) -> Manifest:
+    """The manifest stored at `uri`; the files that it names are not looked at.
+
+    Raises NotThere, and Torn if it cannot be read or names a file outside the folder.
+    """
+    data = place.read(join(uri, MANIFEST))
+    if data is None:
+        raise NotThere(f"there is nothing whole at {uri}: it has no {MANIFEST}")
+    try:
+        return parse(data)
+    except ValueError as error:
+        raise Torn(f"{uri} is torn: {MANIFEST} {error}") from None
+
+
+def list_versions(uri: str, prefix: str = "") -> list[Version]:
+    """The folders `<prefix><number>` under `uri`, by rising number, those without a manifest included."""
+    pattern = re.compile(re.escape(prefix) + "([0-9]+)")
+    found = [(match, whole) for name, whole in place.subfolders(uri).items() if (match := pattern.fullmatch(name))]
+    listed = [Version(int(match[1]), join(uri, match[0]), whole) for match, whole in found]
+    return sorted(listed, key=lambda version: (version.number, version.uri))
+
+
+def versions(uri: str, prefix: str = "") -> list[int]:
+    """The numbers of the folders `<prefix><number>` under `uri` that have a manifest, rising."""
+    return sorted({version.number for version in list_versions(uri, prefix) if version.whole})
+
+
+def prune(uri: str, keep: Collection[int], prefix: str = "") -> None:
+    """Remove the versions under `uri` whose number is not in `keep`, and what dead writers left.
+
+    A version vanishes for readers before its files go. A folder without a manifest is left alone if its number is above
+    all of `keep`: somebody may be writing it.
+    """
+    newest = max(keep, default=-1)
+    for version in list_versions(uri, prefix):
+        if version.number not in keep and (version.whole or version.number <= newest):
+            place.remove(version.uri)
+    if (path := local_path(uri)) is not None:
+        disk.sweep(path)
+
+
+@contextmanager
+def scratch(uri: str) -> Iterator[Path]:
+    """A new local folder whose files go to `uri`: below it where that is local, so that they can be moved into place.
+    Those that killed writers left there are removed."""
+    local = local_path(uri)
+    if local is None:
+        with tempfile.TemporaryDirectory(prefix="rlvf-", ignore_cleanup_errors=True) as made:
+            yield Path(made)
+        return
+    disk.sweep(local)
+    with disk.temporary_beside(local / "scratch") as folder:
+        yield folder
+
+
+def _holds(uri: str, manifest: Manifest) -> bool:
+    try:
+        if read_manifest(uri).digest != manifest.digest:
+            return False
+        with read_folder(uri):
+            return True
+    except StoreError:
+        return False
+
+
+def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
+    path = local_path(uri)
+    if path is not None and into is None:
+        verify(path, manifest, uri)
+        return Folder(path, manifest)
+    target = into or own_folder() / secrets.token_hex(8)
+    if target.exists():
+        if _holds(str(target.absolute()), manifest):
+            return Folder(target, manifest)
+        if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST).is_file()):
+            raise ValueError(f"{target} is no copy of a stored folder and not empty: name another place, or empty it")
+    with disk.temporary_beside(target) as made:
+        for name in manifest.files:
+            try:
+                if path is not None:
+                    disk.take(path / name, made / name, move=False)
+                else:
+                    fs, root = place.remote(uri)
+                    (made / name).parent.mkdir(parents=True, exist_ok=True)
+                    fs.get_file(join(root, name), str(made / name))
+            except FileNotFoundError:
+                raise Torn(f"{uri} is torn: {name!r} is missing") from None
+        verify(made, manifest, uri)
+        (made / MANIFEST).write_bytes(render(manifest))
+        disk.put_in_place(made, target)
+    return Folder(target, manifest, temporary=into is None)
+
+
+def _upload(uri: str, source: Path, manifest: Manifest) -> None:
+    fs, root = place.remote(uri)
+    if place.files(fs, root):
+        if _holds(uri, manifest):
+            return
+        place.remove(uri)
+    for name in manifest.files:
+        place.make_parent(fs, join(root, name))
+        fs.put_file(str(source / name), join(root, name))
+    fs.pipe_file(join(root, MANIFEST), render(manifest))
+
+
+@cache
+def own_folder() -> Path:
+    """This process's own folder for what it need not keep, removed when it ends."""
+    path = Path(tempfile.mkdtemp(prefix="rlvf-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path

@@ -1,0 +1,70 @@
+"""Whether runs can be kept where someone wants them."""
+
+import secrets
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from infra.storage import place, store
+
+
+class StorageError(ValueError):
+    """Nothing can be kept there; one line that says what to do."""
+
+
+def storage_uri(given: str) -> str:
+    """`given` as every process understands it, wherever that stands. Raises `StorageError`."""
+    if not given.strip():
+        raise StorageError("storage: is empty; give a folder, or a URI such as s3://bucket/rlvf")
+    if (path := store.local_path(given)) is not None:
+        return str(path)
+    if urlsplit(given).password is not None:
+        raise StorageError(
+            "storage: holds a password, which every machine would see; leave it out and set it where it belongs, for "
+            "S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    return given.rstrip("/")
+
+
+def check_storage(uri: str) -> None:
+    """Raise `StorageError` unless a file can be written at `uri`, read back and removed."""
+    probe = store.join(uri, f"rlvf-probe-{secrets.token_hex(4)}")
+    path = store.local_path(uri)
+    try:
+        store.write_text(probe, "rlvf")
+        if store.read_text(probe) != "rlvf":
+            raise StorageError(f"storage {uri}: gives back something else than was written there")
+        place.remove_file(probe)
+    except ImportError as error:
+        protocol = uri.partition("://")[0]
+        remedy = "pip install 'rlvf[s3]'" if protocol in ("s3", "s3a") else _line(error)
+        raise StorageError(
+            f"storage {uri}: {protocol}:// needs a package that is not installed here: {remedy}"
+        ) from error
+    except StorageError:
+        raise
+    except PermissionError as error:
+        what = f"you may not write to {_nearest(path)}" if path is not None else f"access denied ({_line(error)})"
+        remedy = "mount it with write access, or name another" if path is not None else "check the credentials"
+        raise StorageError(f"storage {uri}: {what}; {remedy}") from error
+    except _faults() as error:
+        remedy = (
+            "make the bucket, check its name, AWS_ENDPOINT_URL_S3 and the credentials"
+            if path is None
+            else ("mount it, or name another folder")
+        )
+        raise StorageError(f"storage {uri}: cannot be used: {_line(error)}; {remedy}") from error
+
+
+def _nearest(path: Path) -> Path:
+    return next((each for each in (path, *path.parents) if each.exists()), path)
+
+
+def _faults() -> tuple[type[Exception], ...]:
+    # s3fs lets botocore's own through (no credentials, no connection), and has loaded it by the time one is raised
+    botocore = sys.modules.get("botocore.exceptions")
+    return (OSError, ValueError, store.StoreError, *((botocore.BotoCoreError,) if botocore else ()))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

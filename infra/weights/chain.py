@@ -1,0 +1,91 @@
+"""The ways to a version of weights, as plain data: which stored folders to apply, and which ones must stay.
+
+Under `weights/` lies, for every version, `v<step>`: whole, or the difference from the version before. Every second
+version has a difference from two versions before as well (`v6-from-v4`), every fourth from four, and so on up to the
+anchors, from which on all are from the first version. So the way to any version from the first one has a folder for
+every bit that is set in its number, at most.
+"""
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from infra.storage import place, store
+from infra.storage.manifest import NotThere, Torn
+from infra.weights.version import Told, told_by
+
+_NAME = re.compile(r"v\d+(-from-v\d+|-whole)?")
+Version = tuple[int, str]  # step and digest
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One stored folder: it makes a version of nothing, or of another version."""
+
+    uri: str
+    told: Told
+    bytes: int  # that are read for it
+
+    @property
+    def makes(self) -> Version:
+        return self.told.step, self.told.digest
+
+    @property
+    def base(self) -> Version | None:
+        return None if self.told.base is None else (self.told.base.step, self.told.base.digest)
+
+
+def read_edge(uri: str) -> Edge:
+    """The folder at `uri`; raises NotThere and Torn."""
+    manifest = store.read_manifest(uri)
+    return Edge(uri, told_by(uri, manifest), manifest.size)
+
+
+def read_edges(weights: str) -> list[Edge]:
+    """All whole folders under `weights`; one that cannot be read is no way to anywhere."""
+    edges = []
+    for name, whole in sorted(place.subfolders(weights).items()):
+        if whole and _NAME.fullmatch(name):
+            try:
+                edges.append(read_edge(store.join(weights, name)))
+            except (NotThere, Torn):
+                continue
+    return edges
+
+
+def cheapest(edges: Iterable[Edge], want: Version, have: Version | None = None) -> list[Edge] | None:
+    """The way to `want` that reads the fewest bytes, from nothing or from the version that is here; None if none."""
+    leaving: dict[Version | None, list[Edge]] = defaultdict(list)
+    for edge in edges:
+        leaving[edge.base].append(edge)
+    best: dict[Version | None, list[Edge]] = {}
+    order = 0  # so that ways of equal cost are never compared
+    ways: list[tuple[int, int, Version | None, list[Edge]]] = [(0, 0, None, [])]
+    if have is not None:
+        ways.append((0, 1, have, []))
+    while ways:
+        cost, _, at, way = heapq.heappop(ways)
+        if at == want:
+            return way
+        if at in best:
+            continue
+        best[at] = way
+        for edge in leaving[at]:
+            order += 2
+            heapq.heappush(ways, (cost + edge.bytes, order, edge.makes, [*way, edge]))
+    return None
+
+
+def needed(edges: Collection[Edge], newest: int, window: int) -> set[str]:
+    """The folders without which somebody could not go on: who starts with nothing, and who is up to `window` versions
+    behind the newest one."""
+    recent = {edge.makes for edge in edges if newest - window <= edge.told.step <= newest}
+    stays = {edge.uri for edge in edges if edge.makes in recent and edge.base in recent}
+    for version in recent:
+        way = cheapest(edges, version)
+        if way is None:  # a folder on it could not be read just now, and what is left of it must not go
+            return {edge.uri for edge in edges}
+        stays.update(edge.uri for edge in way)
+    return stays

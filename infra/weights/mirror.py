@@ -1,0 +1,202 @@
+"""A generator's copy of the published weights: brought from version to version by what has changed."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from infra.cluster.timeline import Fetched
+from infra.storage import disk, store
+from infra.storage.manifest import NotThere, Torn
+from infra.storage.patience import Patience
+from infra.storage.store import Folder
+from infra.weights.chain import Edge, Version, cheapest, read_edge, read_edges
+from infra.weights.difference import DIFFERENCE, DifferenceError, Weights, apply_difference, weights_digest
+from infra.weights.version import Gone, PolicyVersion, StaleBase
+from infra.weights.whole import PublicModel, read_whole
+
+UNSEEN_SECONDS = 30.0  # how long a store elsewhere may hide what was written, and
+UNSEEN_HERE_SECONDS = 2.0  # a file system may
+TORN_SECONDS = 20.0  # for so long a download that came damaged is tried again
+GROWTH = 2  # times its size is what a version may have at most, whatever a manifest says
+KEPT_WHOLE = 3  # folders in a cache
+ATTEMPTS = 4  # to find a way that holds
+LOOK_SECONDS = 0.25
+
+
+class Mirror:
+    """The weights of one version of a run in memory, on the CPU, bit for bit as they were published.
+
+    Safe to share by threads. Whatever fails leaves either a version or nothing, never a mixture.
+    """
+
+    def __init__(
+        self, weights: str, *, patience: float, cache: Path | None = None, public: PublicModel | None = None
+    ) -> None:
+        """`weights`: the URI under which the run's versions lie; `patience`: seconds that the storage may be away;
+        `cache`: where a whole version from elsewhere is kept on this machine, for other processes too; `public`: the
+        model that the run may start from without storing it."""
+        self.uri = weights
+        self._patience = patience
+        self._cache = cache
+        self._public = public
+        self._lock = threading.RLock()
+        self._weights: dict[str, Tensor] = {}
+        self._version: Version | None = None
+        self._root: Folder | None = None
+        self._fetched = Fetched()
+        self._ahead: threading.Thread | None = None
+
+    @property
+    def root(self) -> Path:
+        """The folder with the files beside the weights: the model's configuration and its tokenizer."""
+        assert self._root is not None, "nothing was brought yet"
+        return self._root.path
+
+    @contextmanager
+    def at(self, version: PolicyVersion, check: Callable[[], None] = lambda: None) -> Iterator[Weights]:
+        """The weights of `version`, which stay so inside.
+
+        `check` is called while the storage is away, and may raise. Raises NotThere, Gone and Torn, and what the
+        storage raises for longer than the patience.
+        """
+        while not self._lock.acquire(timeout=LOOK_SECONDS):  # what is brought ahead is on its way
+            check()
+        try:
+            self._bring(version, check)
+            yield self._weights
+        finally:
+            self._lock.release()
+
+    def bring_ahead(self, version: PolicyVersion) -> None:
+        """Begin to bring `version` in the background, if there is something to bring it from; what goes wrong is said
+        by the next `at`."""
+        if self._version is None or (self._ahead is not None and self._ahead.is_alive()):
+            return
+
+        def bring() -> None:
+            try:
+                with self.at(version):
+                    pass
+            except Exception:  # noqa: BLE001, S110 - `at` meets it again
+                pass
+
+        self._ahead = threading.Thread(target=bring, name="weights", daemon=True)
+        self._ahead.start()
+
+    def take_fetched(self) -> Fetched:
+        """What was fetched since this was asked last, in the background too."""
+        with self._lock:
+            taken, self._fetched = self._fetched, Fetched()
+        return taken
+
+    def _bring(self, version: PolicyVersion, check: Callable[[], None]) -> None:
+        want = (version.step, version.digest)
+        damaged: dict[str, Torn] = {}  # folders, by URI
+        for attempt in range(ATTEMPTS):
+            if self._version == want:
+                return
+            try:
+                for edge in self._way(version, want, damaged, check):
+                    try:
+                        self._take(edge, check)
+                    except Torn as error:
+                        damaged[edge.uri] = error
+                        break
+            except NotThere:  # removed while we looked
+                if attempt + 1 == ATTEMPTS:
+                    raise
+        if self._version != want:
+            raise next(reversed(damaged.values()))
+
+    def _way(
+        self, version: PolicyVersion, want: Version, damaged: dict[str, Torn], check: Callable[[], None]
+    ) -> list[Edge]:
+        """The cheapest way from here."""
+
+        def find() -> list[Edge]:
+            try:
+                direct = intact(read_edge, version.uri)
+            except NotThere:
+                edges = read_edges(self.uri)
+            else:
+                if direct.makes != want:
+                    raise Torn(f"{version.uri} holds other weights than were published as {version}")
+                if direct.base in (self._version, None) and direct.uri not in damaged:
+                    return [direct]
+                edges = read_edges(self.uri)
+            way = cheapest((edge for edge in edges if edge.uri not in damaged), want, self._version)
+            if way is not None:
+                return way
+            if damaged:
+                raise next(reversed(damaged.values()))
+            newest = max((edge.told.step for edge in edges), default=-1)
+            if newest > version.step:
+                raise Gone(f"{version.uri} was removed: the newest version is v{newest}")
+            raise NotThere(f"there is nothing whole that makes {version.uri}, yet")
+
+        unseen = UNSEEN_HERE_SECONDS if store.local_path(self.uri) is not None else UNSEEN_SECONDS
+        seen = Patience(unseen, of=(NotThere,), check=check)
+        intact = self._downloads(check)
+        return Patience(self._patience, check=check)(seen, find)
+
+    def _take(self, edge: Edge, check: Callable[[], None]) -> None:
+        """Go along one edge."""
+        began = time.perf_counter()
+        folder = Patience(self._patience, check=check)(self._folder, edge, check)
+        applied = time.perf_counter()
+        try:
+            if edge.base is None:
+                self._replace(edge, folder)
+            else:
+                with folder:
+                    self._apply(edge, folder.path / DIFFERENCE)
+        except BaseException:
+            self._forget()
+            raise
+        self._version = edge.makes
+        self._fetched.add(Fetched(edge.bytes, applied - began, time.perf_counter() - applied))
+
+    def _replace(self, edge: Edge, folder: Folder) -> None:
+        self._weights.clear()  # two models need not share the memory
+        if edge.told.public is None:
+            self._weights = read_whole(folder.path)
+        elif self._public is None or self._public.name != edge.told.public:
+            raise Torn(f"{edge.uri} starts from {edge.told.public}, which is not the model that is asked for")
+        else:
+            self._weights = dict(self._public.load(edge.told.dtype))
+        if weights_digest(self._weights) != edge.told.digest:
+            remedy = (
+                "" if edge.told.public is None else f": {edge.told.public} is another here; take --sync.base stored"
+            )
+            raise Torn(f"{edge.uri} holds other weights than its manifest says{remedy}")
+        self._root = folder
+
+    def _apply(self, edge: Edge, path: Path) -> None:
+        assert edge.base == self._version
+        most = GROWTH * sum(tensor.nbytes for tensor in self._weights.values())
+        try:
+            apply_difference(path, self._weights, edge.told.digest, most)
+        except DifferenceError as error:
+            raise StaleBase(f"{edge.uri}: {error}") from None
+
+    def _folder(self, edge: Edge, check: Callable[[], None]) -> Folder:
+        """The edge's files on this machine, verified."""
+        if store.local_path(edge.uri) is not None:
+            return store.read_folder(edge.uri)
+        into = None if edge.base is not None or self._cache is None else self._cache / edge.told.digest[:32]
+        folder = self._downloads(check)(store.read_folder, edge.uri, into)
+        if into is not None:
+            disk.keep_newest(into, KEPT_WHOLE)
+        return folder
+
+    def _downloads(self, check: Callable[[], None]) -> Patience:
+        """With what comes damaged from elsewhere: the next try may find it as it was stored."""
+        return Patience(TORN_SECONDS if store.local_path(self.uri) is None else 0, of=(Torn,), check=check)
+
+    def _forget(self) -> None:
+        self._weights.clear()
+        self._version = None

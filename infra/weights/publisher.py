@@ -1,0 +1,257 @@
+"""The trainer's side of published weights: every version as the difference from the one before, and longer ones."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from infra.storage import place, store
+from infra.storage.manifest import StoreError
+from infra.storage.patience import Patience
+from infra.weights.chain import Version, cheapest, needed, read_edges
+from infra.weights.difference import (
+    DIFFERENCE,
+    DifferenceError,
+    Weights,
+    merge_differences,
+    weights_digest,
+    write_difference,
+)
+from infra.weights.mirror import Mirror
+from infra.weights.version import Base, PolicyVersion, SyncConfig, Told
+from infra.weights.whole import PublicModel, tell, write_whole
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version, and what its publication took."""
+
+    version: PolicyVersion
+    bytes: int = 0  # written before generators could have it
+    full: int = 0  # bytes of the weights
+    changed: float = 0.0  # share of the cells
+    encode_seconds: float = 0.0
+    upload_seconds: float = 0.0
+    seconds: float = 0.0  # from when the weights were there until generators could have them
+    warnings: tuple[str, ...] = ()  # of what went wrong since the version before and costs generators time only
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A difference that was stored, and a copy of it here to merge with the next."""
+
+    base: Version
+    step: int
+    path: Path
+
+    @property
+    def length(self) -> int:
+        return self.step - self.base[0]
+
+
+class Publisher:
+    """Publishes the versions of a run, one after another. What it does last goes on in a thread of its own: longer
+    differences for those who are behind, and the removal of what nobody needs."""
+
+    def __init__(
+        self,
+        run_uri: str,
+        config: SyncConfig,
+        *,
+        window: int,
+        files: Path,
+        sampling: Mapping[str, JsonValue] | None = None,
+        public: PublicModel | None = None,
+    ) -> None:
+        """`window`: versions that a generator may be behind; `files`: a folder with what lies beside whole weights,
+        the model's configuration and its tokenizer; `public`: the model that is version 0, which is not stored then."""
+        self._run_uri = run_uri
+        self._uri = store.join(run_uri, "weights")
+        self._config = config
+        self._patience = Patience(config.patience)
+        self._window = window
+        self._files = files
+        self._sampling = dict(sampling or {})
+        self._public = public
+        self._weights: Weights = {}  # of the version that was published last
+        self._version: Version | None = None
+        self._root = -1  # the step of the whole version that all start from
+        self._stack: list[_Kept] = []  # the way from the root to the last version, by ever shorter differences
+        self._spool = Path(tempfile.mkdtemp(dir=store.own_folder()))
+        self._warnings: list[str] = []
+        self._thread = ThreadPoolExecutor(1, "publisher")
+
+    def publish(self, step: int, weights: Weights) -> Published:
+        """Publish `weights`, which nobody changes any more, as version `step`. Publishing the same again changes
+        nothing; after a failure the next version starts from the last one that was published.
+
+        Raises what the storage raises for longer than the patience.
+        """
+        publishing: Future[Published] = self._thread.submit(self._publish, step, weights)
+        published = publishing.result()
+        self._thread.submit(self._extend)
+        return published
+
+    def finish(self) -> None:
+        """Wait until all is done that goes on in the background."""
+        self._thread.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Finish, and let go of what is kept to merge."""
+        self._thread.shutdown()
+        shutil.rmtree(self._spool, ignore_errors=True)
+
+    def _publish(self, step: int, weights: Weights) -> Published:
+        began = time.perf_counter()
+        digest = weights_digest(weights)
+        if self._version is None:
+            self._open((step, digest), weights)
+        version = PolicyVersion(step, store.join(self._uri, f"v{step}"), digest)
+        if self._version == (step, digest):
+            return Published(version, warnings=self._take_warnings())
+        base = self._version
+        with store.scratch(self._uri) as folder:
+            changed = 1.0
+            public = self._public.name if self._public is not None and step == 0 else None
+            if base is None:
+                self._write_whole(folder, weights if public is None else None)
+            else:
+                cells, differ = write_difference(folder / DIFFERENCE, weights, self._weights)
+                changed = differ / max(1, cells)
+                kept = self._keep(base, step, folder / DIFFERENCE)
+            told = self._tell(weights, step, digest, base, changed, public)
+            encoded = time.perf_counter()
+            size = self._store(f"v{step}", folder, told)
+        if base is None:
+            self._root = step
+        else:
+            self._stack.append(kept)
+        self._weights, self._version = weights, (step, digest)
+        return Published(
+            version,
+            bytes=size,
+            full=told.bytes,
+            changed=changed,
+            encode_seconds=encoded - began,
+            upload_seconds=time.perf_counter() - encoded,
+            seconds=time.perf_counter() - began,
+            warnings=self._take_warnings(),
+        )
+
+    def _open(self, version: Version, weights: Weights) -> None:
+        """Go on from what an earlier session has published; a future that the run has left is removed."""
+        edges = self._patience(read_edges, self._uri)
+        for edge in edges:
+            if edge.told.step > version[0] or (edge.told.step == version[0] and edge.makes != version):
+                self._patience(place.remove, edge.uri)
+        edges = [edge for edge in edges if edge.told.step < version[0] or edge.makes == version]
+        newest = max(edges, key=lambda edge: edge.told.step, default=None)
+        if newest is None or (way := cheapest(edges, newest.makes)) is None:
+            return
+        try:
+            if newest.makes != version:
+                mirror = Mirror(self._uri, patience=self._config.patience, public=self._public)
+                with mirror.at(PolicyVersion(newest.told.step, newest.uri, newest.told.digest)) as found:
+                    weights = found
+            for edge in way:
+                if edge.base is not None:
+                    with self._patience(store.read_folder, edge.uri) as folder:
+                        self._stack.append(self._keep(edge.base, edge.told.step, folder.path / DIFFERENCE))
+        except StoreError as error:
+            self._forget_all_but(0)
+            self._warnings.append(f"the weights that were published before cannot be used: {error}")
+            return
+        self._root, self._weights, self._version = way[0].told.step, weights, newest.makes
+
+    def _extend(self) -> None:
+        """Merge differences as one counts in binary: two of the same length become one of twice that, for those who
+        are behind; the longest ones all start from the root."""
+        try:
+            while len(self._stack) > 1:
+                older, newer = self._stack[-2:]
+                twice = newer.length + older.length
+                pair = older.length == newer.length and twice <= self._config.anchor_every
+                fits = pair and (newer.step - self._root) % twice == 0
+                if not fits and not (newer.length == self._config.anchor_every and older.base[0] == self._root):
+                    break
+                self._stack[-2:] = [self._merge(older, newer)]
+            if self._version is not None and self._stack and self._is_loose():
+                self._anchor_whole(self._version)
+            self._prune()
+        except DifferenceError:  # told as a whole somewhere: from here on only what comes later is merged
+            self._forget_all_but(1)
+        except Exception as error:  # noqa: BLE001 - it costs those who are behind time, and the run nothing
+            self._warnings.append(f"for those who are behind nothing shorter was stored: {error}")
+            self._forget_all_but(1)
+
+    def _forget_all_but(self, newest: int) -> None:
+        while len(self._stack) > newest:
+            self._stack.pop(0).path.unlink(missing_ok=True)
+
+    def _is_loose(self) -> bool:
+        """Whether nobody who starts with nothing has a short way here, at a version that should have one."""
+        since = self._stack[-1].step - self._root
+        return self._stack[0].base[0] != self._root and since % self._config.anchor_every == 0
+
+    def _merge(self, older: _Kept, newer: _Kept) -> _Kept:
+        assert self._version is not None
+        step, digest = self._version
+        with store.scratch(self._uri) as folder:
+            cells, differ = merge_differences(folder / DIFFERENCE, self._weights, newer.path, older.path)
+            told = self._tell(self._weights, step, digest, older.base, differ / max(1, cells))
+            kept = self._keep(older.base, step, folder / DIFFERENCE)
+            self._store(f"v{step}-from-v{older.base[0]}", folder, told)
+        for each in (older, newer):
+            each.path.unlink()
+        return kept
+
+    def _anchor_whole(self, version: Version) -> None:
+        with store.scratch(self._uri) as folder:
+            self._write_whole(folder, self._weights)
+            self._store(f"v{version[0]}-whole", folder, self._tell(self._weights, *version, None, 1.0))
+        self._root = version[0]
+        self._forget_all_but(0)
+
+    def _prune(self) -> None:
+        assert self._version is not None
+        edges = self._patience(read_edges, self._uri)
+        stays = needed(edges, self._version[0], self._window)
+        for edge in edges:
+            if edge.uri not in stays:
+                place.remove(edge.uri)
+
+    def _tell(
+        self,
+        weights: Weights,
+        step: int,
+        digest: str,
+        base: Version | None,
+        changed: float,
+        public: str | None = None,
+    ) -> Told:
+        start = None if base is None else Base(step=base[0], digest=base[1])
+        return tell(weights, step, digest, start, changed, self._sampling, public)
+
+    def _write_whole(self, folder: Path, weights: Weights | None) -> None:
+        shutil.copytree(self._files, folder, dirs_exist_ok=True)
+        if weights is not None:
+            write_whole(folder, weights)
+
+    def _store(self, name: str, folder: Path, told: Told) -> int:
+        """Store the folder, whose files are gone then; returns the bytes."""
+        uri = store.join(self._uri, name)
+        return store.write_patiently(uri, folder, told.model_dump(mode="json"), self._config.patience).size
+
+    def _take_warnings(self) -> tuple[str, ...]:
+        taken, self._warnings = tuple(self._warnings), []
+        return taken
+
+    def _keep(self, base: Version, step: int, path: Path) -> _Kept:
+        kept = _Kept(base, step, self._spool / f"{base[0]}-{step}")
+        shutil.copyfile(path, kept.path)
+        return kept

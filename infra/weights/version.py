@@ -1,0 +1,120 @@
+"""Published weights. A policy is a version of weights at a URI: a folder that makes them, whole or from another
+version. How they are written is `infra.weights.publisher`'s, how they are read `infra.weights.mirror`'s.
+
+StoreError ─ NotThere    no such version, yet
+           ├ Gone        no such version any more: newer ones are there
+           └ Torn        what is stored is damaged
+               └ StaleBase   it starts from other weights than those that are here
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+
+from infra.storage import store
+from infra.storage.manifest import Manifest, StoreError, Torn
+
+
+class Gone(StoreError):  # noqa: N818
+    """The version was removed; newer ones are there."""
+
+
+class StaleBase(Torn):
+    """A difference starts from other weights than those that are here."""
+
+
+class SyncConfig(BaseModel):
+    """How weights go from the trainer to the generators."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
+        "auto",
+        description="of published weights; auto is the trainer's policy.dtype; int8, a scale for every row, is inexact",
+    )
+    anchor_every: int = Field(
+        32, ge=2, le=1024, description="versions, a power of two: the longest way that one difference goes"
+    )
+    base: Literal["stored", "public"] = Field(
+        "stored",
+        description="where generators get the first version: from the run's storage, or by themselves, where every "
+        "machine can load policy.model: a hub id, or a folder that all have",
+    )
+    patience: float = Field(300.0, ge=0, description="seconds that a storage may be away before a run ends for it")
+
+    @field_validator("anchor_every")
+    @classmethod
+    def _power_of_two(cls, every: int) -> int:
+        if every & (every - 1):
+            raise ValueError(
+                f"{every} is no power of two; take {1 << every.bit_length() - 1} or {1 << every.bit_length()}"
+            )
+        return every
+
+
+@dataclass(frozen=True)
+class PolicyVersion:
+    """Weights, published and immutable."""
+
+    step: int  # how many updates made it
+    uri: str
+    digest: str  # blake3 of the weights: see `weights_digest`
+
+    def __str__(self) -> str:
+        return f"v{self.step}"
+
+
+class Base(BaseModel):
+    """The version that a difference starts from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    step: int = Field(ge=0)
+    digest: str
+
+
+class Told(BaseModel):
+    """What the manifest of a published folder says of the weights that it makes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    step: int = Field(ge=0)
+    digest: str
+    base: Base | None  # None: the folder holds them whole, in Hugging Face layout
+    public: str | None = None  # or, without weights, what is beside those of this public model
+    dtype: str  # of the floating point tensors, or int8
+    bytes: int = Field(ge=0)  # of the weights in memory
+    changed: float = Field(ge=0, le=1)  # share of the cells that differ from the base's
+    sampling: dict[str, JsonValue] = {}  # how the run samples from them
+
+
+def weights_uri(run_uri: str, step: int) -> str:
+    """Where version ``step`` of a run lies."""
+    return store.join(run_uri, "weights", f"v{step}")
+
+
+def told_by(uri: str, manifest: Manifest) -> Told:
+    """What a published folder's manifest says of its weights; raises Torn."""
+    try:
+        return Told.model_validate(manifest.meta)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise Torn(f"{uri} holds no weights of ours: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def published(run_uri: str) -> list[int]:
+    """The versions that a run holds, oldest first."""
+    return store.versions(store.join(run_uri, "weights"), prefix="v")
+
+
+def newest_version(run_uri: str) -> PolicyVersion | None:
+    """The newest published version of a run."""
+    steps = published(run_uri)
+    return published_version(weights_uri(run_uri, steps[-1])) if steps else None
+
+
+def published_version(uri: str) -> PolicyVersion:
+    """The version stored at ``uri``; raises NotThere and Torn."""
+    told = told_by(uri, store.read_manifest(uri))
+    return PolicyVersion(told.step, uri, told.digest)

@@ -1,0 +1,77 @@
+"""Whole weights, in Hugging Face layout: what a chain of differences starts from."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from infra.storage import store
+from infra.storage.manifest import Torn
+from infra.weights.difference import Weights, weights_digest
+from infra.weights.version import Base, PolicyVersion, Told
+
+WHOLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class PublicModel:
+    """A model that every machine can load by itself."""
+
+    name: str
+    load: Callable[[str], Weights]  # its weights, in the type of this name
+
+
+def tell(
+    weights: Weights,
+    step: int,
+    digest: str,
+    base: Base | None,
+    changed: float,
+    sampling: dict[str, JsonValue],
+    public: str | None = None,
+) -> Told:
+    """What a manifest has to say of these weights."""
+    return Told(
+        step=step,
+        digest=digest,
+        base=base,
+        dtype=_dtype(weights),
+        bytes=sum(tensor.nbytes for tensor in weights.values()),
+        changed=changed,
+        sampling=sampling,
+        public=public,
+    )
+
+
+def keep_whole(uri: str, folder: Path) -> PolicyVersion:
+    """Store a local folder in Hugging Face layout as version 0 at ``uri``; ``folder`` is gone afterwards."""
+    weights = load_file(folder / WHOLE)
+    told = tell(weights, 0, weights_digest(weights), None, 1.0, {})
+    store.write_folder(uri, folder, meta=told.model_dump(mode="json"), move=True)
+    return PolicyVersion(0, uri, told.digest)
+
+
+def read_whole(folder: Path) -> dict[str, Tensor]:
+    """The weights of a folder in Hugging Face layout; raises Torn."""
+    try:
+        return {name: tensor.clone() for name, tensor in load_file(folder / WHOLE).items()}
+    except (OSError, SafetensorError) as error:
+        raise Torn(f"{folder}: {WHOLE} cannot be read: {error}") from None
+
+
+def write_whole(folder: Path, weights: Weights) -> None:
+    """Add the weights to a folder that has all else."""
+    save_file(dict(weights), folder / WHOLE, metadata={"format": "pt"})
+
+
+def _dtype(weights: Weights) -> str:
+    """The type of most cells."""
+    cells: Counter[str] = Counter()
+    for tensor in weights.values():
+        cells[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    return cells.most_common(1)[0][0]

@@ -1,0 +1,183 @@
+"""The local cluster: real processes, real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from distributed import Client, get_worker
+
+from infra.cluster import cluster as module
+from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, workers
+from infra.cluster.machine import cores
+from infra.cluster.placement import PlacementConfig, check_placement, offers, workers_with
+
+WARM = "wave"  # a module that nothing else imports
+
+
+def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Poll until `true()`, at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def client(logs: Path) -> Iterator[Client]:
+    config = ClusterConfig(threads=3, device="cpu")
+    with cluster(config, log_dir=logs, preload={"VERIFIER": WARM}) as client:
+        yield client
+
+
+def pid_of(client: Client, name: str) -> int:
+    (address,) = [offer.address for offer in offers(client) if offer.name == name]
+    return int(client.run(os.getpid, workers=[address])[address])
+
+
+def test_every_role_has_its_tags_and_the_default_placement_is_satisfied(client: Client) -> None:
+    assert {offer.name: dict(offer.resources) for offer in offers(client)} == {
+        "trainer": {"CPU": 1, "TRAINER": 1},
+        "generator-0": {"CPU": 1, "GENERATOR": 1},
+        "verifier-0": {"CPU": 1, "VERIFIER": 1},
+    }
+    check_placement(client, PlacementConfig())
+
+
+def test_threads_are_set_before_the_first_call(client: Client) -> None:
+    def threads() -> tuple[str | None, str | None]:
+        return os.environ.get("OMP_NUM_THREADS"), os.environ.get("TOKENIZERS_PARALLELISM")
+
+    assert client.submit(threads, resources={"TRAINER": 1}, pure=False).result() == ("3", "false")
+    assert client.submit(threads, resources={"VERIFIER": 1}, pure=False).result() == ("1", "false")
+
+
+def test_no_worker_asks_for_the_frames_of_its_threads_where_that_can_stop_it_for_ever(client: Client) -> None:
+    profiled = client.run(lambda dask_worker: "profile" in dask_worker.periodic_callbacks)
+    assert set(profiled.values()) == {sys.version_info >= (3, 12)}
+
+
+def test_a_killed_worker_comes_back_under_its_name_with_its_tags_and_warm(client: Client) -> None:
+    def state() -> tuple[str, bool]:
+        return get_worker().name, WARM in sys.modules
+
+    assert client.submit(state, resources={"VERIFIER": 1}, pure=False).result() == ("verifier-0", True)
+    killed, (address,) = pid_of(client, "verifier-0"), workers_with(client, ("CPU", "VERIFIER"))
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: address not in (there := workers_with(client, ("CPU", "VERIFIER"))) and there)
+    assert client.submit(state, resources={"VERIFIER": 1}, pure=False).result() == ("verifier-0", True)
+    assert pid_of(client, "verifier-0") != killed
+
+
+def test_what_a_worker_prints_is_in_its_file(client: Client, logs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def shout() -> None:
+        os.write(2, b"a native library speaks\n")
+
+    client.submit(shout, resources={"GENERATOR": 1}, pure=False).result()
+    assert "a native library speaks" in (logs / "generator-0.log").read_text()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_cluster_can_be_joined_and_left(client: Client) -> None:
+    with cluster(ClusterConfig(scheduler=client.scheduler.address)) as joined:
+        assert {offer.name for offer in offers(joined)} == {offer.name for offer in offers(client)}
+    assert offers(client)
+
+
+def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.5)
+    with (
+        pytest.raises(ClusterError, match=r"cluster.scheduler = 'tcp://127.0.0.1:9' does not answer"),
+        cluster(ClusterConfig(scheduler="tcp://127.0.0.1:9")),
+    ):
+        pass
+
+
+def test_a_busy_cluster_ends_within_seconds_and_leaves_nothing(tmp_path: Path) -> None:
+    def work(started: Path) -> None:
+        started.touch()
+        while True:
+            time.sleep(0.1)
+
+    before = dict(os.environ)
+    with cluster(ClusterConfig(verifiers=0), log_dir=tmp_path) as client:
+        busy = client.submit(work, tmp_path / "started", resources={"GENERATOR": 1}, pure=False)
+        until((tmp_path / "started").exists)
+        processes = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 8
+    assert len(processes) == 2
+    assert all(map(gone, processes))
+    assert busy.status != "finished"
+    assert dict(os.environ) == before
+
+
+FLOW = """
+import sys
+from pathlib import Path
+from infra.cluster.cluster import ClusterConfig, cluster
+
+if __name__ == "__main__":
+    with cluster(ClusterConfig(verifiers=0), log_dir=Path(sys.argv[1])) as client:
+        print("up", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_its_flow_or_complains(tmp_path: Path, signum: signal.Signals) -> None:
+    script = tmp_path / "flow.py"
+    script.write_text(FLOW)
+    flow = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "logs")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a group of its own, as a terminal gives it
+        env=os.environ | {"PYTHONPATH": str(Path(module.__file__).parents[2])},
+    )
+    try:
+        assert flow.stdout is not None
+        assert flow.stdout.readline() == "up\n"
+        workers_ = psutil.Process(flow.pid).children(recursive=True)
+        assert len(workers_) >= 2
+        if signum == signal.SIGINT:
+            os.killpg(flow.pid, signum)  # what Ctrl-C does
+        else:
+            os.kill(flow.pid, signum)
+        assert flow.wait(10) == -signum
+        until(lambda: all(map(gone, workers_)), 10)
+        said = flow.communicate(timeout=10)[1]
+        assert said.count("Traceback") == (1 if signum == signal.SIGINT else 0), (
+            said
+        )  # the flow's own KeyboardInterrupt
+    finally:
+        if flow.poll() is None:
+            os.killpg(flow.pid, signal.SIGKILL)
+            flow.wait()
+
+
+def test_the_cores_are_shared_by_those_that_compute() -> None:
+    spec = workers(ClusterConfig(generators=3, verifiers=2, device="cuda"))
+    assert list(spec) == ["trainer", "generator-0", "generator-1", "generator-2", "verifier-0", "verifier-1"]
+    threads = {name: int(each["options"]["env"]["OMP_NUM_THREADS"]) for name, each in spec.items()}
+    assert threads["trainer"] == threads["generator-2"] == max(1, cores() // 4)
+    assert threads["verifier-1"] == 1
+    assert spec["trainer"]["options"]["resources"] == {"CUDA": 1, "TRAINER": 1}
+    assert spec["verifier-0"]["options"]["resources"] == {"CPU": 1, "VERIFIER": 1}

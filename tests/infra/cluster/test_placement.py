@@ -1,0 +1,75 @@
+"""The tags that calls need, and the error that says what is missing."""
+
+from collections.abc import Iterator
+
+import pytest
+from distributed import Client, LocalCluster
+from pydantic import ValidationError
+
+from infra.cluster.placement import PlacementConfig, PlacementError, check_placement, offers, workers_with
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """A worker in this process that offers what a machine without a verifier does."""
+    with (
+        LocalCluster(
+            n_workers=1,
+            name="part",
+            processes=False,
+            protocol="tcp",
+            host="127.0.0.1",
+            threads_per_worker=1,
+            dashboard_address=None,
+            resources={"CPU": 1, "TRAINER": 1, "GENERATOR": 1},
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def test_a_call_takes_one_of_each_of_its_tags() -> None:
+    placement = PlacementConfig(train=("TRAINER", "CUDA"))
+    assert placement.resources("train") == {"TRAINER": 1, "CUDA": 1}
+    assert placement.resources("generate") == {"GENERATOR": 1}
+    assert placement.calls == ("generate", "verify", "train", "evaluate")
+
+
+def test_an_unknown_call_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown call 'reward'; the calls are generate, verify"):
+        PlacementConfig().resources("reward")
+
+
+@pytest.mark.parametrize(("tag", "near"), [("GENERATR", "GENERATOR"), ("gpu", "CPU"), ("trainer", "TRAINER")])
+def test_an_unknown_tag_names_the_nearest(tag: str, near: str) -> None:
+    with pytest.raises(ValidationError, match=f"unknown tag '{tag}'; did you mean {near}"):
+        PlacementConfig(generate=(tag,))
+
+
+def test_a_call_without_tags_is_refused() -> None:
+    with pytest.raises(ValidationError, match="needs at least one tag"):
+        PlacementConfig(verify=())
+
+
+def test_the_workers_are_found_by_all_their_tags(client: Client) -> None:
+    (present,) = offers(client)
+    assert workers_with(client, ("TRAINER", "CPU")) == [present.address]
+    assert workers_with(client, ("TRAINER", "CUDA")) == []
+
+
+def test_what_is_missing_is_said_with_the_command_that_adds_it(client: Client) -> None:
+    check_placement(client, PlacementConfig(verify=("CPU",)))
+    with pytest.raises(PlacementError) as caught:
+        check_placement(client, PlacementConfig())
+    name = offers(client)[0].name
+    assert str(caught.value) == (
+        "placement.verify needs VERIFIER but no worker offers VERIFIER. "
+        f"Workers: {name}: CPU GENERATOR TRAINER. Add one with: "
+        f'dask worker {client.scheduler.address} --nthreads 1 --resources "VERIFIER=1 CPU=1"'
+    )
+
+
+def test_the_device_of_the_call_is_in_the_command(client: Client) -> None:
+    with pytest.raises(PlacementError, match="but no worker offers CUDA") as caught:
+        check_placement(client, PlacementConfig(train=("CUDA", "TRAINER"), verify=("CPU",)))
+    assert '--resources "CUDA=1 TRAINER=1"' in str(caught.value)

@@ -1,0 +1,56 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.runs.record import bring_record, read_record, send_record
+from infra.runs.rollouts import kept_steps, read_rollouts, write_rollouts
+
+ROWS = [{"prompt": "add 1 and 2", "completion": "</script>\n☃\ud800", "reward": None, "tokens": 3}]
+
+
+def test_completions_are_kept_by_step(tmp_path: Path) -> None:
+    for uri in (str(tmp_path / "run"), "memory://rollouts/run"):
+        assert kept_steps(uri) == []
+        assert read_rollouts(uri, 1) == []
+        for step in (10, 2, 10):  # a step that is done again replaces its file
+            write_rollouts(uri, step, ROWS)
+        assert kept_steps(uri) == [2, 10]
+        (row,) = read_rollouts(uri, 10)
+        assert row["completion"].startswith("</script>\n☃")
+        assert row["reward"] is None
+
+
+def test_the_same_completions_make_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_rollouts(str(tmp_path / name), 1, ROWS)
+    first, second = ((tmp_path / name / "rollouts" / "1.jsonl.gz").read_bytes() for name in "ab")
+    assert first == second
+    assert json.loads(gzip.decompress(first))["tokens"] == 3  # anybody can read it
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "3.jsonl.gz").write_bytes(b"\x1f\x8b\x08 no")
+    with pytest.raises(ValueError, match=r"rollouts/3.jsonl.gz is damaged"):
+        read_rollouts(str(tmp_path), 3)
+
+
+def test_a_record_follows_a_run_that_lies_elsewhere(tmp_path: Path) -> None:
+    uri, here, there = "memory://records/run", tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    first = '{"step": 1, "time": 5, "reward/mean": 0.5}\n'
+    (here / "metrics.jsonl").write_text(first)
+    send_record(uri, here)
+    bring_record(uri, there)
+    assert (there / "metrics.jsonl").read_text() == first
+    (there / "metrics.jsonl").write_text(first + '{"step": 2, "time": 6, "reward/mean": 0.6}\n')
+    (there / "about.json").write_text('{"status": "stopped"}')
+    assert read_record(uri, there).steps == [1, 2]  # it went on there, and what lies elsewhere is older
+    send_record(uri, there)
+    bring_record(uri, here)
+    record = read_record(uri, here)
+    assert record.curve("reward/mean") == {1: 0.5, 2: 0.6}
+    assert record.about == {"status": "stopped"}
+    assert record.sessions == ()

@@ -1,0 +1,252 @@
+"""The shared Prefect server: real processes, real signals."""
+
+import fcntl
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.services import prefect_server as services
+from infra.services.prefect_server import PrefectServer, ServiceError, answers, free_port, prefect_server, rlvf_home
+
+
+def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Poll until `true()`, at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def nobody_holds(lock: Path) -> bool:
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _no_server_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prefect's database with all its migrations, which take longer than all else."""
+    home = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+            patch.delenv(name)
+        with prefect_server(home, print) as server:
+            server.wait()
+    return home / "prefect" / "prefect.db"
+
+
+@pytest.fixture
+def home(tmp_path: Path, database: Path) -> Path:
+    """A home in which a server starts quickly."""
+    folder = tmp_path / "home" / "prefect"
+    folder.mkdir(parents=True)
+    shutil.copy(database, folder)
+    return folder.parent
+
+
+USER = """
+import sys
+from pathlib import Path
+from infra.services.prefect_server import answers, prefect_server
+
+with prefect_server(Path(sys.argv[1]), print) as server:
+    print(server.wait(), flush=True)
+    try:
+        sys.stdin.read()
+    except KeyboardInterrupt:
+        print("still there" if answers(server.url) else "gone", flush=True)
+"""
+
+
+@contextmanager
+def user(home: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that uses the server of `home` until its stdin closes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", USER, str(home)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        | {"PYTHONPATH": str(Path(services.__file__).parents[2])},
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """Its next line that is no remark about the port."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    return said(process) if line.startswith("port ") else line
+
+
+def test_it_serves_from_a_free_port_in_the_environment_and_is_gone_afterwards(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remarks: list[str] = []
+    before = dict(os.environ)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(services, "PORT", port)
+        with prefect_server(home, remarks.append) as server:
+            url = server.wait()
+            assert os.environ["PREFECT_API_URL"] == url
+            assert os.environ["PREFECT_HOME"] == str(home / "prefect")
+            assert answers(url)
+            begin = time.monotonic()
+    assert time.monotonic() - begin < 8
+    assert remarks == [f"port {port} is in use: the Prefect server listens on {url.split(':')[2].split('/')[0]}"]
+    assert dict(os.environ) == before
+    assert not answers(url)
+    assert nobody_holds(home / "prefect" / "server.lock")
+    assert not (home / "prefect" / "server.json").exists()
+
+
+def test_it_outlives_ctrl_c_and_whoever_started_it_but_not_its_last_user(home: Path) -> None:
+    with user(home) as first:
+        url = said(first)
+        with prefect_server(home, print) as server:
+            assert server.wait() == url
+            os.killpg(first.pid, signal.SIGINT)
+            assert said(first) == "still there"
+            assert first.wait(10) == 0
+            assert answers(url)
+            with user(home) as third:
+                assert said(third) == url
+                server.stop()
+                assert answers(url)
+                os.kill(third.pid, signal.SIGKILL)
+                until(lambda: nobody_holds(home / "prefect" / "server.lock"), 10)
+        assert not answers(url)
+
+
+def test_a_server_whose_supervisor_was_killed_is_still_the_only_one_and_ends(home: Path) -> None:
+    with prefect_server(home, print) as server:
+        url = server.wait()
+        supervisor = json.loads((home / "prefect" / "server.json").read_text())["pid"]
+        os.kill(supervisor, signal.SIGKILL)
+        with user(home) as other:
+            assert said(other) == url
+    assert not answers(url)
+    assert nobody_holds(home / "prefect" / "server.lock")
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "prefect.db").write_text("no database, " * 1000)
+    with prefect_server(tmp_path, print) as server, pytest.raises(ServiceError, match="file is not a database"):
+        server.wait()
+    assert nobody_holds(tmp_path / "prefect" / "server.lock")
+
+
+def test_it_can_be_stopped_before_it_is_up(tmp_path: Path) -> None:
+    with prefect_server(tmp_path, print):
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 8
+    assert nobody_holds(tmp_path / "prefect" / "server.lock")
+
+
+def test_the_server_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Health(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/api/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health) as there:
+        thread = threading.Thread(target=there.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{there.server_port}/api"
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        with prefect_server(tmp_path, print) as server:
+            assert server.wait() == url
+        assert answers(url)
+        there.shutdown()
+        thread.join()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=f"PREFECT_API_URL = '{url}': no Prefect API answers there"):
+        PrefectServer(tmp_path, print)
+    assert os.environ["PREFECT_API_URL"] == url
+
+
+def test_a_taken_port_is_replaced() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert free_port(port) != port
+    assert free_port(port) == port
+
+
+def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLVF_HOME", raising=False)
+    assert rlvf_home() == tmp_path / ".rlvf"
+    monkeypatch.setenv("RLVF_HOME", "elsewhere")
+    assert rlvf_home() == tmp_path / "elsewhere"
+
+
+def test_a_port_that_is_taken_while_the_server_starts_is_given_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remarks: list[str] = []
+    port = free_port(0)
+    monkeypatch.setattr(services, "PORT", port)
+    with prefect_server(home, remarks.append) as server, prefect_api_of_another(port):
+        assert f":{port}/" not in server.wait()
+        assert os.environ["PREFECT_API_URL"] == server.url
+        assert answers(server.url)
+    assert remarks == [f"port {port} is in use: the Prefect server listens on {server.url.split(':')[2][:-4]}"]
+
+
+@contextmanager
+def prefect_api_of_another(port: int) -> Iterator[None]:
+    """Something that answers as a Prefect server with another home does."""
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"home": "/another"}).encode() if "settings" in self.path else b"true")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    api = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answers)
+    serving = threading.Thread(target=api.serve_forever)
+    serving.start()
+    try:
+        yield
+    finally:
+        api.shutdown()
+        serving.join()
+        api.server_close()

@@ -1,0 +1,145 @@
+"""Services that are kept alive: real processes, real signals."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.services.part import Part
+from infra.services.prefect_server import ServiceError
+from infra.services.supervisor import BackOff, Program, Service
+
+SLEEPER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+time.sleep(100)
+"""
+
+
+def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = Service(tmp_path / "service", tmp_path / "service.log")
+    made.hold()
+    yield made
+    made.release()
+
+
+def program(service: Service, code: str = SLEEPER, **environment: str) -> Program:
+    return Program([sys.executable, "-c", code], environment, service.folder)
+
+
+def group(service: Service) -> list[psutil.Process]:
+    """What a service runs, its supervisor aside, once its two processes are there."""
+    until(lambda: "pid" in service.found())
+    return until(lambda: (found := psutil.Process(service.found()["pid"]).children(recursive=True))[1:] and found)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_it_ends_with_all_that_it_started_when_its_last_user_leaves(service: Service) -> None:
+    assert service.start(program(service), {"url": "here"})
+    assert not service.start(program(service), {"url": "there"})
+    processes = group(service)
+    assert service.found()["url"] == "here"
+    another = Service(service.folder, service.log)
+    another.hold()
+    assert not service.release()
+    assert service.lives()
+    assert another.release()
+    assert gone(processes)
+    assert not service.lives()
+    assert service.found() == {}
+
+
+def test_what_stays_of_a_service_that_is_killed_goes_with_it(service: Service) -> None:
+    service.start(program(service), {})
+    main, child = group(service)
+    main.kill()
+    until(lambda: not service.lives())
+    assert gone([main, child])
+
+
+def test_one_whose_supervisor_was_killed_is_known_as_an_orphan_and_can_be_ended(service: Service) -> None:
+    service.start(program(service), {})
+    processes = group(service)
+    assert not service.is_orphan()
+    os.kill(service.found()["pid"], signal.SIGKILL)
+    until(service.is_orphan)
+    assert service.lives()
+    service.end()
+    assert gone(processes)
+
+
+def test_an_empty_value_takes_a_variable_away(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAKEN", "away")
+    service.start(
+        program(service, "import os; print(os.environ.get('TAKEN'), os.environ['GIVEN'])", TAKEN="", GIVEN="x"), {}
+    )
+    until(lambda: "None x" in service.log.read_text())
+
+
+def test_pauses_grow_and_are_short_again_after_a_while() -> None:
+    back_off = BackOff()
+    pauses = [back_off.pause(ran=1.0) for _ in range(9)]
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert pauses[-1] == BackOff.LONGEST
+    assert back_off.pause(ran=BackOff.WHILE) == BackOff.FIRST
+
+
+def test_a_part_comes_back_after_its_death_and_is_up_when_it_works(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BackOff, "FIRST", 0.05)
+    works = [False]
+    part = Part("mlflow", "here", service, lambda: program(service), lambda: works[0])
+
+    def state() -> str:
+        part.look()
+        return part.state
+
+    until(lambda: state() == "starting")
+    until(lambda: "pid" in service.found())
+    assert state() == "starting"
+    works[0] = True
+    assert state() == "up"
+    main, child = group(service)
+    os.kill(service.found()["pid"], signal.SIGKILL)  # the supervisor and the service, but not what that started
+    main.kill()
+    until(lambda: state() == "died")
+    until(lambda: gone([child]))
+    until(lambda: state() == "up")
+    assert part.stop()
+    assert not service.lives()
+
+
+def test_a_part_that_never_comes_up_says_why(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BackOff, "FIRST", 0.01)
+    broken = "raise SystemExit('no database at postgresql://me:planted@host/db')"
+    part = Part("mlflow", "here", service, lambda: program(service, broken), lambda: False)
+    with pytest.raises(ServiceError, match=r"the MLflow server does not start; .* no database at postgresql://host/db"):
+        until(lambda: part.look())
+
+
+def test_a_part_waits_for_what_it_needs(service: Service, tmp_path: Path) -> None:
+    other = Service(tmp_path / "other", tmp_path / "other.log")
+    first = Part("prefect", "here", other, lambda: program(other), lambda: True)
+    second = Part("worker", "there", service, lambda: program(service), lambda: True, needs=[first])
+    second.look()
+    assert second.state == "waiting"
+    assert not service.lives()

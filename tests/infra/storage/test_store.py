@@ -1,0 +1,551 @@
+"""Folders at a URI: what was written is what is read, or a clear error."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import fsspec
+import pytest
+from fsspec.core import url_to_fs
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.storage import disk, manifest, store
+
+FILES = {"model.safetensors": b"weights" * 1000, "config.json": b"{}", "empty": b"", "nested/deep/tokens.txt": b"a b"}
+
+
+def fill(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != store.MANIFEST)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def everything(uri: str) -> list[str]:
+    """The names of all files under `uri`, whatever they are."""
+    fs, root = url_to_fs(uri)
+    fs.invalidate_cache()
+    return sorted(file.removeprefix(root).lstrip("/") for file in fs.find(root))
+
+
+def put(uri: str, data: bytes) -> None:
+    fs, root = url_to_fs(uri)
+    fs.pipe_file(root, data)
+
+
+def test_a_folder_comes_back_as_it_was_written(place: str, tmp_path: Path) -> None:
+    source = fill(tmp_path / "source", FILES)
+    written = store.write_folder(f"{place}/v1", source, meta={"step": 1, "loss": 0.1})
+    with store.read_folder(f"{place}/v1") as folder:
+        assert content(folder.path) == FILES
+        assert folder.manifest == written
+        assert folder.manifest.meta == {"step": 1, "loss": 0.1}
+        assert folder.manifest.files["config.json"].bytes == 2
+    assert folder.path.exists() != folder.temporary
+    assert content(source) == FILES
+
+
+def test_a_local_folder_is_read_where_it_lies(tmp_path: Path) -> None:
+    store.write_folder(f"file://{tmp_path}/v1", fill(tmp_path / "source", FILES))
+    folder = store.read_folder(f"file://{tmp_path}/v1")
+    assert (folder.path, folder.temporary) == (tmp_path / "v1", False)
+
+
+def test_into_becomes_a_copy_and_is_fetched_once(place: str, tmp_path: Path) -> None:
+    into = tmp_path / "cache" / "current"
+    for number, files in enumerate([FILES, {"other.bin": b"1"}]):
+        store.write_folder(f"{place}/v{number}", fill(tmp_path / f"source{number}", files))
+        assert store.read_folder(f"{place}/v{number}", into).path == into
+        assert content(into) == files
+        before = into.stat().st_ino
+        store.read_folder(f"{place}/v{number}", into)
+        assert into.stat().st_ino == before
+    (into / "other.bin").write_bytes(b"2")
+    store.read_folder(f"{place}/v1", into)
+    assert content(into) == {"other.bin": b"1"}
+    assert [path.name for path in into.parent.iterdir()] == ["current"]
+
+
+def test_into_never_replaces_something_else(tmp_path: Path) -> None:
+    store.write_folder(str(tmp_path / "v1"), fill(tmp_path / "source", FILES))
+    home = fill(tmp_path / "home", {"thesis.tex": b"ten years"})
+    with pytest.raises(ValueError, match=r"home is no copy of a stored folder and not empty"):
+        store.read_folder(str(tmp_path / "v1"), home)
+    assert content(home) == {"thesis.tex": b"ten years"}
+
+
+def test_moving_gives_the_source_away(place: str, tmp_path: Path) -> None:
+    source = fill(tmp_path / "source", FILES)
+    node = (source / "model.safetensors").stat().st_ino
+    store.write_folder(f"{place}/v1", source, move=True)
+    assert not source.exists()
+    with store.read_folder(f"{place}/v1") as folder:
+        assert content(folder.path) == FILES
+        if store.local_path(place):
+            assert (folder.path / "model.safetensors").stat().st_ino == node
+
+
+def test_moving_between_file_systems_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = fill(tmp_path / "source", FILES)
+    rename = Path.rename
+
+    def other_device(self: Path, target: Path) -> Path:
+        if source in self.parents:
+            raise OSError(18, "Invalid cross-device link")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", other_device)
+    store.write_folder(str(tmp_path / "v1"), source, move=True)
+    assert not source.exists()
+    assert content(store.read_folder(str(tmp_path / "v1")).path) == FILES
+
+
+def test_writing_the_same_again_changes_nothing_and_something_else_replaces(place: str, tmp_path: Path) -> None:
+    source = fill(tmp_path / "source", FILES)
+    store.write_folder(f"{place}/v1", source, meta={"step": 1})
+    fs, root = url_to_fs(f"{place}/v1/model.safetensors")
+    before = fs.modified(root)
+    store.write_folder(f"{place}/v1", source, meta={"step": 1})
+    fs.invalidate_cache()
+    assert fs.modified(root) == before
+    store.write_folder(f"{place}/v1", fill(tmp_path / "other", {"one": b"1"}))
+    with store.read_folder(f"{place}/v1") as folder:
+        assert content(folder.path) == {"one": b"1"}
+    assert everything(place) == ["v1/manifest.json", "v1/one"]
+
+
+def test_writing_the_same_again_mends_what_is_torn(place: str, tmp_path: Path) -> None:
+    source = fill(tmp_path / "source", FILES)
+    store.write_folder(f"{place}/v1", source)
+    put(f"{place}/v1/model.safetensors", b"WEIGHTS" * 1000)
+    with pytest.raises(store.Torn):
+        store.read_folder(f"{place}/v1")
+    store.write_folder(f"{place}/v1", source)
+    with store.read_folder(f"{place}/v1") as folder:
+        assert content(folder.path) == FILES
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "why"),
+    [
+        ("model.safetensors", None, "'model.safetensors' is missing"),
+        ("nested/deep/tokens.txt", None, "'nested/deep/tokens.txt' is missing"),
+        ("model.safetensors", lambda data: data[:-1], "'model.safetensors' has 6999 bytes, its manifest says 7000"),
+        ("empty", lambda data: data + b"x", "'empty' has 1 bytes, its manifest says 0"),
+        ("model.safetensors", lambda data: b"W" + data[1:], "'model.safetensors' does not match the digest"),
+        ("manifest.json", lambda data: data[:-9], "manifest.json cannot be read: Invalid JSON"),
+    ],
+)
+def test_what_is_torn_is_refused_by_name(
+    place: str, tmp_path: Path, name: str, damage: Callable[[bytes], bytes] | None, why: str
+) -> None:
+    store.write_folder(f"{place}/v1", fill(tmp_path / "source", FILES), meta={"step": 7})
+    fs, root = url_to_fs(f"{place}/v1/{name}")
+    if damage is None:
+        fs.rm_file(root)
+    else:
+        before = fs.cat_file(root)
+        assert damage(before) != before
+        fs.pipe_file(root, damage(before))
+    with pytest.raises(store.Torn) as raised:
+        store.read_folder(f"{place}/v1")
+    with pytest.raises(store.Torn):
+        store.read_folder(f"{place}/v1", tmp_path / "into")
+    assert why in str(raised.value)
+    assert str(raised.value).startswith(f"{place}/v1 is torn: ")
+    assert "\n" not in str(raised.value)
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (type(again), str(again)) == (store.Torn, str(raised.value))
+    assert not (tmp_path / "into").exists()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda _: b"", "manifest.json cannot be read: Invalid JSON"),
+        (lambda _: b"\xff\x00", "manifest.json cannot be read: Invalid JSON"),
+        (lambda _: b"[" * 100_000, "manifest.json cannot be read: Invalid JSON"),
+        (lambda _: b"[]", "manifest.json cannot be read: Input should be an object"),
+        (lambda _: b"{}", "manifest.json cannot be read: 'files': Field required"),
+        (lambda data: data.replace(b'"format": 1', b'"format": 2'), "'format': Input should be 1"),
+        (lambda data: data.replace(b'"bytes": 7000', b'"bytes": 7001'), "its own digest"),
+        (lambda data: data.replace(b'"step": 7', b'"step": 8'), "its own digest"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes], why: str) -> None:
+    store.write_folder(str(tmp_path / "v1"), fill(tmp_path / "source", FILES), meta={"step": 7})
+    path = tmp_path / "v1" / "manifest.json"
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    assert path.read_bytes() != before
+    with pytest.raises(store.Torn) as raised:
+        store.read_folder(str(tmp_path / "v1"))
+    assert why in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_without_a_manifest_nothing_is_there(place: str, tmp_path: Path) -> None:
+    store.write_folder(f"{place}/v1", fill(tmp_path / "source", FILES))
+    fs, root = url_to_fs(f"{place}/v1/manifest.json")
+    fs.rm_file(root)
+    for uri in (f"{place}/v1", f"{place}/v2", f"{place}/v1/config.json"):
+        with pytest.raises(store.NotThere, match=r"has no manifest\.json") as raised:
+            store.read_folder(uri)
+        assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+    assert store.versions(place, "v") == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret", "/etc/passwd", "a/../../secret", "", ".", "..", "a//b", "./a", "a/", "manifest.json", "a\\b", "a\0"],
+)
+def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_bytes(b"key")
+    (tmp_path / "v1").mkdir()
+    entries = {name: manifest.Entry("0" * 64, 3)}
+    said = manifest.Manifest(entries, {}, manifest._digest(entries, {}))
+    (tmp_path / "v1" / "manifest.json").write_bytes(manifest.render(said))
+    with pytest.raises(store.Torn, match=r"is torn: manifest.json names .*, which is no file inside the folder"):
+        store.read_folder(str(tmp_path / "v1"), tmp_path / "into")
+
+
+def test_what_cannot_be_stored_is_refused_before_anything_is_written(place: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty has no file to store"):
+        store.write_folder(f"{place}/v1", tmp_path / "empty")
+    with pytest.raises(ValueError, match="which is no file inside the folder"):
+        store.write_folder(f"{place}/v1", fill(tmp_path / "odd", {"a\\b": b""}))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.write_folder(f"{place}/v1", fill(tmp_path / "nan", FILES), meta={"loss": float("nan")})
+    with pytest.raises(ValueError, match="not JSON serializable"):
+        store.write_folder(f"{place}/v1", tmp_path / "nan", meta={"path": tmp_path})  # type: ignore[dict-item]
+    assert not store.exists(place)
+
+
+def test_a_stored_folder_can_be_written_elsewhere(tmp_path: Path, place: str) -> None:
+    first = store.write_folder(str(tmp_path / "v1"), fill(tmp_path / "source", FILES), meta={"step": 1})
+    folder = store.read_folder(str(tmp_path / "v1"))
+    assert store.write_folder(f"{place}/v1", folder.path, meta=folder.manifest.meta).digest == first.digest
+
+
+def test_versions_are_numbers_in_order_and_junk_is_passed_over(place: str, tmp_path: Path) -> None:
+    source = fill(tmp_path / "source", {"a": b"1"})
+    assert store.versions(place, "v") == []
+    for name in ("v999", "v1000", "v007", "v0", "12", "v", "v-1", "v1.5", "v12 (copy)", "w3", "v٣", "xv4", "v5/v6"):
+        store.write_folder(f"{place}/{name}", source)
+    put(f"{place}/v13", b"a file")
+    put(f"{place}/v14", b"")
+    if store.local_path(place):
+        (store.local_path(place) / "v15").mkdir()
+    assert store.versions(place, "v") == [0, 7, 999, 1000]
+    assert store.versions(place + "/", "v") == [0, 7, 999, 1000]
+    assert store.versions(place) == [12]
+
+
+def test_a_listing_is_never_stale(s3: str, s3_client: Any, tmp_path: Path) -> None:
+    """What another process has put or deleted is seen at once, though s3fs remembers listings."""
+    store.write_folder(f"{s3}/run/v1", fill(tmp_path / "source", {"a": b"1"}))
+    assert store.versions(f"{s3}/run", "v") == [1]
+    bucket = urlparse(s3).netloc
+    for name in ("a", "manifest.json"):
+        s3_client.copy_object(Bucket=bucket, Key=f"run/v2/{name}", CopySource=f"{bucket}/run/v1/{name}")
+    assert store.versions(f"{s3}/run", "v") == [1, 2]
+    with store.read_folder(f"{s3}/run/v2") as folder:
+        assert content(folder.path) == {"a": b"1"}
+    s3_client.delete_object(Bucket=bucket, Key="run/v1/manifest.json")
+    assert store.versions(f"{s3}/run", "v") == [2]
+    assert not store.exists(f"{s3}/run/v1/manifest.json")
+
+
+@pytest.mark.usefixtures("s3")
+def test_no_bucket_is_made_by_mistake(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.write_folder("s3://mistyped/v1", fill(tmp_path / "source", FILES))
+    assert store.versions("s3://mistyped", "v") == []
+
+
+def test_pruning_keeps_what_it_is_told(place: str, tmp_path: Path) -> None:
+    source = fill(tmp_path / "source", {"a": b"1", "b/c": b"2"})
+    for number in (998, 999, 1000, 1001, 1002):
+        store.write_folder(f"{place}/v{number}", source)
+    store.write_folder(f"{place}/other3", source)
+    for torn in (998, 1002):
+        fs, root = url_to_fs(f"{place}/v{torn}/manifest.json")
+        fs.rm_file(root)
+    store.prune(place, keep={1000, 1001}, prefix="v")
+    left = ["other3", "v1000", "v1001", "v1002"]  # 1002 may be being written
+    assert sorted({file.split("/")[0] for file in everything(place)}) == left
+    if (path := store.local_path(place)) is not None:
+        assert sorted(child.name for child in path.iterdir()) == left
+    store.prune(place, keep=[], prefix="v")
+    assert store.versions(place, "v") == []
+    store.prune(f"{place}/nothing", keep=[1])
+
+
+def test_pruning_sweeps_what_dead_writers_left_and_spares_the_living(tmp_path: Path) -> None:
+    place = tmp_path / "state"
+    script = "import os, sys; from pathlib import Path; from infra import disk\n"
+    script += "with disk.temporary_beside(Path(sys.argv[1])) as made:\n (made / 'a').touch(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", script, place / "12"], check=False)
+    (place / ".note.tmp").touch()
+    (place / ".12.01234567.tmp").touch()  # no folder: not ours
+    (left,) = [path for path in place.iterdir() if path.is_dir()]
+    with disk.temporary_beside(place / "13") as living:
+        store.prune(str(place), keep=[12])
+        assert living.is_dir()
+    assert not left.exists()
+    assert sorted(path.name for path in place.iterdir()) == [".12.01234567.tmp", ".note.tmp"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store.write_folder(str(tmp_path / "run" / "v1"), fill(tmp_path / "source", FILES))
+    store.write_text(str(tmp_path / "run" / "note"), "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        store.write_folder(str(tmp_path / "run" / "v1"), fill(tmp_path / "other", {"a": b"1"}))
+    with pytest.raises(OSError, match="No space"):
+        store.write_text(str(tmp_path / "run" / "note"), "new")
+    assert content(store.read_folder(str(tmp_path / "run" / "v1")).path) == FILES
+    assert store.read_text(str(tmp_path / "run" / "note")) == "old"
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["note", "v1"]
+
+
+def test_texts(place: str) -> None:
+    with pytest.raises(store.NotThere, match=r"there is no .*config\.yaml"):
+        store.read_text(f"{place}/config.yaml")
+    assert not store.exists(f"{place}/config.yaml")
+    for text in ("steps: 1\r\n", "naïve ∑\n", ""):
+        store.write_text(f"{place}/config.yaml", text)
+        assert store.read_text(f"{place}/config.yaml") == text
+    assert store.exists(f"{place}/config.yaml")
+    assert store.exists(place)
+    assert everything(place) == ["config.yaml"]
+
+
+def test_a_reader_beside_a_writer_sees_one_or_the_other(tmp_path: Path) -> None:
+    """Never a mixture, though the writer replaces the folder all the time."""
+    uri = str(tmp_path / "run" / "v1")
+    both = [{"a": bytes([kind]) * 100_000, "b": bytes([kind]) * 1000} for kind in (1, 2)]
+    sources = [fill(tmp_path / f"source{kind}", files) for kind, files in enumerate(both)]
+    store.write_folder(uri, sources[0])
+    finished = threading.Event()
+
+    def write() -> None:
+        for turn in range(1, 100):
+            store.write_folder(uri, sources[turn % 2], meta={"turn": turn})
+        finished.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while not finished.is_set():
+        try:
+            seen.append(content(store.read_folder(uri, tmp_path / "copy").path))
+        except store.NotThere:
+            continue
+    writer.join()
+    assert len(seen) > 3
+    assert all(found in both for found in seen)
+
+
+def test_a_reader_that_is_overtaken_reads_what_came_or_says_that_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = str(tmp_path / "run" / "v1")
+    store.write_folder(uri, fill(tmp_path / "old", {"a": b"1", "b": b"1"}))
+    new = fill(tmp_path / "new", {"a": b"2"})
+    take = disk.take
+
+    def overtake(happens: Callable[[], object]) -> None:
+        def overtaken(source: Path, target: Path, move: bool) -> None:
+            monkeypatch.setattr(disk, "take", take)
+            happens()
+            take(source, target, move)
+
+        monkeypatch.setattr(disk, "take", overtaken)
+
+    overtake(lambda: store.write_folder(uri, new))
+    assert content(store.read_folder(uri, tmp_path / "copy").path) == {"a": b"2"}
+    overtake(lambda: store.prune(str(tmp_path / "run"), keep=[], prefix="v"))
+    with pytest.raises(store.NotThere):
+        store.read_folder(uri, tmp_path / "other")
+
+
+class Frail(MemoryFileSystem):
+    """A store whose writer dies: after `left` changes every further one raises."""
+
+    protocol = "frail"
+    store: dict[str, object] = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+    left = 0
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("frail://"))
+
+    def _spend(self) -> None:
+        Frail.left -= 1
+        if Frail.left < 0:
+            raise InterruptedError("the writer is dead")
+
+    def rm_file(self, path: str) -> None:
+        self._spend()
+        self._rm(path)
+
+    def put_file(self, lpath: str, rpath: str, **_: object) -> None:
+        data = Path(lpath).read_bytes()
+        for piece in (data[: len(data) // 2], data):  # a store may show half of a file
+            self._spend()
+            super().pipe_file(rpath, piece)
+
+    def pipe_file(self, path: str, value: bytes, **_: object) -> None:
+        self._spend()
+        super().pipe_file(path, value)
+
+
+@pytest.fixture
+def frail() -> str:
+    fsspec.register_implementation("frail", Frail, clobber=True)
+    return f"frail://{uuid.uuid4().hex}"
+
+
+def test_a_writer_that_dies_at_any_moment_leaves_the_old_the_new_or_nothing(frail: str, tmp_path: Path) -> None:
+    new = {name: data.upper() for name, data in FILES.items()}
+    old_source, new_source = fill(tmp_path / "old", FILES), fill(tmp_path / "new", new)
+    outcomes = []
+    for moment in range(100):
+        uri = f"{frail}/{moment}"
+        Frail.left = 1000
+        store.write_folder(uri, old_source)
+        Frail.left = moment
+        try:
+            store.write_folder(uri, new_source)
+            died = False
+        except InterruptedError:
+            died = True
+        try:
+            with store.read_folder(uri) as folder:
+                outcomes.append({True: "old", False: "new"}[content(folder.path) == FILES])
+                assert content(folder.path) in (FILES, new)
+        except store.NotThere:
+            outcomes.append("nothing")
+        if not died:
+            break
+    # every file is removed once and put in two pieces, and so is, in one, the manifest
+    assert outcomes == ["old", *["nothing"] * (3 * len(FILES) + 1), "new"]
+
+
+def test_a_pruning_that_dies_at_any_moment_leaves_nothing_torn(frail: str, tmp_path: Path) -> None:
+    source = fill(tmp_path / "source", FILES)
+    for moment in range(2 * (len(FILES) + 1) + 1):
+        place = f"{frail}/{moment}"
+        Frail.left = 1000
+        for number in (1, 2, 3):
+            store.write_folder(f"{place}/v{number}", source)
+        Frail.left = moment
+        try:
+            store.prune(place, keep=[3], prefix="v")
+        except InterruptedError:
+            left = store.versions(place, "v")
+            assert left == [number for number in (1, 2, 3) if number == 3 or moment <= (number - 1) * (len(FILES) + 1)]
+            for number in left:
+                with store.read_folder(f"{place}/v{number}") as folder:
+                    assert content(folder.path) == FILES
+    Frail.left = 1000
+    store.prune(place, keep=[3], prefix="v")
+    assert {file.split("/")[0] for file in everything(place)} == {"v3"}
+
+
+names = st.text(st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="/\\"), min_size=1, max_size=20)
+safe_names = names.filter(lambda name: name not in {".", "..", "manifest.json"} and len(name.encode()) < 100)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(safe_names, st.binary(max_size=100), min_size=1, max_size=4),
+    st.dictionaries(st.text(), json_values),
+)
+def test_any_files_and_any_meta_come_back(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], meta: dict[str, object]
+) -> None:
+    place = tmp_path_factory.mktemp("any")
+    source = place / "source"
+    source.mkdir()
+    for name, data in files.items():
+        (source / name).write_bytes(data)
+    kept = content(source)  # a file system that ignores case keeps fewer
+    for uri in (str(place / "v1"), f"memory://{uuid.uuid4().hex}/v1"):
+        store.write_folder(uri, source, meta=meta)
+        with store.read_folder(uri) as folder:
+            assert content(folder.path) == kept
+            assert folder.manifest.meta == meta
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("stored")
+    store.write_folder(str(place / "v1"), fill(place / "source", {"a": b"some bytes", "b": b"more"}), meta={"step": 3})
+    return place / "v1"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_after_any_damage_what_is_read_is_what_was_written(stored: Path, data: st.DataObject) -> None:
+    before = {path: path.read_bytes() for path in stored.iterdir()}
+    written = store.read_folder(str(stored)).manifest
+    path = data.draw(st.sampled_from(sorted(before)))
+    where = data.draw(st.integers(0, len(before[path]) - 1))
+    cut = data.draw(st.sampled_from(["flip", "truncate", "insert"]))
+    rest = {"flip": bytes([before[path][where] ^ data.draw(st.integers(1, 255))]) + before[path][where + 1 :]}
+    rest |= {"truncate": b"", "insert": data.draw(st.binary(min_size=1, max_size=9)) + before[path][where:]}
+    try:
+        path.write_bytes(before[path][:where] + rest[cut])
+        folder = store.read_folder(str(stored))
+        assert path.name == "manifest.json"  # where a blank may differ
+        assert folder.manifest == written
+    except store.Torn:
+        pass
+    finally:
+        path.write_bytes(before[path])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_no_garbage_passes_for_a_manifest(garbage: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^cannot be read: [^\n]+$"):
+        manifest.parse(garbage)
+
+
+def test_the_local_path_of_a_uri(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert store.local_path("runs/a") == tmp_path / "runs" / "a"
+    assert store.local_path("~/runs/a#1") == Path("/home/someone/runs/a#1")
+    assert store.local_path("file:///data/run") == Path("/data/run")
+    assert store.local_path("s3://bucket/run") is None
+    assert store.local_path("simplecache::s3://bucket/run") is None

@@ -1,0 +1,316 @@
+"""Differences between versions of weights: exact for every bit pattern, small, and safe to read from anybody."""
+
+import random
+import tracemalloc
+from pathlib import Path
+from unittest.mock import patch
+
+import hypothesis.extra.numpy as arrays
+import numpy as np
+import pytest
+import torch
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from infra.weights import codec
+from infra.weights.codec import BLOCK, CodecError, decode, encode
+from infra.weights.difference import (
+    DifferenceError,
+    apply_difference,
+    merge_differences,
+    weights_digest,
+    write_difference,
+)
+
+MOST = 1 << 26
+
+
+def round_trip(new: np.ndarray, old: np.ndarray | None) -> int:
+    """The bytes that it took."""
+    blocks = b"".join(encode(new, old))
+    bits = np.zeros_like(new) if old is None else old.copy()
+    decode(memoryview(blocks), bits)
+    assert (bits == new).all()
+    return len(blocks)
+
+
+@given(
+    st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]).flatmap(
+        lambda dtype: st.integers(0, 300).flatmap(
+            lambda count: st.tuples(arrays.arrays(dtype, count), st.none() | arrays.arrays(dtype, count))
+        )
+    )
+)
+def test_any_bits_come_back(pair: tuple[np.ndarray, np.ndarray | None]) -> None:
+    round_trip(*pair)
+
+
+@given(
+    st.sampled_from([codec.GAPS, codec.PACKED, codec.ULP, codec.XOR, codec.FULL]),
+    st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]),
+    st.integers(1, 33),  # cells of a block
+    st.integers(0, 2**64 - 1),
+    st.data(),
+)
+def test_each_method_brings_back_any_bits(
+    method: int, dtype: type, cells: int, around: int, draw: st.DataObject
+) -> None:
+    old = draw.draw(arrays.arrays(dtype, st.integers(0, 70), elements=st.just(around & np.iinfo(dtype).max)))
+    near = st.integers(-4, 4).map(lambda move: (around + move) & np.iinfo(dtype).max)
+    new = draw.draw(arrays.arrays(dtype, len(old), elements=near | st.integers(0, np.iinfo(dtype).max)))
+    with (
+        patch.object(codec, "BLOCK", cells),
+        patch.object(codec, "SURE", 0),
+        patch.object(codec, "_smallest", lambda _new, _old: method),
+    ):
+        round_trip(new, old)
+        if method != codec.FULL:
+            bits = new.copy()
+            decode(memoryview(b"".join(encode(new, old))), bits, undo=True)
+            assert (bits == old).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_steps_that_move_many_cells_a_little_are_packed(dtype: torch.dtype) -> None:
+    old, new = adam_like(1 << 16, 5e-5 if dtype == torch.bfloat16 else 1e-9, dtype=dtype)
+    wide = torch.uint16 if dtype == torch.bfloat16 else torch.uint32
+    assert next(encode(new.view(wide).numpy(), old.view(wide).numpy()))[0] == codec.PACKED
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("share", [0.0, 1e-6, 0.001, 0.01, 0.2, 0.5, 1.0])
+def test_every_density_comes_back_and_is_no_larger_than_the_whole(dtype: type, share: float) -> None:
+    draws = np.random.default_rng(0)
+    cells = BLOCK + 12_345  # of two blocks, the second a short one
+    old = draws.integers(0, np.iinfo(dtype).max, cells, dtype=dtype, endpoint=True)
+    new = np.where(draws.random(cells) < share, draws.integers(0, np.iinfo(dtype).max, cells, dtype=dtype), old)
+    size = round_trip(new.astype(dtype), old)
+    assert size <= 1.01 * round_trip(new.astype(dtype), None) <= 1.01**2 * old.nbytes
+    assert size < 100 or share > 0
+
+
+def test_cells_that_are_far_apart_come_back() -> None:
+    old = np.zeros(BLOCK, dtype=np.uint16)
+    for at in ([0], [BLOCK - 1], [0, 255, 510, 511], [254, 255, 256], list(range(0, BLOCK, 256)), [0, BLOCK - 1]):
+        new = old.copy()
+        new[at] = 1
+        round_trip(new, old)
+
+
+def adam_like(cells: int, lr: float, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """(old, new), rounded from float32 weights N(0, 0.03) that a step of this size moved."""
+    draws = torch.Generator().manual_seed(seed)
+    master = torch.randn(cells, generator=draws) * 0.03
+    moved = master + lr * torch.randn(cells, generator=draws).clamp(-2, 2)
+    return master.to(dtype), moved.to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("lr", "changed", "ratio"), [(3.2e-7, 0.009, 120), (8.2e-7, 0.02, 60), (3.1e-6, 0.06, 25), (5.1e-5, 0.43, 5)]
+)
+def test_the_ratios_that_we_promise(tmp_path: Path, lr: float, changed: float, ratio: float) -> None:
+    old, new = adam_like(1 << 20, lr)
+    cells, moved = write_difference(tmp_path / "d", {"w": new}, {"w": old})
+    assert moved / cells == pytest.approx(changed, rel=0.05)
+    assert new.nbytes / (tmp_path / "d").stat().st_size > ratio
+
+
+SPECIAL = {
+    "bfloat16": [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, 3.0],
+    "float16": [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 6e-8, 3.0],
+    "float32": [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-45, 3.0],
+}
+
+
+@pytest.mark.parametrize("dtype", SPECIAL)
+def test_special_numbers_and_every_payload_of_nan_come_back_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    wide = torch.int32 if kind == torch.float32 else torch.int16
+    nans = torch.tensor([0x7FC1, 0x7F81, -1, 0x7FFF], dtype=wide).view(kind)
+    old = torch.cat([torch.tensor(SPECIAL[dtype], dtype=kind), nans])
+    for new in (old.flip(0).contiguous(), -old, old.clone()):
+        write_difference(tmp_path / "d", {"w": new}, {"w": old})
+        weights = {"w": old.clone()}
+        apply_difference(tmp_path / "d", weights, weights_digest({"w": new}), MOST)
+        assert torch.equal(weights["w"].view(wide), new.view(wide))
+
+
+def test_tensors_may_come_go_and_change_their_shape_or_type(tmp_path: Path) -> None:
+    old = {
+        "kept": torch.randn(4, 5),
+        "gone": torch.randn(3),
+        "reshaped": torch.randn(6),
+        "retyped": torch.randn(4),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(1.5),
+        "mask": torch.tensor([True, False]),
+        "count": torch.tensor([1, -(2**62)]),
+    }
+    new = {
+        "kept": old["kept"] + 1,
+        "added": torch.randn(2, 2),
+        "reshaped": old["reshaped"].reshape(2, 3),
+        "retyped": old["retyped"].half(),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(-1.5),
+        "mask": torch.tensor([False, False]),
+        "count": torch.tensor([2, 2**62]),
+    }
+    write_difference(tmp_path / "d", new, old)
+    weights = {name: tensor.clone() for name, tensor in old.items()}
+    apply_difference(tmp_path / "d", weights, weights_digest(new), MOST)
+    assert weights.keys() == new.keys()
+    assert all(torch.equal(weights[name], new[name]) for name in new)
+    write_difference(tmp_path / "all", new, {})
+    alone: dict[str, Tensor] = {}
+    apply_difference(tmp_path / "all", alone, weights_digest(new), MOST)
+    assert all(torch.equal(alone[name], new[name]) for name in new)
+
+
+def test_other_weights_than_it_starts_from_are_refused(tmp_path: Path) -> None:
+    old, new = adam_like(5000, 1e-5)
+    write_difference(tmp_path / "d", {"w": new}, {"w": old})
+    digest = weights_digest({"w": new})
+    for weights in ({"w": old + 1}, {"w": old[:-1]}, {"w": old.float()}, {}):
+        with pytest.raises(DifferenceError):
+            apply_difference(tmp_path / "d", dict(weights), digest, MOST)
+
+
+def test_a_file_cannot_ask_for_more_memory_than_expected(tmp_path: Path) -> None:
+    write_difference(tmp_path / "d", {"w": torch.zeros(1 << 20)}, {})
+    assert (tmp_path / "d").stat().st_size < 300
+    with pytest.raises(
+        DifferenceError, match=r"would make weights of 4194304 bytes where at most 4194303 are expected"
+    ):
+        apply_difference(tmp_path / "d", {}, "", (1 << 22) - 1)
+
+
+def test_no_mutation_of_a_file_is_accepted_or_crashes(tmp_path: Path) -> None:
+    draws = random.Random(0)
+    old, new = adam_like(500, 1e-5)
+    dense, moved = adam_like(200, 5e-5)  # packed
+    extra = {"a": torch.randn(7, 3), "b": torch.randn(40).half()}
+    before = {"w": old, "d": dense, "a": extra["a"], "b": extra["b"]}
+    after = {"w": new, "d": moved, "a": extra["a"] * 2, "c": torch.randn(5)}
+    write_difference(tmp_path / "d", after, before)
+    whole = (tmp_path / "d").read_bytes()
+    digest = weights_digest(after)
+    mutant = tmp_path / "mutant"
+    for _ in range(10_000):
+        content = bytearray(whole)
+        kind = draws.randrange(5)
+        if kind == 0:
+            content = content[: draws.randrange(len(content))]
+        elif kind == 1:
+            content += draws.randbytes(draws.randrange(1, 20))
+        elif kind == 2:
+            at = draws.randrange(len(content))
+            content[at : at + draws.randrange(1, 30)] = draws.randbytes(draws.randrange(30))
+        else:
+            for _ in range(draws.randrange(1, 4)):
+                content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)
+        if bytes(content) == whole:
+            continue
+        mutant.write_bytes(content)
+        weights = {name: tensor.clone() for name, tensor in before.items()}
+        try:
+            apply_difference(mutant, weights, digest, MOST)
+        except DifferenceError:
+            continue
+        # what was hit does not count: another name for the same thing, such as a space in the header
+        assert weights_digest(weights) == digest
+        assert weights.keys() == after.keys()
+
+
+def block(method: int, *streams: bytes) -> memoryview:
+    frames = [zstandard.compress(stream) for stream in streams]
+    body = b"".join([*(codec.LENGTH.pack(len(frame)) for frame in frames), *frames])
+    return memoryview(codec.HEADER.pack(method, len(frames), len(body)) + body)
+
+
+def test_packed_blocks_that_do_not_fit_are_refused() -> None:
+    """Six cells: a byte has those at 0, 2, 4, the next those at 1, 3, 5; the highest bits are of no cell."""
+    codes = bytes([0b00_00_11_01, 0b11_11_00_10])
+    bits = np.zeros(6, dtype=np.uint16)
+    decode(block(codec.PACKED, codes, bytes([4, 6]), bytes([0, 1])), bits)
+    assert bits.tolist() == [65535, 1, 2, 0, 0, 131]
+    for streams in (
+        [],
+        [b""],
+        [codes[:1], b"4", b"0"],
+        [codes + b"0", b"46", b"01"],
+        [codes, b"4"],
+        [codes, b"467"],
+        [codes, b"46", b"0"],
+        [codes, b"46", b"01", b"01"],
+        [bytes(1 << 20)],
+    ):
+        with pytest.raises(CodecError):
+            decode(block(codec.PACKED, *streams), np.zeros(6, dtype=np.uint16))
+
+
+def test_no_more_memory_is_taken_than_for_a_few_blocks(tmp_path: Path) -> None:
+    old, new = adam_like(12 * BLOCK, 5.1e-5)
+    weights, digest = {"w": old.clone()}, weights_digest({"w": new})
+    tracemalloc.start()
+    write_difference(tmp_path / "d", {"w": new}, {"w": old})
+    apply_difference(tmp_path / "d", weights, digest, new.nbytes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * BLOCK * old.itemsize
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 100))
+def test_any_bytes_are_refused_as_blocks(blocks: bytes, cells: int) -> None:
+    bits = np.zeros(cells, dtype=np.uint16)
+    try:
+        decode(memoryview(blocks), bits)
+    except CodecError:
+        return
+    assert len(blocks) >= codec.HEADER.size * (cells > 0)
+
+
+@given(st.lists(st.integers(0, 2**16 - 1), min_size=3, max_size=60), st.integers(0, 2**32 - 1))
+def test_a_difference_tells_the_old_bits_too(values: list[int], seed: int) -> None:
+    old = np.array(values, dtype=np.uint16)
+    draws = np.random.default_rng(seed)
+    new = np.where(draws.random(len(old)) < draws.random(), draws.integers(0, 2**16, len(old)), old).astype(np.uint16)
+    blocks = b"".join(encode(new, old))
+    bits = new.copy()
+    if blocks[0] == codec.FULL:
+        with pytest.raises(CodecError, match="does not tell the old bits"):
+            decode(memoryview(blocks), bits, undo=True)
+        return
+    decode(memoryview(blocks), bits, undo=True)
+    assert (bits == old).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+def test_two_differences_merge_into_one(tmp_path: Path, dtype: torch.dtype) -> None:
+    draws = torch.Generator().manual_seed(1)
+    master = torch.randn(3, BLOCK // 2 + 7, generator=draws)
+    versions = [{"a": ((master + 0.002 * i) * 30).to(dtype), "b": torch.arange(7)} for i in range(3)]
+    for i in (1, 2):
+        write_difference(tmp_path / str(i), versions[i], versions[i - 1])
+    cells, changed = merge_differences(tmp_path / "both", versions[2], tmp_path / "2", tmp_path / "1")
+    assert cells == 3 * (BLOCK // 2 + 7) + 7
+    assert changed == int((versions[2]["a"] != versions[0]["a"]).sum())
+    weights = {name: tensor.clone() for name, tensor in versions[0].items()}
+    apply_difference(tmp_path / "both", weights, weights_digest(versions[2]), MOST)
+    write_difference(tmp_path / "directly", versions[2], versions[0])
+    assert (tmp_path / "both").read_bytes() == (tmp_path / "directly").read_bytes()
+
+
+def test_what_is_no_difference_or_of_other_tensors_is_not_merged(tmp_path: Path) -> None:
+    one, two = {"a": torch.arange(9)}, {"a": torch.arange(9) + 1}
+    write_difference(tmp_path / "whole", one, {})
+    write_difference(tmp_path / "step", two, one)
+    write_difference(tmp_path / "other", {"b": torch.arange(9)}, {})
+    with pytest.raises(DifferenceError, match="whole: does not tell 'a' as a difference"):
+        merge_differences(tmp_path / "made", two, tmp_path / "step", tmp_path / "whole")
+    with pytest.raises(DifferenceError, match="other: has other tensors than the weights"):
+        merge_differences(tmp_path / "made", two, tmp_path / "step", tmp_path / "other")
+    assert {file.name for file in tmp_path.iterdir()} == {"whole", "step", "other"}

@@ -1,0 +1,311 @@
+"""Published weights on every kind of store: every way to a version ends with the bits that were published."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from infra.storage import place as places
+from infra.storage import store
+from infra.storage.store import NotThere, Torn
+from infra.weights.chain import read_edges
+from infra.weights.difference import weights_digest
+from infra.weights.mirror import Mirror
+from infra.weights.publisher import Published, Publisher
+from infra.weights.version import (
+    Gone,
+    PolicyVersion,
+    StaleBase,
+    SyncConfig,
+    chain,
+    mirror,
+    newest_version,
+    published,
+    published_version,
+    publisher,
+)
+
+CELLS = 4000
+CONFIG = SyncConfig(anchor_every=8, patience=0.0)
+WINDOW = 3
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UNSEEN_SECONDS", "UNSEEN_HERE_SECONDS", "TORN_SECONDS"):
+        monkeypatch.setattr(mirror, name, 0.0)
+
+
+def version(step: int, seed: int = 0) -> dict[str, Tensor]:
+    """Weights of which every step changes about a percent, whatever `seed` another future."""
+    made = {"a": torch.zeros(CELLS // 8, 8, dtype=torch.bfloat16), "b": torch.arange(9, dtype=torch.float32)}
+    for i in range(step + 1):
+        draws = torch.Generator().manual_seed(1000 * seed + i if i else 0)
+        at = torch.randperm(CELLS, generator=draws)[: CELLS // 100 if i else CELLS]
+        made["a"].view(-1)[at] += torch.randn(len(at), generator=draws).bfloat16() / 16
+    return made
+
+
+@pytest.fixture
+def open_publisher(place: str, tmp_path: Path) -> Iterator[Callable[..., Publisher]]:
+    """Publishers of one run, whose background is done when the test ends."""
+    opened = []
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "config.json").write_text('{"model": "small"}')
+
+    def make(config: SyncConfig = CONFIG) -> Publisher:
+        opened.append(Publisher(place, config, window=WINDOW, files=files, sampling={"temperature": 1.0}))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    return set(found) == set(wanted) and all(
+        found[name].dtype == tensor.dtype
+        and bytes(found[name].view(torch.uint8).numpy()) == bytes(tensor.view(torch.uint8).numpy())
+        for name, tensor in wanted.items()
+    )
+
+
+def fresh(place: str) -> Mirror:
+    return Mirror(store.join(place, "weights"), patience=0.0)
+
+
+def publish_all(publisher: Publisher, steps: range) -> list[Published]:
+    done = [publisher.publish(step, version(step)) for step in steps]
+    publisher.finish()
+    return done
+
+
+def test_whoever_follows_falls_behind_or_comes_anew_has_the_published_bits(
+    place: str, open_publisher: Callable[..., Publisher]
+) -> None:
+    writer = open_publisher()
+    followers = {every: fresh(place) for every in (1, 2, 5, 7)}
+    for step in range(20):
+        (done,) = publish_all(writer, range(step, step + 1))
+        assert done.version == PolicyVersion(step, f"{place}/weights/v{step}", weights_digest(version(step)))
+        for every, follower in followers.items():
+            if step % every == 0:
+                with follower.at(done.version) as weights:
+                    assert same(weights, version(step))
+                assert follower.take_fetched().bytes > 0
+        with (late := fresh(place)).at(done.version) as weights:
+            assert same(weights, version(step))
+        assert json.loads((late.root / "config.json").read_text()) == {"model": "small"}
+    assert done.changed < 0.02
+    assert done.bytes * 5 < done.full
+    assert followers[1].take_fetched().bytes == 0
+
+
+def test_what_is_kept_stays_small_and_the_way_short(place: str, open_publisher: Callable[..., Publisher]) -> None:
+    writer = open_publisher()
+    for step in range(35):
+        publish_all(writer, range(step, step + 1))
+        edges = read_edges(f"{place}/weights")
+        assert len(edges) <= 14
+        newest = (step, weights_digest(version(step)))
+        way = chain.cheapest(edges, newest)
+        assert way is not None
+        assert len(way) <= 5  # the first version, an anchor, and a difference for each of three bits
+        for behind in range(max(0, step - WINDOW), step):
+            short = chain.cheapest(edges, newest, (behind, weights_digest(version(behind))))
+            assert short is not None
+            assert short[0].base is not None
+            assert sum(edge.bytes for edge in short) < way[0].bytes
+    assert {0, 34, 33, 32, 31} <= set(published(place))
+    assert newest_version(place) == PolicyVersion(34, f"{place}/weights/v34", newest[1])
+
+
+def test_a_new_trainer_goes_on_with_differences(place: str, open_publisher: Callable[..., Publisher]) -> None:
+    publish_all(open_publisher(), range(6))
+    again = open_publisher()
+    (same_again,) = publish_all(again, range(5, 6))
+    assert same_again.version == published_version(f"{place}/weights/v5")
+    assert same_again.bytes == 0
+    (after,) = publish_all(again, range(6, 7))
+    assert after.changed < 0.02
+    # one that was killed before it published what its checkpoint holds
+    (skipped,) = publish_all(open_publisher(), range(8, 9))
+    assert 0 < skipped.changed < 0.03
+    assert not skipped.warnings
+    with fresh(place).at(skipped.version) as weights:
+        assert same(weights, version(8))
+
+
+def test_a_future_that_was_left_is_gone(place: str, open_publisher: Callable[..., Publisher]) -> None:
+    left = publish_all(open_publisher(), range(7))
+    back = open_publisher()
+    done = back.publish(4, version(4))
+    assert done.bytes == 0
+    assert published(place)[-1] == 4
+    other = back.publish(5, version(5, seed=1))
+    assert other.version != left[5].version
+    with pytest.raises(Torn, match="holds other weights than were published as v5"), fresh(place).at(left[5].version):
+        pass
+    follower = fresh(place)
+    with follower.at(done.version), follower.at(other.version) as weights:
+        assert same(weights, version(5, seed=1))
+
+
+def test_not_yet_and_not_any_more_are_told_apart(place: str, open_publisher: Callable[..., Publisher]) -> None:
+    done = publish_all(open_publisher(), range(12))
+    reader = fresh(place)
+    with pytest.raises(Gone, match=r"weights/v3 was removed: the newest version is v11"), reader.at(done[3].version):
+        pass
+    missing = PolicyVersion(12, f"{place}/weights/v12", "0" * 64)
+    with pytest.raises(NotThere, match=r"there is nothing whole that makes .*weights/v12, yet"), reader.at(missing):
+        pass
+    with reader.at(done[11].version) as weights:  # and neither did it harm
+        assert same(weights, version(11))
+
+
+def damage(uri: str, name: str, change: Callable[[bytes], bytes]) -> None:
+    data = places.read(f"{uri}/{name}")
+    assert data is not None
+    places.write_bytes(f"{uri}/{name}", change(data))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:-1], lambda data: data[:9] + b"!" + data[10:]], ids=["cut", "bit"]
+)
+def test_a_damaged_difference_is_refused_and_another_way_found(
+    place: str, open_publisher: Callable[..., Publisher], change: Callable[[bytes], bytes]
+) -> None:
+    writer = open_publisher()
+    done = publish_all(writer, range(9))  # 8 has a way of its own from 0
+    follower = fresh(place)
+    with follower.at(done[7].version):
+        pass
+    damage(done[8].version.uri, "difference", change)
+    with follower.at(done[8].version) as weights:
+        assert same(weights, version(8))
+    for base in (0, 4, 6):
+        if places.read((uri := f"{place}/weights/v8-from-v{base}") + "/difference"):
+            damage(uri, "difference", change)
+    reader = fresh(place)
+    with pytest.raises(Torn, match="is torn: 'difference'"), reader.at(done[8].version):
+        pass
+    with reader.at(done[7].version) as weights:
+        assert same(weights, version(7))
+
+
+def test_a_difference_from_other_weights_is_refused(place: str, open_publisher: Callable[..., Publisher]) -> None:
+    done = publish_all(open_publisher(), range(3))
+    reader = fresh(place)
+    with reader.at(done[1].version) as weights:
+        weights["a"][0, 0] += 1  # what no honest reader does
+    with reader.at(done[2].version) as found:  # noticed by its digest, and all is read anew
+        assert same(found, version(2))
+    uri = done[2].version.uri
+    told = json.loads(store.read_text(f"{uri}/manifest.json"))["meta"]
+    told["digest"] = "f" * 64
+    with store.scratch(str(places.join(place, "other"))) as folder:
+        (folder / "difference").write_bytes(places.read(f"{uri}/difference") or b"")
+        store.write_folder(uri, folder, meta=told)
+    with pytest.raises(StaleBase), fresh(place).at(PolicyVersion(2, uri, "f" * 64)):
+        pass
+
+
+def test_a_failed_publication_harms_no_later_one(
+    place: str, open_publisher: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_publisher()
+    publish_all(writer, range(3))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher.store, "write_folder", full)
+        with pytest.raises(OSError, match="No space left"):
+            writer.publish(3, version(3))
+    assert published(place)[-1] == 2
+    done = publish_all(writer, range(3, 6))
+    with fresh(place).at(done[-1].version) as weights:
+        assert same(weights, version(5))
+
+
+def test_what_fails_in_the_background_is_said_with_the_next_version_and_costs_no_bits(
+    place: str, open_publisher: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_publisher()
+    publish_all(writer, range(2))
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher, "merge_differences", broken)
+        publish_all(writer, range(2, 3))
+    (done,) = publish_all(writer, range(3, 4))
+    assert done.warnings == ("for those who are behind nothing shorter was stored: out of luck",)
+    for step in range(4, 18):  # and in time there are short ways again
+        (done,) = publish_all(writer, range(step, step + 1))
+        with fresh(place).at(done.version) as weights:
+            assert same(weights, version(step))
+    way = chain.cheapest(read_edges(f"{place}/weights"), (17, done.version.digest))
+    assert way is not None
+    assert len(way) <= 5
+
+
+def test_tensors_may_come_go_and_change_their_shape(place: str, open_publisher: Callable[..., Publisher]) -> None:
+    writer = open_publisher()
+    shapes: list[dict[str, Tensor]] = [
+        {"a": torch.randn(6, 4), "b": torch.zeros(3)},
+        {"a": torch.randn(6, 4), "b": torch.zeros(3), "c": torch.ones(5, dtype=torch.float16)},
+        {"a": torch.randn(4, 6), "c": torch.ones(5, dtype=torch.bfloat16)},
+        {"a": torch.randn(4, 6), "c": torch.tensor([float("nan"), -0.0, 0.0, float("inf"), 1e-40]).bfloat16()},
+    ]
+    follower = fresh(place)
+    for step in range(20):
+        weights = shapes[min(step, 3)] if step < 4 else {**shapes[3], "a": torch.full((4, 6), float(step))}
+        done = writer.publish(step, weights)
+        writer.finish()
+        for reader in (follower, fresh(place)):
+            with reader.at(done.version) as found:
+                assert same(found, weights)
+
+
+def test_a_version_is_brought_ahead_while_another_is_used(place: str, open_publisher: Callable[..., Publisher]) -> None:
+    done = publish_all(open_publisher(), range(3))
+    reader = fresh(place)
+    reader.bring_ahead(done[2].version)  # from nothing it brings nothing: nobody may need it
+    with reader.at(done[1].version):
+        reader.bring_ahead(done[2].version)
+    for thread in threading.enumerate():
+        if thread.name == "weights":
+            thread.join(10)
+    before = reader.take_fetched().bytes
+    with reader.at(done[2].version) as weights:
+        assert same(weights, version(2))
+    assert before > 0
+    assert reader.take_fetched().bytes == 0
+
+
+def test_who_is_not_wanted_any_more_waits_for_no_storage(tmp_path: Path) -> None:
+    class GivenUpError(Exception):
+        pass
+
+    def check() -> None:
+        raise GivenUpError
+
+    reader = Mirror(str(tmp_path / "weights"), patience=60.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mirror, "UNSEEN_HERE_SECONDS", 60.0)
+        with pytest.raises(GivenUpError), reader.at(PolicyVersion(1, str(tmp_path / "weights" / "v1"), "0"), check):
+            pass
+
+
+def test_an_anchor_comes_every_power_of_two() -> None:
+    with pytest.raises(ValueError, match="24 is no power of two; take 16 or 32"):
+        SyncConfig(anchor_every=24)
