@@ -62,7 +62,7 @@ def free_port() -> int:
 @contextmanager
 def running_scheduler(log: Path, home: Path | None, port: int, **environment: str) -> Iterator[RunningScheduler]:
     """With the certificates of `home`, or without TLS; log lines of an earlier one stay."""
-    from infra.cluster.cluster import dask_environment
+    from infra.cluster.settings import dask_environment
     from infra.security.bundles import tls_environment
 
     scheme = "tcp" if home is None else "tls"

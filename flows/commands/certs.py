@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from flows.commands.command import Command
-from infra.cluster.cluster import dask_environment
+from infra.cluster.settings import dask_environment
 from infra.security.bundles import check_machine_name, issue, make_authority, tls_environment
 from infra.security.certificates import MACHINE_DAYS
 from infra.services.addresses import running

@@ -15,31 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from infra.cluster.machine import cores, detect_device
 from infra.cluster.reach import UnreachableError, parse_address, reach
-from infra.cluster.role import NANNY_SETTINGS, WORKER_SETTINGS, RoleNanny, logs_to, role_options
+from infra.cluster.role import RoleNanny, logs_to, role_options
+from infra.cluster.settings import DASK_SETTINGS, NANNY_SETTINGS
 from infra.security.bundles import SecurityError, dask_security
 from infra.services.prefect_server import rlvf_home
 
 LOCALHOST = "127.0.0.1"
 ADDRESS = re.compile(r"([a-z]+://)?[^\s/]+:\d{1,5}")
 CONNECT_SECONDS = 10.0
-
-
-# What the scheduler needs on which `infra.cluster.dispatch` hands out the work, and what the workers need that Dask's
-# own commands start.
-DASK_SETTINGS = {
-    **WORKER_SETTINGS,
-    "distributed.scheduler.allowed-failures": 0,  # a worker's death is known at once, and counted by the dispatch
-    "distributed.scheduler.no-workers-timeout": "60s",
-    "distributed.scheduler.work-stealing": False,
-    "distributed.scheduler.worker-ttl": "60s",  # so long a lease waits for a machine whose lid was closed
-}
-
-
-def dask_environment() -> dict[str, str]:
-    """`DASK_SETTINGS` for the environment of `dask scheduler` and `dask worker`."""
-    return {
-        "DASK_" + name.replace(".", "__").replace("-", "_").upper(): str(value) for name, value in DASK_SETTINGS.items()
-    }
 
 
 class ClusterConfig(BaseModel):

@@ -15,7 +15,8 @@ import dask.config
 from distributed import Security, Status
 
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
-from infra.cluster.role import NANNY_SETTINGS, RoleNanny, logs_to, role_options
+from infra.cluster.role import RoleNanny, logs_to, role_options
+from infra.cluster.settings import NANNY_SETTINGS
 from infra.security.bundles import SecurityError, dask_security
 
 FIRST_PAUSE = 1.0

@@ -4,8 +4,7 @@ import importlib
 import logging
 import os
 import signal
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,6 @@ from infra.cluster import pace
 
 logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0  # what a busy worker gets to finish its call at the end
-# Dask's profiler asks for the frames of all threads a hundred times a second; in Python 3.11 that can stop the process
-# for ever when a garbage collection falls into it (python/cpython#106883, dask/distributed#8616).
-WORKER_SETTINGS: Mapping[str, Any] = {"distributed.worker.profile.enabled": sys.version_info >= (3, 12)}
-# What nannies need in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
-# compute.
-NANNY_SETTINGS: Mapping[str, Any] = {"distributed.nanny.pre-spawn-environ": {}, **WORKER_SETTINGS}
 
 
 class RoleWorker(Worker):

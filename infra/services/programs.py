@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.cluster.cluster import dask_environment
+from infra.cluster.settings import dask_environment
 from infra.security.bundles import machine_name, tls_environment
 from infra.services.addresses import Addresses
 from infra.services.passwords import password

@@ -22,11 +22,11 @@ from distributed import Client
 from flows.cli import main
 from flows.commands import worker as module
 from flows.commands.worker import default_roles, roles
-from infra.cluster.cluster import dask_environment
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.enquiry import Enquiry, Seen, enquire
 from infra.cluster.placement import PlacementConfig, offers
 from infra.cluster.reach import parse_address
+from infra.cluster.settings import dask_environment
 from infra.security.bundles import dask_security, own_certificates, read_bundle, tls_environment
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.cluster.cluster import dask_environment
+from infra.cluster.settings import dask_environment
 from infra.links import network as networks
 from infra.links.link import CABLE, VPN, WIFI
 from infra.links.network import Machine, Network

@@ -1,0 +1,28 @@
+"""What Dask must be told, wherever its processes are started."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+# Dask's profiler asks for the frames of all threads a hundred times a second; in Python 3.11 that can stop the process
+# for ever when a garbage collection falls into it (python/cpython#106883, dask/distributed#8616).
+WORKER_SETTINGS: Mapping[str, Any] = {"distributed.worker.profile.enabled": sys.version_info >= (3, 12)}
+# What nannies need in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
+# compute.
+NANNY_SETTINGS: Mapping[str, Any] = {"distributed.nanny.pre-spawn-environ": {}, **WORKER_SETTINGS}
+# What the scheduler needs on which `infra.cluster.dispatch` hands out the work, and what the workers need that Dask's
+# own commands start.
+DASK_SETTINGS = {
+    **WORKER_SETTINGS,
+    "distributed.scheduler.allowed-failures": 0,  # a worker's death is known at once, and counted by the dispatch
+    "distributed.scheduler.no-workers-timeout": "60s",
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.worker-ttl": "60s",  # so long a lease waits for a machine whose lid was closed
+}
+
+
+def dask_environment() -> dict[str, str]:
+    """`DASK_SETTINGS` for the environment of `dask scheduler` and `dask worker`."""
+    return {
+        "DASK_" + name.replace(".", "__").replace("-", "_").upper(): str(value) for name, value in DASK_SETTINGS.items()
+    }
