@@ -12,7 +12,8 @@ from pathlib import Path
 import flows
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from infra.services.prefect_api import PrefectApi
-from infra.services.prefect_server import ServiceError, api_password
+from infra.services.prefect_server import api_password
+from infra.services.supervisor import ServiceError
 from infra.storage import disk
 
 NAMES = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")

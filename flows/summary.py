@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.runs import Run
-from infra.services.prefect_server import rlvf_home, runs_uri
+from infra.home import rlvf_home, runs_uri
 from infra.storage import store
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from flows.display import Display
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, check_placement
-from infra.services.prefect_server import rlvf_home, rlvf_storage
+from infra.home import rlvf_home, rlvf_storage
 from infra.storage import store
 from infra.storage.usable import check_storage
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from infra.services.prefect_server import rlvf_home
+from infra.home import rlvf_home
 from rl import judging
 from rl.judging import Judgement
 from rl.records import Problem

@@ -63,7 +63,7 @@ def free_port() -> int:
 def running_scheduler(log: Path, home: Path | None, port: int, **environment: str) -> Iterator[RunningScheduler]:
     """With the certificates of `home`, or without TLS; log lines of an earlier one stay."""
     from infra.cluster.settings import dask_environment
-    from infra.security.bundles import tls_environment
+    from infra.security.tls import tls_environment
 
     scheme = "tcp" if home is None else "tls"
     address = f"{scheme}://127.0.0.1:{port}"

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from infra.cluster.settings import dask_environment
-from infra.security.bundles import check_machine_name, issue, make_authority, tls_environment
+from infra.home import rlvf_home
+from infra.security.bundles import check_machine_name
 from infra.security.certificates import MACHINE_DAYS
+from infra.security.identity import issue, make_authority
+from infra.security.tls import tls_environment
 from infra.services.addresses import running
-from infra.services.prefect_server import rlvf_home
 
 EXAMPLES = """
 rlvf certs jetson                                      jetson.bundle: copy it there, it is all that machine needs

@@ -22,9 +22,10 @@ from infra.cluster.enquiry import enquire
 from infra.cluster.machine import detect_device, this_machine
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.reach import UnreachableError, parse_address, reach
-from infra.security.bundles import RENEW_DAYS, SecurityError, adopt_settings, days_of_certificate, has_certificates
+from infra.home import rlvf_home
+from infra.security.certificates import SecurityError
+from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certificate, has_certificates
 from infra.services.addresses import running
-from infra.services.prefect_server import rlvf_home
 
 EXAMPLES = """
 rlvf doctor                                            this machine, and the cluster that it belongs to

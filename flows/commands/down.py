@@ -7,9 +7,9 @@ import time
 from contextlib import suppress
 
 from flows.commands.command import Command
+from infra.home import rlvf_home
 from infra.services.addresses import UP, is_up, read_up
 from infra.services.part import TITLES
-from infra.services.prefect_server import rlvf_home
 from infra.services.stack import living, take_down_leftovers
 
 EXAMPLES = """

@@ -11,8 +11,8 @@ from flows.display import Display
 from flows.options import add_options, read_config
 from flows.preflight import check_model
 from flows.runs import existing_run, without_secrets
+from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
-from infra.services.prefect_server import runs_uri
 from tasks.problem_set import problems_to_solve
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.runs import existing_run
+from infra.home import rlvf_home, runs_uri
 from infra.runs.checkpoints import require_run
-from infra.services.prefect_server import rlvf_home, runs_uri
 from infra.storage.store import local_path
 
 EXAMPLES = """

@@ -15,11 +15,14 @@ from typing import Any
 from flows.commands.command import Command
 from infra.cluster.reach import parse_address
 from infra.cluster.scheduler import Seen, ask
-from infra.security.bundles import installed_settings
+from infra.home import rlvf_home, rlvf_storage
+from infra.hosts import is_loopback
+from infra.security.identity import installed_settings
 from infra.security.secrets import without_userinfo
 from infra.services.addresses import Addresses, read_up
+from infra.services.http import answers
 from infra.services.passwords import kept_password
-from infra.services.prefect_server import answers, api_password, is_loopback, rlvf_home, rlvf_storage
+from infra.services.prefect_server import api_password
 from infra.services.programs import USER
 from infra.storage import place
 

@@ -15,9 +15,9 @@ from flows.options import add_options, read_config
 from flows.preflight import check_model, check_tracking
 from flows.runs import Run, new_run, resume_run, without_secrets
 from flows.summary import run_name, summary
+from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from infra.runs.tracking import tracking_uri
-from infra.services.prefect_server import runs_uri
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:

@@ -11,12 +11,15 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.status import StackDisplay, rows_of
-from infra.security.bundles import own_certificates, refuse_open_address
+from infra.home import rlvf_home, rlvf_storage
+from infra.hosts import LOOPBACK, free_port, is_loopback, own_addresses
+from infra.security.identity import own_certificates
+from infra.security.tls import refuse_open_address
 from infra.services.addresses import is_up, read_up, the_only_up
 from infra.services.passwords import FILE
-from infra.services.ports import PORTS, own_addresses
-from infra.services.prefect_server import LOOPBACK, ServiceError, free_port, is_loopback, rlvf_home, rlvf_storage
+from infra.services.ports import PORTS
 from infra.services.programs import USER, StackConfig
+from infra.services.supervisor import ServiceError
 from infra.storage.usable import check_storage, storage_uri
 
 EXAMPLES = """

@@ -11,8 +11,9 @@ from typing import Any
 from flows.commands.command import Command
 from flows.config import ServeConfig
 from flows.options import add_options, read_config
-from infra.security.bundles import refuse_open_address
-from infra.services.prefect_server import bracketed, is_loopback, rlvf_home
+from infra.home import rlvf_home
+from infra.hosts import bracketed, is_loopback
+from infra.security.tls import refuse_open_address
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import named
 from tasks.problem_set import open_verifier

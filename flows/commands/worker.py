@@ -16,16 +16,13 @@ from infra.cluster.machine import cores, detect_device, this_machine
 from infra.cluster.membership import Membership, Role
 from infra.cluster.placement import ROLES
 from infra.cluster.reach import parse_address, reach
+from infra.home import rlvf_home
+from infra.hosts import is_loopback
 from infra.interrupts import answered_by
-from infra.security.bundles import (
-    SecurityError,
-    adopt_settings,
-    check_machine_name,
-    install_bundle,
-    machine_name,
-)
+from infra.security.bundles import check_machine_name, machine_name
+from infra.security.certificates import SecurityError
+from infra.security.identity import adopt_settings, install_bundle
 from infra.services.addresses import running
-from infra.services.prefect_server import is_loopback, rlvf_home
 
 EXAMPLES = """
 rlvf worker --bundle jetson.bundle                     the first time: installs the bundle, then joins

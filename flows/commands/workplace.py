@@ -9,7 +9,8 @@ from flows.display import Display
 from flows.workplace import workplace
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.placement import PlacementConfig
-from infra.services.prefect_server import prefect_server, rlvf_home
+from infra.home import rlvf_home
+from infra.services.prefect_server import prefect_server
 
 T = TypeVar("T")
 

@@ -17,8 +17,9 @@ from infra.cluster.machine import cores, detect_device
 from infra.cluster.reach import UnreachableError, parse_address, reach
 from infra.cluster.role import RoleNanny, logs_to, role_options
 from infra.cluster.settings import DASK_SETTINGS, NANNY_SETTINGS
-from infra.security.bundles import SecurityError, dask_security
-from infra.services.prefect_server import rlvf_home
+from infra.home import rlvf_home
+from infra.security.certificates import SecurityError
+from infra.security.tls import dask_security
 
 LOCALHOST = "127.0.0.1"
 ADDRESS = re.compile(r"([a-z]+://)?[^\s/]+:\d{1,5}")

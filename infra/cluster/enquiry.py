@@ -13,7 +13,7 @@ from distributed.core import Server, rpc
 
 from infra.cluster.pace import METRIC
 from infra.cluster.reach import SchedulerAddress
-from infra.security.bundles import dask_security
+from infra.security.tls import dask_security
 
 SERVICES = ["rlvf", "services"]  # where `rlvf up` puts the addresses of everything into the scheduler's metadata
 CLOCK = "rlvf-clock"  # an event topic: the scheduler stamps what is logged

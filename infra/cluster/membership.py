@@ -17,7 +17,8 @@ from distributed import Security, Status
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
 from infra.cluster.role import RoleNanny, logs_to, role_options
 from infra.cluster.settings import NANNY_SETTINGS
-from infra.security.bundles import SecurityError, dask_security
+from infra.security.certificates import SecurityError
+from infra.security.tls import dask_security
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0

@@ -11,7 +11,9 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.security.bundles import SecurityError, check_certificates, dask_security, has_certificates
+from infra.security.certificates import SecurityError
+from infra.security.identity import check_certificates, has_certificates
+from infra.security.tls import dask_security
 
 PORT = 8786
 SECONDS = 5.0

@@ -11,7 +11,7 @@ from distributed import Security, rpc
 
 from infra.cluster.placement import DEVICES, ROLES
 from infra.cluster.reach import UnreachableError, parse_address, reach
-from infra.security.bundles import dask_security
+from infra.security.tls import dask_security
 from infra.services.addresses import Addresses, addresses
 
 KEYS = ["rlvf", "services"]  # of the scheduler's metadata

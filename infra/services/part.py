@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 
 from infra.security.secrets import without_userinfo
-from infra.services.prefect_server import ServiceError
-from infra.services.supervisor import MARK, BackOff, Program, Service
+from infra.services.supervisor import MARK, BackOff, Program, Service, ServiceError
 
 TITLES = {
     "prefect": "Prefect server",

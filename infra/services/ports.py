@@ -1,19 +1,16 @@
-"""Which port each service gets, and the addresses of this machine."""
+"""Which port each service gets."""
 
 import json
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
-from infra.services import prefect_server as services
+from infra.hosts import LOOPBACK, free_port
+from infra.services import prefect_server
 from infra.services.part import TITLES
-from infra.services.prefect_server import LOOPBACK, free_port, is_loopback
 from infra.storage import disk
 
-PORTS = {"prefect": services.PORT, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}  # where they are free
+PORTS = {"prefect": prefect_server.PORT, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}  # where they are free
 
 
 class Ports:
@@ -43,9 +40,3 @@ class Ports:
     def keep(self) -> None:
         """Remember those chosen for the next time: other machines may know them."""
         disk.write_file(self._file, json.dumps({**self._last, **self.chosen}).encode())
-
-
-def own_addresses() -> list[str]:
-    """The IPv4 addresses by which other machines may reach this one."""
-    found = [each.address for of in psutil.net_if_addrs().values() for each in of if each.family == socket.AF_INET]
-    return [address for address in found if not is_loopback(address)]

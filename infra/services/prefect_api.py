@@ -6,7 +6,7 @@ from typing import Any
 
 import psutil
 
-from infra.services.prefect_server import get_json
+from infra.services.http import get_json
 
 POOL = "rlvf"  # the work pool of prefect.yaml
 

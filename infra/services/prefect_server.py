@@ -1,100 +1,27 @@
-"""Where rlvf keeps its things, and the one Prefect server that its processes share.
+"""The one Prefect server that the processes of a home share.
 
-The server belongs to a folder, not to a process (see `infra.services.supervisor`): `<home>/prefect`, which also holds
+It belongs to a folder, not to a process (see `infra.services.supervisor`): `<home>/prefect`, which also holds
 Prefect's database, `prefect.db`.
 """
 
-import base64
-import ipaddress
-import json
 import os
-import socket
 import sys
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.client import HTTPException
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from infra.hosts import LOOPBACK, bracketed, free_port, is_loopback
 from infra.security.secrets import without_userinfo
+from infra.services.http import answers, get_json
 from infra.services.passwords import kept_password
-from infra.services.supervisor import Program, Service
+from infra.services.supervisor import Program, Service, ServiceError
 
-LOOPBACK = "127.0.0.1"
 PREFECT_USER = "rlvf"
 PORT = 4200
-
-
-class ServiceError(RuntimeError):
-    """A service did not start, or stopped while it was needed."""
-
-
-def rlvf_home() -> Path:
-    """The folder of all state: `$RLVF_HOME`, or `.rlvf` in the working directory."""
-    return Path(os.environ.get("RLVF_HOME") or ".rlvf").expanduser().absolute()
-
-
-def rlvf_storage() -> str:
-    """Where runs and models lie that are named without a place: the URI `$RLVF_STORAGE`, or the home."""
-    return (os.environ.get("RLVF_STORAGE") or str(rlvf_home())).rstrip("/")
-
-
-def runs_uri() -> str:
-    """Where runs lie that are named without a place."""
-    return f"{rlvf_storage()}/runs"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def bracketed(host: str) -> str:
-    """`host` as an address writes it."""
-    return f"[{host}]" if ":" in host else host
-
-
-def free_port(preferred: int, host: str = "127.0.0.1") -> int:
-    """`preferred` if nobody listens there, else a free port."""
-    for port in (preferred, 0):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection may still linger there
-            with suppress(OSError):
-                probe.bind((host, port))
-                return int(probe.getsockname()[1])
-    raise ServiceError(f"no free port on {host}")
-
-
-def answers(url: str, timeout: float = 5.0) -> bool:
-    """Whether a Prefect API, or an MLflow server, answers at `url`, be it with a refusal."""
-    try:
-        with _opener(url).open(f"{url.rstrip('/')}/health", timeout=timeout):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code in (401, 403)
-    except (OSError, ValueError, HTTPException):
-        return False
-
-
-def get_json(url: str, auth: str = "", body: Any = None, timeout: float = 5.0) -> Any:
-    """What is at `url`, asked with `auth` (user:password) if it is given; with a `body`, what the answer to it is.
-
-    Raises `OSError` when nobody answers or the answer is an error, `ValueError` when it is not JSON.
-    """
-    request = urllib.request.Request(url, data=None if body is None else json.dumps(body).encode())
-    if body is not None:
-        request.add_header("Content-Type", "application/json")
-    if auth:
-        request.add_header("Authorization", f"Basic {base64.b64encode(auth.encode()).decode()}")
-    with _opener(url).open(request, timeout=timeout) as answer:
-        return json.load(answer)
 
 
 def api_password(home: Path, url: str) -> str:
@@ -240,15 +167,6 @@ def prefect_server(home: Path, say: Callable[[str], None]) -> Iterator[PrefectSe
                     os.environ[name] = value
     finally:
         server.stop()
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    """A proxy of the environment is for machines far away."""
-    try:
-        near = not ipaddress.ip_address(urllib.parse.urlsplit(url).hostname or "").is_global
-    except ValueError:
-        near = urllib.parse.urlsplit(url).hostname == "localhost"
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if near else []))
 
 
 def _prefect_environment(folder: Path) -> dict[str, str]:

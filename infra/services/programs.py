@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.cluster.settings import dask_environment
-from infra.security.bundles import machine_name, tls_environment
+from infra.hosts import LOOPBACK, bracketed, is_loopback
+from infra.security.bundles import machine_name
+from infra.security.tls import tls_environment
 from infra.services.addresses import Addresses
 from infra.services.passwords import password
 from infra.services.prefect_api import POOL
-from infra.services.prefect_server import LOOPBACK, bracketed, is_loopback
 from infra.services.supervisor import Program
 from infra.storage import disk, store
 

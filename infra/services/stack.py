@@ -8,24 +8,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from infra.hosts import LOOPBACK, bracketed, is_loopback
 from infra.security.secrets import without_userinfo
 from infra.services import programs
 from infra.services.addresses import Addresses, Up, write_up
+from infra.services.http import answers
 from infra.services.part import TITLES, Part, Row, end_stragglers
 from infra.services.passwords import password
 from infra.services.ports import Ports
 from infra.services.prefect_api import POOL, PrefectApi
-from infra.services.prefect_server import (
-    LOOPBACK,
-    PrefectServer,
-    ServiceError,
-    answers,
-    api_password,
-    bracketed,
-    is_loopback,
-)
+from infra.services.prefect_server import PrefectServer, api_password
 from infra.services.programs import StackConfig
-from infra.services.supervisor import Service
+from infra.services.supervisor import Service, ServiceError
 
 STOPPING = ("worker", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
 LOOK_SECONDS = 0.2

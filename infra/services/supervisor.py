@@ -30,6 +30,10 @@ MARK = "RLVF_SERVICE"  # in the environment of all that a service starts: its fo
 STOP_SECONDS = 5.0  # what a service gets to stop by itself
 
 
+class ServiceError(RuntimeError):
+    """A service did not start, or stopped while it was needed."""
+
+
 @dataclass(frozen=True)
 class Program:
     """What a service runs."""

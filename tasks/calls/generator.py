@@ -10,7 +10,7 @@ from infra.cluster import pace
 from infra.cluster.resident import drop, resident, resident_now
 from infra.cluster.timeline import waiting_for_weights
 from infra.cluster.wanted import stop_when_unwanted
-from infra.services.prefect_server import rlvf_home
+from infra.home import rlvf_home
 from infra.storage import store
 from infra.weights.mirror import Mirror
 from infra.weights.quantization import restored

@@ -21,7 +21,7 @@ from typing import Any
 
 from PIL import Image
 
-from infra.services.prefect_server import get_json
+from infra.services.http import get_json
 
 BIN = Path(sys.executable).parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

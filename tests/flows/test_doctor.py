@@ -11,7 +11,8 @@ import pytest
 from distributed import Client
 
 from flows.cli import main
-from infra.security.bundles import dask_security, issue, own_certificates
+from infra.security.identity import issue, own_certificates
+from infra.security.tls import dask_security
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 

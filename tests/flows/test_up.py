@@ -23,10 +23,10 @@ import pytest
 from flows.cli import main
 from flows.deployments import Registration
 from infra.cluster.scheduler import announce, ask
-from infra.security.bundles import certs_folder, issue, make_authority, own_certificates
+from infra.security.identity import certs_folder, issue, make_authority, own_certificates
 from infra.services.addresses import Addresses
+from infra.services.http import get_json
 from infra.services.passwords import kept_password
-from infra.services.prefect_server import get_json
 
 MARK = "RLVF_UP_TEST_MARK"  # in the environment of every process that a command starts
 PLANTED = {
@@ -320,7 +320,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 def test_a_home_whose_certificate_is_over_is_not_opened_to_others(
     tmp_path: Path, home_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from infra.services.ports import own_addresses
+    from infra.hosts import own_addresses
 
     if not own_addresses():
         pytest.skip("this machine has no address but loopback")

@@ -27,7 +27,9 @@ from infra.cluster.enquiry import Enquiry, Seen, enquire
 from infra.cluster.placement import PlacementConfig, offers
 from infra.cluster.reach import parse_address
 from infra.cluster.settings import dask_environment
-from infra.security.bundles import dask_security, own_certificates, read_bundle, tls_environment
+from infra.security.bundles import read_bundle
+from infra.security.identity import own_certificates
+from infra.security.tls import dask_security, tls_environment
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 VERIFY = PlacementConfig().resources("verify")

@@ -15,7 +15,9 @@ from distributed import Client
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster
 from infra.cluster.placement import offers
 from infra.cluster.reach import SchedulerAddress, UnreachableError, parse_address, reach
-from infra.security.bundles import SecurityError, dask_security, issue, own_certificates
+from infra.security.certificates import SecurityError
+from infra.security.identity import issue, own_certificates
+from infra.security.tls import dask_security
 
 
 def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
@@ -114,7 +116,7 @@ def test_an_expired_certificate_is_refused_on_both_sides(
     with pytest.raises(SecurityError, match="this machine's certificate expired"):
         reach(at(tls), home)
     monkeypatch.setattr("infra.cluster.reach.check_certificates", lambda _: None)  # as if the clock here were behind
-    monkeypatch.setattr("infra.security.bundles.check_certificates", lambda _: None)
+    monkeypatch.setattr("infra.security.tls.check_certificates", lambda _: None)
     assert "refuses this machine's certificate as expired" in refusal(at(tls), home)
     said(tls, "certificate has expired")
 

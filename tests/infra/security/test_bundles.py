@@ -10,22 +10,18 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from infra.security.bundles import (
-    Bundle,
-    SecurityError,
+from infra.security.bundles import Bundle, machine_name
+from infra.security.certificates import SecurityError, names, read_certificate
+from infra.security.identity import (
     check_certificates,
-    dask_security,
     has_certificates,
     install_bundle,
     installed_settings,
     issue,
-    machine_name,
     make_authority,
     own_certificates,
-    refuse_open_address,
-    tls_environment,
 )
-from infra.security.certificates import names, read_certificate
+from infra.security.tls import dask_security, refuse_open_address, tls_environment
 
 
 def mode(path: Path) -> int:

@@ -18,8 +18,11 @@ from typing import Any
 
 import pytest
 
+from infra.hosts import free_port
 from infra.services import prefect_server as services
-from infra.services.prefect_server import PrefectServer, ServiceError, answers, free_port, prefect_server, rlvf_home
+from infra.services.http import answers
+from infra.services.prefect_server import PrefectServer, prefect_server
+from infra.services.supervisor import ServiceError
 
 
 def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
@@ -69,7 +72,8 @@ def home(tmp_path: Path, database: Path) -> Path:
 USER = """
 import sys
 from pathlib import Path
-from infra.services.prefect_server import answers, prefect_server
+from infra.services.http import answers
+from infra.services.prefect_server import prefect_server
 
 with prefect_server(Path(sys.argv[1]), print) as server:
     print(server.wait(), flush=True)
@@ -198,23 +202,6 @@ def test_the_server_of_the_environment_is_used(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ValueError, match=f"PREFECT_API_URL = '{url}': no Prefect API answers there"):
         PrefectServer(tmp_path, print)
     assert os.environ["PREFECT_API_URL"] == url
-
-
-def test_a_taken_port_is_replaced() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert free_port(port) != port
-    assert free_port(port) == port
-
-
-def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RLVF_HOME", raising=False)
-    assert rlvf_home() == tmp_path / ".rlvf"
-    monkeypatch.setenv("RLVF_HOME", "elsewhere")
-    assert rlvf_home() == tmp_path / "elsewhere"
 
 
 def test_a_port_that_is_taken_while_the_server_starts_is_given_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from infra.services.part import Part
-from infra.services.prefect_server import ServiceError
-from infra.services.supervisor import BackOff, Program, Service
+from infra.services.supervisor import BackOff, Program, Service, ServiceError
 
 SLEEPER = """
 import subprocess, sys, time

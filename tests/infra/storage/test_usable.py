@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.services.prefect_server import rlvf_storage, runs_uri
 from infra.storage.usable import StorageError, check_storage, storage_uri
 
 
@@ -15,14 +14,6 @@ def test_a_folder_is_absolute_whatever_it_was_called(tmp_path: Path, monkeypatch
     assert storage_uri("store/") == str(tmp_path / "store")
     assert storage_uri("file:///store") == "/store"
     assert storage_uri("s3://bucket/rlvf/") == "s3://bucket/rlvf"
-
-
-def test_runs_lie_on_the_storage_and_that_is_the_home_by_default(
-    home_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert rlvf_storage() == str(home_folder)
-    monkeypatch.setenv("RLVF_STORAGE", "s3://bucket/rlvf/")
-    assert runs_uri() == "s3://bucket/rlvf/runs"
 
 
 def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Mutual TLS between the machines of a cluster, and no address that is open without it."""
+
+import logging
+from pathlib import Path
+
+from distributed import Security
+
+from infra.hosts import is_loopback
+from infra.security.certificates import SecurityError
+from infra.security.identity import certs_folder, check_certificates, has_certificates
+
+logger = logging.getLogger(__name__)
+
+
+def dask_security(home: Path) -> Security:
+    """Mutual TLS for a scheduler, a worker or a client of this machine. Raises `SecurityError`."""
+    check_certificates(home)
+    folder = certs_folder(home)
+    certificate, key = str(folder / "machine.pem"), str(folder / "machine.key")
+    return Security(  # type: ignore[no-untyped-call]
+        require_encryption=True,
+        tls_ca_file=str(folder / "authority.pem"),
+        **{f"tls_{role}_cert": certificate for role in ("scheduler", "worker", "client")},
+        **{f"tls_{role}_key": key for role in ("scheduler", "worker", "client")},
+    )
+
+
+def tls_environment(home: Path) -> dict[str, str]:
+    """What Dask's own commands need in their environment to do the same. Raises `SecurityError`."""
+    check_certificates(home)
+    folder = certs_folder(home)
+    prefix = "DASK_DISTRIBUTED__COMM__"
+    roles = ("SCHEDULER", "WORKER", "CLIENT")
+    return {
+        f"{prefix}REQUIRE_ENCRYPTION": "True",
+        f"{prefix}TLS__CA_FILE": str(folder / "authority.pem"),
+        **{f"{prefix}TLS__{role}__CERT": str(folder / "machine.pem") for role in roles},
+        **{f"{prefix}TLS__{role}__KEY": str(folder / "machine.key") for role in roles},
+    }
+
+
+def refuse_open_address(host: str, home: Path, insecure: bool) -> None:
+    """Raise `SecurityError` for an address that others reach, with neither certificates nor `insecure`."""
+    if is_loopback(host) or (has_certificates(home) and not insecure):
+        return
+    if not insecure:
+        raise SecurityError(
+            f"host {host} is open to other machines: make certificates with `rlvf certs`, or give --insecure in a "
+            "network where you trust everyone"
+        )
+    logger.warning("INSECURE: everyone who reaches %s can use what listens there", host)
