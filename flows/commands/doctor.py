@@ -18,10 +18,10 @@ from flows.options import read_config
 from infra.checks.cluster import check_storage_of_cluster, cluster_checks
 from infra.checks.installed import check_constraints, check_requirements
 from infra.checks.machine import Check, placement_checks, route_checks
-from infra.cluster.enquiry import enquire
 from infra.cluster.machine import detect_device, this_machine
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.reach import UnreachableError, parse_address, reach
+from infra.cluster.scheduler import ask
 from infra.home import rlvf_home
 from infra.security.certificates import SecurityError
 from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certificate, has_certificates
@@ -73,8 +73,8 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
     if has_certificates(home):
         yield check_certificate(home)
     settings = adopt_settings(home)
-    services = {name: value for name, value in asdict(running(home)).items() if value}
-    named = scheduler or (settings.scheduler if settings is not None else None) or services.get("scheduler")
+    services = running(home)
+    named = scheduler or (settings.scheduler if settings is not None else None) or services.scheduler
     towards = NOWHERE
     if named is None:
         yield Check("scheduler", "ok", "none: `rlvf train` starts what it needs, `rlvf up` is for several machines")
@@ -85,22 +85,22 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
             began = time.perf_counter()
             host = reach(address, home)
             took = time.perf_counter() - began
-            enquiry = enquire(address, home)
+            seen = ask(address, home)
         except (UnreachableError, SecurityError) as error:
             yield Check("scheduler", "fail", str(error))
         except (OSError, TimeoutError) as error:
             yield Check("scheduler", "fail", f"{address} takes connections and no questions ({error})", "restart it")
         else:
-            names = ", ".join(sorted(seen.name for seen in enquiry.workers)) or "no workers yet"
+            names = ", ".join(worker.name for worker in seen.workers) or "no workers yet"
             yield Check("scheduler", "ok", f"{address} in {1000 * took:.0f} ms; {names}")
-            yield from cluster_checks(enquiry, address, home, host)
+            yield from cluster_checks(seen, address, home, host)
             needs = {call: placement.tags(call) for call in placement.calls}
-            yield from placement_checks([seen.resources for seen in enquiry.workers], needs)
-            services = {**enquiry.services, **services}
+            yield from placement_checks([worker.resources for worker in seen.workers], needs)
+            services = services.or_else(seen.services)
     for name in ("prefect", "mlflow", "dashboard"):
-        if name in services:
-            yield check_service(name, services[name])
-    place = storage or os.environ.get("RLVF_STORAGE") or services.get("storage") or own_folder(home)
+        if url := getattr(services, name):
+            yield check_service(name, url)
+    place = storage or os.environ.get("RLVF_STORAGE") or services.storage or own_folder(home)
     yield check_storage_of_cluster(place, STORAGE_MB)
     yield from route_checks(towards)
 

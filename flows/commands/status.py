@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.commands.command import Command
-from infra.cluster.reach import parse_address
+from infra.cluster.reach import parse_address, reach
 from infra.cluster.scheduler import Seen, ask
 from infra.home import rlvf_home, rlvf_storage
 from infra.hosts import is_loopback
@@ -59,7 +59,9 @@ def _run(given: argparse.Namespace) -> None:
     trouble = ""
     if known.scheduler is not None:
         try:
-            seen = ask(known.scheduler, home)
+            address = parse_address(known.scheduler, home)
+            reach(address, home)  # it says in one line what is wrong
+            seen = ask(address, home)
         except (OSError, ValueError) as error:
             trouble = str(error)
     if seen is not None:

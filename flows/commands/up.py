@@ -106,6 +106,7 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
 def _stay(config: StackConfig) -> None:
     """Keep everything up until Ctrl-C, SIGTERM or the end of the terminal; then stop it."""
     from flows.deployments import Registration
+    from infra.cluster.reach import parse_address
     from infra.cluster.scheduler import announce
     from infra.services.stack import Stack
 
@@ -117,7 +118,7 @@ def _stay(config: StackConfig) -> None:
         with Stack(
             config,
             deploy=registration,
-            announce=lambda known: announce(str(known.scheduler), config.home, known),
+            announce=lambda known: announce(parse_address(str(known.scheduler), config.home), config.home, known),
             say=display.say,
         ) as stack:
             if not is_loopback(config.host):

@@ -11,11 +11,11 @@ from flows.commands.command import Command
 from flows.workplace import IMPORTS
 from infra.checks.cluster import check_storage_of_cluster, cluster_checks
 from infra.checks.machine import Check
-from infra.cluster.enquiry import Enquiry, enquire
 from infra.cluster.machine import cores, detect_device, this_machine
 from infra.cluster.membership import Membership, Role
 from infra.cluster.placement import ROLES
 from infra.cluster.reach import parse_address, reach
+from infra.cluster.scheduler import Seen, ask
 from infra.home import rlvf_home
 from infra.hosts import is_loopback
 from infra.interrupts import answered_by
@@ -92,10 +92,10 @@ def _run(given: argparse.Namespace) -> None:
             )
         _say(f"INSECURE: everyone who reaches {host} can run any code on this machine, as you")
     _say(str(Check("scheduler", "ok", str(address))))
-    enquiry = enquire(address, home)
-    storage = os.environ.get("RLVF_STORAGE") or enquiry.services.get("storage")
-    _report([*cluster_checks(enquiry, address, home, host), check_storage_of_cluster(storage, 0.01)])
-    named = given.roles or default_roles(enquiry)
+    seen = ask(address, home)
+    storage = os.environ.get("RLVF_STORAGE") or seen.services.storage
+    _report([*cluster_checks(seen, address, home, host), check_storage_of_cluster(storage, 0.01)])
+    named = given.roles or default_roles(seen)
     membership = Membership(
         address,
         home,
@@ -117,9 +117,9 @@ def _run(given: argparse.Namespace) -> None:
         raise SystemExit(0 if membership.joined else 1)
 
 
-def default_roles(enquiry: Enquiry) -> tuple[str, ...]:
+def default_roles(seen: Seen) -> tuple[str, ...]:
     """Generator and verifier; also the trainer where the cluster has none, so that one machine alone can train."""
-    has_trainer = any(seen.resources.get("TRAINER", 0) >= 1 for seen in enquiry.workers)
+    has_trainer = any(worker.resources.get("TRAINER", 0) >= 1 for worker in seen.workers)
     return ("GENERATOR", "VERIFIER") if has_trainer else ("GENERATOR", "VERIFIER", "TRAINER")
 
 

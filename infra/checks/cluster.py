@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from infra.checks.machine import Check, check_clock, check_route, check_storage, check_versions
-from infra.cluster.enquiry import Enquiry, answers_back
 from infra.cluster.machine import versions
 from infra.cluster.reach import SchedulerAddress
+from infra.cluster.scheduler import Seen, answers_back
 
 
-def cluster_checks(enquiry: Enquiry, address: SchedulerAddress, home: Path, host: str) -> list[Check]:
+def cluster_checks(asked: Seen, address: SchedulerAddress, home: Path, host: str) -> list[Check]:
     """This machine, reached at `host`, beside the scheduler and the workers that were asked."""
     found = [check_route(host)]
     if found[0].state == "ok":
@@ -19,14 +19,14 @@ def cluster_checks(enquiry: Enquiry, address: SchedulerAddress, home: Path, host
             if trouble is None
             else Check("way back", "fail", f"the scheduler cannot connect to {host}: {trouble}", remedy)
         )
-    found += compared_versions(enquiry)
-    found.append(check_clock(enquiry.clock))
+    found += compared_versions(asked)
+    found.append(check_clock(asked.clock))
     return found
 
 
-def compared_versions(enquiry: Enquiry) -> list[Check]:
+def compared_versions(asked: Seen) -> list[Check]:
     """This machine beside everyone: a line for each that differs, or one line when nobody does."""
-    peers = {"the scheduler": enquiry.versions, **{seen.name: seen.versions for seen in enquiry.workers}}
+    peers = {"the scheduler": asked.versions, **{worker.name: worker.versions for worker in asked.workers}}
     compared = [check_versions(versions(), theirs, whose) for whose, theirs in peers.items() if theirs]
     differ = [check for check in compared if check.state != "ok"]
     if differ:

@@ -1,20 +1,26 @@
-"""What a Dask scheduler knows: its workers, and where the other services are."""
+"""What a Dask scheduler says when asked, without running anything on it or joining it, and what `rlvf up` tells it."""
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import uuid
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from distributed import Security, rpc
+from distributed import Security
+from distributed.core import Server, rpc
 
+from infra.cluster.pace import METRIC
 from infra.cluster.placement import DEVICES, ROLES
-from infra.cluster.reach import UnreachableError, parse_address, reach
+from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
 from infra.security.tls import dask_security
 from infra.services.addresses import Addresses, addresses
 
-KEYS = ["rlvf", "services"]  # of the scheduler's metadata
+SERVICES = ["rlvf", "services"]  # where `rlvf up` puts the addresses of everything into the scheduler's metadata
+CLOCK = "rlvf-clock"  # an event topic: the scheduler stamps what is logged
+SECONDS = 10.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,69 +29,116 @@ class WorkerSeen:
 
     name: str
     address: str
-    device: str  # what it is, or the tag where the worker has not said
-    roles: tuple[str, ...]
-    tokens_per_second: float | None  # when it last generated
-    last_seen: float  # seconds ago
+    device: str = "?"  # what it is, or the tag where the worker has not said
+    roles: tuple[str, ...] = ()
+    resources: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)  # empty unless it runs rlvf and has said so
+    tokens_per_second: float | None = None  # when it last generated
+    last_seen: float = 0.0  # seconds ago
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a scheduler said when it was asked."""
+    """A scheduler's answers."""
 
-    workers: tuple[WorkerSeen, ...]
-    services: Addresses
-
-
-def ask(address: str, home: Path, seconds: float = 5.0) -> Seen:
-    """Ask the scheduler. Raises `UnreachableError`, `SecurityError` without certificates for tls://, `OSError`."""
-
-    async def both(scheduler: Any) -> tuple[Any, Any]:
-        return await scheduler.identity(n_workers=-1), await scheduler.get_metadata(keys=KEYS, default={})
-
-    reach(parse_address(address, home), home)  # it says in one line what is wrong
-    identity, services = _call(address, home, seconds, both)
-    workers = (_seen(at, worker) for at, worker in identity["workers"].items())
-    return Seen(tuple(sorted(workers, key=lambda worker: worker.name)), addresses(services or {}))
+    workers: tuple[WorkerSeen, ...] = ()  # by name
+    services: Addresses = field(default_factory=Addresses)  # none without `rlvf up`
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the scheduler's Python and packages
+    clock: float = 0.0  # seconds that its clock is ahead of ours
 
 
-def announce(address: str, home: Path, services: Addresses, seconds: float = 5.0) -> None:
+def ask(address: SchedulerAddress, home: Path) -> Seen:
+    """Ask a scheduler that `reach` has found. Raises `OSError`, and `SecurityError` without certificates."""
+    return _said(address, _ask(address, home))
+
+
+def announce(address: SchedulerAddress, home: Path, services: Addresses) -> None:
     """Tell the scheduler where the other services are, for whoever asks it. Raises `OSError`."""
-
-    async def tell(scheduler: Any) -> None:
-        await scheduler.set_metadata(keys=KEYS, value=asdict(services))
-
     try:
-        reach(parse_address(address, home), home)  # Dask itself would try again and again
+        reach(address, home)  # Dask itself would try again and again
     except UnreachableError as error:
         raise OSError(error.why) from error
-    _call(address, home, seconds, tell)
+    _said(address, _announce(address, home, services))
 
 
-def _call(address: str, home: Path, seconds: float, work: Any) -> Any:
-    security = dask_security(home) if address.startswith("tls://") else Security()  # type: ignore[no-untyped-call]
-    arguments = security.get_connection_args("client")  # type: ignore[no-untyped-call]
+def answers_back(address: SchedulerAddress, home: Path, host: str) -> str | None:
+    """Have the scheduler connect to a port that is opened on `host` for that; what went wrong, or None.
 
-    async def connected() -> Any:
-        remote = rpc(address, timeout=seconds, connection_args=arguments)  # type: ignore[no-untyped-call]
-        async with remote as scheduler:
-            return await asyncio.wait_for(work(scheduler), seconds)
+    Results travel over connections that the scheduler opens, so a worker behind a firewall or NAT would hang.
+    """
+    return asyncio.run(_answers_back(address, home, host))
+
+
+async def _ask(address: SchedulerAddress, home: Path) -> Seen:
+    async with _scheduler(address, home) as scheduler:
+        identity = await scheduler.identity(n_workers=-1)
+        versions = await scheduler.versions()
+        services = await scheduler.get_metadata(keys=SERVICES, default=None)
+        mark, before = uuid.uuid4().hex, time.time()
+        await scheduler.log_event(topic=CLOCK, msg=mark)
+        middle = (before + time.time()) / 2
+        stamped = [when for when, what in await scheduler.events(topic=CLOCK) if what == mark]
+    packages = {name: str(version) for name, version in versions["packages"].items() if version is not None}
+    workers = (_seen(at, worker) for at, worker in identity["workers"].items() if worker["status"] == "running")
+    return Seen(
+        workers=tuple(sorted(workers, key=lambda worker: worker.name)),
+        services=addresses(services or {}),
+        versions={**packages, "python": packages["python"].split(".final")[0]},
+        clock=stamped[0] - middle,
+    )
+
+
+async def _announce(address: SchedulerAddress, home: Path, services: Addresses) -> None:
+    async with _scheduler(address, home) as scheduler:
+        await scheduler.set_metadata(keys=SERVICES, value=asdict(services))
+
+
+async def _answers_back(address: SchedulerAddress, home: Path, host: str) -> str | None:
+    security = _security(address, home)
+    async with Server({}, needs_workdir=False, connection_args=security.get_connection_args("worker")) as listener:  # type: ignore[no-untyped-call]
+        where = f"{address.scheme}://{f'[{host}]' if ':' in host else host}:0"
+        await listener.listen(where, **security.get_listen_args("worker"))  # type: ignore[no-untyped-call]
+        async with _scheduler(address, home) as scheduler:
+            try:
+                asked = scheduler.proxy(msg={"op": "identity"}, worker=listener.address)
+                await asyncio.wait_for(asked, SECONDS)
+            except TimeoutError:
+                return f"no connection within {SECONDS:g} s"
+            except OSError as error:
+                return str(error).partition("\n")[0]
+    return None
+
+
+def _said(address: SchedulerAddress, question: Awaitable[T]) -> T:
+    async def in_time() -> T:
+        return await asyncio.wait_for(question, SECONDS)
 
     try:
-        return asyncio.run(connected())
+        return asyncio.run(in_time())
     except (OSError, TimeoutError) as error:
         raise OSError(f"the scheduler at {address} does not answer: {error or 'no answer in time'}") from error
 
 
+def _scheduler(address: SchedulerAddress, home: Path) -> Any:
+    security = _security(address, home)
+    return rpc(str(address), connection_args=security.get_connection_args("client"), timeout=SECONDS)  # type: ignore[no-untyped-call]
+
+
+def _security(address: SchedulerAddress, home: Path) -> Security:
+    return dask_security(home) if address.scheme == "tls" else Security()  # type: ignore[no-untyped-call]
+
+
 def _seen(address: str, worker: Mapping[str, Any]) -> WorkerSeen:
-    said = worker.get("metrics", {}).get("rlvf") or {}
-    tags = [tag for tag, amount in worker.get("resources", {}).items() if amount >= 1]
+    said = worker["metrics"].get(METRIC) or {}
+    tags = [tag for tag, amount in worker["resources"].items() if amount >= 1]
     pace = said.get("tokens_per_second")
     return WorkerSeen(
-        name=str(worker.get("name", address)),
+        name=str(worker["name"]),
         address=address,
         device=str(said.get("device") or next((tag for tag in DEVICES if tag in tags), "?")),
         roles=tuple(role.lower() for role in ROLES if role in tags),
+        resources=worker["resources"],
+        versions=said.get("versions", {}),
         tokens_per_second=None if pace is None else float(pace),
-        last_seen=max(0.0, time.time() - float(worker.get("last_seen", 0))),
+        last_seen=max(0.0, time.time() - float(worker["last_seen"])),
     )

@@ -22,7 +22,8 @@ import pytest
 
 from flows.cli import main
 from flows.deployments import Registration
-from infra.cluster.scheduler import announce, ask
+from infra.cluster.reach import parse_address
+from infra.cluster.scheduler import Seen, announce, ask
 from infra.security.identity import certs_folder, issue, make_authority, own_certificates
 from infra.services.addresses import Addresses
 from infra.services.http import get_json
@@ -37,6 +38,10 @@ PLANTED = {
 }
 DEPLOYMENTS = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")
 SERVICES = {"worker": "services/worker", "scheduler": "services/scheduler", "mlflow": "services/mlflow"}
+
+
+def asked(scheduler: str, home: Path) -> Seen:
+    return ask(parse_address(scheduler, home), home)
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ def test_secrets_of_the_environment_are_written_nowhere(up: Place) -> None:
     shown += [
         up.rlvf("status"),
         up.rlvf("status", "--json"),
-        json.dumps(ask(up.up()["scheduler"], up.home).services, default=vars),
+        json.dumps(asked(up.up()["scheduler"], up.home).services, default=vars),
     ]
     files = [path for path in up.home.rglob("*") if path.is_file()]
     for secret in secrets:
@@ -241,7 +246,7 @@ def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Pla
 
     until(back)
     assert up.up() == before
-    assert ask(before["scheduler"], up.home).services.mlflow == before["mlflow"]  # told again
+    assert asked(before["scheduler"], up.home).services.mlflow == before["mlflow"]  # told again
     for name in DEPLOYMENTS:
         auth = PLANTED["PREFECT_SERVER_API_AUTH_STRING"]
         assert get_json(f"{before['prefect']}/deployments/name/{name}", auth)["work_pool_name"] == "rlvf"
@@ -288,9 +293,9 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
         assert "stopped the Prefect worker" in err
         until(lambda: not again.alive(), 10)
         assert get_json(f"{lab.url}/health") is True
-        assert ask(found["RLVF_SCHEDULER"], again.home).workers
+        assert asked(found["RLVF_SCHEDULER"], again.home).workers
         mlflow.shutdown()
-    announce(found["RLVF_SCHEDULER"], up.home, Addresses())
+    announce(parse_address(found["RLVF_SCHEDULER"], up.home), up.home, Addresses())
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,14 @@ from flows.cli import main
 from flows.commands import worker as module
 from flows.commands.worker import default_roles, roles
 from infra.cluster.dispatch import Dispatch
-from infra.cluster.enquiry import Enquiry, Seen, enquire
 from infra.cluster.placement import PlacementConfig, offers
 from infra.cluster.reach import parse_address
+from infra.cluster.scheduler import Seen, WorkerSeen, ask
 from infra.cluster.settings import dask_environment
 from infra.security.bundles import read_bundle
 from infra.security.identity import own_certificates
 from infra.security.tls import dask_security, tls_environment
+from infra.services.addresses import Addresses
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 VERIFY = PlacementConfig().resources("verify")
@@ -159,7 +160,7 @@ def test_a_machine_joins_with_its_bundle(town: Town, jetson: Running) -> None:
     for name in ("scheduler", "interface", "way back", "versions", "clock", "storage"):
         assert re.search(rf"^ok +{name} ", said, re.MULTILINE), said
     assert town.client.submit(sum, [1, 2], resources=VERIFY, pure=False).result(20) == 3
-    (seen,) = enquire(parse_address(town.scheduler.address, town.home), town.home).workers
+    (seen,) = ask(parse_address(town.scheduler.address, town.home), town.home).workers
     assert seen.versions["distributed"]
     (info,) = town.client.scheduler_info(n_workers=-1)["workers"].values()
     figures = info["metrics"]["rlvf"]
@@ -288,12 +289,11 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 class Stub:
-    """Stands for a scheduler that is elsewhere and says `enquiry`."""
+    """Stands for a scheduler that is elsewhere and says these `answers`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, host: str = "127.0.0.1", **answers: Any) -> None:
-        enquiry = Enquiry(**{"workers": (), "versions": {}, "services": {}, "clock": 0.0} | answers)
         patch.setattr(module, "reach", lambda *_: host)
-        patch.setattr(module, "enquire", lambda *_: enquiry)
+        patch.setattr(module, "ask", lambda *_: Seen(**answers))
         patch.setattr("infra.checks.cluster.answers_back", lambda *_: None)
 
 
@@ -308,10 +308,16 @@ def test_a_network_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch, capsy
     ("answers", "line"),
     [
         ({"versions": {"python": "3.8.1"}}, "versions: python .* here, 3.8.1 there .the scheduler.*pip install -c"),
-        ({"workers": (Seen("a", "old", {}, {"rlvf": "0.0.1"}),)}, "versions: rlvf .* here, 0.0.1 there .old.*pip"),
+        (
+            {"workers": (WorkerSeen("old", "a", versions={"rlvf": "0.0.1"}),)},
+            "versions: rlvf .* here, 0.0.1 there .old.*pip",
+        ),
         ({"clock": 60.0}, "clock: 60 s behind the scheduler's; set it"),
-        ({"services": {"storage": "/no/such/folder"}}, "storage: /no/such/folder is a folder that is not here; mount"),
-        ({"services": {"storage": "nosuch://x"}}, "storage: nosuch://x"),
+        (
+            {"services": Addresses(storage="/no/such/folder")},
+            "storage: /no/such/folder is a folder that is not here; mount",
+        ),
+        ({"services": Addresses(storage="nosuch://x")}, "storage: nosuch://x"),
     ],
 )
 def test_a_machine_that_does_not_fit_is_refused(
@@ -336,9 +342,8 @@ def test_roles_are_processes_that_divide_the_cores(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_first_machine_also_trains() -> None:
-    nobody = Enquiry((), {}, {}, 0.0)
-    assert default_roles(nobody) == ("GENERATOR", "VERIFIER", "TRAINER")
-    trained = Enquiry((Seen("a", "b", {"TRAINER": 1.0}, {}),), {}, {}, 0.0)
+    assert default_roles(Seen()) == ("GENERATOR", "VERIFIER", "TRAINER")
+    trained = Seen((WorkerSeen("b", "a", resources={"TRAINER": 1.0}),))
     assert default_roles(trained) == ("GENERATOR", "VERIFIER")
 
 

@@ -21,7 +21,7 @@ from infra.checks.machine import (
     placement_checks,
     route_checks,
 )
-from infra.cluster.enquiry import Enquiry, Seen
+from infra.cluster.scheduler import Seen, WorkerSeen
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,10 +49,13 @@ def test_versions_are_compared_as_far_as_they_matter(mine: dict[str, str], their
 
 def test_only_those_who_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.checks.cluster.versions", lambda: {"torch": "2.13.0"})
-    workers = (Seen("a", "same", {}, {"torch": "2.13.0"}), Seen("b", "older", {}, {"torch": "2.8.0"}))
-    (found,) = compared_versions(Enquiry(workers, {"python": "3.11.7"}, {}, 0.0))
+    workers = (
+        WorkerSeen("same", "a", versions={"torch": "2.13.0"}),
+        WorkerSeen("older", "b", versions={"torch": "2.8.0"}),
+    )
+    (found,) = compared_versions(Seen(workers, versions={"python": "3.11.7"}))
     assert "torch 2.13.0 here, 2.8.0 there (older)" in found.found
-    (found,) = compared_versions(Enquiry(workers[:1], {"python": "3.11.7"}, {}, 0.0))
+    (found,) = compared_versions(Seen(workers[:1], versions={"python": "3.11.7"}))
     assert found.found == "the same as the scheduler and 1 workers"
 
 
