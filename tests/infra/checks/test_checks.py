@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.checks import installed
 from infra.checks import machine as checks
 from infra.checks.cluster import check_storage_of_cluster, compared_versions
 from infra.checks.installed import check_constraints, check_requirements
@@ -17,7 +18,6 @@ from infra.checks.machine import (
     check_route,
     check_storage,
     check_versions,
-    installed,
     placement_checks,
     route_checks,
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from infra.storage import place as places
 from infra.storage import store
 from infra.storage.store import NotThere, Torn
+from infra.weights import chain, mirror, publisher
 from infra.weights.chain import read_edges
 from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
@@ -22,12 +23,9 @@ from infra.weights.version import (
     PolicyVersion,
     StaleBase,
     SyncConfig,
-    chain,
-    mirror,
     newest_version,
     published,
     published_version,
-    publisher,
 )
 
 CELLS = 4000

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from infra.storage import store
 from infra.storage.store import NotThere, StoreError, Torn
+from infra.weights import mirror
 from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
 from infra.weights.publisher import Publisher
-from infra.weights.version import PolicyVersion, SyncConfig, mirror
+from infra.weights.version import PolicyVersion, SyncConfig
 from tests.faulty_s3 import FaultyS3
 
 errors = pytest.importorskip("botocore.exceptions", reason="needs boto3: install the extra 's3'")
