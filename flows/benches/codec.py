@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from infra.storage import disk
 from infra.weights.difference import apply_difference, weights_digest, write_difference
 from rl.policy import copied_weights, read_weights
 
@@ -39,7 +40,7 @@ class CodecFigure:
 def measure(source: str, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> CodecFigure:
     """Encode `new` as a difference from `old`, decode it, and see that it is `new`."""
     size = sum(tensor.nbytes for tensor in new.values())
-    with tempfile.TemporaryDirectory(prefix="rlvf-bench-") as folder:
+    with tempfile.TemporaryDirectory(dir=disk.own_folder()) as folder:
         path = Path(folder, "difference")
         began = time.process_time()
         cells, changed = write_difference(path, new, old)
@@ -102,7 +103,7 @@ def trained(updates: int = UPDATES) -> Iterator[CodecFigure]:
         RuntimeError: a run failed; the message is what it said last.
     """
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="rlvf-bench-") as folder:
+    with tempfile.TemporaryDirectory(dir=disk.own_folder()) as folder:
         for rate in RATES:
             run = Path(folder, f"lr-{rate}")
             _train(run, rate, updates)

@@ -23,6 +23,7 @@ import torch
 from flows.benches.codec import STEPS, drawn, stepped
 from infra.links.link import WIFI
 from infra.links.network import Machine, available, network
+from infra.storage import disk
 from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
 from infra.weights.publisher import Publisher
@@ -63,7 +64,7 @@ def missing() -> str | None:
 
 def on_wifi(layers: int, say: Callable[[str], None]) -> WifiFigure:
     """Publish the versions of a model of the shape of Qwen3-0.6B with so many layers, and have them fetched."""
-    with tempfile.TemporaryDirectory(prefix="rlvf-bench-") as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(dir=disk.own_folder()) as folder, ExitStack() as stack:
         net = stack.enter_context(network(Path(folder)))
         store = net.add("store", 9)
         environment = {**S3, "AWS_ENDPOINT_URL_S3": f"http://{store.address}:{PORT}"}
@@ -141,7 +142,7 @@ def _answer(process: subprocess.Popen[str]) -> Any:
 def _train(layers: int) -> None:
     draws = torch.Generator().manual_seed(0)
     masters = drawn(layers, draws)
-    with tempfile.TemporaryDirectory(prefix="rlvf-bench-") as folder:
+    with tempfile.TemporaryDirectory(dir=disk.own_folder()) as folder:
         publisher = Publisher(RUN, SyncConfig(), window=1, files=Path(folder))
         _say(cells=sum(master.numel() for master in masters.values()))
         for line in sys.stdin:

@@ -3,14 +3,17 @@
 Each is made under a hidden name beside its place, `.<name>.<random>.tmp`, flushed to the disk and renamed.
 """
 
+import atexit
 import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -35,6 +38,22 @@ def temporary_beside(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(made, ignore_errors=True)
         os.close(lock)
+
+
+@cache
+def own_folder() -> Path:
+    """This process's own folder for what it need not keep, under `$TMPDIR`. It is removed when the process ends; what
+    killed processes of this user left is removed by the next one. Raises PermissionError where another user has taken
+    the place."""
+    shared = Path(tempfile.gettempdir()) / f"rlvf-{os.getuid()}"
+    shared.mkdir(mode=0o700, exist_ok=True)
+    if shared.is_symlink() or shared.stat().st_uid != os.getuid():
+        raise PermissionError(f"{shared} is another user's: remove it, or set TMPDIR to a folder of your own")
+    sweep(shared)
+    until_the_end = ExitStack()
+    folder = until_the_end.enter_context(temporary_beside(shared / "process"))
+    atexit.register(until_the_end.close)
+    return folder
 
 
 def take(source: Path, target: Path, move: bool) -> None:

@@ -8,7 +8,6 @@ A URI is a path or whatever fsspec understands: `memory://…`, `s3://…`. One 
 number read it.
 """
 
-import atexit
 import re
 import secrets
 import shutil
@@ -16,7 +15,6 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -51,7 +49,6 @@ __all__ = [
     "join",
     "list_versions",
     "local_path",
-    "own_folder",
     "prune",
     "read_folder",
     "read_manifest",
@@ -194,7 +191,7 @@ def scratch(uri: str) -> Iterator[Path]:
     Those that killed writers left there are removed."""
     local = local_path(uri)
     if local is None:
-        with tempfile.TemporaryDirectory(prefix="rlvf-", ignore_cleanup_errors=True) as made:
+        with tempfile.TemporaryDirectory(dir=disk.own_folder(), ignore_cleanup_errors=True) as made:
             yield Path(made)
         return
     disk.sweep(local)
@@ -217,7 +214,7 @@ def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
     if path is not None and into is None:
         verify(path, manifest, uri)
         return Folder(path, manifest)
-    target = into or own_folder() / secrets.token_hex(8)
+    target = into or disk.own_folder() / secrets.token_hex(8)
     if target.exists():
         if _holds(str(target.absolute()), manifest):
             return Folder(target, manifest)
@@ -250,11 +247,3 @@ def _upload(uri: str, source: Path, manifest: Manifest) -> None:
         place.make_parent(fs, join(root, name))
         fs.put_file(str(source / name), join(root, name))
     fs.pipe_file(join(root, MANIFEST), render(manifest))
-
-
-@cache
-def own_folder() -> Path:
-    """This process's own folder for what it need not keep, removed when it ends."""
-    path = Path(tempfile.mkdtemp(prefix="rlvf-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from infra.storage import place, store
+from infra.storage import disk, place, store
 from infra.storage.manifest import StoreError
 from infra.storage.patience import Patience
 from infra.weights.chain import Version, cheapest, needed, read_edges
@@ -82,7 +82,7 @@ class Publisher:
         self._version: Version | None = None
         self._root = -1  # the step of the whole version that all start from
         self._stack: list[_Kept] = []  # the way from the root to the last version, by ever shorter differences
-        self._spool = Path(tempfile.mkdtemp(dir=store.own_folder()))
+        self._spool = Path(tempfile.mkdtemp(dir=disk.own_folder()))
         self._warnings: list[str] = []
         self._thread = ThreadPoolExecutor(1, "publisher")
 

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from infra.cluster.dispatch import leave_thread
 from infra.cluster.resident import drop, resident, resident_now
 from infra.runs import checkpoints
-from infra.storage import store
+from infra.storage import disk, store
 from infra.weights.difference import Weights
 from infra.weights.publisher import Published, Publisher
 from infra.weights.version import SyncConfig
@@ -159,7 +159,7 @@ def _published_by(spec: TrainerSpec) -> tuple[Any, ...]:
 
 def _publisher(spec: TrainerSpec) -> Publisher:
     learner, _ = _learner(spec, None)
-    files = Path(tempfile.mkdtemp(dir=store.own_folder()))  # not a hold on the policy, which may be replaced
+    files = Path(tempfile.mkdtemp(dir=disk.own_folder()))  # not a hold on the policy, which may be replaced
     save_files(learner.policy, files)
     return Publisher(
         spec.run_uri,

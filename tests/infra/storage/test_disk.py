@@ -1,0 +1,74 @@
+"""A process's own folder: gone when the process is, however that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from infra.storage import disk
+
+PROCESS = """
+import sys
+from infra.storage.disk import own_folder
+(own_folder() / "weights").write_bytes(b"w")
+print(own_folder(), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def process(temporary: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that has filled its own folder and waits for the end of its input."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", PROCESS],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert started.stdout is not None
+        yield started, Path(started.stdout.readline().strip())
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def test_it_goes_with_its_process(tmp_path: Path) -> None:
+    with process(tmp_path) as (started, folder):
+        assert folder.is_relative_to(tmp_path)
+        assert (folder / "weights").is_file()
+        started.communicate()
+        assert started.returncode == 0
+        assert not folder.exists()
+
+
+def test_the_next_process_removes_what_a_killed_one_left_and_spares_the_living(tmp_path: Path) -> None:
+    with process(tmp_path) as (killed, left), process(tmp_path) as (_, living):
+        assert left.parent == living.parent
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert left.exists()
+        with process(tmp_path) as (_, newest):
+            assert not left.exists()
+            assert living.exists()
+            assert newest.exists()
+
+
+def test_others_may_not_look_into_it(tmp_path: Path) -> None:
+    with process(tmp_path) as (_, folder):
+        assert folder.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_place_that_somebody_else_has_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"rlvf-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError, match=r"is another user's: remove it, or set TMPDIR"):
+        disk.own_folder.__wrapped__()
+    assert not list((tmp_path / "elsewhere").iterdir())
