@@ -6,9 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -28,6 +27,7 @@ from infra.runs.metric_log import read_metrics
 from infra.services import prefect_server as services
 from infra.weights.whole import keep_whole
 from tasks.warm_up import warm_up_uri
+from tests.processes import MARK, kill_marked, marked, started, until
 
 SMALL = {
     "batch.prompts": "4",
@@ -38,7 +38,6 @@ SMALL = {
     "tracking.system_metrics": "false",
     "tracking.report": "false",  # a second each
 }
-MARK = "RLVF_TEST_MARK"  # in the environment of every process that a command starts
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,9 @@ class Command:
     def signal_group(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
 
-    def alive(self) -> list[int]:
+    def alive(self) -> list[psutil.Process]:
         """The processes that it has started, itself included, that still run."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
-                    found.append(process.pid)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
+        return marked(self.mark)
 
 
 @dataclass(frozen=True)
@@ -78,15 +70,6 @@ class Lab:
     problems: Path
     policy: Path  # Hugging Face layout; also kept as the warm-up of the default configuration
     names: Iterator[int] = field(default_factory=lambda: iter(range(10**6)))
-
-    @staticmethod
-    def until(true: Callable[[], Any], seconds: float = 120.0, every: float = 0.005) -> Any:
-        """Poll until `true()` is, at most `seconds`, and return it."""
-        deadline = time.monotonic() + seconds
-        while not (found := true()):
-            assert time.monotonic() < deadline, "waited too long"
-            time.sleep(every)
-        return found
 
     def new_name(self) -> str:
         return f"run{next(self.names)}"
@@ -152,33 +135,23 @@ class Lab:
         mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "RLVF_"))}
         address = {} if home is not None else {"PREFECT_API_URL": self.url}
-        process = subprocess.Popen(
-            [
+        try:
+            with started(
                 *(sys.executable, "-c", "from flows.cli import main; main()", *words),
                 *(word for name, value in options.items() for word in (f"--{name}", value)),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            env={**inherited, **address, "RLVF_HOME": str(home or self.home), MARK: mark, **env},
-        )
-        command = Command(process, mark)
-        try:
-            yield command
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**inherited, **address, "RLVF_HOME": str(home or self.home), MARK: mark, **env},
+            ) as process:
+                yield Command(process, mark)
         finally:
-            if process.poll() is None:
-                command.signal_group(signal.SIGKILL)
-            process.communicate()
-            for pid in command.alive():  # a server outlives its user by a second
-                os.kill(pid, signal.SIGKILL)
+            kill_marked(mark)  # a server outlives its user by a second
 
     # -- the shared cluster
 
     def settle(self) -> None:
         """Wait for workers that an earlier test has killed."""
-        self.until(lambda: len(offers(self.client)) == 3)
+        until(lambda: len(offers(self.client)) == 3)
 
     def worker(self, name: str) -> tuple[str, int]:
         """The address and the process id of a worker."""

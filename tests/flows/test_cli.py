@@ -16,6 +16,7 @@ from flows.cli import COMMANDS, main
 from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
 from flows.option_tree import leaf_values
 from flows.runs import Run
+from tests.processes import until
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 NAMES = [command.name for command in COMMANDS]
@@ -237,7 +238,7 @@ def test_a_mistake_that_only_the_cluster_can_tell_is_one_line_too(lab: Any, opti
     asked = {"run": name, "cluster.scheduler": lab.client.scheduler.address, **options}
     with lab.command("train", options=asked) as command:
         code, out, err = command.finish()
-        lab.until(lambda: not command.alive())
+        until(lambda: not command.alive())
     assert (code, out) == (2, "")
     assert err.startswith(f"start\nrlvf: {line}")
     assert err.count("\n") == 2
@@ -259,7 +260,7 @@ def test_servers_and_workers_that_were_started_in_vain_are_gone_afterwards(lab: 
     home = lab.fresh_home(tmp_path / "another")
     with lab.command("train", options={"cluster.generators": "0"}, home=home) as command:
         code, out, err = command.finish()
-        lab.until(lambda: not command.alive())
+        until(lambda: not command.alive())
     assert (code, out) == (2, "")
     (line,) = [line for line in err.splitlines() if line.startswith("rlvf: ")]
     assert line.startswith(
@@ -282,7 +283,7 @@ def test_a_port_in_use_is_passed_over_and_said(lab: Any, tmp_path: Path) -> None
             taken.listen()
         with lab.command("sft", "--json", options=quick, home=home) as command:
             code, out, err = command.finish()
-            lab.until(lambda: not command.alive())
+            until(lambda: not command.alive())
     assert code == 0, err
     assert Path(json.loads(out)["policy"]).parent == home / "warmup"
     (line,) = [line for line in err.splitlines() if "port 4200" in line]

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.error
@@ -15,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
+from tests.processes import MARK, marked, started, until
 
 MANIFEST = Path(__file__).parents[2] / "prefect.yaml"
-MARK = "RLVF_DEPLOY_TEST_MARK"  # in the environment of every process that a worker starts
 CONFIGS = {"rlvf/train": TrainConfig, "rlvf-sft/warm-up": SftConfig, "rlvf-eval/scheduled": EvalConfig}
 
 
@@ -35,24 +33,16 @@ class Server:
 
     @contextmanager
     def prefect(self, *words: str, mark: str = "") -> Iterator[subprocess.Popen[str]]:
-        """The command `prefect`, in a process group that is killed if it does not end."""
+        """The command `prefect`."""
         inherited = {name: value for name, value in os.environ.items() if name != "RLVF_HOME"}
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "prefect", "--no-prompt", *words],
+        with started(
+            *(sys.executable, "-P", "-m", "prefect", "--no-prompt", *words),
             cwd=self.folder,
             env={**inherited, "PREFECT_API_URL": self.url, MARK: mark},
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
+        ) as process:
             yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
 
     def run(self, *words: str) -> str:
         with self.prefect(*words) as process:
@@ -160,16 +150,4 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
     run = server.folder / ".rlvf" / "runs" / "deployed"
     assert json.loads((run / "result.json").read_text())["steps"] == 1
     assert yaml.safe_load((run / "config.yaml").read_text())["warm_up"]["steps"] == 2
-    lab.until(lambda: not marked(mark))
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that have this mark in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+    until(lambda: not marked(mark))

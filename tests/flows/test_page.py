@@ -17,6 +17,7 @@ from flows.config import TrainConfig
 from flows.options import read_config
 from flows.page import CancelledOnPage
 from flows.train import train
+from tests.processes import until
 
 
 def call(url: str, path: str, body: Any = None) -> Any:
@@ -50,8 +51,8 @@ class Running:
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._train, args=(changes,))
         self._thread.start()
-        lab.until(lambda: 2 in lab.metrics(self.run, "groups/used") or self.error)
-        self.identity = lab.until(lambda: flow_run_named(lab, self.name))["id"]
+        until(lambda: 2 in lab.metrics(self.run, "groups/used") or self.error)
+        self.identity = until(lambda: flow_run_named(lab, self.name))["id"]
 
     def _train(self, changes: dict[str, str]) -> None:
         try:
@@ -82,7 +83,7 @@ def quiet(lab: Any, seconds: float) -> Callable[[], bool]:
 def test_a_paused_run_holds_still_and_goes_on(lab: Any) -> None:
     running = Running(lab, steps="30")
     set_state(lab, running.identity, "PAUSED")
-    lab.until(quiet(lab, seconds=1), seconds=6)
+    until(quiet(lab, seconds=1), seconds=6)
     reached = max(lab.metrics(running.run, "groups/used"))
     assert reached < 30
     assert call(lab.url, f"flow_runs/{running.identity}/resume", {})["status"] == "ACCEPT"
@@ -99,7 +100,7 @@ def test_a_cancelled_run_stops_at_once_and_can_be_resumed(lab: Any, paused: bool
     running = Running(lab, steps="400")
     if paused:
         set_state(lab, running.identity, "PAUSED")
-        lab.until(quiet(lab, seconds=0.5), seconds=6)
+        until(quiet(lab, seconds=0.5), seconds=6)
     set_state(lab, running.identity, "CANCELLING")
     running.join(seconds=5)
     assert isinstance(running.error, CancelledOnPage)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from infra.storage import store
+from tests.processes import until
 
 STEPS = 14
 
@@ -50,13 +51,13 @@ def kill_in_call(lab: Any, worker: str, call: str, run: Path, after: int) -> Non
         return any(str(key).startswith(f"{call}-") for key in keys)
 
     try:
-        lab.until(lambda: after in lab.metrics(run, "groups/used"))
+        until(lambda: after in lab.metrics(run, "groups/used"))
         while True:
             if call != "verify":  # which takes no time: a worker that stands still gets one and keeps it
-                lab.until(is_on_it, every=0.002)
+                until(is_on_it, every=0.002)
             os.kill(pid, SIGSTOP)
             if call == "verify":
-                lab.until(is_on_it)
+                until(is_on_it)
             if is_on_it() and is_on_it():  # what it sent before it stood still has come in by now
                 break
             os.kill(pid, SIGCONT)
@@ -123,12 +124,12 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undi
     for reached in (lambda: while_files_are_written, lambda: between_checkpoint_and_log, at_any_moment):
         with lab.command(*words, options=options, home=home, PREFECT_API_URL=lab.url) as command:
             # a resumed run logs the step of its checkpoint first, if that was not logged any more
-            lab.until(lambda known=known: logged() >= known or command.process.poll() is not None)
-            lab.until(reached(), every=0.0005)
+            until(lambda known=known: logged() >= known or command.process.poll() is not None)
+            until(reached(), every=0.0005)
             command.signal_group(SIGKILL)
             code, _, err = command.finish()
             assert code == -SIGKILL, err  # it was not over
-            lab.until(lambda: not command.alive())
+            until(lambda: not command.alive())
         known = logged() + 2
         words = ("train", "--resume", run.name)
     result = lab.train(resume=str(run), home=home, steps=str(STEPS), staleness="0")
@@ -144,7 +145,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals
     run = home / "runs" / "interrupted"
     options = lab.options(run=run.name, steps="500", cluster__scheduler=None, cluster__threads="1")
     with lab.command("train", options=options, home=home) as command:
-        lab.until(lambda: 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None)
+        until(lambda: 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None)
         if number == SIGINT:
             command.signal_group(SIGINT)  # as a terminal does
         else:
@@ -156,7 +157,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals
         assert out == ""
         assert "go on with: rlvf train --resume interrupted" in err
         assert "Traceback" not in err
-        lab.until(lambda: not command.alive(), seconds=5)
+        until(lambda: not command.alive(), seconds=5)
     _, logged = lab.mlflow(run, home)
     assert logged.info.status == "KILLED"
     reached = max(lab.metrics(run, "groups/used"))

@@ -1,6 +1,5 @@
 """What generators have is what the trainer has: bit for bit, whoever joins, whenever."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from infra.weights.version import newest_version
 from infra.weights.whole import PublicModel
 from rl.config import PolicyConfig
 from tasks.calls.published import public_model
+from tests.processes import started, until
 
 
 def master(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -97,19 +97,10 @@ def test_the_tiny_policy_is_no_public_model() -> None:
 def joined(lab: Any, name: str) -> Iterator[str]:
     """A generator that joins the shared cluster; gives its address."""
     command = ["--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--resources", "GENERATOR=1 CPU=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "distributed.cli.dask_worker", lab.client.scheduler.address, *command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        lab.until(lambda: name in [offer.name for offer in offers(lab.client)])
+    with started(sys.executable, "-m", "distributed.cli.dask_worker", lab.client.scheduler.address, *command):
+        until(lambda: name in [offer.name for offer in offers(lab.client)])
         yield next(offer.address for offer in offers(lab.client) if offer.name == name)
-    finally:
-        process.kill()
-        process.wait()
-        lab.until(lambda: name not in [offer.name for offer in offers(lab.client)])
+    until(lambda: name not in [offer.name for offer in offers(lab.client)])
 
 
 def test_a_generator_that_joins_at_step_30_ends_with_the_same_bits(lab: Any) -> None:
@@ -128,7 +119,7 @@ def test_a_generator_that_joins_at_step_30_ends_with_the_same_bits(lab: Any) -> 
 
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(lab.train, run=name, **options)
-        lab.until(lambda: training.done() or 30 in lab.metrics(run, "reward/mean"))
+        until(lambda: training.done() or 30 in lab.metrics(run, "reward/mean"))
         with joined(lab, "newcomer") as newcomer:
             generator, _ = lab.worker("generator-0")
             training.result()

@@ -23,6 +23,7 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Problem
 from tasks.calls.generator import BrokenPolicyError, GeneratorSpec, generate
 from tasks.collection import Collected, Collection
+from tests.processes import until
 
 EACH_STEP = [
     "reward/mean",
@@ -72,7 +73,7 @@ def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_
     with lab.command("train", "--json", options=options) as command:
         code, out, err = command.finish()
         assert code == 0, err
-        lab.until(lambda: not command.alive())
+        until(lambda: not command.alive())
     run = lab.run_folder("whole")
 
     figures = json.loads(out)  # one object, nothing else
@@ -246,10 +247,10 @@ def test_a_run_that_diverges_is_stopped_with_its_weights_intact(lab: Any, monkey
 
     def let_generation_run_ahead() -> None:
         """Five batches are sampled from version 0, the first update of which ruins the weights."""
-        lab.until(lambda: lab.metrics(run, "eval/pass_at_1"))
+        until(lambda: lab.metrics(run, "eval/pass_at_1"))
         os.kill(pid, SIGSTOP)
         try:
-            lab.until(lambda: len(batches) == 5)
+            until(lambda: len(batches) == 5)
         finally:
             os.kill(pid, SIGCONT)
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +27,8 @@ from infra.security.identity import certs_folder, issue, make_authority, own_cer
 from infra.services.addresses import Addresses
 from infra.services.http import get_json
 from infra.services.passwords import kept_password
+from tests.processes import MARK, kill_marked, marked, started, until
 
-MARK = "RLVF_UP_TEST_MARK"  # in the environment of every process that a command starts
 PLANTED = {
     "AWS_ACCESS_KEY_ID": "tester",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -55,28 +54,20 @@ class Place:
 
     @contextmanager
     def started(self, *words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-        """The command `rlvf`, in a process group of its own that is killed if it does not end."""
+        """The command `rlvf`."""
         inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PREFECT_", "RLVF_", "MLFLOW_", "AWS_"))
         }
-        process = subprocess.Popen(
-            [*self.before, sys.executable, "-c", "from flows.cli import main; main()", *words],
+        with started(
+            *(*self.before, sys.executable, "-c", "from flows.cli import main; main()", *words),
             cwd=self.home,
             env={**inherited, "RLVF_HOME": str(self.home), MARK: self.mark, **self.env, **env},
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
+        ) as process:
             yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
 
     def rlvf(self, *words: str, **env: str) -> str:
         """Run the command to its end, which is a good one, and give its stdout."""
@@ -90,14 +81,7 @@ class Place:
 
     def alive(self) -> list[psutil.Process]:
         """All that runs because of these commands."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
+        return marked(self.mark)
 
     def up(self) -> Any:
         return json.loads((self.home / "up.json").read_text())
@@ -109,22 +93,6 @@ class Place:
         (child,) = psutil.Process(self.supervisor(name)).children()
         return child
 
-    def kill_all(self) -> None:
-        for process in self.alive():
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-
-
-def until(true: Any, seconds: float = 60.0) -> Any:
-    """Poll until `true()` is, at most `seconds`, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-    return found
-
 
 @contextmanager
 def place(home: Path, before: tuple[str, ...] = (), **env: str) -> Iterator[Place]:
@@ -132,7 +100,7 @@ def place(home: Path, before: tuple[str, ...] = (), **env: str) -> Iterator[Plac
     try:
         yield where
     finally:
-        where.kill_all()
+        kill_marked(where.mark)
 
 
 @pytest.fixture(scope="module")

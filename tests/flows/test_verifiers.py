@@ -20,6 +20,7 @@ from infra.runs.metric_log import read_metrics
 from rl.judging import BrokenVerifierError
 from rl.records import Problem
 from rl.verifiers.service import Service
+from tests.processes import started
 
 REWARD = """
 def reward(problem, completion):
@@ -36,27 +37,20 @@ ITEM = {"problem": {"prompt": "", "target": "#### 42"}, "completion": "#### 42"}
 def serving(folder: Path, *words: str) -> Iterator[str]:
     """The address of `rlvf verifier serve`; it ends by Ctrl-C with nothing to say."""
     program = "from flows.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, "verifier", "serve", "--json", "--port", "0", *words],
+    with started(
+        *(sys.executable, "-c", program, "verifier", "serve", "--json", "--port", "0", *words),
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert process.stdout is not None
-    try:
+    ) as process:
+        assert process.stdout is not None
         first = process.stdout.readline()
         assert first, process.communicate()[1]
         yield json.loads(first)["url"]
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert (out, "Traceback" in err) == ("", False), err
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def test_a_service_judges_batches_and_refuses_what_is_too_much(tmp_path: Path) -> None:

@@ -31,17 +31,10 @@ from infra.security.bundles import read_bundle
 from infra.security.identity import own_certificates
 from infra.security.tls import dask_security, tls_environment
 from infra.services.addresses import Addresses
+from tests.processes import until
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 VERIFY = PlacementConfig().resources("verify")
-
-
-def until(true: Callable[[], Any], seconds: float = 45.0, about: Callable[[], str] = str) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"waited too long: {about()}"
-        time.sleep(0.05)
-    return found
 
 
 @dataclass
@@ -52,7 +45,7 @@ class Running:
     log: Path
 
     def says(self, pattern: str, times: int = 1, seconds: float = 45.0) -> None:
-        until(lambda: len(re.findall(pattern, self.log.read_text())) >= times, seconds, self.log.read_text)
+        until(lambda: len(re.findall(pattern, self.log.read_text())) >= times, seconds, about=self.log.read_text)
 
     def family(self) -> list[psutil.Process]:
         parent = psutil.Process(self.process.pid)

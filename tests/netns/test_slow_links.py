@@ -4,7 +4,6 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from infra.links import network as networks
 from infra.links.link import CABLE, VPN, WIFI
 from infra.links.network import Machine, Network
 from infra.runs.metric_log import read_metrics
+from tests.processes import until
 
 STEPS = 8
 S3 = {
@@ -65,13 +65,13 @@ with Client({scheduler!r}) as client:
 """
 
 
-def train(net: Network, half_right: Path, problems: Path, until: Callable[..., Any]) -> tuple[Machine, Any]:
+def train(net: Network, half_right: Path, problems: Path) -> tuple[Machine, Any]:
     """The run's command, started once both generators are there; and the trainer's machine."""
     trainer, store = net.machines["trainer"], net.machines["store"]
     quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     store.start("moto_server", "-H", store.address, "-p", "9000", **quiet)
     make = "import boto3; boto3.client('s3').create_bucket(Bucket='rlvf')"
-    until(lambda: store.start("python", "-c", make, env=S3, **quiet).wait() == 0)
+    until(lambda: store.start("python", "-c", make, env=S3, **quiet).wait() == 0, every=0.5)
     dask = ("python", "-m", "distributed.cli.dask_scheduler", "--host", trainer.address, "--no-dashboard", "--no-show")
     trainer.start(*dask, env=dask_environment(), **quiet)
     rlvf = ("python", "-c", "from flows.cli import main; main()")
@@ -109,7 +109,6 @@ def test_a_run_ends_with_the_same_weights_everywhere(
     tmp_path: Path,
     half_right: Path,
     sums: list[tuple[str, str]],
-    until: Callable[..., Any],
     trainer: Any,
     generators: Any,
     cut: tuple[str, ...],
@@ -126,7 +125,7 @@ def test_a_run_ends_with_the_same_weights_everywhere(
         net.add("trainer", 5, trainer)
         for number in (1, 2):
             net.add(f"generator{number}", 10 + number, generators)
-        machine, run = train(net, half_right, problems, until)
+        machine, run = train(net, half_right, problems)
         stop = threading.Event()
         metrics = machine.home / ".rlvf" / "runs" / "slow" / "metrics.jsonl"
         breaking = threading.Thread(target=break_links, args=(net, cut, metrics, stop)) if cut else None

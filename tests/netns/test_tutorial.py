@@ -5,9 +5,8 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from flows.config import SftConfig
 from flows.sft import warm_up_spec
 from infra.links.network import Machine, Network
 from tasks.warm_up import warm_up_uri
+from tests.processes import until
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
@@ -69,29 +69,27 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def machines(network: Network, until: Callable[..., Any]) -> Iterator[dict[str, Shell]]:
+def machines(network: Network) -> Iterator[dict[str, Shell]]:
     pytest.importorskip("moto.server", reason="needs moto[server]: install the extra 'dev'")
     pytest.importorskip("s3fs", reason="needs s3fs: install the extra 's3'")
     laptop, pc, store = network.add("laptop", 5), network.add("pc", 7), network.add("store", 9)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     server = store.start("moto_server", "-H", store.address, "-p", "9000", **quiet)
     make = "import boto3; boto3.client('s3').create_bucket(Bucket='rlvf')"
-    until(lambda: store.start("python", "-c", make, env=S3, **quiet).wait() == 0)
+    until(lambda: store.start("python", "-c", make, env=S3, **quiet).wait() == 0, every=0.5)
     yield {"laptop": Shell(laptop), "pc": Shell(pc)}
     server.kill()
     server.wait()
 
 
-def fires(shell: Shell, until: Callable[..., Any]) -> None:
+def fires(shell: Shell) -> None:
     """The schedule comes, evaluates the run, and leaves that with it."""
     before = shell.run(f'python -c "{LIST}"')
-    until(lambda: shell.run(f'python -c "{LIST}"') != before, seconds=150)
+    until(lambda: shell.run(f'python -c "{LIST}"') != before, seconds=150, every=0.5)
 
 
 @pytest.mark.timeout(600)  # three minutes where nothing else runs
-def test_the_tutorial_works_as_it_stands(
-    machines: dict[str, Shell], half_right: Path, until: Callable[..., Any]
-) -> None:
+def test_the_tutorial_works_as_it_stands(machines: dict[str, Shell], half_right: Path) -> None:
     laptop, pc = machines["laptop"], machines["pc"]
     for storage in (str(laptop.machine.home / ".rlvf"), "s3://rlvf"):  # a warm-up would take minutes
         kept = warm_up_uri(storage, warm_up_spec(SftConfig()))
@@ -111,4 +109,4 @@ def test_the_tutorial_works_as_it_stands(
         else:
             shell.run(command)
         if "deployment schedule create" in command:
-            fires(shell, until)
+            fires(shell)

@@ -5,9 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -17,16 +16,9 @@ from infra.cluster import cluster as module
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, workers
 from infra.cluster.machine import cores
 from infra.cluster.placement import PlacementConfig, check_placement, offers, workers_with
+from tests.processes import started, until
 
 WARM = "wave"  # a module that nothing else imports
-
-
-def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Poll until `true()`, at most `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 def gone(process: psutil.Process) -> bool:
@@ -143,16 +135,11 @@ if __name__ == "__main__":
 def test_no_worker_outlives_its_flow_or_complains(tmp_path: Path, signum: signal.Signals) -> None:
     script = tmp_path / "flow.py"
     script.write_text(FLOW)
-    flow = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "logs")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a group of its own, as a terminal gives it
+    with started(
+        *(sys.executable, script, tmp_path / "logs"),
+        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
         env=os.environ | {"PYTHONPATH": str(Path(module.__file__).parents[2])},
-    )
-    try:
+    ) as flow:
         assert flow.stdout is not None
         assert flow.stdout.readline() == "up\n"
         workers_ = psutil.Process(flow.pid).children(recursive=True)
@@ -164,13 +151,7 @@ def test_no_worker_outlives_its_flow_or_complains(tmp_path: Path, signum: signal
         assert flow.wait(10) == -signum
         until(lambda: all(map(gone, workers_)), 10)
         said = flow.communicate(timeout=10)[1]
-        assert said.count("Traceback") == (1 if signum == signal.SIGINT else 0), (
-            said
-        )  # the flow's own KeyboardInterrupt
-    finally:
-        if flow.poll() is None:
-            os.killpg(flow.pid, signal.SIGKILL)
-            flow.wait()
+        assert said.count("Traceback") == (signum == signal.SIGINT), said  # the flow's own KeyboardInterrupt
 
 
 def test_the_cores_are_shared_by_those_that_compute() -> None:

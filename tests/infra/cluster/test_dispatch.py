@@ -25,14 +25,7 @@ from infra.cluster.calls import DispatchStoppedError, PoisonedCallError, Schedul
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch, leave_thread
 from infra.cluster.placement import PlacementConfig, PlacementError, offers, workers_with
-
-
-def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Poll until `true()`, at most `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
+from tests.processes import started, until
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +60,8 @@ def die_until(marks: Path, times: int) -> Callable[[int], int]:
 @contextmanager
 def dask(*args: str) -> Iterator[subprocess.Popen[str]]:
     """A process of Dask's command line."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "distributed.cli.dask_" + args[0], *args[1:]],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+    with started(sys.executable, "-m", "distributed.cli.dask_" + args[0], *args[1:]) as process:
         yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def test_a_call_runs_where_its_tags_are(dispatch: Dispatch) -> None:

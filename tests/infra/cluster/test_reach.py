@@ -4,7 +4,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,7 @@ from infra.cluster.reach import SchedulerAddress, UnreachableError, parse_addres
 from infra.security.certificates import SecurityError
 from infra.security.identity import issue, own_certificates
 from infra.security.tls import dask_security
-
-
-def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
+from tests.processes import until
 
 
 @pytest.fixture(scope="module")

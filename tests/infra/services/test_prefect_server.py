@@ -11,10 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,14 +22,7 @@ from infra.services import prefect_server as services
 from infra.services.http import answers
 from infra.services.prefect_server import PrefectServer, prefect_server
 from infra.services.supervisor import ServiceError
-
-
-def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Poll until `true()`, at most `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
+from tests.processes import started, until
 
 
 def nobody_holds(lock: Path) -> bool:
@@ -87,21 +79,15 @@ with prefect_server(Path(sys.argv[1]), print) as server:
 @contextmanager
 def user(home: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that uses the server of `home` until its stdin closes."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", USER, str(home)],
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    with started(
+        *(sys.executable, "-c", USER, home),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        | {"PYTHONPATH": str(Path(services.__file__).parents[2])},
-    )
-    try:
+        stderr=None,
+        env=inherited | {"PYTHONPATH": str(Path(services.__file__).parents[2])},
+    ) as process:
         yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def said(process: subprocess.Popen[str]) -> str:

@@ -3,30 +3,21 @@
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from infra.services.part import Part
 from infra.services.supervisor import BackOff, Program, Service, ServiceError
+from tests.processes import until
 
 SLEEPER = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
 time.sleep(100)
 """
-
-
-def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture

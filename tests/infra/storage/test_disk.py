@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.storage import disk
+from tests.processes import started
 
 PROCESS = """
 import sys
@@ -24,27 +25,19 @@ sys.stdin.read()
 @contextmanager
 def process(temporary: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A process that has filled its own folder and waits for the end of its input."""
-    started = subprocess.Popen(
-        [sys.executable, "-c", PROCESS],
-        env={**os.environ, "TMPDIR": str(temporary)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert started.stdout is not None
-        yield started, Path(started.stdout.readline().strip())
-    finally:
-        started.kill()
-        started.communicate()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": None}
+    with started(sys.executable, "-c", PROCESS, env=environment, **pipes) as filler:
+        assert filler.stdout is not None
+        yield filler, Path(filler.stdout.readline().strip())
 
 
 def test_it_goes_with_its_process(tmp_path: Path) -> None:
-    with process(tmp_path) as (started, folder):
+    with process(tmp_path) as (filler, folder):
         assert folder.is_relative_to(tmp_path)
         assert (folder / "weights").is_file()
-        started.communicate()
-        assert started.returncode == 0
+        filler.communicate()
+        assert filler.returncode == 0
         assert not folder.exists()
 
 
