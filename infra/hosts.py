@@ -33,7 +33,21 @@ def free_port(preferred: int, host: str = LOOPBACK) -> int:
     raise OSError(f"no free port on {host}")
 
 
+def interfaces() -> list[tuple[str, str]]:
+    """(address, interface) of every address of this machine that another can be given."""
+    found = []
+    states = psutil.net_if_stats()
+    for interface, entries in psutil.net_if_addrs().items():
+        if interface in states and not states[interface].isup:
+            continue
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                address = entry.address.partition("%")[0]
+                if not ipaddress.ip_address(address).is_link_local:
+                    found.append((address, interface))
+    return found
+
+
 def own_addresses() -> list[str]:
     """The IPv4 addresses by which other machines may reach this one."""
-    found = [each.address for of in psutil.net_if_addrs().values() for each in of if each.family == socket.AF_INET]
-    return [address for address in found if not is_loopback(address)]
+    return [address for address, _ in interfaces() if ":" not in address and not is_loopback(address)]

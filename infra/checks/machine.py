@@ -1,6 +1,5 @@
 """Checks of a machine before it joins a cluster, and whenever a person asks: one line each, with what to do."""
 
-import ipaddress
 import re
 import secrets
 import socket
@@ -11,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import psutil
-
+from infra.hosts import interfaces
 from infra.storage import place
 
 CLOCK_SECONDS = 5.0  # certificates, leases and pages assume that clocks agree so far
@@ -123,21 +121,6 @@ def check_route(host: str, label: str = "") -> Check:
         )
 
 
-def addresses() -> list[tuple[str, str]]:
-    """(address, interface) of every address of this machine that another can be given."""
-    found = []
-    states = psutil.net_if_stats()
-    for interface, entries in psutil.net_if_addrs().items():
-        if interface in states and not states[interface].isup:
-            continue
-        for entry in entries:
-            if entry.family in (socket.AF_INET, socket.AF_INET6):
-                address = entry.address.partition("%")[0]
-                if not ipaddress.ip_address(address).is_link_local:
-                    found.append((address, interface))
-    return found
-
-
 def used_addresses(towards: str = "192.0.2.1") -> set[str]:
     """The addresses of this machine that Dask and torch choose by themselves: on the way to `towards`, and that of the
     host name. Nothing is sent."""
@@ -152,7 +135,7 @@ def used_addresses(towards: str = "192.0.2.1") -> set[str]:
 
 def route_checks(towards: str = "192.0.2.1") -> list[Check]:
     """`check_route` of every address of this machine; one that nothing chooses by itself is worth a warning only."""
-    found = addresses()
+    found = interfaces()
     used = used_addresses(towards)
     with ThreadPoolExecutor(max(1, len(found))) as threads:
         checks = list(threads.map(lambda each: check_route(*each), found))

@@ -146,7 +146,7 @@ def test_an_interface_that_does_not_route_to_itself_is_found(tmp_path: Path) -> 
 
 def test_an_address_that_nothing_uses_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = Check("interface", "fail", "10.9.9.9 does not", "do")
-    monkeypatch.setattr(checks, "addresses", lambda: [("10.9.9.9", "tun0")])
+    monkeypatch.setattr(checks, "interfaces", lambda: [("10.9.9.9", "tun0")])
     monkeypatch.setattr(checks, "check_route", lambda *_: bad)
     monkeypatch.setattr(checks, "used_addresses", lambda _: {"10.1.1.1"})
     assert [check.state for check in route_checks()] == ["warn"]
