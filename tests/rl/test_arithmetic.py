@@ -4,7 +4,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from fractions import Fraction
 from typing import get_args
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from rl.arithmetic import MAX_BITS, MAX_CHARACTERS, MAX_DIGITS, MAX_NESTING, Unfit, UnfitExpression, evaluate
 from rl.records import Problem, Verdict
 from rl.verifiers import arithmetic
+from tests.cost import processor_time
 
 REASONS = {"right", "wrong_value", *get_args(Unfit)}
 
@@ -102,13 +102,12 @@ HOSTILE = {
 
 
 def cost_and_reason(completion: str) -> tuple[float, str]:
-    """Processor seconds of this thread, which a busy machine does not lengthen, and the reason."""
-    started = time.thread_time()
-    verdict = verify("42", completion)
-    cost = time.thread_time() - started
+    """Processor seconds and the reason."""
+    with processor_time() as cost:
+        verdict = verify("42", completion)
     assert verdict.reason in REASONS
     assert verdict.reward == (1.0 if verdict.reason == "right" else 0.0)
-    return cost, verdict.reason
+    return cost.seconds, verdict.reason
 
 
 @pytest.mark.parametrize("reason", HOSTILE)
