@@ -186,13 +186,13 @@ def test_a_machine_that_slept_joins_again(town: Town, jetson: Running) -> None:
         until(lambda: town.names() == [])
     finally:
         jetson.signal_all(signal.SIGCONT)
-    until(lambda: town.names() == ["jetson-verifier"], 45, jetson.log.read_text)
+    until(lambda: town.names() == ["jetson-verifier"], 45, about=jetson.log.read_text)
     assert town.client.submit(sum, [1, 2], resources=VERIFY, pure=False).result(20) == 3
 
 
 def test_a_machine_joins_a_scheduler_that_was_killed_and_came_back(town: Town, jetson: Running) -> None:
     town.restart()
-    until(lambda: town.names() == ["jetson-verifier"], 45, jetson.log.read_text)
+    until(lambda: town.names() == ["jetson-verifier"], 45, about=jetson.log.read_text)
     assert town.client.submit(sum, [1, 2], resources=VERIFY, pure=False).result(20) == 3
     assert "Traceback" not in jetson.log.read_text()
 
