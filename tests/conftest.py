@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from typing import Any
 
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
+
+from tests.processes import until
 
 # At once, not in a hook: libraries read these when they are imported, and the conftest files below import them.
 STATE = Path(tempfile.mkdtemp(prefix="rlvf-tests-"))
@@ -76,11 +77,12 @@ def running_scheduler(log: Path, home: Path | None, port: int, **environment: st
             env=os.environ | dask_environment() | ({} if home is None else tls_environment(home)) | environment,
         )
     try:
-        deadline = time.monotonic() + 30
-        while log.read_text().count(f"Scheduler at:     {address}") < 1 or not _listens(port):
+
+        def is_there() -> bool:
             assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+            return f"Scheduler at:     {address}" in log.read_text() and _listens(port)
+
+        until(is_there, 30, about=log.read_text)
         yield RunningScheduler(address, log, process)
     finally:
         if process.poll() is None:

@@ -8,8 +8,8 @@ from infra.cluster.reach import SchedulerAddress
 from infra.cluster.scheduler import Seen, answers_back
 
 
-def cluster_checks(asked: Seen, address: SchedulerAddress, home: Path, host: str) -> list[Check]:
-    """This machine, reached at `host`, beside the scheduler and the workers that were asked."""
+def cluster_checks(seen: Seen, address: SchedulerAddress, home: Path, host: str) -> list[Check]:
+    """This machine, reached at `host`, beside the scheduler and the workers that were seen."""
     found = [check_route(host)]
     if found[0].state == "ok":
         trouble = answers_back(address, home, host)
@@ -19,14 +19,14 @@ def cluster_checks(asked: Seen, address: SchedulerAddress, home: Path, host: str
             if trouble is None
             else Check("way back", "fail", f"the scheduler cannot connect to {host}: {trouble}", remedy)
         )
-    found += compared_versions(asked)
-    found.append(check_clock(asked.clock))
+    found += compared_versions(seen)
+    found.append(check_clock(seen.clock))
     return found
 
 
-def compared_versions(asked: Seen) -> list[Check]:
+def compared_versions(seen: Seen) -> list[Check]:
     """This machine beside everyone: a line for each that differs, or one line when nobody does."""
-    peers = {"the scheduler": asked.versions, **{worker.name: worker.versions for worker in asked.workers}}
+    peers = {"the scheduler": seen.versions, **{worker.name: worker.versions for worker in seen.workers}}
     compared = [check_versions(versions(), theirs, whose) for whose, theirs in peers.items() if theirs]
     differ = [check for check in compared if check.state != "ok"]
     if differ:

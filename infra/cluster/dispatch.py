@@ -16,7 +16,7 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.cluster.calls import Calls, PoisonedCallError
 from infra.cluster.leases import Leases
-from infra.cluster.placement import PlacementConfig, unsatisfied, workers_with
+from infra.cluster.placement import PlacementConfig, unsatisfied
 from infra.cluster.timeline import Measured, Span, measured
 
 T = TypeVar("T")
@@ -107,8 +107,8 @@ class Dispatch(Calls):
             with suppress(Exception):  # the worker or the scheduler has gone
                 self.client.run(function, *args, workers=[address], on_error="ignore")
 
-        for address in workers_with(self.client, self.placement.tags(call)):
-            threading.Thread(target=ask, args=(address,), name="telling", daemon=True).start()
+        for worker in self.offers(call):
+            threading.Thread(target=ask, args=(worker.address,), name="telling", daemon=True).start()
 
     def _last_worker(self, call: str) -> str | None:
         """The address of the worker that ran `call` last, of another that may if it is gone."""

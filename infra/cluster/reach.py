@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.security.certificates import SecurityError
+from infra.hosts import bracketed
 from infra.security.identity import check_certificates, has_certificates
 from infra.security.tls import dask_security
 
@@ -42,7 +42,7 @@ class SchedulerAddress:
     port: int
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return f"{self.scheme}://{bracketed(self.host)}:{self.port}"
 
 
 def parse_address(address: str, home: Path) -> SchedulerAddress:
@@ -143,6 +143,3 @@ def _refusal(error: ssl.SSLError, home: Path) -> str:
     if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
         return f"wants a certificate of this machine; {new}"
     return f"TLS failed: {error.reason or error}"
-
-
-__all__ = ["PORT", "SchedulerAddress", "SecurityError", "UnreachableError", "parse_address", "reach"]

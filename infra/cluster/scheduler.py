@@ -14,6 +14,7 @@ from distributed.core import Server, rpc
 from infra.cluster.pace import METRIC
 from infra.cluster.placement import DEVICES, ROLES
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
+from infra.hosts import bracketed
 from infra.security.tls import dask_security
 from infra.services.addresses import Addresses, addresses
 
@@ -96,8 +97,7 @@ async def _announce(address: SchedulerAddress, home: Path, services: Addresses) 
 async def _answers_back(address: SchedulerAddress, home: Path, host: str) -> str | None:
     security = _security(address, home)
     async with Server({}, needs_workdir=False, connection_args=security.get_connection_args("worker")) as listener:  # type: ignore[no-untyped-call]
-        where = f"{address.scheme}://{f'[{host}]' if ':' in host else host}:0"
-        await listener.listen(where, **security.get_listen_args("worker"))  # type: ignore[no-untyped-call]
+        await listener.listen(f"{address.scheme}://{bracketed(host)}:0", **security.get_listen_args("worker"))  # type: ignore[no-untyped-call]
         async with _scheduler(address, home) as scheduler:
             try:
                 asked = scheduler.proxy(msg={"op": "identity"}, worker=listener.address)
