@@ -16,7 +16,7 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.cluster.calls import Calls, PoisonedCallError
 from infra.cluster.leases import Leases
-from infra.cluster.placement import PlacementConfig, unsatisfied
+from infra.cluster.placement import PlacementConfig, unsatisfied, worker_name
 from infra.cluster.timeline import Measured, Span, measured
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Dispatch(Calls):
                 back: Measured[T] = future.result()
             except KilledWorker as killed:
                 self.count(name)
-                self.timeline.add(Span(str(killed.last_worker.name), name, since, time.time(), lost=True))
+                self.timeline.add(Span(worker_name(killed.last_worker.name), name, since, time.time(), lost=True))
             except NoValidWorkerError:
                 if aside:  # the worker that it was meant for is gone
                     self.count(name)

@@ -1,5 +1,6 @@
 """Where each call may run: the Dask resource tags it needs, and what the workers offer."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -53,12 +54,21 @@ class PlacementConfig(BaseModel):
         return dict.fromkeys(self.tags(call), 1)
 
 
+def worker_name(announced: object) -> str:
+    """What a worker is called everywhere: as it announces itself, in letters that a metric and a file may have.
+
+    A worker without a name announces its address: `tcp://10.0.0.7:40123` becomes `10.0.0.7-40123`.
+    """
+    name = re.sub(r"^[a-z]+://", "", str(announced))
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "worker"
+
+
 @dataclass(frozen=True)
 class Offer:
     """What one running worker announces."""
 
     address: str
-    name: str
+    name: str  # see worker_name
     resources: Mapping[str, float]
 
     def satisfies(self, tags: Collection[str]) -> bool:
@@ -73,7 +83,7 @@ def offers(client: Client) -> list[Offer]:
         raise OSError(f"the Dask client is {client.status}")
     known: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1)  # type: ignore[no-untyped-call]
     return [
-        Offer(address, str(worker["name"]), worker["resources"])
+        Offer(address, worker_name(worker["name"]), worker["resources"])
         for address, worker in known["workers"].items()
         if worker["status"] == "running"
     ]

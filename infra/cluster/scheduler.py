@@ -12,7 +12,7 @@ from distributed import Security
 from distributed.core import Server, rpc
 
 from infra.cluster.pace import METRIC
-from infra.cluster.placement import DEVICES, ROLES
+from infra.cluster.placement import DEVICES, ROLES, worker_name
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
 from infra.hosts import bracketed
 from infra.security.tls import dask_security
@@ -133,7 +133,7 @@ def _seen(address: str, worker: Mapping[str, Any]) -> WorkerSeen:
     tags = [tag for tag, amount in worker["resources"].items() if amount >= 1]
     pace = said.get("tokens_per_second")
     return WorkerSeen(
-        name=str(worker["name"]),
+        name=worker_name(worker["name"]),
         address=address,
         device=str(said.get("device") or next((tag for tag in DEVICES if tag in tags), "?")),
         roles=tuple(role.lower() for role in ROLES if role in tags),

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from distributed import get_worker
 
+from infra.cluster.placement import worker_name
 from infra.storage import disk
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ def measured(function: Callable[..., T], *args: Any) -> Measured[T]:
     began = time.perf_counter()
     result = function(*args)
     worker = get_worker()
-    return Measured(result, str(worker.name), worker.address, time.perf_counter() - began, loading)
+    return Measured(result, worker_name(worker.name), worker.address, time.perf_counter() - began, loading)
 
 
 @contextmanager
