@@ -4,8 +4,9 @@ import argparse
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 
 from flows.commands.bench import BENCH
 from flows.commands.certs import CERTS
@@ -20,6 +21,7 @@ from flows.commands.up import UP
 from flows.commands.verifier import VERIFIER
 from flows.commands.worker import WORKER
 from flows.options import OneLineParser
+from infra.security.printable import printable
 from infra.security.secrets import masked
 
 COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER, BENCH)
@@ -47,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     top = parser()
     given = top.parse_args(argv)
     (command,) = [each for each in COMMANDS if each.name == given.command]
+    sys.excepthook = _traceback
     signal.signal(signal.SIGTERM, _interrupt)  # an orderly end, as for Ctrl-C
     try:
         command.run(given)
@@ -59,11 +62,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (OSError, RuntimeError) as error:
         if os.environ.get("RLVF_TRACEBACK"):
             raise
-        print(
-            f"rlvf: {masked(str(error)) or type(error).__name__} (set RLVF_TRACEBACK=1 for the whole story)",
-            file=sys.stderr,
-        )
+        said = "; ".join(masked(str(error)).split("\n")) or type(error).__name__
+        print(f"rlvf: {printable(said)} (set RLVF_TRACEBACK=1 for the whole story)", file=sys.stderr)
         sys.exit(1)
+
+
+def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The interpreter's own would write the error's words as they are."""
+    print(printable("".join(traceback.format_exception(kind, error, trace)), lines=True), end="", file=sys.stderr)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from infra.security.printable import printable
 from infra.security.secrets import masked
 
 LINE_SECONDS = 2.0  # plain step lines come no faster
@@ -64,7 +65,13 @@ class Display:
         self._last_line = float("-inf")
         if self._live:
             self._progress.reset(
-                self._task, start=True, total=None, description=escape(name), visible=True, count="", figures=""
+                self._task,
+                start=True,
+                total=None,
+                description=escape(printable(name)),
+                visible=True,
+                count="",
+                figures="",
             )
         else:
             self._line(name)
@@ -86,7 +93,7 @@ class Display:
             + ([note] if note else [])
         )
         if self._live:
-            self._progress.update(self._task, completed=step, count=count, figures=shown, refresh=True)
+            self._progress.update(self._task, completed=step, count=count, figures=printable(shown), refresh=True)
         self._unsaid = f"{self._stage}  step {count}  {shown}".strip()
         if not self._live and self._clock() - self._last_line >= LINE_SECONDS:
             self._say_unsaid()
@@ -117,7 +124,7 @@ class Display:
             self._unsaid, self._last_line = None, self._clock()
 
     def _line(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(printable(text)), soft_wrap=True)
         self._console.file.flush()
 
 

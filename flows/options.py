@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flows.option_tree import Option, default_values, flatten, known_options, leaf_values, nest
+from infra.security.printable import printable
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -49,7 +50,7 @@ class OneLineParser(argparse.ArgumentParser):
         if message.endswith("expected one argument"):
             message += " (one that starts with a minus sign is written after =)"
         line = "; ".join(filter(None, (part.strip() for part in message.splitlines())))
-        print(f"rlvf: {line}", file=sys.stderr)
+        print(f"rlvf: {printable(line)}", file=sys.stderr)
         raise SystemExit(2)
 
     # argparse collects what a sub-parser does not know and reports it from the outermost parser, which cannot tell what

@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from infra.security.printable import printable
 from infra.services.addresses import Addresses
 from infra.services.part import Row
 
@@ -42,7 +43,7 @@ class StackDisplay:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(printable(text)), soft_wrap=True)
 
     def show(self, rows: list[Row], ready: bool) -> None:
         """The services as they are now."""
@@ -66,7 +67,9 @@ def _table(rows: list[Row]) -> Table:
     for title in ("service", "state", "address"):
         table.add_column(title, overflow="fold", no_wrap=title != "address")
     for row in rows:
-        table.add_row(row.name, Text(row.state, COLOURS.get(row.state, "yellow")), Text(row.address))
+        table.add_row(
+            row.name, Text(printable(row.state), COLOURS.get(row.state, "yellow")), Text(printable(row.address))
+        )
     return table
 
 

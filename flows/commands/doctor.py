@@ -25,6 +25,7 @@ from infra.cluster.scheduler import ask
 from infra.home import rlvf_home
 from infra.security.certificates import SecurityError
 from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certificate, has_certificates
+from infra.security.printable import printable
 from infra.services.addresses import running
 
 EXAMPLES = """
@@ -55,7 +56,7 @@ def _run(given: argparse.Namespace) -> None:
     for check in examine(home, written, given.storage, config.placement):
         found.append(check)
         if not given.json:
-            print(check, flush=True)
+            print(printable(str(check)), flush=True)
     well = all(check.state != "fail" for check in found)
     if given.json:
         print(json.dumps({"ok": well, "checks": [asdict(check) for check in found]}))

@@ -9,6 +9,7 @@ from flows.commands.command import Command
 from flows.runs import existing_run
 from infra.home import rlvf_home, runs_uri
 from infra.runs.checkpoints import require_run
+from infra.security.printable import printable
 from infra.storage.store import local_path
 
 EXAMPLES = """
@@ -37,7 +38,7 @@ def _run(given: argparse.Namespace) -> None:
     written = write_report(uri, read_record(uri, folder), out)
     if given.open:
         webbrowser.open(written.as_uri())
-    print(json.dumps({"report": str(written)}) if given.json else written)
+    print(json.dumps({"report": str(written)}) if given.json else printable(str(written)))
 
 
 REPORT = Command("report", "write one HTML file that says how a run went", EXAMPLES, _options, _run)

@@ -8,6 +8,7 @@ from flows.commands.workplace import in_workplace
 from flows.config import SftConfig
 from flows.display import Display
 from flows.options import add_options, read_config
+from infra.security.printable import printable
 
 EXAMPLES = """
 rlvf sft --warm_up.steps 400                           warm the tiny policy up; the result is kept
@@ -28,7 +29,7 @@ def _run(given: argparse.Namespace) -> None:
         return sft(config)
 
     uri = in_workplace(config.cluster, config.placement, work)
-    print(json.dumps({"policy": uri}) if given.json else uri)
+    print(json.dumps({"policy": uri}) if given.json else printable(uri))
 
 
 SFT = Command("sft", "warm the tiny policy up by supervised learning", EXAMPLES, _options, _run)

@@ -18,6 +18,7 @@ from infra.cluster.scheduler import Seen, ask
 from infra.home import rlvf_home, rlvf_storage
 from infra.hosts import is_loopback
 from infra.security.identity import installed_settings
+from infra.security.printable import printable
 from infra.security.secrets import without_userinfo
 from infra.services.addresses import Addresses, read_up
 from infra.services.http import answers
@@ -90,7 +91,7 @@ def _run(given: argparse.Namespace) -> None:
         addresses = {name: getattr(known, name) for name in (*SERVICES, "dashboard")}
         print(json.dumps({**addresses, "answers": alive, "workers": workers, "running": running}))
     else:
-        print("\n".join(lines(known, alive, workers, running, trouble)))
+        print(printable("\n".join(lines(known, alive, workers, running, trouble)), lines=True))
 
 
 def known_addresses(home: Path, scheduler: str | None) -> tuple[Addresses, Mapping[str, str]]:

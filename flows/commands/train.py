@@ -18,6 +18,7 @@ from flows.summary import run_name, summary
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from infra.runs.tracking import tracking_uri
+from infra.security.printable import printable
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _run(given: argparse.Namespace) -> None:
         raise  # a mistake in what was asked: going on would meet it again
     except BaseException:
         if is_run(run.uri):
-            print(f"rlvf: stopped; go on with: rlvf train --resume {run_name(run)}", file=sys.stderr)
+            print(f"rlvf: stopped; go on with: rlvf train --resume {printable(run_name(run))}", file=sys.stderr)
         raise
     seconds = time.monotonic() - began
     figures = asdict(result)
@@ -62,7 +63,7 @@ def _run(given: argparse.Namespace) -> None:
         keys = ("run", "steps", "pass_rate_before", "pass_rate_after", "rollouts_per_second")
         print(json.dumps({**{key: figures[key] for key in keys}, "seconds": seconds, "stages": figures["stages"]}))
     else:
-        print(summary(run, result, seconds))
+        print(printable(summary(run, result, seconds), lines=True))
 
 
 def _train(run: Run, display: Display) -> "TrainResult":

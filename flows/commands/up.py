@@ -14,6 +14,7 @@ from flows.status import StackDisplay, rows_of
 from infra.home import rlvf_home, rlvf_storage
 from infra.hosts import LOOPBACK, free_port, is_loopback, own_addresses
 from infra.security.identity import own_certificates
+from infra.security.printable import printable
 from infra.security.tls import refuse_open_address
 from infra.services.addresses import is_up, read_up, the_only_up
 from infra.services.passwords import FILE
@@ -169,7 +170,7 @@ def _detach(given: argparse.Namespace, home: Path) -> None:
         relay()
         raise
     relay()
-    print("\n".join(rows_of(up.addresses)))
+    print(printable("\n".join(rows_of(up.addresses)), lines=True))
     if (home / FILE).exists() and not is_loopback(str(given.host)):
         print(f"sign in     as {USER}, with the passwords in {home / FILE}")
     print("stop it with: rlvf down")
@@ -185,7 +186,7 @@ def _relay(log: Path, begin: int) -> Callable[[], None]:
             file.seek(at)
             new = file.read()
             at = file.tell()
-        sys.stderr.write(new.decode(errors="replace"))
+        sys.stderr.write(printable(new.decode(errors="replace"), lines=True))
         sys.stderr.flush()
 
     return relay
@@ -198,7 +199,7 @@ def _say_is_up(given: argparse.Namespace, home: Path) -> None:
             raise ServiceError("another rlvf up of this home was just stopping, or does not come up; try again")
         time.sleep(0.1)
     print("it is up already" + ("" if up.ready else " (starting)"))
-    print("\n".join(rows_of(up.addresses)))
+    print(printable("\n".join(rows_of(up.addresses)), lines=True))
     if given.storage and storage_uri(given.storage) != up.addresses.storage:
         print(f"rlvf: it uses {up.addresses.storage}; rlvf down first, to use {given.storage}", file=sys.stderr)
     if given.host != LOOPBACK and f"//{given.host}:" not in str(up.addresses.scheduler):

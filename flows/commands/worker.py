@@ -22,6 +22,7 @@ from infra.interrupts import answered_by
 from infra.security.bundles import check_machine_name, machine_name
 from infra.security.certificates import SecurityError
 from infra.security.identity import adopt_settings, install_bundle
+from infra.security.printable import printable
 from infra.services.addresses import running
 
 EXAMPLES = """
@@ -149,7 +150,7 @@ def _report(found: Sequence[Check]) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 WORKER = Command("worker", "let this machine work for a cluster", EXAMPLES, _options, _run)

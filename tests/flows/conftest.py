@@ -239,8 +239,9 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
 @pytest.fixture
 def own_signals_and_environment() -> Iterator[None]:
     """What a command in this process changes of them is undone."""
-    before, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
+    before, hook, environment = signal.getsignal(signal.SIGTERM), sys.excepthook, dict(os.environ)
     yield
+    sys.excepthook = hook
     signal.signal(signal.SIGTERM, before)
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]

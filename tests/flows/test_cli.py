@@ -1,6 +1,7 @@
 """The command `rlvf`: its help, and one clear line for each mistake."""
 
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from flows import cli
 from flows.cli import COMMANDS, main
+from flows.commands.command import Command
 from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
 from flows.option_tree import leaf_values
 from flows.runs import Run
@@ -191,6 +194,43 @@ def test_a_home_that_cannot_be_is_one_line(
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLVF_HOME", str(tmp_path / "file" / "home"))
     assert "Not a directory" in refused("sft", code=1)
+
+
+HOSTILE = "\x1b]52;c;ZXZpbA==\x07\u202e[red]"
+SHOWN = r"\x1b]52;c;ZXZpbA==\x07\u202e[red]"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "end"),
+    [
+        (ValueError(f"it said {HOSTILE}\nrlvf: more"), 2, ""),
+        (RuntimeError(f"it said {HOSTILE}\nrlvf: more"), 1, " (set RLVF_TRACEBACK=1 for the whole story)"),
+    ],
+)
+def test_what_an_error_quotes_does_not_act_on_the_terminal(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, end: str
+) -> None:
+    def fail(_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "COMMANDS", (Command("train", "fail", "rlvf train  fails", lambda _: None, fail),))
+    assert refused("train", code=code) == f"it said {SHOWN}; rlvf: more{end}"
+
+
+def test_nor_does_what_a_traceback_quotes() -> None:
+    program = (
+        "import sys; from flows import cli; from flows.commands.command import Command\n"
+        f"def fail(_): raise OSError({HOSTILE!r})\n"
+        "cli.COMMANDS = (Command('train', 'fail', 'rlvf train  fails', lambda _: None, fail),); cli.main(['train'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "RLVF_TRACEBACK": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == f"OSError: {SHOWN}"
 
 
 @pytest.mark.parametrize("words", [["train", "--stepz", "3"], ["train", "--problems", "none.csv"]])

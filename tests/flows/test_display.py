@@ -73,6 +73,24 @@ def test_a_line_of_its_own_comes_in_its_order_and_is_no_markup():
     assert lines(console)[2:] == ["train  step 2", "port 4200 is in use [bold]:-)[/bold] " + "x" * 300]
 
 
+HOSTILE = "\x1b[2J\x1b]52;c;ZXZpbA==\x07 \x1b]8;;http://evil\x07[red]a[/red]\r\u202eb\nrlvf: c"
+SHOWN = r"\x1b[2J\x1b]52;c;ZXZpbA==\x07 \x1b]8;;http://evil\x07[red]a[/red]\r\u202eb\nrlvf: c"
+
+
+@pytest.mark.parametrize("made", [piped, terminal])
+def test_what_a_model_or_a_verifier_wrote_does_not_act_on_the_terminal(made):
+    console, clock = made(), Clock()
+    with Display(console, clock) as shown:
+        shown.stage(f"stage {HOSTILE}")
+        shown.total(1)
+        shown.step(1, note=f"note {HOSTILE}")
+        shown.say(f"said {HOSTILE}")
+    written = console.file.getvalue()
+    assert all(f"{where} {SHOWN}" in written for where in ("stage", "note", "said"))
+    assert not any(each in written for each in ("\x1b[2J", "\x1b]", "\x07", "\u202e", "\x1b[31m"))
+    assert [line for line in written.split("\n") if line.startswith("rlvf: c")] == []
+
+
 def test_the_time_left_follows_the_newest_pace_and_counts_from_where_a_run_resumed():
     console, clock = piped(), Clock()
     with Display(console, clock) as shown:
