@@ -31,6 +31,7 @@ MAY_CHANGE = (
     "policy.device",
     "verifier.seconds",
     "verifier.memory_mb",
+    "optimizer.lr",  # what a run that diverges is told to lower
 )
 
 

@@ -63,7 +63,7 @@ class Training:
         self.run = run
         self.place = place
         self.config = config = run.config
-        self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed)
+        self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
         check_verifiers(place.dispatch, self.problems.verifiers)
         self.generator = GeneratorSpec(
             config.policy,

@@ -4,10 +4,12 @@ P problems.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from hashlib import sha256
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -19,6 +21,7 @@ from rl.tables import ProblemError, Row, Table, short
 # what columns are called where nobody says it; the project's own names come first and win
 PROMPTS = ("natural_language", "question", "problem", "prompt")
 TARGETS = ("python_expression", "answer", "target", "solution")
+EPOCHS = (4,)  # keeps the orders apart from other draws with the same seed
 
 
 @dataclass(frozen=True)
@@ -63,20 +66,45 @@ def split(problems: Iterable[Problem], held_out: int) -> tuple[list[Problem], li
     )
 
 
-def draw(problems: Sequence[Problem], seed: int, step: int, count: int, skip: int = 0) -> list[Problem]:
-    """Items [skip, skip + count) of the endless sequence that belongs to (seed, step), whatever was drawn before.
+def draw(problems: Sequence[Problem], stream: int, position: int, own: int, count: int, skip: int = 0) -> list[Problem]:
+    """Items [skip, skip + count) of the endless sequence that belongs to a step, whatever was drawn before.
 
-    The sequence is one random order of all P problems after another: none comes twice within the first P. A later draw
-    of the same step continues with `skip` at what it has already taken. Raises ProblemError if there are no problems.
+    Its first `own` items are at [position, position + own) of `stream`, a sequence that is one random order of all P
+    problems (an epoch) after another: where each step begins at the position at which the one before it ended, every
+    problem comes once an epoch. The rest replaces problems that taught nothing: from half an epoch further on in the
+    same order, so that none comes twice in a step before all have come (save at the border of two epochs).
+    Raises ProblemError if there are no problems.
     """
-    assert min(seed, step, count, skip) >= 0
+    assert min(stream, position, own, count, skip) >= 0
     if not problems:
         raise ProblemError("no problems to draw from")
-    generator = np.random.default_rng(np.random.SeedSequence([seed, step]))
-    order: list[int] = []
-    while len(order) < skip + count:
-        order += generator.permutation(len(problems)).tolist()
-    return [problems[index] for index in order[skip : skip + count]]
+    return [problems[row] for row in islice(_rows(len(problems), stream, position, own), skip, skip + count)]
+
+
+def _rows(total: int, stream: int, position: int, own: int) -> Iterator[int]:
+    """The rows of a step, as `draw` says; endless."""
+    drawn = set()
+    for at in range(position, position + own):
+        epoch, place = divmod(at, total)
+        row = _order(total, stream, epoch)[place]
+        drawn.add(row)
+        yield row
+    epoch, place = divmod(position, total)
+    order = _order(total, stream, epoch)
+    while True:
+        for ahead in range(total):
+            row = order[(place + total // 2 + ahead) % total]
+            if row not in drawn:
+                drawn.add(row)
+                yield row
+        drawn.clear()
+
+
+@lru_cache(maxsize=16)
+def _order(total: int, stream: int, epoch: int) -> tuple[int, ...]:
+    """The rows in the order of an epoch."""
+    generator = np.random.default_rng(np.random.SeedSequence([stream, epoch], spawn_key=EPOCHS))
+    return tuple(generator.permutation(total).tolist())
 
 
 def _target_column(table: Table, columns: Columns) -> str | None:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from threading import Lock
 
 import numpy as np
 
@@ -25,8 +26,21 @@ Draw = Callable[[int, int, int], list[Problem]]  # (step, how many, how many of 
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where the problems of one set come from.
+
+    ``draw(step, position, own, count, skip)``: `count` of the set's problems in a step, after `skip` of them; `own` of
+    them are drawn first and not to replace others, and `position` such were drawn in the steps before.
+    """
+
+    weight: float
+    draw: Callable[[int, int, int, int, int], list[Problem]]
+
+
+@dataclass(frozen=True)
 class ProblemSet:
-    """Problems of step k are a function of (seed, k) alone."""
+    """Problems of step k are a function of (seed, k) alone. A file's come in epochs: all of them once, in a random
+    order, before any comes again."""
 
     name: str
     draw: Draw
@@ -69,11 +83,14 @@ class _Set:
         return [replace(problem, set=self.name, briefing=briefing) for problem in found]
 
 
-def open_problems(sets: Sequence[ProblemsConfig], verifier: VerifierConfig, held_out: int, seed: int) -> ProblemSet:
+def open_problems(
+    sets: Sequence[ProblemsConfig], verifier: VerifierConfig, held_out: int, seed: int, prompts: int = 1
+) -> ProblemSet:
     """The problems of the sets, mixed by weight.
 
     Args:
         held_out: how many problems of each set are kept out of training, the same ones for every seed.
+        prompts: how many a step draws at first; whatever it draws after these replaces some of them.
 
     Raises:
         ProblemError: a file that is missing, empty or broken, or too small to keep ``held_out`` of its problems out.
@@ -82,22 +99,22 @@ def open_problems(sets: Sequence[ProblemsConfig], verifier: VerifierConfig, held
     named_sets = _named(sets, verifier)
     split = {each.name: each.split(held_out) for each in named_sets if each.config.path not in MADE}
     kept = {problem.prompt for _, out in split.values() for problem in out}
-    draws: list[Draw] = []
+    sources: list[Source] = []
     out: list[Problem] = []
-    for each in named_sets:
+    for each, stream in zip(named_sets, _streams(seed, len(named_sets)), strict=True):
         if each.config.path in MADE:
-            draws.append(_made(each, seed))
+            sources.append(_made(each, stream))
             out += each.marked(MADE[each.config.path](0, 0, held_out, side="held_out"))
         else:
             # two sets may share problems: none is trained on that another keeps out
             train = [problem for problem in split[each.name][0] if problem.prompt not in kept]
             if not train:
                 raise ProblemError(f"{each.config.path}: all of its problems are held out of training by another set")
-            draws.append(_from(train, seed))
+            sources.append(_from(train, stream, each.config.weight))
             out += split[each.name][1]
     return ProblemSet(
         name=set_name(sets),
-        draw=draws[0] if len(draws) == 1 else mixed(draws, [each.config.weight for each in named_sets], seed),
+        draw=Mixture(sources, seed, prompts),
         held_out=tuple(out),
         verifiers={each.name: each.verifier for each in named_sets},
     )
@@ -116,18 +133,44 @@ def problems_to_solve(sets: Sequence[ProblemsConfig], verifier: VerifierConfig, 
     return ProblemSet(set_name(sets), lambda *_: [], tuple(found), {each.name: each.verifier for each in named_sets})
 
 
-def mixed(draws: Sequence[Draw], weights: Sequence[float], seed: int) -> Draw:
-    """Draws from several sets, each chosen with its weight; which ones at a step depends on (seed, step) alone."""
-    shares = np.cumsum(weights) / np.sum(weights)
+class Mixture:
+    """Draws from several sets, each chosen with its weight; which ones at a step depends on (seed, step) alone. Safe to
+    ask from several threads."""
 
-    def draw(step: int, count: int, skip: int) -> list[Problem]:
-        generator = np.random.default_rng(np.random.SeedSequence([seed, step], spawn_key=STREAM))
-        chosen = np.searchsorted(shares[:-1], generator.random(skip + count), side="right").tolist()
-        before, now = Counter(chosen[:skip]), Counter(chosen[skip:])
-        drawn = {each: iter(draws[each](step, now[each], before[each])) for each in now}
-        return [next(drawn[each]) for each in chosen[skip:]]
+    def __init__(self, sources: Sequence[Source], seed: int, prompts: int) -> None:
+        weights = [source.weight for source in sources]
+        self._sources, self._seed, self._prompts = sources, seed, prompts
+        self._shares = np.cumsum(weights) / np.sum(weights)
+        self._before = [Counter[int]()]  # by step: how many of each set the steps before it drew at first
+        self._lock = Lock()
 
-    return draw
+    def __call__(self, step: int, count: int, skip: int) -> list[Problem]:
+        chosen = self._chosen(step, max(self._prompts, skip + count))
+        own, before, now = (
+            Counter(part) for part in (chosen[: self._prompts], chosen[:skip], chosen[skip : skip + count])
+        )
+        past = self._drawn_before(step)
+        drawn = {
+            each: iter(self._sources[each].draw(step, past[each], own[each], now[each], before[each])) for each in now
+        }
+        return [next(drawn[each]) for each in chosen[skip : skip + count]]
+
+    def _chosen(self, step: int, count: int) -> list[int]:
+        """The sets of a step's first problems."""
+        if len(self._sources) == 1:
+            return [0] * count
+        generator = np.random.default_rng(np.random.SeedSequence([self._seed, step], spawn_key=STREAM))
+        found: list[int] = np.searchsorted(self._shares[:-1], generator.random(count), side="right").tolist()
+        return found
+
+    def _drawn_before(self, step: int) -> Counter[int]:
+        if len(self._sources) == 1:
+            return Counter({0: step * self._prompts})
+        with self._lock:
+            while len(self._before) <= step:
+                last = len(self._before) - 1
+                self._before.append(self._before[last] + Counter(self._chosen(last, self._prompts)))
+            return self._before[step]
 
 
 def read_tables(path: str) -> list[tables.Table]:
@@ -195,10 +238,23 @@ def _named(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[_Se
     ]
 
 
-def _made(each: _Set, seed: int) -> Draw:
+def _streams(seed: int, count: int) -> list[int]:
+    """A seed for each set: two sets of equal length must not draw the same rows."""
+    others = np.random.SeedSequence(seed, spawn_key=STREAM).spawn(count - 1)
+    return [seed, *(int(other.generate_state(1, np.uint64)[0]) for other in others)]
+
+
+def _made(each: _Set, stream: int) -> Source:
     make = MADE[each.config.path]
-    return lambda step, count, skip: each.marked(make(seed, step, count, skip=skip))
+
+    def draw(step: int, _position: int, _own: int, count: int, skip: int) -> list[Problem]:
+        return each.marked(make(stream, step, count, skip=skip))
+
+    return Source(each.config.weight, draw)
 
 
-def _from(train: Sequence[Problem], seed: int) -> Draw:
-    return lambda step, count, skip: problems.draw(train, seed, step, count, skip)
+def _from(train: Sequence[Problem], stream: int, weight: float) -> Source:
+    def draw(_step: int, position: int, own: int, count: int, skip: int) -> list[Problem]:
+        return problems.draw(train, stream, position, own, count, skip)
+
+    return Source(weight, draw)

@@ -140,6 +140,7 @@ def test_a_run_that_is_none_cannot_go_on(tmp_path: Path) -> None:
         ("tracking.uri", "http://10.0.0.1:5000"),
         ("checkpoint.keep_last", "9"),
         ("policy.device", "cuda"),
+        ("optimizer.lr", "1e-5"),
     ],
 )
 def test_more_steps_other_machines_and_other_bookkeeping_are_allowed(saved: Run, path: str, value: str) -> None:
@@ -163,7 +164,7 @@ def test_more_steps_other_machines_and_other_bookkeeping_are_allowed(saved: Run,
         ("policy.model", "other", "policy.model: saved 'tiny', now 'other'"),
         ("policy.dtype", "bfloat16", "policy.dtype: saved 'auto', now 'bfloat16'"),
         ("sampling.temperature", "0.5", "sampling.temperature: saved 1.0, now 0.5"),
-        ("optimizer.lr", "0.5", f"optimizer.lr: saved {TrainConfig().optimizer.lr}, now 0.5"),
+        ("optimizer.betas", "0.5,0.9", f"optimizer.betas: saved {TrainConfig().optimizer.betas}, now (0.5, 0.9)"),
         ("warm_up.seed", "5", "warm_up.seed: saved 0, now 5"),
     ],
 )

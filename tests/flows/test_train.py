@@ -267,3 +267,13 @@ def test_a_run_that_diverges_is_stopped_with_its_weights_intact(lab: Any, monkey
     _, logged = lab.mlflow(run)
     assert logged.info.status == "FAILED"
     assert torch.isnan(torch.tensor(lab.metrics(run, "policy/grad_norm")[4]))
+
+
+def test_a_run_goes_on_with_the_learning_rate_that_it_was_told_to_lower(lab: Any) -> None:
+    run = Path(lab.train(steps="1", optimizer__warmup_steps="0", optimizer__lr="1e-3").run)
+    words = {"optimizer__warmup_steps": "0", "optimizer__lr": "1e-14"}
+    assert lab.train(resume=str(run), run=str(run), steps="2", **words).steps == 2
+    changed = lab.metrics(run, "sync/changed")
+    assert changed[1] > 0.5
+    assert changed[2] < 1e-4  # an update that is too small for almost any weight
+    assert yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["lr"] == 1e-14

@@ -157,6 +157,38 @@ def test_sets_are_mixed_by_weight_and_a_draw_depends_on_seed_and_step_alone(tmp_
         assert len(set(questions)) == len(questions)
 
 
+def test_an_epoch_of_every_set_is_whole_and_sets_of_equal_length_draw_different_rows(tmp_path: Path) -> None:
+    paths = [jsonl(tmp_path / f"{name}.jsonl", range(90)) for name in "abc"]
+    sets = [ProblemsConfig(path=path, verifier="gsm8k") for path in paths]
+    mixed = open_sets(sets, VerifierConfig(), 10, 0, 8)
+    drawn: dict[str, list[str]] = {"a": [], "b": [], "c": []}
+    steps: dict[int, list[Problem]] = {}
+    for step in range(60):
+        steps[step] = mixed.draw(step, 8, 0)
+        mixed.draw(step, 8, 8)  # what replaces them takes nothing from the epoch
+        for problem in steps[step]:
+            drawn[problem.set].append(problem.prompt)
+    for order in drawn.values():
+        assert len(order) > 120
+        assert len(set(order[:80])) == 80
+    assert drawn["a"][:40] != drawn["b"][:40] != drawn["c"][:40] != drawn["a"][:40]
+    resumed = open_sets(sets, VerifierConfig(), 10, 0, 8)
+    assert {step: resumed.draw(step, 8, 0) for step in (59, 30, 31)} == {step: steps[step] for step in (59, 30, 31)}
+    # two of the same kind that are made are not the same either
+    made = open_sets([ProblemsConfig(path=GRAMMAR)] * 2, VerifierConfig(), 1, 0, 64).draw(0, 64, 0)
+    assert len({problem.prompt for problem in made}) > 60
+
+
+def test_a_file_is_seen_whole_before_any_of_it_comes_again(tmp_path: Path) -> None:
+    problems = open_sets([ProblemsConfig(path=jsonl(tmp_path / "q.jsonl", range(250)), verifier="gsm8k")],
+                         VerifierConfig(), 10, 3, 32)  # fmt: skip
+    firsts = [problem.prompt for step in range(8) for problem in problems.draw(step, 32, 0)]
+    assert len(set(firsts[:240])) == 240
+    for step in range(7):
+        whole = prompts(problems, step, 80)
+        assert len(set(whole)) == 80  # what replaces a problem is not of the same step
+
+
 def test_each_set_keeps_its_own_problems_out_and_has_its_own_verifier(tmp_path: Path, sums: str) -> None:
     mixed = mixture(tmp_path, sums)
     assert Counter(problem.set for problem in mixed.held_out) == {"sums": 4, "questions": 4, "countdown": 4}
