@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import dask.config
-from distributed import Client, Scheduler, SpecCluster
+from distributed import Client, Scheduler, Security, SpecCluster
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from infra.cluster.machine import cores, detect_device
@@ -19,7 +19,7 @@ from infra.cluster.role import RoleNanny, logs_to, role_options
 from infra.cluster.settings import DASK_SETTINGS, NANNY_SETTINGS
 from infra.home import rlvf_home
 from infra.security.certificates import SecurityError
-from infra.security.tls import dask_security
+from infra.security.tls import dask_security, temporary_security
 
 LOCALHOST = "127.0.0.1"
 ADDRESS = re.compile(r"([a-z]+://)?[^\s/]+:\d{1,5}")
@@ -101,6 +101,25 @@ def cluster(
         with _joined(named, f"RLVF_SCHEDULER = {named!r}") as client:
             yield client
         return
+    with local_cluster(config, temporary_security(), log_dir=log_dir, preload=preload) as client:
+        yield client
+
+
+@contextmanager
+def local_cluster(
+    config: ClusterConfig,
+    security: Security,
+    *,
+    log_dir: Path | None = None,
+    preload: Mapping[str, str] | None = None,
+) -> Iterator[Client]:
+    """A client of a cluster of this machine's that lives as long as the context.
+
+    Loopback is open to every user of the machine, and whoever reaches a port of Dask's runs code as the one who started
+    it: with `security` that requires encryption only who has its keys does, on every port of the scheduler, the workers
+    and their nannies.
+    """
+    encrypted = bool(security.require_encryption)
     with ExitStack() as stack:
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -111,7 +130,6 @@ def cluster(
                 {
                     **DASK_SETTINGS,
                     "distributed.scheduler.worker-ttl": None,  # one machine: all sleep and wake together
-                    "distributed.comm.require-encryption": None,  # between processes on the loopback interface
                     # So long after a death the cluster looks whether the worker is there and closes its nanny if not:
                     # one that is away again, because it died a second time, would never come back.
                     "distributed.deploy.lost-worker-timeout": "1000 days",
@@ -121,17 +139,23 @@ def cluster(
         )
         # Started here because its first start unblocks SIGINT in the thread that caused it: RoleNanny's, otherwise.
         multiprocessing.resource_tracker.ensure_running()
+        specified = workers(config, log_dir=log_dir, preload=preload)
+        for worker in specified.values():
+            worker["options"]["security"] = security
         local = SpecCluster(  # type: ignore[no-untyped-call]
             scheduler={
                 "cls": Scheduler,
                 "options": {
                     "host": LOCALHOST,
                     "port": 0,
+                    "protocol": "tls" if encrypted else "tcp",
+                    "security": security,
                     "dashboard": True,
                     "dashboard_address": f"{LOCALHOST}:0",
                 },
             },
-            workers=workers(config, log_dir=log_dir, preload=preload),
+            workers=specified,
+            security=security,
             name="rlvf",
         )
         stack.callback(local.close)

@@ -34,6 +34,9 @@ class RoleWorker(Worker):
         self._warm = warm
         super().__init__(*args, metrics={pace.METRIC: pace.report}, **kwargs)
 
+    def start_http_server(self, *_: Any, **__: Any) -> None:
+        """None: its pages are plain HTTP without a password, and what they tell the scheduler's tell too."""
+
     async def start_unsafe(self) -> Any:
         started = await super().start_unsafe()  # type: ignore[no-untyped-call]
         if self._warm is not None:
@@ -70,7 +73,6 @@ def role_options(
         "nthreads": 1,
         "memory_limit": 0,
         "host": host,
-        "dashboard_address": "127.0.0.1:0",  # its pages are plain HTTP without a password
         "resources": dict.fromkeys(tags, 1),
         "env": {
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)),

@@ -6,10 +6,12 @@ from pathlib import Path
 from distributed import Security
 
 from infra.hosts import is_loopback
-from infra.security.certificates import SecurityError
+from infra.security.bundles import machine_name
+from infra.security.certificates import SecurityError, new_authority, new_leaf
 from infra.security.identity import certs_folder, check_certificates, has_certificates
 
 logger = logging.getLogger(__name__)
+ROLES = ("scheduler", "worker", "client")  # of Dask: each has a certificate of its own, here the same one
 
 
 def dask_security(home: Path) -> Security:
@@ -20,8 +22,24 @@ def dask_security(home: Path) -> Security:
     return Security(  # type: ignore[no-untyped-call]
         require_encryption=True,
         tls_ca_file=str(folder / "authority.pem"),
-        **{f"tls_{role}_cert": certificate for role in ("scheduler", "worker", "client")},
-        **{f"tls_{role}_key": key for role in ("scheduler", "worker", "client")},
+        **{f"tls_{role}_cert": certificate for role in ROLES},
+        **{f"tls_{role}_key": key for role in ROLES},
+    )
+
+
+def temporary_security() -> Security:
+    """Mutual TLS among the processes of one cluster that this process starts: of an authority that nobody else has.
+
+    The keys are in memory only: Dask hands them to its processes through their pipes. The authority's own is forgotten
+    here, so that nobody can be admitted later.
+    """
+    authority = new_authority()
+    certificate, key = new_leaf(authority, machine_name(), [])
+    return Security(  # type: ignore[no-untyped-call]
+        require_encryption=True,
+        tls_ca_file=authority[0],
+        **{f"tls_{role}_cert": certificate for role in ROLES},
+        **{f"tls_{role}_key": key for role in ROLES},
     )
 
 
@@ -30,7 +48,7 @@ def tls_environment(home: Path) -> dict[str, str]:
     check_certificates(home)
     folder = certs_folder(home)
     prefix = "DASK_DISTRIBUTED__COMM__"
-    roles = ("SCHEDULER", "WORKER", "CLIENT")
+    roles = [role.upper() for role in ROLES]
     return {
         f"{prefix}REQUIRE_ENCRYPTION": "True",
         f"{prefix}TLS__CA_FILE": str(folder / "authority.pem"),

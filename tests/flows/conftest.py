@@ -16,12 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
-from distributed import Client
+from distributed import Client, Security
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.options import read_config
 from flows.sft import warm_up_spec
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.cluster import ClusterConfig, local_cluster
 from infra.cluster.placement import offers
 from infra.runs.metric_log import read_metrics
 from infra.services import prefect_server as services
@@ -225,8 +225,9 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
     with (
         pytest.MonkeyPatch.context() as patch,
         prefect_server_on_any_port(home) as server,
-        cluster(
+        local_cluster(
             config,
+            Security(require_encryption=False),  # type: ignore[no-untyped-call]  # commands with other homes join it
             log_dir=home / "logs",
             preload={"GENERATOR": "tasks.calls.generator", "TRAINER": "tasks.calls.trainer", "VERIFIER": "tasks.judge"},
         ) as client,

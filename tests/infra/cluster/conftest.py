@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from distributed import Client
+from distributed import Client, Security
 
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.cluster import ClusterConfig, local_cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, offers
 from tests.processes import until
@@ -15,7 +15,8 @@ from tests.processes import until
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     config = ClusterConfig(generators=2, threads=1, device="cpu")
-    with cluster(config, log_dir=tmp_path_factory.mktemp("logs")) as client:
+    plain = Security(require_encryption=False)  # type: ignore[no-untyped-call]  # so that Dask's own commands join it
+    with local_cluster(config, plain, log_dir=tmp_path_factory.mktemp("logs")) as client:
         yield client
 
 

@@ -16,6 +16,7 @@ from infra.cluster import cluster as module
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, workers
 from infra.cluster.machine import cores
 from infra.cluster.placement import PlacementConfig, check_placement, offers, workers_with
+from infra.security.identity import certs_folder
 from tests.processes import started, until
 
 WARM = "wave"  # a module that nothing else imports
@@ -85,7 +86,15 @@ def test_what_a_worker_prints_is_in_its_file(client: Client, logs: Path, capfd: 
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_cluster_can_be_joined_and_left(client: Client) -> None:
+def test_a_cluster_can_be_joined_and_left(client: Client, home_folder: Path) -> None:
+    its, here = client.security, certs_folder(home_folder)
+    here.mkdir(parents=True)
+    for name, pem in (
+        ("authority.pem", its.tls_ca_file),
+        ("machine.pem", its.tls_client_cert),
+        ("machine.key", its.tls_client_key),
+    ):
+        (here / name).write_text(pem)
     with cluster(ClusterConfig(scheduler=client.scheduler.address)) as joined:
         assert {offer.name for offer in offers(joined)} == {offer.name for offer in offers(client)}
     assert offers(client)
