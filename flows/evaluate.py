@@ -7,6 +7,7 @@ from dataclasses import asdict
 from prefect import flow
 
 from flows.config import EvalConfig, SftConfig
+from flows.preflight import check_model
 from flows.runs import Run, existing_run, saved_config, with_secrets
 from flows.sft import sft
 from flows.workplace import Workplace, workplace
@@ -66,6 +67,8 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
         warm = SftConfig(policy=config.policy, cluster=config.cluster, placement=config.placement)
         uri = sft(warm)
         return published_version(uri), None
+    if note := check_model(model, place.runs, also_run=True):
+        place.display.say(note)
     return place.dispatch.run(
         "evaluate", generator.store_model, model, config.policy, store.join(place.storage, "models")
     ), None

@@ -1,25 +1,59 @@
 """What can be found wrong with a request before anything is started or written."""
 
+import functools
 import urllib.error
 import urllib.request
 from http.client import HTTPException
 
+from flows.model_files import ModelFilesError, UnknownModel, find_model
+from flows.runs import meant
+from infra.runs.checkpoints import is_run, resolve_run
 from infra.security.secrets import masked, without_userinfo
 from rl.config import TINY
 
 
-def check_model(model: str, also: str = "") -> None:
-    """Refuse a model that transformers does not know, before anything starts or is written."""
+@functools.cache  # a command asks before it starts anything, its flow before it makes a run
+def check_model(model: str, runs: str, *, also_run: bool = False) -> str:
+    """Refuse a model that cannot be loaded, before anything starts or is written. What a person should know of one that
+    can.
+
+    Args:
+        runs: where runs lie; the model is none of them.
+        also_run: whether it might have been one.
+    """
     if model == TINY:
-        return
+        return ""
+    try:
+        found = find_model(model)
+        _check_kind(found.source)
+    except UnknownModel as error:
+        run = resolve_run(model, runs)
+        if also_run:
+            what = f"there is no run {run}, and {error}{meant(model, runs)}"
+        else:
+            what = f"is a run, whose policy is the folder {run}/model" if is_run(run) else str(error)
+        raise ValueError(f"policy.model {model!r}: {what}") from error
+    except ModelFilesError as error:
+        raise ValueError(f"policy.model {model!r}: {'is no run; ' if also_run else ''}{error}") from error
+    return found.note
+
+
+def _check_kind(source: str) -> None:
+    """Raise ModelFilesError unless transformers has a causal language model and a tokenizer for the files."""
     from transformers import AutoConfig, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
-        AutoConfig.from_pretrained(model, trust_remote_code=False)
-        AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"policy.model {model!r} is not {also}a model that transformers can load: {reason}") from error
+        raise ModelFilesError(f"not a model that transformers can load: {reason}") from error
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelFilesError(f"transformers has no causal language model of type {config.model_type!r}")
+    # without its files transformers makes an empty one of the right class
+    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
+        raise ModelFilesError("it has no tokenizer files (tokenizer.json, or tokenizer.model, vocab.json and the like)")
 
 
 def check_tracking(uri: str | None) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -105,6 +106,16 @@ def new_run(config: TrainConfig, home_runs: str) -> Run:
     return Run(uri, config, resumed=False)
 
 
+def meant(name: str, home_runs: str) -> str:
+    """The names of runs that are most like one that is none, for a message; empty where none is."""
+    try:
+        there = [uri.rpartition("/")[2] for uri in place.folders(home_runs)]
+    except (OSError, ValueError):  # the message is about something else
+        return ""
+    near = get_close_matches(name.rstrip("/").rpartition("/")[2], there, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
 def existing_run(name: str, home_runs: str) -> str:
     """The URI of the run of that name, or of the newest one; it need not be there unless it is the newest.
 
@@ -118,6 +129,20 @@ def existing_run(name: str, home_runs: str) -> str:
     if not found:
         raise NotARun(f"there is no run at {home_runs} yet")
     return max(found, key=found.__getitem__)
+
+
+def known_run(name: str, home_runs: str) -> str:
+    """The URI of the run of that name, which exists.
+
+    Raises:
+        NotARun: there is none; the message has the names that are most like it.
+    """
+    uri = existing_run(name, home_runs)
+    try:
+        require_run(uri)
+    except NotARun as error:
+        raise NotARun(f"{error}{meant(name, home_runs)}") from error
+    return uri
 
 
 def saved_config(uri: str) -> TrainConfig:
@@ -145,7 +170,7 @@ def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[s
         NotARun: there is no such run.
         OptionError: a change contradicts what the run has learned so far.
     """
-    uri = resolve_run(name, home_runs)
+    uri = known_run(name, home_runs)
     saved = saved_config(uri)
     now = read_config(TrainConfig, file=file, overrides=overrides, base=saved.model_dump(mode="json"))
     now = with_secrets(now)

@@ -8,6 +8,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
+from flows.preflight import check_model
 from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
 from flows.sft import kept_warm_up, sft
 from flows.training import Training, TrainResult
@@ -111,6 +112,8 @@ def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     if resume is None and started_before() and is_run(resolve_run(named, place.runs)):
         resume = named
     if resume is None:
+        if note := check_model(config.policy.model, place.runs):
+            place.display.say(note)
         return new_run(config.model_copy(update={"run": named}), place.runs)
     run = Run(resolve_run(resume, place.runs), config, resumed=True)
     refuse_contradictions(resume, saved_config(run.uri), config)

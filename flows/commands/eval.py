@@ -34,7 +34,7 @@ def _run(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides)
     problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
     if not is_run(existing_run(config.policy.model, runs_uri())):
-        check_model(config.policy.model, "a run or ")
+        check_model(config.policy.model, runs_uri(), also_run=True)
 
     def work(_: Display) -> "Evaluation":
         from flows.evaluate import evaluate_policy

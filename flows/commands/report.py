@@ -6,9 +6,8 @@ import webbrowser
 from pathlib import Path
 
 from flows.commands.command import Command
-from flows.runs import existing_run
+from flows.runs import known_run
 from infra.home import rlvf_home, runs_uri
-from infra.runs.checkpoints import require_run
 from infra.security.printable import printable
 from infra.storage.store import local_path
 
@@ -29,8 +28,7 @@ def _run(given: argparse.Namespace) -> None:
     from flows.report import REPORT, write_report
     from infra.runs.record import read_record
 
-    uri = existing_run(given.run, runs_uri())
-    require_run(uri)
+    uri = known_run(given.run, runs_uri())
     folder = local_path(uri) or rlvf_home() / "runs" / uri.rpartition("/")[2]
     out = Path(given.out).expanduser() if given.out else folder / REPORT
     if out.is_dir():

@@ -47,7 +47,7 @@ def _run(given: argparse.Namespace) -> None:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
         check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
     open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
-    check_model(run.config.policy.model)
+    check_model(run.config.policy.model, runs)
     began = time.monotonic()
     try:
         result = in_workplace(run.config.cluster, run.config.placement, lambda display: _train(run, display))

@@ -149,10 +149,13 @@ def test_problems_that_cannot_be_used_are_one_line(
 @pytest.mark.parametrize("model", ["no/such", "nonsense", "./folder", "./missing"])
 def test_an_unknown_model_is_one_line(refused: Callable[..., str], tmp_path: Path, command: str, model: str) -> None:
     (tmp_path / "folder").mkdir()
-    also = "a run or " if command == "eval" else ""
-    assert refused(command, "--policy", model).startswith(
-        f"policy.model {model!r} is not {also}a model that transformers can load: "
-    )
+    also = "is no run; " if command == "eval" else ""
+    says = {"./folder": f"{also}the folder has no config.json", "./missing": f"{also}there is no such folder"}
+    run = f"there is no run {tmp_path}/home/runs/{model}, and " if command == "eval" and model == "nonsense" else ""
+    if model == "no/such" and command == "eval":
+        run = "there is no run no/such, and "
+    offline = f"{run}HF_HUB_OFFLINE is set, and this machine has no copy of such a model: offline?"
+    assert refused(command, "--policy", model) == f"policy.model {model!r}: {says.get(model, offline)}"
 
 
 def test_a_run_is_not_started_twice(refused: Callable[..., str], tmp_path: Path) -> None:
