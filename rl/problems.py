@@ -4,6 +4,7 @@ P problems.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rl.records import Problem
-from rl.tables import ProblemError, Row, Table, short
+from rl.tables import ProblemError, Row, Table, inside, short
 
 # what columns are called where nobody says it; the project's own names come first and win
 PROMPTS = ("natural_language", "question", "problem", "prompt")
@@ -31,6 +32,7 @@ class Columns:
     prompt: str | None = None  # None: one of PROMPTS
     target: str | None = None  # None: one of TARGETS
     target_needed: bool = True  # a verifier of the user's may do without
+    options: str = "--problems."  # how the names of the two options begin
 
 
 def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> list[Problem]:
@@ -38,7 +40,7 @@ def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> li
 
     Raises ProblemError at the first thing wrong.
     """
-    prompt = _column(table, columns.prompt, PROMPTS, "problems.prompt")
+    prompt = _column(table, columns.prompt, PROMPTS, f"{columns.options}prompt")
     target = _target_column(table, columns)
     problems = [_problem(table, row, prompt, target, columns, check) for row in table.rows]
     if not problems:
@@ -110,22 +112,26 @@ def _order(total: int, stream: int, epoch: int) -> tuple[int, ...]:
 def _target_column(table: Table, columns: Columns) -> str | None:
     if columns.target is None and not columns.target_needed and not set(TARGETS) & set(table.header):
         return None
-    return _column(table, columns.target, TARGETS, "problems.target")
+    return _column(table, columns.target, TARGETS, f"{columns.options}target")
 
 
 def _column(table: Table, named: str | None, known: tuple[str, ...], option: str) -> str:
-    """The column that is named, or the only one with a known name. Raises ProblemError."""
+    """The column that is named, be it a dotted path into one, or the only one with a known name. Raises
+    ProblemError."""
     place = table.at(1) if table.unit == "line" else table.name
     found = [column for column in ([named] if named is not None else known) if column in table.header]
     if len(found) == 1 or (found and found[0] == known[0]):
         return found[0]
     if found:
-        raise ProblemError(f"{place}: {' and '.join(map(repr, found))} could both be meant: name one by {option}")
+        raise ProblemError(
+            f"{place}: {' and '.join(map(repr, found))} could both be meant; name one: {option} {found[0]}"
+        )
+    if named is not None and named.partition(".")[0] in table.header:
+        return named  # of each row it is seen whether there is such a value
     wanted = named or known[0]
-    near = get_close_matches(wanted, table.header, n=1)
-    meant = f"; is {short(near[0])} meant?" if near else ""
+    near = [each for name in ([named] if named else known) for each in get_close_matches(name, table.header, 1, 0.75)]
     others = "" if named else f" (nor {', '.join(known[1:])})"
-    remedy = meant or f"; name it by {option}"
+    remedy = f"; is it {option} {shlex.quote(near[0])}?" if near else f"; name yours: {option} NAME"
     raise ProblemError(f"{place}: no column {wanted!r}{others} among {short(table.header)}{remedy}")
 
 
@@ -137,21 +143,42 @@ def _problem(
     columns: Columns,
     check: Callable[[Problem], None],
 ) -> Problem:
-    fields = dict(row.fields)
     place = table.at(row.number)
-    prompt = fields.pop(prompt_column, None)
+    prompt = inside(row.fields, prompt_column)
     if prompt is not None and not isinstance(prompt, str):
-        raise ProblemError(f"{place}: {prompt_column} is {short(prompt)}, not text")
+        raise ProblemError(
+            f"{place}: {prompt_column} is {short(prompt)}, not text{_below(prompt, prompt_column, columns)}"
+        )
     prompt = (prompt or "").strip()
-    target = "" if target_column is None else _text(fields.pop(target_column, None)).strip()
+    target = "" if target_column is None else _text(inside(row.fields, target_column)).strip()
     if not prompt or (columns.target_needed and not target):
-        raise ProblemError(f"{place}: {target_column if prompt else prompt_column} is empty")
+        raise ProblemError(f"{place}: {_emptiness(row, str(target_column) if prompt else prompt_column)}")
+    fields = {column: value for column, value in row.fields.items() if column not in (prompt_column, target_column)}
     problem = Problem(prompt, target, f"{PurePosixPath(table.name).name}:{row.number}", fields)
     try:
         check(problem)
     except ValueError as error:
         raise ProblemError(f"{place}: {target_column} {short(target)} {error}") from error
     return problem
+
+
+def _below(value: Any, column: str, columns: Columns) -> str:
+    """How to name text within the value of a column."""
+    texts = [key for key, each in value.items() if isinstance(each, str)] if isinstance(value, dict) else []
+    return f"; name the text in it: {columns.options}prompt {shlex.quote(f'{column}.{texts[0]}')}" if texts else ""
+
+
+def _emptiness(row: Row, column: str) -> str:
+    """What there is instead of a value."""
+    above, _, key = column.rpartition(".")
+    if column in row.fields or not above:
+        return f"{column} is empty"
+    there = inside(row.fields, above)
+    if isinstance(there, dict) and key not in there:
+        return f"{above} has no {key!r} but {short(list(there))}"
+    return (
+        f"{column} is empty" if isinstance(there, dict | list) else f"{above} is {short(there)}, with no {key!r} in it"
+    )
 
 
 def _text(value: Any) -> str:

@@ -7,8 +7,9 @@ rows of a Parquet file are counted from 1.
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, BinaryIO, Literal
 
 CSV, JSONL, PARQUET = "csv", "jsonl", "parquet"
@@ -20,6 +21,8 @@ _ENDINGS: dict[str, Format] = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+SNIFFED_ROWS = 20
 _PACKED = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4", ".snappy")
 
 
@@ -58,15 +61,18 @@ def file_format(name: str) -> Format:
 
 
 def read_csv(lines: Iterable[str], name: str) -> Table:
-    """Blank lines and a byte order mark are passed over. Raises ProblemError, for a broken row when it is asked for."""
-    rows = _csv_rows(lines, name)
+    """Columns are divided by commas, or by semicolons, tabs or bars where those fit. Blank lines and a byte order mark
+    are passed over. Raises ProblemError, for a broken row when it is asked for."""
+    text = _decoded(lines, name)
+    delimiter = _delimiter(text)
+    rows = _csv_rows(text, name, delimiter)
     _, header = next(rows, (0, None))
     if header is None:
         raise ProblemError(f"{name} is empty: expected a line with the names of the columns, then one problem a line")
     twice = next((column for column in header if header.count(column) > 1), None)
     if twice is not None:
         raise ProblemError(f"{name}: line 1: the column {short(twice)} is there more than once")
-    return Table(name, "line", header, _even(rows, header, name))
+    return Table(name, "line", header, _even(rows, header, name, DELIMITERS[delimiter]))
 
 
 def read_jsonl(lines: Iterable[str], name: str) -> Table:
@@ -112,6 +118,24 @@ def read_parquet(content: BinaryIO, name: str) -> Table:
     return Table(name, "row", list(table.column_names), rows)
 
 
+def inside(fields: Mapping[str, Any], path: str) -> Any:
+    """The value of a column, or by a dotted path that within one: `question.text`, `messages.0.content`; None where
+    there is none."""
+    if path in fields:
+        return fields[path]
+    column, *below = path.split(".")
+    value = fields.get(column)
+    for key in below:
+        match value:
+            case dict():
+                value = value.get(key)
+            case list() if key.isdecimal() and int(key) < len(value):
+                value = value[int(key)]
+            case _:
+                return None
+    return value
+
+
 def plain(value: Any) -> Any:
     """The value as JSON can hold it: numbers that are not finite are absent, dates and the like are text."""
     match value:
@@ -133,9 +157,38 @@ def short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
+def _decoded(lines: Iterable[str], name: str) -> list[str]:
+    text: list[str] = []
+    try:
+        text.extend(_without_mark(lines))
+    except UnicodeDecodeError as error:
+        # text is decoded in blocks, so the place may be some lines further on
+        at = f"line {len(text) + 1} or later"
+        raise ProblemError(f"{name}: {at}: not UTF-8 text ({error.reason}); save it as UTF-8") from error
+    return text
+
+
+def _delimiter(text: Sequence[str]) -> str:
+    """The one by which the first rows are as wide as the header; a comma, where it is one of several."""
+    widths = {each: _widths(text, each) for each in DELIMITERS}
+    wide = [each for each, rows in widths.items() if rows and rows[0] > 1]
+    even = [each for each in wide if len(set(widths[each])) == 1]
+    # the first of equals is the comma
+    return max(wide, key=lambda each: (each in even, each == "," and each in wide, widths[each][0]), default=",")
+
+
+def _widths(text: Sequence[str], delimiter: str) -> list[int]:
+    """How many fields the first rows have, none where they are broken."""
+    try:
+        rows = csv.reader(text, delimiter=delimiter, strict=True)
+        return [len(row) for row in islice(filter(None, rows), SNIFFED_ROWS)]
+    except csv.Error:
+        return []
+
+
+def _csv_rows(text: Sequence[str], name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(first line, fields) of each row that is not blank."""
-    reader = csv.reader(_without_mark(lines), strict=True)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -144,11 +197,6 @@ def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]
             return
         except csv.Error as error:
             raise ProblemError(f"{name}: line {line}: broken row: {error} (is a quote left open?)") from error
-        except UnicodeDecodeError as error:
-            # text is decoded in blocks, so the place may be some lines further on
-            raise ProblemError(
-                f"{name}: line {line} or later: not UTF-8 text ({error.reason}); save it as UTF-8"
-            ) from error
         if any("\0" in value for value in row):
             raise ProblemError(f"{name}: line {line}: holds a NUL byte; is this a text file?")
         if row:
@@ -160,12 +208,12 @@ def _without_mark(lines: Iterable[str]) -> Iterator[str]:
         yield line.removeprefix("\ufeff") if number == 0 else line
 
 
-def _even(rows: Iterable[tuple[int, list[str]]], header: list[str], name: str) -> Iterator[Row]:
+def _even(rows: Iterable[tuple[int, list[str]]], header: list[str], name: str, delimiter: str) -> Iterator[Row]:
     for line, row in rows:
         if len(row) != len(header):
             raise ProblemError(
                 f"{name}: line {line}: broken row: {len(row)} fields where the first line names {len(header)} columns "
-                "(text with a comma in it belongs in double quotes)"
+                f"(text with a {delimiter} in it belongs in double quotes)"
             )
         yield Row(line, dict(zip(header, row, strict=True)))
 

@@ -55,6 +55,7 @@ class _Set:
     config: ProblemsConfig
     name: str
     verifier: VerifierSpec
+    options: str  # how the names of its options begin
 
     def read(self) -> list[Problem]:
         """All problems of its files. Raises ProblemError."""
@@ -64,7 +65,7 @@ class _Set:
         return self.marked(found)
 
     def _problems(self, table: tables.Table) -> list[Problem]:
-        columns = Columns(self.config.prompt, self.config.target, self.verifier.needs_target)
+        columns = Columns(self.config.prompt, self.config.target, self.verifier.needs_target, self.options)
         return problems.read(table, columns, self.verifier.check)
 
     def split(self, held_out: int) -> tuple[list[Problem], list[Problem]]:
@@ -232,9 +233,10 @@ def _names(sets: Sequence[ProblemsConfig]) -> list[str]:
 
 
 def _named(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[_Set]:
+    options = ["--problems.", *(f"mix[{at}]." for at in range(len(sets) - 1))]
     return [
-        _Set(config, name, open_verifier(named(config.verifier or verifier.name, config.path), verifier))
-        for config, name in zip(sets, _names(sets), strict=True)
+        _Set(config, name, open_verifier(named(config.verifier or verifier.name, config.path), verifier), dotted)
+        for config, name, dotted in zip(sets, _names(sets), options, strict=True)
     ]
 
 

@@ -59,13 +59,16 @@ def test_line_ends_byte_order_marks_and_blank_lines_do_not_matter(line_end: str)
         (HEADER + "\n\n", ["sums.csv has column names but no problem"]),
         (
             "python_expresion,natural_language\n1,one\n",
-            ["line 1", "no column 'python_expression'", "'python_expresion' meant"],
+            ["line 1", "no column 'python_expression'", "is it --problems.target python_expresion?"],
         ),
         (
-            "python_expression;natural_language\n1;one\n",
-            ["line 1", "no column 'natural_language'", "python_expression;natural"],
+            "python_expression natural_language\n1 one\n",
+            ["line 1", "no column 'natural_language'", "python_expression natural"],
         ),
-        ("python_expression,questions\n1,one\n", ["line 1", "no column 'natural_language'", "'questions'"]),
+        (
+            "python_expression,questions\n1,one\n",
+            ["line 1", "no column 'natural_language'", "'questions'", "is it --problems.prompt questions?"],
+        ),
         ("1 + 1,add one and one\n", ["line 1", "no column", "'1 + 1'"]),
         ("x" * 5000 + "\n1\n", ["line 1", "no column", "…"]),
         ("python_expression,natural_language,natural_language\n", ["line 1", "'natural_language'", "more than once"]),
@@ -92,6 +95,33 @@ def test_what_is_wrong_is_said_in_one_line_with_its_place(text: str, says: list[
     assert "\n" not in message
     assert len(message) < 300
     assert str(pickle.loads(pickle.dumps(error.value))) == message
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize(("delimiter", "called"), [(",", "comma"), (";", "semicolon"), ("\t", "tab"), ("|", "bar")])
+def test_the_delimiter_is_found(delimiter: str, called: str, line_end: str) -> None:
+    def table(*rows: str) -> str:
+        return line_end.join(row.replace("^", delimiter) for row in (*rows, ""))
+
+    text = table('"question (a, b; c)"^question^answer', "", '1^"one^ or ""1""; a, b"^1', "2^two^2", '""^"3\n3"^3')
+    assert [(problem.prompt, problem.target, problem.extra) for problem in read(text)] == [
+        (f'one{delimiter} or "1"; a, b', "1", {"question (a, b; c)": "1"}),
+        ("two", "2", {"question (a, b; c)": "2"}),
+        ("3\n3", "3", {"question (a, b; c)": ""}),
+    ]
+    plain = table("question^answer", "one, two; three^3" if delimiter not in ",;" else '"one, two; three"^3')
+    assert [(problem.prompt, problem.target) for problem in read(plain)] == [("one, two; three", "3")]
+    with pytest.raises(ProblemError, match=f"line 3: broken row: 3 fields .* a {called} in it"):
+        read(table("question^answer", "one^1", "two^2^2"))
+    with pytest.raises(ProblemError, match=r"among \['frage', 'antwort'\]; name yours: --problems.prompt NAME"):
+        read(table("frage^antwort", "one^1"))
+
+
+def test_one_column_is_no_delimiter_to_find() -> None:
+    free = Columns(target_needed=False)
+    text = "prompt\nwrite; or not\nwrite; again\n"
+    found = read_table(read_csv(io.StringIO(text), "p.csv"), free, lambda _: None)
+    assert [problem.prompt for problem in found] == ["write; or not", "write; again"]
 
 
 def test_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:

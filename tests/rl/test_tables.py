@@ -79,12 +79,16 @@ def test_a_target_may_be_absent_where_the_verifier_needs_none() -> None:
     [
         (
             {"question": "x", "prompt": "y", "answer": "1"},
-            "'question' and 'prompt' could both be meant: name one",
+            "'question' and 'prompt' could both be meant; name one: --problems.prompt question",
         ),
-        ({"problem": "x", "solution": "y", "answer": "1"}, "'answer' and 'solution' could both be meant: name one by"),
+        (
+            {"problem": "x", "solution": "y", "answer": "1"},
+            "'answer' and 'solution' could both be meant; name one: --problems.target answer",
+        ),
         (
             {"q": "x", "a": "1"},
-            "no column 'natural_language' (nor question, problem, prompt) among ['q', 'a']; name",
+            "no column 'natural_language' (nor question, problem, prompt) among ['q', 'a']; name yours: --problems."
+            "prompt NAME",
         ),
         ({"question": ["x"], "answer": "1"}, "line 1: question is ['x'], not text"),
         ({"question": "", "answer": "1"}, "line 1: question is empty"),
@@ -104,6 +108,38 @@ def test_the_names_of_this_project_win_over_the_usual_ones() -> None:
     row = {"natural_language": "a", "question": "b", "python_expression": "1", "answer": "2"}
     (problem,) = read(jsonl(row), Columns(), arithmetic.check)
     assert (problem.prompt, problem.target) == ("a", "1")
+
+
+NESTED = {"question": {"text": "x?", "lang": "en"}, "gold": {"answer": {"value": 7}}, "turns": [{"content": "y?"}]}
+
+
+def test_a_dotted_path_names_a_value_within_a_column() -> None:
+    for table in (jsonl(NESTED), parquet({name: [value] for name, value in NESTED.items()})):
+        (problem,) = read(table, Columns("question.text", "gold.answer.value"), arithmetic.check)
+        assert (problem.prompt, problem.target, problem.extra) == ("x?", "7", NESTED)
+        (problem,) = read(table, Columns("turns.0.content", "gold.answer.value"), arithmetic.check)
+        assert problem.prompt == "y?"
+    (problem,) = read(jsonl({"a.b": "flat", "a": {"b": "deep"}, "c": "1"}), Columns("a.b", "c"), arithmetic.check)
+    assert (problem.prompt, problem.extra) == ("flat", {"a": {"b": "deep"}})
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (Columns(None, "gold"), "line 1: question is {'text': 'x?', 'lang': 'en'}, not text; name the text in it: "
+         "--problems.prompt question.text"),
+        (Columns("question.txt", "gold"), "line 1: question has no 'txt' but ['text', 'lang']"),
+        (Columns("question.text.more", "gold"), "line 1: question.text is 'x?', with no 'more' in it"),
+        (Columns("turns.1.content", "gold"), "line 1: turns.1 is None, with no 'content' in it"),
+        (Columns("questions.text", "gold"), "line 1: no column 'questions.text' among ['question', 'gold', 'turns']; "),
+        (Columns("question.text", "gold.answer.values"), "line 1: gold.answer has no 'values' but ['value']"),
+        (Columns("nope", options="mix[1]."), "name yours: mix[1].prompt NAME"),
+    ],
+)  # fmt: skip
+def test_a_path_that_leads_nowhere_says_what_is_there(columns: Columns, says: str) -> None:
+    with pytest.raises(ProblemError) as refused:
+        read(jsonl(NESTED), columns, arithmetic.check)
+    assert says in str(refused.value)
 
 
 def test_a_row_of_parquet_is_named() -> None:
