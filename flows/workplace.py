@@ -58,7 +58,7 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
             display = stack.enter_context(Display())
         client = stack.enter_context(cluster(config, log_dir=home / "logs", preload=IMPORTS))
         check_placement(client, placement)
-        dispatch = stack.enter_context(Dispatch(client, placement))
+        dispatch = stack.enter_context(Dispatch(client, placement, display.say))
         place = Workplace(home, display, dispatch, storage)
         token = _open.set(place)
         stack.callback(_open.reset, token)

@@ -14,7 +14,8 @@ from tasks.collection import Collection, Lease
 
 
 class Leases(Sequence[tuple[Any, ...]]):
-    """The arguments of each lease, made when it is handed out: it takes the newest policy of that moment."""
+    """The arguments of each lease, made when it is handed out: it takes the newest policy of that moment, which is none
+    before one that a worker got earlier, so that no worker goes back to older weights."""
 
     def __init__(
         self, step: int, leases: Sequence[Lease], spec: GeneratorSpec, newest: Callable[[], PolicyVersion]
@@ -33,8 +34,13 @@ class Leases(Sequence[tuple[Any, ...]]):
 def generate(
     dispatch: Dispatch, collection: Collection, spec: GeneratorSpec, newest: Callable[[], PolicyVersion]
 ) -> None:
-    """Generate the collection's leases, wave by wave. Leases of an earlier step go first where two wait."""
-    for leases in collection.waves():
+    """Generate the collection's leases, wave by wave, each with the newest policy when it is handed out. All batches on
+    the way share one queue, in which the leases of an earlier step, and of an earlier wave of it, come first.
+
+    `newest` waits until there is a version that this step may be generated with.
+    """
+    for wave, leases in enumerate(collection.waves()):
+        newest()  # here, and not where other batches' leases wait too
         items = Leases(collection.step, leases, spec, newest)
-        for index, rollouts in dispatch.lease("generate", generator.generate, items, priority=-collection.step):
+        for index, rollouts in dispatch.lease("generate", generator.generate, items, order=(collection.step, wave)):
             collection.arrive(leases[index], rollouts)

@@ -20,7 +20,7 @@ def verify(dispatch: Dispatch, collection: Collection) -> Collected:
     """Judge the collection's leases until it is complete, and return it."""
     try:
         for lease, rollouts in collection.arrivals():
-            verdicts = judged(dispatch, rollouts, collection.verifiers, priority=-collection.step)
+            verdicts = judged(dispatch, rollouts, collection.verifiers, order=(collection.step,))
             collection.judged(lease, rollouts, verdicts)
     finally:
         collection.abandon()
@@ -36,14 +36,14 @@ def check_verifiers(dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec]) -
 
 
 def judged(
-    dispatch: Dispatch, rollouts: Rollouts, verifiers: Mapping[str, VerifierSpec], *, priority: int = 0
+    dispatch: Dispatch, rollouts: Rollouts, verifiers: Mapping[str, VerifierSpec], *, order: tuple[int, ...] = ()
 ) -> Judgement:
-    """The verdicts on these completions, spread over the verifiers."""
+    """The verdicts on these completions, spread over the verifiers; `order` as in `Dispatch.lease`."""
     workers = len(workers_with(dispatch.client, dispatch.placement.tags("verify")))
     share = ceil(len(rollouts.problems) / max(1, workers))
     starts = range(0, len(rollouts.problems), share)
     parts: list[tuple[tuple[Problem, ...], tuple[tuple[str, ...], ...], Mapping[str, VerifierSpec]]] = [
         (rollouts.problems[at : at + share], rollouts.texts[at : at + share], verifiers) for at in starts
     ]
-    verdicts = dict(dispatch.lease("verify", judge, parts, priority=priority))
+    verdicts = dict(dispatch.lease("verify", judge, parts, order=order))
     return Judgement.join([verdicts[part] for part in range(len(parts))])

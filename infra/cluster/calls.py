@@ -1,10 +1,12 @@
 """The calls of one flow that are on the cluster: submitted, counted when a worker dies in one, held or given up."""
 
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -50,20 +52,38 @@ class SchedulerLostError(DispatchError):
     """The Dask scheduler is gone, and with it every call under way."""
 
 
+@dataclass(frozen=True)
+class Awaited:
+    """A call that somebody waits for."""
+
+    name: str
+    worker: str | None  # its address, if it was sent to one
+    since: float  # by time.monotonic
+
+
+def nobody_listens(line: str) -> None:
+    """What is said to nobody."""
+
+
 class Calls:
     """The futures of calls that are placed as `placement` says. Safe to use from several threads at once.
 
     As a context manager it stops at the end, so that no thread keeps waiting for a cluster that goes away.
     """
 
-    def __init__(self, client: Client, placement: PlacementConfig) -> None:
+    def __init__(self, client: Client, placement: PlacementConfig, say: Callable[[str], None] = nobody_listens) -> None:
+        """`say` is called from several threads, with a line for people."""
         self.client = client
         self.placement = placement
+        self.say = say
         self.lost: Counter[str] = Counter()  # calls that died with their worker, by name
         self.timeline = Timeline()  # of every call that came back or was lost
         self.going = threading.Event()  # cleared while the work is held
         self.going.set()
         self.stopped = False
+        self.silent: set[str] = set()  # addresses of workers that are late with a lease: they get no other
+        self.progress = time.monotonic()  # when a call came back last, or its worker was lost
+        self._awaited: dict[str, Awaited] = {}  # by the key of its future
         self._lock = threading.Lock()
         # Weak: a future that its owner lets go of is released on the cluster too.
         self._outstanding: WeakValueDictionary[str, Future[Any]] = WeakValueDictionary()
@@ -101,6 +121,7 @@ class Calls:
                 pure=False,
             )
             self._outstanding[str(future.key)] = future
+            self._awaited[str(future.key)] = Awaited(aside or call, worker, time.monotonic())
         return future
 
     @property
@@ -114,7 +135,20 @@ class Calls:
         with self._lock:
             for future in futures:
                 self._outstanding.pop(str(future.key), None)
+                self._awaited.pop(str(future.key), None)
+            self.progress = time.monotonic()
         self.cancel([future for future in futures if future.status == "pending"])
+
+    @property
+    def awaited(self) -> dict[str, Awaited]:
+        """The calls that somebody waits for, by the key of their future."""
+        with self._lock:
+            return dict(self._awaited)
+
+    def unawait(self, future: Future[Any]) -> None:
+        """Nobody waits for this any more, though it goes on."""
+        with self._lock:
+            self._awaited.pop(str(future.key), None)
 
     def cancel(self, futures: list[Future[Any]]) -> None:
         """Take these off the cluster."""
@@ -133,6 +167,7 @@ class Calls:
 
     def release(self) -> None:
         """Go on after `hold`."""
+        self.progress = time.monotonic()
         self.going.set()
 
     def stop(self) -> None:
@@ -141,6 +176,7 @@ class Calls:
             self.stopped = True
             outstanding = list(self._outstanding.values())
             self._outstanding.clear()
+            self._awaited.clear()
         self.going.set()
         self.cancel(outstanding)
 

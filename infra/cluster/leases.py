@@ -1,13 +1,14 @@
 """Leases: the items of one call, handed out to its workers one at a time, as they come back for the next."""
 
 import asyncio
+import concurrent.futures
+import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from distributed import Future
 from distributed.client import FutureCancelledError
@@ -15,101 +16,190 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.cluster.calls import Calls, DispatchStoppedError, PoisonedCallError
 from infra.cluster.placement import Offer, unsatisfied
+from infra.cluster.schedule import Item, Lease, Schedule
 from infra.cluster.timeline import Measured, Span, measured
 
-T = TypeVar("T")
 LOOK_SECONDS = 0.25  # how old the list of workers may be when leases are handed out, or a result is waited for
 
 
-class _WorkerLostError(Exception):
-    """The worker of one lease is gone."""
+@dataclass(frozen=True)
+class Batch:
+    """What one caller of a queue waits for."""
+
+    number: int
+    function: Callable[..., Any]
+    items: Sequence[tuple[Any, ...]]
+    order: tuple[int, ...]
+    returned: "SimpleQueue[tuple[int, Any] | BaseException]"
 
 
 @dataclass(frozen=True)
-class Lease(Generic[T]):
-    """One item on one worker."""
+class _Out:
+    """Where a lease is."""
 
-    index: int  # of the item
+    batch: Batch
     worker: Offer
-    future: Future[Measured[T]]
+    future: Future[Measured[Any]]
     since: float  # seconds since 1970
 
 
-class Leases(Generic[T]):
-    """Every item of one call: waiting, held by a worker, or done. Used by one thread."""
+class LeaseQueue:
+    """The items of one call, from as many threads as ask for results. One thread of its own hands them out while there
+    are any; what it is told from elsewhere comes to it as an event."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        call: str,
-        function: Callable[..., T],
-        items: Sequence[tuple[Any, ...]],
-        *,
-        priority: int,
-        attempts: int,
-        patience: float,
-    ) -> None:
-        """`attempts`: deaths on the same item before it is given up; `patience`: seconds without a capable worker."""
+    def __init__(self, calls: Calls, call: str, *, attempts: int, patience: float, late_after: float) -> None:
+        """`attempts`: deaths on the same item before it is given up; `patience`: seconds without a capable worker;
+        `late_after`: see Schedule."""
         self._calls = calls
         self._call = call
-        self._function = function
-        self._items = items
-        self._priority = priority
         self._attempts = attempts
         self._patience = patience
-        self._waiting = deque(range(len(items)))
-        self._held: dict[str, Lease[T]] = {}  # by the key of its future
-        self._deaths: Counter[int] = Counter()
-        self._returned: SimpleQueue[tuple[str, float]] = SimpleQueue()  # (key, seconds since 1970)
+        self._schedule = Schedule(late_after)
+        self._batches: dict[int, Batch] = {}
+        self._out: dict[Lease, _Out] = {}
+        self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()  # of the two below
+        self._driver: threading.Thread | None = None
+        self._numbers = 0
         self._capable: list[Offer] = []
         self._looked = self._alone_since = -float("inf")
 
-    def results(self) -> Iterator[tuple[int, T]]:
+    def results(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[tuple[Any, ...]],
+        order: tuple[int, ...],
+    ) -> Iterator[tuple[int, Any]]:
         """`(index, result)` of every item as they come in; closing the iterator cancels what is under way."""
+        with self._lock:
+            self._numbers += 1
+            batch = Batch(self._numbers, function, items, order, SimpleQueue())
+        self._tell(partial(self._add, batch))
         try:
-            while self._waiting or self._held:
-                if not self._calls.going.is_set():
-                    self._take_back()
-                    self._calls.going.wait()
-                if self._calls.stopped:
-                    raise DispatchStoppedError(self._call)
-                if time.monotonic() - self._looked > LOOK_SECONDS:
-                    self._look()
-                self._hand_out()
-                try:
-                    key, moment = self._returned.get(timeout=LOOK_SECONDS)
-                except Empty:
-                    continue
-                if (lease := self._held.get(key)) is None:
-                    continue  # its worker had vanished before
-                if lease.future.status == "finished":
-                    del self._held[key]
-                    self._hand_out()  # before the result is fetched: the worker need not wait for that
-                try:
-                    done = self._fetch(lease)
-                except _WorkerLostError:
-                    self._lose(lease)
-                    self._looked = -float("inf")
-                    continue
-                self._calls.forget(lease.future)
-                self._calls.timeline.add(done.span(self._call, moment))
-                yield lease.index, done.result
+            for _ in range(len(items)):
+                returned = batch.returned.get()
+                if isinstance(returned, BaseException):
+                    raise returned
+                yield returned
         finally:
-            self._take_back()
+            # The thread runs as long as there is this batch; and one must not be started where this is reached when
+            # nobody holds the iterator any more, which may be at the end of the process.
+            self._events.put(partial(self._withdraw, batch))
 
-    def _take_back(self) -> None:
-        """From the workers, who forget what they were at."""
-        self._waiting.extendleft(sorted((lease.index for lease in self._held.values()), reverse=True))
-        self._calls.forget(*(lease.future for lease in self._held.values()))
-        self._held.clear()
+    # -- the thread
+
+    def _tell(self, event: Callable[[], None]) -> None:
+        """Have the thread do this."""
+        with self._lock:
+            self._events.put(event)
+            if self._driver is None:
+                self._driver = threading.Thread(target=self._drive, name=f"{self._call} leases", daemon=True)
+                self._driver.start()
+
+    def _drive(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except BaseException as error:  # noqa: BLE001 - each who waits raises it
+                self._end(error)
+            with self._lock:
+                if not self._batches and self._events.empty():
+                    self._driver = None
+                    return
+
+    def _turn(self) -> None:
+        """Hand out what can be, and do what the next event says."""
+        if self._batches:
+            if not self._calls.going.is_set():
+                self._forget(self._schedule.take_back())
+                self._calls.going.wait()
+            if self._calls.stopped:
+                raise DispatchStoppedError(self._call)
+            if time.monotonic() - self._looked > LOOK_SECONDS:
+                self._look()
+            self._hand_out()
+        try:
+            event = self._events.get(timeout=LOOK_SECONDS)
+        except Empty:
+            return
+        event()
+
+    def _end(self, error: BaseException) -> None:
+        """Nothing goes on."""
+        for batch in list(self._batches.values()):
+            self._fail(batch, error)
+
+    def _fail(self, batch: Batch, error: BaseException) -> None:
+        self._withdraw(batch)
+        batch.returned.put(error)
+
+    # -- its events
+
+    def _add(self, batch: Batch) -> None:
+        if not self._batches:
+            self._looked = self._alone_since = -float("inf")  # nobody has looked for a while
+        self._batches[batch.number] = batch
+        self._schedule.add(Item(batch.order, batch.number, index) for index in range(len(batch.items)))
+
+    def _withdraw(self, batch: Batch) -> None:
+        if self._batches.pop(batch.number, None) is not None:
+            self._forget(self._schedule.withdraw(batch.number))
+            self._unawait()
+
+    def _finished(self, lease: Lease, moment: float) -> None:
+        """Its worker has come back with it, or Dask has given it up."""
+        if (out := self._out.get(lease)) is None:
+            return  # it was taken back, or its worker had vanished before
+        if out.future.status in ("finished", "error") and lease.worker in self._calls.silent:
+            self._calls.silent.remove(lease.worker)
+            self._calls.say(f"{out.worker.name} came back with {self._call} after {time.time() - out.since:.0f} s")
+        if out.future.status == "finished":
+            self._schedule.finished(lease, time.monotonic())
+            self._hand_out()  # before the result is fetched: the worker need not wait for that
+        client = self._calls.client
+        assert client.loop is not None  # it has submitted something
+        # One request that is never given up: Dask reports what it gathers for a caller who left as a fault of its own.
+        gathering = client.gather(out.future, asynchronous=True)  # type: ignore[no-untyped-call]
+        fetching = asyncio.run_coroutine_threadsafe(gathering, client.loop.asyncio_loop)  # type: ignore[attr-defined]
+        fetching.add_done_callback(lambda done: self._events.put(partial(self._fetched, lease, moment, done)))
+
+    def _fetched(self, lease: Lease, moment: float, fetching: "concurrent.futures.Future[Measured[Any]]") -> None:
+        """The result is here, or what became of it."""
+        if (out := self._out.get(lease)) is None:
+            return
+        try:
+            back = fetching.result()
+        except (KilledWorker, NoValidWorkerError):
+            self._lose(lease)
+            self._looked = -float("inf")
+            return
+        except FutureCancelledError as error:
+            raise self._calls.cancelled(self._call, error) from None
+        except Exception as error:  # noqa: BLE001 - what the function raised
+            self._drop(lease)
+            first, others = self._schedule.done(lease)
+            self._forget(others)
+            if first:
+                self._fail(out.batch, error)
+            return
+        self._drop(lease)
+        self._calls.timeline.add(back.span(self._call, moment))
+        first, others = self._schedule.done(lease)
+        self._forget(others)
+        self._unawait()
+        if first:
+            out.batch.returned.put((lease.item.index, back.result))
+
+    # -- who has what
 
     def _look(self) -> None:
         """At who is there, and at whose leases are lost. Raises PlacementError when nobody was for too long."""
         self._capable = self._calls.offers(self._call)
         self._looked = time.monotonic()
         present = {offer.address for offer in self._capable}
-        for lease in [lease for lease in self._held.values() if lease.worker.address not in present]:
-            self._lose(lease)
+        for lease in [lease for lease in self._out if lease.worker not in present]:
+            if lease in self._out:  # its batch may have been given up for another
+                self._lose(lease)
         if self._capable or self._alone_since < 0:
             self._alone_since = self._looked
         elif self._looked - self._alone_since > self._patience:
@@ -117,51 +207,66 @@ class Leases(Generic[T]):
             raise unsatisfied(self._calls.client, self._call, tags, self._calls.offers())
 
     def _hand_out(self) -> None:
-        busy = {lease.worker.address for lease in self._held.values()}
-        for worker in self._capable:
-            if self._waiting and worker.address not in busy:
-                index = self._waiting.popleft()
+        workers = {offer.address: offer for offer in self._capable}
+        for lease in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent):
+            batch = self._batches[lease.item.batch]
+            try:
                 # Pinned and strict: Dask forgets the tags too when it may use other workers. A lease on an address
                 # that vanished is noticed at the next look, because Dask itself would wait for it to come back.
                 future = self._calls.submit(
                     self._call,
                     measured,
-                    self._function,
-                    *self._items[index],
-                    priority=self._priority,
-                    worker=worker.address,
+                    batch.function,
+                    *batch.items[lease.item.index],
+                    priority=-batch.order[0] if batch.order else 0,
+                    worker=lease.worker,
                 )
-                self._held[str(future.key)] = Lease(index, worker, future, time.time())
-                future.add_done_callback(  # type: ignore[no-untyped-call]
-                    lambda done: self._returned.put((str(done.key), time.time()))
+            except DispatchStoppedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - its arguments: the caller's own
+                self._schedule.give_back(lease)
+                self._fail(batch, error)
+                continue
+            self._out[lease] = _Out(batch, workers[lease.worker], future, time.time())
+            future.add_done_callback(  # type: ignore[no-untyped-call]
+                lambda _, lease=lease: self._events.put(partial(self._finished, lease, time.time()))
+            )
+            self._tell_of_late(lease)
+
+    def _tell_of_late(self, copy: Lease) -> None:
+        """Whose item another worker has got just now."""
+        for lease, out in self._out.items():
+            if lease.late and lease.item == copy.item and lease.worker not in self._calls.silent:
+                self._calls.silent.add(lease.worker)
+                self._calls.say(
+                    f"{out.worker.name} has not come back with {self._call} for {time.time() - out.since:.0f} s: "
+                    f"{self._out[copy].worker.name} does the same, and the first result counts"
                 )
 
-    def _fetch(self, lease: Lease[T]) -> Measured[T]:
-        """What a lease brought back. Raises what the function raised, or _WorkerLostError."""
-        client = self._calls.client
-        assert client.loop is not None  # it has submitted something
-        # One request that is never given up: Dask reports what it gathers for a caller who left as a fault of its own.
-        gathering = client.gather(lease.future, asynchronous=True)  # type: ignore[no-untyped-call]
-        fetching = asyncio.run_coroutine_threadsafe(gathering, client.loop.asyncio_loop)  # type: ignore[attr-defined]
-        while not wait([fetching], LOOK_SECONDS).done:
-            if lease.worker.address not in [offer.address for offer in self._calls.offers()]:
-                raise _WorkerLostError
-        try:
-            back: Measured[T] = fetching.result()
-        except (KilledWorker, NoValidWorkerError):
-            raise _WorkerLostError from None
-        except FutureCancelledError as error:
-            raise self._calls.cancelled(self._call, error) from None
-        return back
-
-    def _lose(self, lease: Lease[T]) -> None:
-        """Its worker is gone: the item is the next to be handed out. Raises PoisonedCallError."""
-        self._held.pop(str(lease.future.key), None)
-        self._calls.forget(lease.future)
-        self._calls.cancel([lease.future])  # also if it was done: its result is asked for, and nobody has it
+    def _lose(self, lease: Lease) -> None:
+        """Its worker is gone: the item is handed out anew. Raises PoisonedCallError."""
+        out = self._drop(lease)
+        self._calls.cancel([out.future])  # also if it was done: its result is asked for, and nobody has it
+        self._calls.silent.discard(lease.worker)
         self._calls.count(self._call)
-        self._calls.timeline.add(Span(lease.worker.name, self._call, lease.since, time.time(), lost=True))
-        self._deaths[lease.index] += 1
-        if self._deaths[lease.index] >= self._attempts:
-            raise PoisonedCallError(self._call, self._attempts)
-        self._waiting.appendleft(lease.index)
+        self._calls.timeline.add(Span(out.worker.name, self._call, out.since, time.time(), lost=True))
+        self._schedule.give_back(lease)
+        self._schedule.deaths[lease.item] += 1
+        if self._schedule.deaths[lease.item] >= self._attempts and lease.item.batch in self._batches:
+            self._fail(out.batch, PoisonedCallError(self._call, self._attempts))
+
+    def _drop(self, lease: Lease) -> _Out:
+        """This one is not out any more."""
+        out = self._out.pop(lease)
+        self._calls.forget(out.future)
+        return out
+
+    def _forget(self, leases: Sequence[Lease]) -> None:
+        """Take these off the workers, who stop what they are at."""
+        self._calls.forget(*(self._out.pop(lease).future for lease in leases if lease in self._out))
+
+    def _unawait(self) -> None:
+        """Nobody waits for what a late worker has, if another has done it meanwhile."""
+        for lease, out in self._out.items():
+            if not self._schedule.wants(lease):
+                self._calls.unawait(out.future)

@@ -75,13 +75,14 @@ class Offer:
         return all(self.resources.get(tag, 0) >= 1 for tag in tags)
 
 
-def offers(client: Client) -> list[Offer]:
-    """What the workers offer now, asked of the scheduler. Raises `OSError` when the scheduler does not answer."""
+def offers(client: Client, seconds: float | None = None) -> list[Offer]:
+    """What the workers offer now, asked of the scheduler. Raises `OSError` when the scheduler does not answer, in
+    `seconds` if given."""
     # Not client.scheduler_info(): it returns a field of the client that a periodic callback overwrites without workers.
     scheduler: Any = client.scheduler
     if scheduler is None or client.status not in ("running", "connecting"):
         raise OSError(f"the Dask client is {client.status}")
-    known: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1)  # type: ignore[no-untyped-call]
+    known: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1, callback_timeout=seconds)  # type: ignore[no-untyped-call]
     return [
         Offer(address, worker_name(worker["name"]), worker["resources"])
         for address, worker in known["workers"].items()

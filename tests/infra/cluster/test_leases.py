@@ -5,18 +5,23 @@ The functions that run on the workers are nested ones, which are sent by value: 
 
 import gc
 import os
+import re
 import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client, get_worker
 
+from infra.cluster import watch
 from infra.cluster.calls import PoisonedCallError
 from infra.cluster.dispatch import Dispatch
-from infra.cluster.placement import PlacementConfig, PlacementError, offers, workers_with
+from infra.cluster.placement import PlacementConfig, PlacementError, offers
 from tests.infra.cluster.processes import dask, die_until
 from tests.processes import until
 
@@ -49,27 +54,27 @@ def test_a_worker_killed_in_its_lease_costs_one_lease(dispatch: Dispatch, tmp_pa
     assert all(span.start <= span.end for span in spans)
 
 
-@pytest.mark.parametrize("noticed", [True, False])
 def test_a_result_lost_with_its_worker_is_made_again(
-    client: Client, dispatch: Dispatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, noticed: bool
+    dispatch: Dispatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def call(item: int) -> int:
-        (tmp_path / f"{item}-{os.getpid()}").touch()
-        return item
+    class Fatal:
+        """The first of these to be fetched ends its worker, which has done its work by then."""
 
-    leases = dispatch.lease("generate", call, [(0,), (1,)])
-    first = next(leases)
-    other = 1 - first[0]
-    # The other result is finished and nobody has asked for it: it exists on its worker only.
-    until(lambda: any(tmp_path.glob(f"{other}-*")))
-    until(lambda: [future.status for future in dispatch.under_way] == ["finished"])
-    before = set(workers_with(client, ("GENERATOR",)))
-    (mark,) = tmp_path.glob(f"{other}-*")
-    os.kill(int(mark.name.partition("-")[2]), signal.SIGKILL)
-    if noticed:  # before the result is asked for
-        until(lambda: set(workers_with(client, ("GENERATOR",))) != before)
-    assert sorted([first, *leases]) == [(0, 0), (1, 1)]
-    assert len(list(tmp_path.glob(f"{other}-*"))) == 2
+        def __reduce__(self) -> tuple[type[str], tuple[str]]:
+            try:
+                (tmp_path / "fetched").touch(exist_ok=False)
+            except FileExistsError:
+                return str, ("fetched",)
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
+
+    def call(item: int) -> Fatal:
+        (tmp_path / f"{item}-{os.getpid()}").touch()
+        return Fatal()
+
+    assert sorted(dispatch.lease("generate", call, [(0,), (1,)])) == [(0, "fetched"), (1, "fetched")]
+    assert len(list(tmp_path.glob("?-*"))) == 3
+    assert dispatch.lost == {"generate": 1}
     gc.collect()  # when asyncio says which exceptions nobody looked at
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
@@ -117,37 +122,139 @@ def test_a_worker_that_joins_is_used(client: Client, dispatch: Dispatch, tmp_pat
     until(lambda: len(offers(client)) == 4)
 
 
-def test_two_batches_share_the_workers_and_the_earlier_goes_first(dispatch: Dispatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("call", "workers"), [("verify", 1), ("generate", 2)])
+def test_batches_share_one_queue_and_no_worker_goes_back(
+    dispatch: Dispatch, tmp_path: Path, call: str, workers: int
+) -> None:
+    """Five steps of three items at staleness 2, as a flow has them: a version when the oldest batch is complete."""
+    published = [0]
+
+    class Items(Sequence[tuple[int, int, int]]):
+        def __init__(self, step: int) -> None:
+            self.step = step
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: Any) -> Any:
+            return self.step, index, published[-1]
+
     def block() -> None:
-        (tmp_path / "started").touch()
         while not (tmp_path / "go").exists():
             time.sleep(0.01)
 
-    def call(batch: str, _: int) -> None:
-        with (tmp_path / "order").open("a") as order:
-            order.write(batch)
+    def work(step: int, index: int, version: int) -> None:
+        with (tmp_path / get_worker().name).open("a") as file:
+            file.write(f"{step} {index} {version}\n")
 
-    blocker = dispatch.submit("verify", block)
-    until((tmp_path / "started").exists)
-    later = threading.Thread(
-        target=lambda: list(dispatch.lease("verify", call, [("2", i) for i in range(4)], priority=-2))
-    )
-    earlier = threading.Thread(
-        target=lambda: list(dispatch.lease("verify", call, [("1", i) for i in range(4)], priority=-1))
-    )
-    later.start()
-    until(lambda: len(dispatch.under_way) == 2)
-    earlier.start()
-    until(lambda: len(dispatch.under_way) == 3)
-    until(lambda: sum(map(len, dispatch.client.processing().values())) == 3)
-    (tmp_path / "go").touch()
-    blocker.result()
-    for thread in (later, earlier):
-        thread.join(30)
-        assert not thread.is_alive()
-    order = (tmp_path / "order").read_text()
-    assert sorted(order) == sorted("11112222")
-    assert order[0] == "1"  # although it was queued after a lease of the later batch
+    def collect(step: int) -> None:
+        for _ in dispatch.lease(call, work, Items(step), order=(step, 0)):
+            pass
+
+    with ThreadPoolExecutor(8) as pool:
+        blocked = pool.submit(lambda: list(dispatch.lease(call, block, [()] * workers)))
+        until(lambda: len(dispatch.under_way) == workers)
+        batches = {step: pool.submit(collect, step) for step in (2, 0, 1)}  # none of them knows of the others
+        time.sleep(1)  # a hand-out that would be too much has happened by then
+        assert len(dispatch.under_way) == workers
+        (tmp_path / "go").touch()
+        blocked.result(60)
+        for step in range(5):
+            batches[step].result(60)
+            published.append(step + 1)
+            if step + 3 < 5:
+                batches[step + 3] = pool.submit(collect, step + 3)
+    every = []
+    for worker in {span.worker for span in dispatch.timeline.take()}:
+        mine = [tuple(map(int, line.split())) for line in (tmp_path / worker).read_text().splitlines()]
+        assert [row[:2] for row in mine] == sorted(row[:2] for row in mine)  # by step
+        assert [row[2] for row in mine] == sorted(row[2] for row in mine)  # and never back to an older version
+        every += mine
+    assert sorted(row[:2] for row in every) == [(step, index) for step in range(5) for index in range(3)]
+    assert all(version >= step - 2 for step, _, version in every)
+
+
+def test_a_worker_that_stopped_is_not_waited_for(client: Client, tmp_path: Path) -> None:
+    def call(item: int) -> str:
+        (tmp_path / f"{item}-{get_worker().name}-{os.getpid()}").touch()
+        while item == 5 and not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return str(get_worker().name)
+
+    def ran() -> list[str]:
+        return [mark.name.rpartition("-")[0] for mark in tmp_path.glob("*-generator-*")]
+
+    said: list[str] = []
+    until(lambda: len(offers(client)) == 4)
+    with Dispatch(client, PlacementConfig(), said.append, late_after=0.5) as dispatch:
+        leases = dispatch.lease("generate", call, [(item,) for item in range(6)], order=(1,))
+        by = dict(next(leases) for _ in range(5))  # the last one waits, and what the others took was measured
+        (held,) = tmp_path.glob("5-*")
+        pid = int(held.name.rpartition("-")[2])
+        name = held.name[2:].rpartition("-")[0]
+        other = "generator-1" if name == "generator-0" else "generator-0"
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            (tmp_path / "go").touch()
+            assert next(leases) == (5, other)
+            assert list(leases) == []
+            assert len(said) == 1
+            assert said[0].startswith(f"{name} has not come back with generate for ")
+            assert f"{other} does the same" in said[0]
+            # it gets nothing more, neither of this call nor of another
+            assert {who for _, who in dispatch.lease("generate", call, [(6,), (7,), (8,)])} == {other}
+            assert {who for _, who in dispatch.lease("evaluate", call, [(9,), (10,), (11,)])} == {other}
+            assert dispatch.run("generate", call, 12) == other
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        # when it answers it is one like the others, and what it has brought is dropped
+        (late,) = dispatch.under_way
+        until(lambda: late.status == "finished")
+        both = [who for _, who in dispatch.lease("generate", call, [(item,) for item in range(20, 60)])]
+        assert set(both) == {name, other}
+        assert said[1:] == [line for line in said[1:] if line.startswith(f"{name} came back with generate after ")]
+        assert len(said) == 2
+        assert dispatch.lost == Counter()
+        spans = dispatch.timeline.take()
+    assert Counter(ran())[f"5-{name}"] == Counter(ran())[f"5-{other}"] == 1
+    assert len(by) == 5
+    assert len([span for span in spans if span.call == "generate"]) == 6 + 1 + 3 + 1 + 40
+
+
+def test_what_is_waited_for_is_said(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(mark: str) -> str:
+        (tmp_path / mark).touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return mark
+
+    monkeypatch.setattr(watch, "FIRST_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "LONGEST_SECONDS", 1.0)
+    said: list[str] = []
+    until(lambda: len(offers(client)) == 4)
+    with Dispatch(client, PlacementConfig(), said.append) as dispatch, ThreadPoolExecutor(2) as pool:
+        time.sleep(1)
+        assert said == []  # nobody waits for anything
+        training = pool.submit(dispatch.run, "train", call, "train")
+        verifying = pool.submit(lambda: list(dispatch.lease("verify", call, [("verify",)])))
+        until((tmp_path / "verify").exists)
+        until(lambda: len(said) >= 4)
+        (tmp_path / "go").touch()
+        assert training.result(60) == "train"
+        assert verifying.result(60) == [(0, "verify")]
+        several = list(said)
+        dispatch.run("verify", call, "again")
+        time.sleep(1)
+        assert said == several
+    seconds = r"\d+ s"
+    for line in several[1:]:
+        assert re.fullmatch(
+            rf"nothing has come back for {seconds}; waiting for (train on trainer \({seconds}\)|"
+            rf"verify on verifier-0 \({seconds}\)|; )+",
+            line,
+        ), line
+    silences = [int(re.findall(r"for (\d+) s", line)[0]) for line in several]
+    assert silences == sorted(silences)
 
 
 def test_closing_a_lease_takes_back_what_is_under_way(dispatch: Dispatch, tmp_path: Path) -> None:
@@ -161,7 +268,7 @@ def test_closing_a_lease_takes_back_what_is_under_way(dispatch: Dispatch, tmp_pa
     (second,) = dispatch.under_way
     leases.close()  # type: ignore[attr-defined]
     until(lambda: second.status == "cancelled")
-    assert dispatch.under_way == []
+    until(lambda: dispatch.under_way == [])
 
 
 def test_leases_without_a_worker_end_in_words(client: Client) -> None:

@@ -1,0 +1,74 @@
+"""What is waited for, said when no call has come back for a while."""
+
+import threading
+import time
+from collections import defaultdict
+
+from infra.cluster.calls import Awaited, Calls
+from infra.cluster.placement import offers
+
+FIRST_SECONDS = 10.0  # of silence before it is said what is waited for
+LONGEST_SECONDS = 60.0  # from then on twice as long each time, and this at most
+ANSWER_SECONDS = 5.0  # that the scheduler gets for an answer
+NAMED = 4  # workers of a call
+
+
+class Watch:
+    """Says through `calls.say` what is waited for, as long as it runs. Held calls are not waited for."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say nothing any more."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(2 * ANSWER_SECONDS)
+
+    def _look(self) -> None:
+        progress, pause, due = 0.0, FIRST_SECONDS, FIRST_SECONDS
+        while not self._ended.wait(FIRST_SECONDS / 10):
+            awaited = self._calls.awaited
+            if not awaited or not self._calls.going.is_set():
+                continue
+            now = time.monotonic()
+            began = max(self._calls.progress, min(each.since for each in awaited.values()))
+            if began > progress:
+                progress, pause, due = began, FIRST_SECONDS, FIRST_SECONDS
+            if now - began >= due:
+                line = self.waiting_for(awaited, now)
+                if self._calls.progress <= progress:  # nothing came back while the scheduler was asked
+                    self._calls.say(f"nothing has come back for {now - began:.0f} s; waiting for {line}")
+                pause = min(2 * pause, LONGEST_SECONDS)
+                due += pause
+
+    def waiting_for(self, awaited: dict[str, Awaited], now: float) -> str:
+        """Which calls, on which workers, since when."""
+        try:
+            names = {offer.address: offer.name for offer in offers(self._calls.client, ANSWER_SECONDS)}
+            where = self._where()
+        except (OSError, RuntimeError) as error:  # a TimeoutError too; the client is being closed
+            return f"the Dask scheduler, which does not answer ({error})"
+        found: dict[str, list[str]] = defaultdict(list)
+        for key, call in sorted(awaited.items(), key=lambda item: item[1].since):
+            address = where.get(key) or call.worker
+            name = "a worker" if address is None else names.get(address, address)
+            found[call.name].append(f"{name} ({now - call.since:.0f} s)")
+        return "; ".join(
+            f"{call} on {', '.join(on[:NAMED])}" + (f" and {len(on) - NAMED} more" if len(on) > NAMED else "")
+            for call, on in found.items()
+        )
+
+    def _where(self) -> dict[str, str]:
+        """The address of the worker that has a call, by its key."""
+        client = self._calls.client
+        scheduler = client.scheduler
+        if scheduler is None:
+            return {}
+        processing = client.sync(scheduler.processing, workers=None, callback_timeout=ANSWER_SECONDS)  # type: ignore[no-untyped-call]
+        return {str(key): address for address, keys in processing.items() for key in keys}

@@ -1,0 +1,178 @@
+"""Which item goes to which worker: whatever the order in which batches come and workers answer."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.cluster.schedule import LATE_RATIO, UNMEASURED_SECONDS, Item, Schedule
+
+WORKERS = ["a", "b", "c"]
+
+
+def items(batch: int, order: tuple[int, ...], count: int) -> list[Item]:
+    return [Item(order, batch, index) for index in range(count)]
+
+
+def names(leases: list) -> list[tuple[str, tuple[int, ...], int]]:  # type: ignore[type-arg]
+    return [(lease.worker, lease.item.order, lease.item.index) for lease in leases]
+
+
+def test_an_earlier_step_and_an_earlier_wave_go_first_whenever_they_came() -> None:
+    schedule = Schedule(10)
+    schedule.add(items(0, (3, 0), 2))
+    (first,) = schedule.hand_out(["a"], 0)
+    assert first.item.order == (3, 0)  # nothing else was there
+    schedule.add(items(1, (2, 0), 1))
+    schedule.add(items(2, (2, 1), 1))
+    schedule.add(items(3, (1, 4), 1))
+    order = []
+    for now in range(1, 5):
+        schedule.finished(first, now)
+        schedule.done(first)
+        (first,) = schedule.hand_out(["a"], now)
+        order.append(first.item.order)
+    assert order == [(1, 4), (2, 0), (2, 1), (3, 0)]
+
+
+def test_a_lost_item_is_the_next_of_its_place() -> None:
+    schedule = Schedule(10)
+    schedule.add(items(0, (1,), 3))
+    lost, _ = schedule.hand_out(["a", "b"], 0)
+    schedule.give_back(lost)
+    assert names(schedule.hand_out(["c"], 1)) == [("c", (1,), 0)]
+
+
+def test_late_is_what_takes_a_multiple_of_a_worker_s_own_longest() -> None:
+    schedule = Schedule(2)
+    assert schedule.limit("a") == UNMEASURED_SECONDS
+    schedule.add(items(0, (0,), 5))
+    now = 0.0
+    for seconds in (1, 4, 2):
+        (lease,) = schedule.hand_out(["a"], now)
+        now += seconds
+        schedule.finished(lease, now)
+        schedule.done(lease)
+    assert schedule.limit("a") == schedule.limit("b") == 4 * LATE_RATIO  # b: nothing is known of its own
+    (slow,) = schedule.hand_out(["b"], now)
+    (_,) = schedule.hand_out(["a"], now)
+    now += 4 * LATE_RATIO + 1
+    schedule.finished(slow, now)
+    assert schedule.limit("b") == LATE_RATIO * (4 * LATE_RATIO + 1)  # a slow machine is no stopped one
+    assert Schedule(100).limit("a") == 100
+
+
+def test_a_late_item_goes_to_whoever_has_nothing_and_the_first_result_counts() -> None:
+    schedule = Schedule(10)
+    schedule.add(items(0, (5,), 2))
+    stopped, fine = schedule.hand_out(["a", "b"], 0)
+    schedule.finished(fine, 2)
+    schedule.done(fine)
+    assert schedule.hand_out(["b"], 9.9) == []
+    schedule.add(items(1, (4,), 1))
+    schedule.add(items(2, (6,), 1))
+    (earlier,) = schedule.hand_out(["b"], 20)  # an earlier step goes before a late one
+    assert earlier.item.order == (4,)
+    schedule.finished(earlier, 20)
+    schedule.done(earlier)
+    assert not stopped.late
+    (copy,) = schedule.hand_out(["c"], 20)  # which goes before a later step
+    assert copy.item == stopped.item
+    assert stopped.late
+    schedule.finished(copy, 21)
+    assert schedule.done(copy) == (True, [])
+    assert not schedule.wants(stopped)
+    (later,) = schedule.hand_out(["c", "a"], 22)
+    assert names([later]) == [("c", (6,), 0)]  # a holds what it had until it answers
+    schedule.finished(later, 23)
+    schedule.done(later)
+    schedule.finished(stopped, 90)
+    assert schedule.done(stopped) == (False, [])
+    schedule.add(items(3, (7,), 1))
+    assert names(schedule.hand_out(["a"], 91)) == [("a", (7,), 0)]
+
+
+def test_a_copy_that_is_not_needed_any_more_is_let_go() -> None:
+    schedule = Schedule(10)
+    schedule.add(items(0, (0,), 1))
+    (slow,) = schedule.hand_out(["a"], 0)
+    (copy,) = schedule.hand_out(["b"], UNMEASURED_SECONDS + 1)
+    assert schedule.hand_out(["c"], UNMEASURED_SECONDS + 2) == []  # the copy is not late
+    schedule.finished(slow, UNMEASURED_SECONDS + 3)
+    assert schedule.done(slow) == (True, [copy])
+    assert schedule.leases == []
+
+
+def test_a_result_that_does_not_come_is_made_by_another_worker() -> None:
+    schedule = Schedule(10)
+    schedule.add(items(0, (0,), 1))
+    (lease,) = schedule.hand_out(["a"], 0)
+    schedule.finished(lease, 1)
+    assert schedule.hand_out(["a", "b"], 5) == []
+    assert names(schedule.hand_out(["a", "b"], 12)) == [("b", (0,), 0)]  # not its own worker
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_was_given_up_is_let_go_but_by_a_late_worker(late: bool) -> None:
+    schedule = Schedule(10)
+    schedule.add(items(0, (0,), 1))
+    leases = schedule.hand_out(["a"], 0)
+    if late:
+        leases += schedule.hand_out(["b"], 100)
+    gone = schedule.withdraw(0)
+    assert gone == leases[-1:]
+    assert schedule.leases == ([leases[0]] if late else [])
+    schedule.add(items(1, (1,), 2))
+    assert [lease.worker for lease in schedule.hand_out(["a", "b"], 101)] == (["b"] if late else ["a", "b"])
+
+
+STEPS = st.tuples(st.sampled_from("add answer lose refuse hold wait drop".split()), st.integers(0, 7))
+
+
+@given(st.lists(STEPS, max_size=60), st.integers(1, 3))
+def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_first(
+    happenings: list[tuple[str, int]], workers: int
+) -> None:
+    schedule, now, batches = Schedule(1.0), 0.0, 0
+    dropped: set[int] = set()
+    counted: Counter[Item] = Counter()
+    added: list[Item] = []
+
+    def come_back(at: int) -> None:
+        lease = schedule.leases[at % len(schedule.leases)]
+        schedule.finished(lease, now)
+        first, others = schedule.done(lease)
+        counted[lease.item] += first
+        assert all(other.item == lease.item for other in others)
+
+    for what, number in [*happenings, *[("answer", 0)] * 100]:
+        now += 0.1
+        if what == "add":
+            added += items(batches, (number, number % 2), 1 + number % 3)
+            schedule.add(items(batches, (number, number % 2), 1 + number % 3))
+            batches += 1
+        elif what == "wait":
+            now += 100 * number
+        elif what == "hold":
+            schedule.take_back()
+        elif what == "drop" and batches:
+            dropped.add(number % batches)
+            schedule.withdraw(number % batches)
+        elif schedule.leases and what == "answer":
+            come_back(number)
+        elif schedule.leases:
+            schedule.give_back(schedule.leases[number % len(schedule.leases)])
+        before = {lease.item for lease in schedule.leases}
+        made = schedule.hand_out(WORKERS[:workers], now)
+        left = {item for item in added if item.batch not in dropped and not counted[item]}
+        waiting = left - before - {lease.item for lease in made}
+        fresh = [lease.item for lease in made if lease.item not in before]
+        assert all(item <= other for item in fresh for other in waiting)
+        assert fresh == sorted(fresh)
+        held = [lease.worker for lease in schedule.leases if lease.finished is None]
+        assert len(held) == len(set(held))
+        assert not waiting or len(held) == workers
+    assert schedule.leases == []
+    assert {item for item in added if item.batch not in dropped} <= set(counted.elements())
+    assert not counted or max(counted.values()) == 1
