@@ -38,9 +38,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 # What some tests use if it is there. Never fails: those tests say what they lack.
 system-tests-packages:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends postgresql; } >/dev/null 2>&1 || \
-	    echo "make: postgresql could not be installed; the tests that use it say so" >&2; \
+	@lacking=; \
+	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || lacking="$$lacking postgresql"; \
+	command -v bwrap >/dev/null 2>&1 || lacking="$$lacking bubblewrap"; \
+	if [ -n "$$lacking" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$lacking; } >/dev/null 2>&1 || \
+	    echo "make:$$lacking could not be installed; the tests that use it say so" >&2; \
 	fi
 
 train: $(STAMP)

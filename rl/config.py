@@ -116,6 +116,16 @@ class VerifierConfig(BaseModel):
         1024, ge=64, description="address space that a process of my_reward.py or math may take, in MB"
     )
 
+    sandbox: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
+        "auto",
+        description="around my_reward.py or math, beside its limits; auto takes the first of them that works where it "
+        "judges",
+    )
+    network: bool = Field(False, description="let my_reward.py reach the network from its sandbox")
+    env: tuple[str, ...] = Field(
+        (), description="environment variables that my_reward.py gets, such as OPENAI_API_KEY; it sees no others"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, given: Any) -> Any:

@@ -66,9 +66,10 @@ def judge(
     problems: Sequence[Problem],
     completions: Sequence[Sequence[str]],
     verifiers: Mapping[str, VerifierSpec],
-    certificates: Path | None = None,
+    home: Path | None = None,
 ) -> Judgement:
-    """Judge G completions for each of P problems; `verifiers` says what judges the problems of a set.
+    """Judge G completions for each of P problems; `verifiers` says what judges the problems of a set;
+    `home` is rlvf's on this machine.
 
     A verifier that fails is no reward of 0: see :class:`Judgement`.
 
@@ -82,16 +83,16 @@ def judge(
     for spec, mine in rows.items():
         asked = [problems[row] for row in mine for _ in completions[row]]
         texts = [text for row in mine for text in completions[row]]
-        given = iter(opened(spec, certificates).judge(asked, texts))
+        given = iter(opened(spec, home).judge(asked, texts))
         for row in mine:
             verdicts[row] = [next(given) for _ in completions[row]]
     return Judgement.of(verdicts)
 
 
-def warm(verifiers: Iterable[VerifierSpec], certificates: Path | None = None) -> None:
+def warm(verifiers: Iterable[VerifierSpec], home: Path | None = None) -> None:
     """Open the verifiers on this machine. Raises VerifierError with one line for the first that cannot work here."""
     for spec in dict.fromkeys(verifiers):
         try:
-            opened(spec, certificates).warm()
+            opened(spec, home).warm()
         except ValueError as error:
             raise VerifierError(str(error)) from error

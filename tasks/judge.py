@@ -13,9 +13,9 @@ def judge(
     problems: Sequence[Problem], completions: Sequence[Sequence[str]], verifiers: Mapping[str, VerifierSpec]
 ) -> Judgement:
     """Judge G completions for each of P problems, with this machine's certificates where a service wants them."""
-    return judging.judge(problems, completions, verifiers, rlvf_home() / "certs")
+    return judging.judge(problems, completions, verifiers, rlvf_home())
 
 
 def warm(verifiers: Sequence[VerifierSpec]) -> None:
     """Raise VerifierError with one line for a verifier that cannot work on this machine."""
-    judging.warm(verifiers, rlvf_home() / "certs")
+    judging.warm(verifiers, rlvf_home())

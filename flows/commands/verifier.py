@@ -43,7 +43,7 @@ def _run(given: argparse.Namespace) -> None:
     tls = {} if given.insecure or is_loopback(config.host) else _certificates(home)
     listening = _listen(config.host, config.port)
     with listening:
-        verifier = opened(spec)
+        verifier = opened(spec, home)
         verifier.warm()
         address = f"{'https' if tls else 'http'}://{bracketed(config.host)}:{listening.getsockname()[1]}"
         import uvicorn

@@ -1,10 +1,12 @@
-"""The process that runs a function of the user's; `rl.verifiers.isolation` starts it. It imports nothing of ours.
+"""The process that runs a function of the user's; `rl.verifiers.supervisor` starts it. Of ours it
+imports what confines it, nothing else.
 
-Argument: the descriptor of a socket. Messages are 4 bytes of length and JSON. The first one says what to load and the
-limits, its answer is {} or {"error"}; each further one is {"problem", "completion"}, its answer {"reward", "reason",
-"parts"} or {"error"}; "retire" asks for a new process.
+Arguments: the descriptor of a socket, the folder to work in, how many processes its user may have. Messages are 4 bytes
+of length and JSON. The first one says what to load and the limits, its answer is {} or {"error"}; each further one is
+{"problem", "completion"}, its answer {"reward", "reason", "parts"} or {"error"}; "retire" asks for a new process.
 """
 
+import inspect
 import json
 import linecache
 import math
@@ -20,6 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+
+from rl.verifiers.confinement import Confinement, confine
 
 MAX_PARTS = 16
 MAX_REASON = 60
@@ -40,10 +44,12 @@ class Problem:
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
-    _die_with(channel)
     asked = receive(channel)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_AS, asked["memory_mb"] * 2**20)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    folder, processes = sys.argv[2], int(sys.argv[3])
+    os.environ["TMPDIR"] = folder
+    confine(Confinement(folder=folder, processes=processes, memory_mb=asked["memory_mb"], **asked["confinement"]))
+    _die_with(channel)  # not before: what a process gives up, a thread that it has already keeps
     me = os.getpid()
     function = None
     try:
@@ -51,18 +57,23 @@ def main() -> None:
         loaded = {}
     except BaseException as error:  # noqa: BLE001  SystemExit too: whatever it does is told
         loaded = {"error": described(error, asked["file"])}
+        _log(error, asked["file"])
     if os.getpid() != me:
         os._exit(0)  # the file forked
     send(channel, loaded)
     while function is not None:
         given = receive(channel)
         used = resource.getrusage(resource.RUSAGE_SELF)
-        _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + asked["seconds"]) + 1)
+        soft = math.ceil(used.ru_utime + used.ru_stime + asked["seconds"]) + 1
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        _bound_log(asked["max_log"])
         answer: dict[str, Any]
         try:
             answer = verdict(function(Problem(**given["problem"]), given["completion"]))
         except BaseException as error:  # noqa: BLE001
             answer = {"error": described(error, asked["file"]), "retire": isinstance(error, MemoryError)}
+            _log(error, given["problem"]["source"])
         if os.getpid() != me:
             os._exit(0)  # the function forked: this is the copy
         send(channel, answer)
@@ -80,6 +91,14 @@ def load(text: str, file: str, function: str) -> Any:
     found = module_object.__dict__.get(function)
     if not callable(found):
         raise TypeError(f"{function} is no function")
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # written in C
+        return found
+    try:
+        signature.bind(None, "")
+    except TypeError as error:
+        raise TypeError(f"{function}{signature} is called as {function}(problem, completion): {error}") from None
     return found
 
 
@@ -160,10 +179,17 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def _limit(which: int, soft: int) -> None:
-    hard = resource.getrlimit(which)[1]
-    with suppress(OSError, ValueError):  # macOS knows some of these only by name
-        resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+def _log(error: BaseException, about: str) -> None:
+    """The whole story, beside what the function has printed."""
+    with suppress(BaseException):
+        print(f"{about}:", "".join(traceback.format_exception(error)), file=sys.stderr)
+
+
+def _bound_log(most: int) -> None:
+    """Begin the log anew where it has grown too long."""
+    with suppress(OSError):
+        if os.fstat(1).st_size > most:
+            os.ftruncate(1, 0)
 
 
 def _die_with(channel: socket.socket) -> None:

@@ -1,51 +1,47 @@
 """Functions that cannot be trusted to end, in processes that can be killed: the user's, and math-verify.
 
-A process is a session of its own with limits on memory and processor time, a folder to work in, and an environment
-without secrets; it judges one completion after another, and what its code keeps in globals stays. It is no sandbox: it
-may read what its user may read. Messages are JSON: nothing that such a process sends is unpickled.
+Each process has limits that it cannot raise, a folder of its own to work in, an environment without secrets, and
+the best sandbox that the machine has; it judges one completion after another, and what its code keeps in globals stays.
+A supervisor ends it with everything that it started. Messages are JSON: nothing that such a process sends is unpickled.
 """
 
 import atexit
-import json
 import os
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from math import isfinite, nan
-from pathlib import Path
+from math import nan
 from queue import Empty, LifoQueue
+from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
 from rl.records import Problem, Verdict
+from rl.verifiers import sandbox, supervisor
+from rl.verifiers.confinement import close_environment
+from rl.verifiers.process import Cell, LoadError, LostError, Process
 
-CHILD = Path(__file__).with_name("child.py")
-LOAD_SECONDS = 60.0  # that the user's file may take with what it imports
-LOOK_SECONDS = 0.25  # how often a call under way is looked after
-MAX_ANSWER = 2**20  # bytes
-KEPT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SYSTEMROOT")
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-
-
-class LoadError(ValueError):
-    """The function cannot be loaded: one line that names the place."""
-
-
-class _Lost(Exception):  # noqa: N818
-    """A call that got no answer; the arguments are a reason and one line."""
+IN_A_ROW = 16  # time-outs before the rest is not tried: two groups of eight, so that one problem alone never does it
+MAX_REWARD = 1e6
+NOT_TRIED = "not_tried"  # the reason of what a verifier that hangs was not asked
 
 
 class Pool:
     """A few processes that each hold the function. Any thread may call it."""
 
-    def __init__(self, text: str, file: str, function: str, seconds: float, memory_mb: int, size: int = 0) -> None:
+    def __init__(
+        self,
+        text: str,
+        file: str,
+        function: str,
+        seconds: float,
+        memory_mb: int,
+        size: int = 0,
+        cell: Cell | None = None,
+    ) -> None:
         self.size = size or min(4, os.cpu_count() or 1)
+        self.cell = cell or Cell(sandbox.chosen(sandbox.AUTO))
         self._load: dict[str, Any] = {
             "text": text,
             "file": file,
@@ -53,19 +49,29 @@ class Pool:
             "seconds": seconds,
             "memory_mb": memory_mb,
         }
-        self._idle: LifoQueue[_Process] = LifoQueue()
+        self._idle: LifoQueue[Process] = LifoQueue()
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="verifier")
-        self._folder = tempfile.TemporaryDirectory(prefix="rlvf-verifier-", ignore_cleanup_errors=True)
         self._closed = False
+        self._lock = Lock()
+        self._timeouts = 0  # in a row
+        if self.cell.sandbox == sandbox.NONE:
+            close_environment()
+        supervisor.sweep()
         _pools.add(self)
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
-        """A verdict on each completion of the problem beside it, failures included."""
+        """A verdict on each completion of the problem beside it, failures included.
+
+        After IN_A_ROW time-outs in a row the rest is not tried; a later call tries one completion before the others.
+        """
         try:
             self.warm()
         except LoadError as error:
             return [failed("verifier_error", str(error))] * len(problems)
-        return list(self._threads.map(self._one, problems, completions))
+        first: list[Verdict] = []
+        if self._hangs() and problems:
+            first = [self._one(problems[0], completions[0], probe=True)]
+        return first + list(self._threads.map(self._one, problems[len(first) :], completions[len(first) :]))
 
     def warm(self) -> None:
         """Have a process ready. Raises LoadError."""
@@ -78,19 +84,24 @@ class Pool:
         with suppress(Empty):
             while True:
                 self._idle.get_nowait().kill()
-        self._folder.cleanup()
 
-    def _process(self) -> "_Process":
+    def _process(self) -> Process:
         while True:
             try:
                 process = self._idle.get_nowait()
             except Empty:
-                return _Process(self._load, self._folder.name)
+                return Process(self._load, self.cell)
             if process.runs():
                 return process
             process.kill()  # it ended between two calls
 
-    def _one(self, problem: Problem, completion: str) -> Verdict:
+    def _one(self, problem: Problem, completion: str, probe: bool = False) -> Verdict:
+        function, seconds = f"{self._load['file']}: {self._load['function']}", self._load["seconds"]
+        if not probe and self._hangs():
+            return failed(
+                NOT_TRIED,
+                f"{function} took longer than {seconds:g} s {IN_A_ROW} times in a row; the rest was not tried",
+            )
         try:
             process = self._process()
         except LoadError as error:
@@ -102,11 +113,12 @@ class Pool:
             "extra": dict(problem.extra),
         }
         try:
-            answer = process.call({"problem": given, "completion": completion}, self._load["seconds"])
-        except _Lost as lost:
+            answer = process.call({"problem": given, "completion": completion}, seconds)
+        except LostError as lost:
             process.kill()
             reason, said = lost.args
-            return failed(reason, f"{self._load['file']}: {self._load['function']} {said} ({problem.source})")
+            self._count(reason == "timeout")
+            return failed(reason, f"{function} {said} ({problem.source}){self._printed()}")
         except BaseException:
             process.kill()
             raise
@@ -114,112 +126,32 @@ class Pool:
             process.kill()
         else:
             self._idle.put(process)
-        return _verdict(answer)
+        self._count(timeout=False)
+        verdict = _verdict(answer)
+        return failed(verdict.reason, verdict.error + self._printed()) if verdict.error else verdict
 
+    def _hangs(self) -> bool:
+        return self._timeouts >= IN_A_ROW
 
-class _Process:
-    """One process, loaded."""
+    def _count(self, timeout: bool) -> None:
+        with self._lock:
+            self._timeouts = self._timeouts + 1 if timeout else 0
 
-    def __init__(self, load: dict[str, Any], folder: str) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-P", str(CHILD), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # what it prints
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env={**{name: os.environ[name] for name in KEPT if name in os.environ}, **ONE_THREAD},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        self._channel = ours
-        try:
-            answer = self.call(load, LOAD_SECONDS)
-        except _Lost as lost:
-            self.kill()
-            raise LoadError(f"{load['file']} cannot be loaded: it {lost.args[1]}") from None
-        except BaseException:
-            self.kill()
-            raise
-        if answer.get("error"):
-            self.kill()
-            raise LoadError(str(answer["error"]))
-
-    def runs(self) -> bool:
-        try:
-            # without collecting it: until then nobody else can get its id, which names its group
-            return os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:
-            return False  # somebody else has collected it
-
-    def call(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to a message. Raises _Lost."""
-        deadline = time.monotonic() + seconds
-        content = json.dumps(message).encode()
-        try:
-            self._channel.settimeout(seconds)
-            self._channel.sendall(len(content).to_bytes(4, "big") + content)
-            length = int.from_bytes(self._receive(4, deadline, seconds), "big")
-            if length > MAX_ANSWER:
-                raise _Lost("verifier_error", "sent an answer that is too long")
-            answer = json.loads(self._receive(length, deadline, seconds))
-        except TimeoutError:
-            raise _Lost("timeout", f"took longer than {seconds:g} s") from None
-        except OSError:
-            raise _Lost(*self._end()) from None
-        except ValueError:
-            raise _Lost("verifier_error", "sent an answer that is no JSON") from None
-        if not isinstance(answer, dict):
-            raise _Lost("verifier_error", "sent an answer that is no object")
-        return answer
-
-    def kill(self) -> None:
-        """End it and what it started in its group."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        self._popen.wait()
-        self._channel.close()
-
-    def _receive(self, count: int, deadline: float, seconds: float) -> bytes:
-        content = bytearray()
-        while len(content) < count:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise _Lost("timeout", f"took longer than {seconds:g} s")
-            self._channel.settimeout(min(LOOK_SECONDS, left))
-            try:
-                piece = self._channel.recv(count - len(content))
-            except TimeoutError:
-                if not self.runs():  # a copy that it left behind may hold the socket open
-                    raise _Lost(*self._end()) from None
-                continue
-            if not piece:
-                raise _Lost(*self._end())
-            content += piece
-        return bytes(content)
-
-    def _end(self) -> tuple[str, str]:
-        """The reason and a line for a process that is gone."""
-        deadline = time.monotonic() + 1
-        while self.runs() and time.monotonic() < deadline:
-            time.sleep(0.005)  # its socket closes a moment before it ends
-        try:
-            ended = os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            ended = None
-        if ended is None:
-            return "verifier_error", "closed its connection"
-        if ended.si_code == os.CLD_EXITED:
-            return "verifier_error", f"ended its process with exit code {ended.si_status}"
-        if ended.si_status == signal.SIGXCPU:
-            return "timeout", "used more processor time than it may"
-        return "verifier_error", f"ended its process by {signal.Signals(ended.si_status).name}"
+    def _printed(self) -> str:
+        """Where to read what the function printed, if it did."""
+        log = self.cell.log
+        there = log is not None and log.exists() and log.stat().st_size > 0
+        return f"; log: {socket.gethostname()}:{log}" if there else ""
 
 
 def failed(reason: str, error: str) -> Verdict:
     """The verdict of a verifier that failed."""
     return Verdict(nan, reason, error=error)
+
+
+def finite(value: object) -> bool:
+    """Whether it is a number that a float holds; JSON may have whole numbers of any size."""
+    return isinstance(value, int | float) and abs(value) <= MAX_REWARD
 
 
 def _verdict(answer: dict[str, Any]) -> Verdict:
@@ -228,7 +160,7 @@ def _verdict(answer: dict[str, Any]) -> Verdict:
         return failed("verifier_error", str(answer["error"])[:400])
     reward, reason, parts = answer.get("reward"), answer.get("reason"), answer.get("parts")
     numbers = [reward, *(parts.values() if isinstance(parts, dict) else [None])]
-    if not isinstance(reason, str) or not all(isinstance(n, int | float) and isfinite(n) for n in numbers):
+    if not isinstance(reason, str) or not all(map(finite, numbers)):
         return failed("verifier_error", "its process sent an answer that is no verdict")
     assert isinstance(parts, dict)
     return Verdict(float(answer["reward"]), reason, {str(name): float(part) for name, part in parts.items()})

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from rl.records import Problem, Verdict
+from rl.verifiers import sandbox
 from rl.verifiers.isolation import Pool, failed
+from rl.verifiers.process import Cell
 from rl.verifiers.spec import BUILT_IN, MATH, VerifierError, VerifierSpec
 
 KEPT = 4  # a user who edits a file makes a new verifier each time
@@ -53,28 +55,38 @@ _kept: dict[VerifierSpec, Verifier] = {}
 _lock = threading.Lock()
 
 
-def opened(spec: VerifierSpec, certificates: Path | None = None) -> Verifier:
-    """The verifier of this process. Raises VerifierError where it cannot be opened here."""
+def opened(spec: VerifierSpec, home: Path | None = None) -> Verifier:
+    """The verifier of this process; ``home`` is rlvf's on this machine, with its certificates and logs.
+
+    Raises VerifierError where it cannot be opened here.
+    """
     with _lock:
-        verifier = _kept.pop(spec, None) or _open(spec, certificates)
+        verifier = _kept.pop(spec, None) or _open(spec, home)
         _kept[spec] = verifier  # the last one used is the last one to go
         while len(_kept) > KEPT:
             _kept.pop(next(iter(_kept))).close()
         return verifier
 
 
-def _open(spec: VerifierSpec, certificates: Path | None) -> Verifier:
+def _open(spec: VerifierSpec, home: Path | None) -> Verifier:
     if spec.name in BUILT_IN:
         return BuiltIn(spec.name)
     if spec.is_service:
         from rl.verifiers.service import Service
 
-        return Service(spec.name, spec.seconds, certificates)
+        return Service(spec.name, spec.seconds, home / "certs" if home is not None else None)
+    cell = Cell(
+        sandbox=sandbox.chosen(spec.sandbox),
+        network=spec.network,
+        env=spec.env,
+        hidden=sandbox.hidden(home),
+        log=home / "logs" / f"verifier-{Path(spec.file).stem}.log" if home is not None and spec.name != MATH else None,
+    )
     if spec.name == MATH:
         require_math()
         text = Path(__file__).with_name("symbolic.py").read_text("utf-8")
-        return Pool(text, "symbolic.py", "reward", spec.seconds, spec.memory_mb)
-    return Pool(spec.text, spec.file, spec.function, spec.seconds, spec.memory_mb)
+        return Pool(text, "symbolic.py", "reward", spec.seconds, spec.memory_mb, cell=cell)
+    return Pool(spec.text, spec.file, spec.function, spec.seconds, spec.memory_mb, cell=cell)
 
 
 def require_math() -> None:

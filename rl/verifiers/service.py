@@ -9,7 +9,6 @@ GET /health →  {"verifier": name}
 import ssl
 import time
 from collections.abc import Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,14 +16,13 @@ from urllib.parse import urlsplit
 import httpx
 
 from rl.records import Problem, Verdict
-from rl.verifiers.isolation import failed
+from rl.verifiers.isolation import failed, finite
 
 BATCH = 64  # completions in one request
 ATTEMPTS = 4
 BACK_OFF = 0.25  # seconds before the second attempt; each further one waits twice as long
 CONNECT_SECONDS = 5.0
 BUSY = (429, 502, 503, 504)  # worth another attempt
-MAX_REWARD = 1e6
 MAX_PARTS = 16
 
 
@@ -89,11 +87,11 @@ class Service:
         if isinstance(error, str) and error:
             known = isinstance(reason, str) and reason.isidentifier() and reason.isascii()
             return failed(reason[:60] if known else "service_error", f"{self.shown}: {' '.join(error.split())[:300]}")
-        if not _finite(reward):
+        if not finite(reward):
             return failed("service_error", f"{self.shown}: gave the reward {str(reward)[:60]!r}; it has to be a number")
         if not isinstance(reason, str):
             return failed("service_error", f"{self.shown}: gave a reason that is no text")
-        if not isinstance(parts, dict) or len(parts) > MAX_PARTS or not all(map(_finite, parts.values())):
+        if not isinstance(parts, dict) or len(parts) > MAX_PARTS or not all(map(finite, parts.values())):
             return failed("service_error", f"{self.shown}: gave parts that are not numbers by name")
         return Verdict(float(reward), reason[:60], {str(name)[:60]: float(part) for name, part in parts.items()})
 
@@ -126,10 +124,6 @@ class Service:
                 raise ServiceError(f"{self.shown}: answers with JSON that is no object")
             return answer
         raise ServiceError(f"{self.shown}: {said}, {ATTEMPTS} times; is it running? (rlvf verifier serve)")
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and isfinite(value) and abs(value) <= MAX_REWARD
 
 
 def _line(text: str) -> str:

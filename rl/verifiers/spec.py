@@ -31,6 +31,9 @@ class VerifierSpec:
     seconds: float = 5.0  # for one completion
     memory_mb: int = 1024
     text: str = ""  # of the user's file
+    sandbox: str = "auto"
+    network: bool = False
+    env: tuple[str, ...] = ()  # names of the variables that it gets from the machine that judges
 
     @property
     def is_service(self) -> bool:

@@ -183,5 +183,7 @@ def test_the_schema_is_one_that_a_form_can_be_made_of() -> None:
     schema = TrainConfig.model_json_schema()
     assert schema["properties"]["mix"]["items"] == {"$ref": "#/$defs/ProblemsConfig"}
     assert schema["$defs"]["ProblemsConfig"]["type"] == "object"
-    assert set(schema["$defs"]["VerifierConfig"]["properties"]) == {"name", "seconds", "memory_mb"}
+    assert set(schema["$defs"]["VerifierConfig"]["properties"]) == {
+        *("name", "seconds", "memory_mb", "sandbox", "network", "env")
+    }
     assert np.isfinite(schema["$defs"]["ProblemsConfig"]["properties"]["weight"]["maximum"])

@@ -94,6 +94,8 @@ def test_batches_are_bounded() -> None:
         (json.dumps({**GOOD, "rewards": [None, 0, 0]}), "gave the reward 'None'"),
         (json.dumps({**GOOD, "rewards": [float("nan"), 0, 0]}), "gave the reward 'nan'"),
         (json.dumps({**GOOD, "rewards": [1e300, 0, 0]}), "gave the reward '1e+300'"),
+        (json.dumps({**GOOD, "rewards": [10**400, 0, 0]}), "gave the reward '1000"),
+        (json.dumps({**GOOD, "parts": [{"a": -(10**400)}, {}, {}]}), "parts that are not numbers"),
         (json.dumps({**GOOD, "reasons": [1, "", ""]}), "a reason that is no text"),
         (json.dumps({**GOOD, "parts": [{"a": "b"}, {}, {}]}), "parts that are not numbers"),
     ],

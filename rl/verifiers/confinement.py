@@ -1,0 +1,115 @@
+"""What a verifier's process gives up before it runs a line of the user's: it can take none of it back.
+
+Everywhere hard limits on address space, files and what they hold. On Linux also new privileges; root, which no limit on
+processes holds, becomes a user of its own, and without bubblewrap Landlock closes the rest, where the kernel has it.
+"""
+
+import ctypes
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl.verifiers import landlock
+
+FILE_BYTES = 64 * 2**20  # that one file may grow to
+OPEN_FILES = 256
+UNPRIVILEGED = 59417  # the user that root becomes: one that nobody has, below the 65,536 that a container knows
+
+SET_DUMPABLE, SET_KEEP_CAPABILITIES, SET_NO_NEW_PRIVILEGES, AMBIENT, RAISE = 4, 8, 38, 47, 2  # prctl
+CAPABILITIES_VERSION = 0x20080522
+READ_ANY_FILE = 2  # CAP_DAC_READ_SEARCH
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """How a process is kept apart."""
+
+    sandbox: str  # bubblewrap, landlock or none: what stands around it beside its limits
+    network: bool
+    hidden: Sequence[str]  # files and folders with secrets
+    folder: str  # where it works, and all that it may write
+    processes: int  # of its user altogether
+    memory_mb: int
+
+
+def is_linux() -> bool:
+    return sys.platform == "linux"
+
+
+def confine(to: Confinement) -> None:
+    """Give up what this process does not need. Raises OSError where the kernel refuses what it was asked before."""
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_AS, to.memory_mb * 2**20)
+    limit(resource.RLIMIT_FSIZE, FILE_BYTES)
+    limit(resource.RLIMIT_NOFILE, OPEN_FILES)
+    if not is_linux():
+        return
+    limit(resource.RLIMIT_NPROC, to.processes)
+    rules = None
+    if to.sandbox == "landlock":
+        rules = landlock.rules(Path(to.folder), [Path(path) for path in to.hidden], to.network)
+    if os.geteuid() == 0:
+        _leave_root()
+    _prctl(SET_NO_NEW_PRIVILEGES, 1)
+    if rules is not None:
+        landlock.restrict(rules)
+
+
+def limit(which: int, amount: int) -> None:
+    """Lower a limit, hard as soft."""
+    hard = resource.getrlimit(which)[1]
+    amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+    with suppress(OSError, ValueError):  # macOS knows some of these only by name
+        resource.setrlimit(which, (amount, amount))
+
+
+def close_environment() -> None:
+    """Keep other processes of this user from reading this one's memory and environment. Nothing but on Linux."""
+    if is_linux():
+        _prctl(SET_DUMPABLE, 0)
+
+
+def _leave_root() -> None:
+    """Become a user without rights; only the one to read stays, where Python itself could not be read without."""
+    _prctl(SET_KEEP_CAPABILITIES, 1)
+    os.setgroups([])
+    os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
+    os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)  # nothing is in effect from here on
+    if all(map(_readable, [sys.executable, *sys.path])):
+        _keep_capabilities(0)
+    else:
+        _keep_capabilities(1 << READ_ANY_FILE)
+        _prctl(AMBIENT, RAISE, READ_ANY_FILE)  # for the programs that it starts
+
+
+def _readable(path: str) -> bool:
+    if os.access(path, os.R_OK, effective_ids=True):
+        return True
+    try:
+        Path(path).stat()
+    except PermissionError:
+        return False
+    except OSError:
+        return True  # sys.path names what is not there
+    return False
+
+
+def _keep_capabilities(kept: int) -> None:
+    """Permit these, in effect and inheritable, and no other; capabilities(7)."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0)  # effective, permitted, inheritable; the higher 32 after
+    if _libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _prctl(option: int, *arguments: int) -> None:
+    given = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
+    if _libc.prctl(option, *given):
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

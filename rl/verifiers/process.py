@@ -1,0 +1,190 @@
+"""One process that holds a function of the user's, with its supervisor above it: started, asked, ended."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.verifiers import sandbox
+from rl.verifiers.confinement import UNPRIVILEGED, is_linux
+
+CHILD = Path(__file__).with_name("child.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+LOAD_SECONDS = 60.0  # that the user's file may take with what it imports
+LOOK_SECONDS = 0.25  # how often a call under way is looked after
+END_SECONDS = 10.0  # that a supervisor may take to end what is below it
+MAX_ANSWER = 2**20  # bytes
+MAX_LOG = 4 * 2**20  # bytes, beyond which a log starts again
+KEPT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SYSTEMROOT")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class LoadError(ValueError):
+    """The function cannot be loaded: one line that names the place."""
+
+
+class LostError(Exception):
+    """A call that got no answer; the arguments are a reason and one line."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is around a process."""
+
+    sandbox: str  # one of those in `rl.verifiers.sandbox`, not auto
+    network: bool = False
+    env: Sequence[str] = ()  # variables of this process that it gets beside KEPT
+    hidden: Sequence[str] = ()  # files and folders with secrets
+    log: Path | None = None  # where what it prints goes
+
+    def environment(self) -> dict[str, str]:
+        """Raises LoadError for a variable that is not set here."""
+        for name in self.env:
+            if name not in os.environ:
+                raise LoadError(
+                    f"verifier.env: {name} is not set on {socket.gethostname()}, where completions are judged"
+                )
+        named = {name: os.environ[name] for name in (*KEPT, *self.env) if name in os.environ}
+        ours = str(Path(__file__).parents[2])
+        paths = [path for path in (named.get("PYTHONPATH", ""), ours) if path]
+        return {**named, "PYTHONPATH": os.pathsep.join(paths), **ONE_THREAD}
+
+    def command(self, channel: int) -> list[str]:
+        """For the supervisor, which knows the folder."""
+        bubblewrapped = self.sandbox == sandbox.BUBBLEWRAP
+        folder = "/tmp" if bubblewrapped else "{folder}"
+        around = sandbox.bubblewrap("{folder}", self.hidden, network=self.network) if bubblewrapped else []
+        return [*around, sys.executable, "-P", str(CHILD), str(channel), folder, "{processes}"]
+
+    def confinement(self) -> dict[str, Any]:
+        """What its process is told."""
+        return {"sandbox": self.sandbox, "network": self.network, "hidden": list(self.hidden)}
+
+
+class Process:
+    """One process, loaded."""
+
+    def __init__(self, load: dict[str, Any], cell: Cell) -> None:
+        environment = cell.environment()
+        ours, theirs = socket.socketpair()
+        control, supervised = socket.socketpair()
+        owner = UNPRIVILEGED if is_linux() and os.geteuid() == 0 else None
+        asked = json.dumps({"command": cell.command(theirs.fileno()), "owner": owner})
+        output = _opened(cell.log)
+        with theirs, supervised:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(SUPERVISOR), str(supervised.fileno()), str(theirs.fileno()), asked],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                pass_fds=(supervised.fileno(), theirs.fileno()),
+                start_new_session=True,
+            )
+        if output != subprocess.DEVNULL:
+            os.close(output)
+        self._channel, self._control, self._cell = ours, control, cell
+        try:
+            answer = self.call({**load, "max_log": MAX_LOG, "confinement": cell.confinement()}, LOAD_SECONDS)
+        except LostError as lost:
+            self.kill()
+            raise LoadError(f"{load['file']} cannot be loaded: it {lost.args[1]}") from None
+        except BaseException:
+            self.kill()
+            raise
+        if answer.get("error"):
+            self.kill()
+            raise LoadError(str(answer["error"]))
+
+    def runs(self) -> bool:
+        try:
+            # without collecting it: until then nobody else can get its id
+            of = self._supervisor.pid
+            return os.waitid(os.P_PID, of, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False  # somebody else has collected it
+
+    def call(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """The answer to a message. Raises LostError."""
+        deadline = time.monotonic() + seconds
+        content = json.dumps(message).encode()
+        try:
+            self._channel.settimeout(seconds)
+            self._channel.sendall(len(content).to_bytes(4, "big") + content)
+            length = int.from_bytes(self._receive(4, deadline, seconds), "big")
+            if length > MAX_ANSWER:
+                raise LostError("verifier_error", "sent an answer that is too long")
+            answer = json.loads(self._receive(length, deadline, seconds))
+        except TimeoutError:
+            raise LostError("timeout", f"took longer than {seconds:g} s") from None
+        except OSError:
+            raise LostError(*self._end()) from None
+        except (ValueError, RecursionError):
+            raise LostError("verifier_error", "sent an answer that is no JSON") from None
+        if not isinstance(answer, dict):
+            raise LostError("verifier_error", "sent an answer that is no object")
+        return answer
+
+    def kill(self) -> None:
+        """End it and everything that it started."""
+        self._control.close()  # which the supervisor sees
+        self._channel.close()
+        try:
+            self._supervisor.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._supervisor.pid, signal.SIGKILL)
+            self._supervisor.wait()
+
+    def _receive(self, count: int, deadline: float, seconds: float) -> bytes:
+        content = bytearray()
+        while len(content) < count:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise LostError("timeout", f"took longer than {seconds:g} s")
+            self._channel.settimeout(min(LOOK_SECONDS, left))
+            try:
+                piece = self._channel.recv(count - len(content))
+            except TimeoutError:
+                if not self.runs():  # a copy that it left behind may hold the socket open
+                    raise LostError(*self._end()) from None
+                continue
+            if not piece:
+                raise LostError(*self._end())
+            content += piece
+        return bytes(content)
+
+    def _end(self) -> tuple[str, str]:
+        """The reason and a line for a process that is gone, as its supervisor tells."""
+        try:
+            self._control.settimeout(1)  # its socket closes a moment before it ends
+            said = json.loads(self._control.recv(4096) or b"{}")
+        except TimeoutError:
+            return "verifier_error", "closed its connection"
+        except (OSError, ValueError):
+            said = {}
+        number = said.get("signal", 0)
+        if self._cell.sandbox == sandbox.BUBBLEWRAP and said.get("exit", 0) > 128:  # how it passes a signal on
+            number = said["exit"] - 128
+        if number == signal.SIGXCPU:
+            return "timeout", "used more processor time than it may"
+        if number in iter(signal.Signals):
+            return "verifier_error", f"ended its process by {signal.Signals(number).name}"
+        if "exit" in said:
+            return "verifier_error", f"ended its process with exit code {said['exit']}"
+        return "verifier_error", said.get("stopped", "ended its supervisor")
+
+
+def _opened(log: Path | None) -> int:
+    if log is None:
+        return subprocess.DEVNULL
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

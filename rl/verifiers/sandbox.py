@@ -1,0 +1,108 @@
+"""What stands around a verifier's process on this machine, beside the limits that it always has.
+
+bubblewrap  nothing outside is in reach: read-only files, a temporary folder of its own, no other process, no network
+landlock    the same files and folder; other processes can be seen, not looked into; no TCP
+none        limits alone
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from rl.verifiers import landlock
+from rl.verifiers.confinement import is_linux
+
+AUTO, BUBBLEWRAP, LANDLOCK, NONE = "auto", "bubblewrap", "landlock", "none"
+PROBE_SECONDS = 20.0
+# where people keep their keys; below their home
+SECRETS = (".ssh", ".aws", ".config", ".netrc", ".kube", ".docker", ".gnupg", ".azure", ".cache/huggingface/token")
+AS_ROOT = ("SETUID", "SETGID", "DAC_READ_SEARCH")  # that confinement needs to leave root, and drops
+RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")  # where /etc/resolv.conf may lead
+
+
+class SandboxError(ValueError):
+    """The sandbox that was asked for cannot be had on this machine."""
+
+
+def chosen(asked: str) -> str:
+    """The sandbox to use. Raises SandboxError where the one that is asked for cannot work here."""
+    if asked == AUTO:
+        return BUBBLEWRAP if not missing(BUBBLEWRAP) else LANDLOCK if not missing(LANDLOCK) else NONE
+    if lacks := missing(asked):
+        raise SandboxError(
+            f"verifier.sandbox: {asked!r} does not work on this machine ({lacks}); auto takes what there is"
+        )
+    return asked
+
+
+@cache
+def missing(sandbox: str) -> str:
+    """Why it does not work on this machine; nothing where it does."""
+    if sandbox == LANDLOCK:
+        return "" if is_linux() and landlock.abi() else "the kernel has no Landlock"
+    if sandbox == NONE:
+        return ""
+    if shutil.which("bwrap") is None:
+        return "bwrap is not installed; on Debian and Ubuntu: apt install bubblewrap"
+    try:
+        command = [*bubblewrap("/", [], network=False), "true"]
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bwrap: {error}"
+    return " ".join(tried.stderr.split())[:200] or f"bwrap ended with {tried.returncode}" if tried.returncode else ""
+
+
+def bubblewrap(folder: str, hidden: Sequence[str], *, network: bool) -> list[str]:
+    """The command that runs what follows it, with ``folder`` as /tmp; "/" does without one."""
+    words = ["bwrap", "--die-with-parent", "--new-session", "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
+    words += ["--unshare-cgroup-try", *([] if network else ["--unshare-net"])]
+    words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/run"]
+    if folder != "/":
+        words += ["--bind", folder, "/tmp", "--bind", f"{folder}/shm", "/dev/shm", "--remount-ro", "/dev"]
+        for path in _needed():
+            words += ["--ro-bind", path, path]
+        words += ["--chdir", "/tmp"]
+    for path in hidden:
+        if _covered(path) and not any(Path(path).is_relative_to(kept) for kept in _needed()):
+            continue
+        if Path(path).is_dir():
+            words += ["--tmpfs", path, "--remount-ro", path]
+        elif Path(path).exists():
+            words += ["--ro-bind", "/dev/null", path]
+    if network:
+        for path in RESOLVERS:
+            words += ["--ro-bind-try", path, path]
+    if os.geteuid() == 0:
+        words += ["--cap-drop", "ALL", *[word for name in AS_ROOT for word in ("--cap-add", f"CAP_{name}")]]
+    return [*words, "--"]
+
+
+def hidden(home: Path | None) -> list[str]:
+    """What holds secrets on this machine: where people keep theirs, and rlvf's home; resolved, and only what is there.
+    A folder that Python or a package lies in stays."""
+    mine = Path.home() if "HOME" in os.environ else None
+    found = [mine / name for name in SECRETS] if mine is not None else []
+    found += [home] if home is not None else []
+    there = [path.resolve() for path in found if path.exists()]
+    return [str(path) for path in there if not any(Path(kept).is_relative_to(path) for kept in _python())]
+
+
+def _needed() -> list[str]:
+    """What Python reads that /tmp and /run would cover."""
+    return [path for path in _python() if _covered(path)]
+
+
+def _covered(path: str) -> bool:
+    return any(folder in Path(path).parents for folder in map(Path, ("/tmp", "/run")))
+
+
+def _python() -> list[str]:
+    """The folders that Python and its packages are read from."""
+    own = Path(__file__).parents[2]
+    paths = [sys.prefix, sys.base_prefix, str(own), *sys.path]
+    there = [Path(path).resolve() for path in dict.fromkeys(paths) if path and Path(path).exists()]
+    return sorted({str(path) for path in there})

@@ -1,0 +1,184 @@
+"""Run by test_hostile.py in a process of its own, as the machine's worker does: what code that a model wrote gets at.
+
+Arguments: a sandbox, and JSON: `port` where somebody listens, `secret` a file. Prints JSON.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from rl.records import Problem
+from rl.verifiers import sandbox
+from rl.verifiers.isolation import Pool
+from rl.verifiers.process import Cell
+
+REWARD = """
+import os, resource, signal, socket, subprocess, sys, time
+
+def reward(problem, completion):
+    return globals()[completion](problem)
+
+def tried(function):
+    try:
+        return 1.0, str(function())[:50]
+    except (OSError, ValueError, MemoryError) as error:
+        return 0.0, f"{type(error).__name__} {getattr(error, 'errno', '')}"
+
+def raise_limits(problem):
+    got = []
+    for name in ("AS", "NPROC", "FSIZE", "NOFILE", "CORE"):
+        which = getattr(resource, f"RLIMIT_{name}")
+        mine = resource.getrlimit(which)[1]
+        try:
+            resource.setrlimit(which, (mine * 2 + 1, mine * 2 + 1))
+            got.append(name)
+        except (OSError, ValueError):
+            pass
+    return float(len(got)), " ".join(got) or "none"
+
+def memory(problem): return tried(lambda: len(bytearray(600 * 2**20)))
+
+def session(problem):
+    subprocess.Popen(["sleep", problem.extra["mark"]], start_new_session=True)
+    return 1.0
+
+def orphan(problem):
+    started = ["sh", "-c", f"setsid sleep {problem.extra['mark']} > /dev/null & echo $!"]
+    pid = int(subprocess.run(started, capture_output=True).stdout)
+    try:
+        while "sleep" not in open(f"/proc/{pid}/cmdline").read():
+            time.sleep(0.01)
+    except OSError:
+        pass  # ended before we saw it
+    return 1.0
+
+def bomb(problem):
+    for made in range(80):
+        try:
+            subprocess.Popen(["sleep", problem.extra["mark"]], start_new_session=True)
+        except OSError:
+            return 0.0, str(made)
+    return 1.0, str(made + 1)
+
+def forever(problem):
+    import ctypes
+    ctypes.CDLL(None).prctl(15, b"rlvf-bomb")  # its name, and that of every copy
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            pass
+
+def write(problem):
+    def one():
+        with open("big", "wb") as file:
+            for _ in range(200):
+                file.write(bytes(2**20))
+                file.flush()
+    return tried(one)
+
+def fill(problem):
+    for number in range(20):
+        with open(f"part{number}", "wb") as file:
+            for _ in range(50):
+                file.write(bytes(2**20))
+    time.sleep(60)
+
+def outside(problem): return tried(lambda: open(problem.extra["outside"], "w").write("x"))
+def secret(problem): return tried(lambda: open(problem.extra["secret"]).read())
+def parent(problem): return tried(lambda: "".join(map(environment, [problem.extra["parent"]])))
+
+def environment(pid):
+    return open(f"/proc/{pid}/environ").read()
+
+def everybody(problem):
+    found = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            found += "HOSTILE_SECRET" in environment(pid)
+        except OSError:
+            pass
+    return float(found), "seen"
+
+def memory_of_parent(problem): return tried(lambda: open(f"/proc/{problem.extra['parent']}/mem", "rb").name)
+
+def connect(problem):
+    return tried(lambda: socket.create_connection(("127.0.0.1", problem.extra["port"]), timeout=5))
+
+def kill_parent(problem): return tried(lambda: os.kill(problem.extra["parent"], signal.SIGTERM))
+
+def new_privileges(problem):
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("NoNewPrivs")]
+    return float(line.split()[1]), "told"
+
+def right(problem): return 1.0
+"""
+MARK = "4711"  # seconds that a process sleeps, by which it is known
+
+
+def named(*words: str) -> int:
+    """How many processes run whose name or command line holds these."""
+    found = 0
+    for one in psutil.process_iter():
+        try:
+            said = [one.name(), *one.cmdline()]
+            found += set(words) <= set(said) and one.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            pass  # it has gone
+    return found
+
+
+def sleeping() -> int:
+    return named("sleep", MARK)
+
+
+def main() -> None:
+    wanted, given = sys.argv[1], json.loads(sys.argv[2])
+    if lacks := sandbox.missing(wanted):
+        print(json.dumps({"missing": lacks}))
+        return
+    extra = {**given, "parent": os.getpid(), "mark": MARK}
+    problem = Problem("", "", "here", extra)
+    cell = Cell(wanted, hidden=[str(Path(given["secret"]).parent)])
+    pool = Pool(REWARD, "r.py", "reward", seconds=20, memory_mb=300, size=1, cell=cell)
+    found: dict[str, object] = {"uid": os.getuid()}
+
+    def ask(name: str) -> None:
+        (verdict,) = pool.judge([problem], [name])
+        found[name] = [None if verdict.error else verdict.reward, verdict.error or verdict.reason]
+
+    for name in ("raise_limits", "memory", "write", "outside", "secret", "parent", "everybody", "memory_of_parent"):
+        ask(name)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in ("connect", "kill_parent", "new_privileges", "orphan"):
+        ask(name)
+    deadline = time.monotonic() + 20
+    while sleeping() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found["orphans"] = sleeping()
+    ask("session")
+    for _ in range(4):
+        ask("bomb")
+    found["most"] = sleeping()
+    pool.close()
+    found["left"] = sleeping()
+    pool = Pool(REWARD, "r.py", "reward", seconds=20, memory_mb=300, size=1, cell=cell)
+    ask("fill")
+    pool.close()
+    pool = Pool(REWARD, "r.py", "reward", seconds=1, memory_mb=300, size=1, cell=cell)
+    ask("forever")
+    ask("right")
+    found["bombs"] = named("rlvf-bomb")
+    pool.close()
+    found["folders"] = len(list(Path(tempfile.gettempdir()).glob("rlvf-verifier-*")))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

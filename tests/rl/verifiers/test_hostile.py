@@ -1,0 +1,126 @@
+"""What code that a model wrote can do when a reward runs it: each sandbox, as root and as an ordinary user."""
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.verifiers.sandbox import BUBBLEWRAP, LANDLOCK, NONE
+from rl.verifiers.supervisor import PREFIX, PROCESSES, sweep
+
+ROOT = Path(__file__).parents[3]
+ORDINARY = 4242  # a user that the machine does not know
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what holds elsewhere is limits alone: needs Linux")
+
+
+def as_user(command: Sequence[str], folder: Path) -> list[str]:
+    """The command run by an ordinary user, in a mount namespace in which that user can read Python and us."""
+    closed: dict[Path, list[Path]] = {}
+    for path in map(Path, (sys.prefix, sys.base_prefix, ROOT, folder)):
+        for above in reversed(path.parents):
+            if not above.stat().st_mode & 0o001:
+                closed.setdefault(above, []).append(path)
+                break
+    words = ["mount --make-rprivate /"]
+    for number, (above, paths) in enumerate(closed.items()):
+        for at, path in enumerate(paths):
+            words += [f"mkdir {folder}/{number}.{at}", f"mount --bind {path} {folder}/{number}.{at}"]
+        words += [f"mount -t tmpfs -o mode=755 none {above}"]
+        for at, path in enumerate(paths):
+            words += [f"mkdir -p {path}", f"mount --bind {folder}/{number}.{at} {path}"]
+    drop = f"setpriv --reuid {ORDINARY} --regid {ORDINARY} --clear-groups {shlex.join(command)}"
+    return ["unshare", "-m", "sh", "-ec", "\n".join([*words, f"exec {drop}"])]
+
+
+@pytest.fixture(scope="module", params=[BUBBLEWRAP, LANDLOCK, NONE])
+def sandbox(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=["root", "user"])
+def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
+    folder = Path("/var/tmp") / f"rlvf-hostile-{os.getpid()}"  # which no sandbox covers
+    (folder / "keys").mkdir(parents=True)
+    (folder / "tmp").mkdir()
+    (folder / "keys" / "key").write_text("told nobody")
+    for path in (folder, folder / "keys", folder / "keys" / "key", folder / "tmp"):
+        path.chmod(0o777)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            given = {"port": listening.getsockname()[1], "outside": str(folder / "outside")}
+            asked = json.dumps({**given, "secret": str(folder / "keys" / "key")})
+            command = [sys.executable, str(Path(__file__).with_name("hostile.py")), sandbox, asked]
+            if request.param == "root" and os.geteuid():
+                pytest.skip("needs root")
+            if request.param == "user" and os.geteuid() == 0:
+                if not (shutil.which("unshare") and shutil.which("setpriv")):
+                    pytest.skip("root becomes an ordinary user by unshare and setpriv (util-linux)")
+                command = as_user(command, folder)
+            env = {**os.environ, "HOSTILE_SECRET": "told nobody", "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
+            env["PYTHONPATH"] = str(ROOT)
+            done = subprocess.run(
+                command, env=env, cwd=folder, capture_output=True, text=True, timeout=200, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            answers = json.loads(done.stdout)
+    finally:
+        shutil.rmtree(folder)
+    if "missing" in answers:
+        pytest.skip(answers["missing"])
+    assert answers["uid"] == (0 if request.param == "root" else os.geteuid() or ORDINARY)
+    return {**answers, "as": request.param}
+
+
+def test_limits_cannot_be_raised_and_hold(found: dict[str, Any]) -> None:
+    assert found["raise_limits"] == [0, "none"]
+    assert found["memory"] == [0, "MemoryError "]
+    assert found["new_privileges"] == [1, "told"]
+
+
+def test_files_are_bounded_in_size_and_in_number(found: dict[str, Any]) -> None:
+    assert found["write"] == [0, "OSError 27"]  # EFBIG
+    assert found["fill"] == [None, "r.py: reward wrote more than 256 MB or 10000 files (here)"]
+
+
+def test_the_environment_and_the_memory_of_other_processes_are_closed(found: dict[str, Any]) -> None:
+    assert found["parent"][0] == found["memory_of_parent"][0] == 0
+    assert found["everybody"] == [0, "seen"]
+
+
+def test_a_process_of_another_session_and_an_orphan_end(found: dict[str, Any]) -> None:
+    assert found["orphan"] == found["session"] == [1, "right"]
+    assert found["orphans"] == 0
+    assert 0 < found["most"] <= PROCESSES
+    assert found["left"] == 0
+
+
+def test_processes_that_multiply_end_and_the_next_call_works(found: dict[str, Any]) -> None:
+    assert found["forever"] == [None, "r.py: reward took longer than 1 s (here)"]
+    assert found["right"] == [1, "right"]
+    assert (found["bombs"], found["folders"]) == (0, 0)
+
+
+def test_a_sandbox_closes_files_keys_and_the_network(sandbox: str, found: dict[str, Any]) -> None:
+    closed = sandbox != NONE
+    for name in ("outside", "secret", "connect"):
+        assert found[name][0] == (0 if closed else 1), name
+    if closed or found["as"] == "root":
+        assert found["kill_parent"][0] == 0
+
+
+def test_what_a_killed_supervisor_leaves_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, young = tmp_path / f"{PREFIX}a", tmp_path / f"{PREFIX}b"
+    for folder in (left, young):
+        folder.mkdir()
+    os.utime(left, (1, 1))
+    sweep()
+    assert sorted(tmp_path.iterdir()) == [young]
