@@ -1,11 +1,11 @@
 """The command `rlvf`. Results go to stdout, everything else to stderr; a user's mistake is one line and exit code 2."""
 
-import argparse
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 from types import FrameType, TracebackType
 
 from flows.commands.bench import BENCH
@@ -20,7 +20,7 @@ from flows.commands.train import TRAIN
 from flows.commands.up import UP
 from flows.commands.verifier import VERIFIER
 from flows.commands.worker import WORKER
-from flows.options import OneLineParser
+from flows.parser import OneLineParser
 from infra.security.printable import printable
 from infra.security.secrets import masked
 
@@ -30,15 +30,15 @@ COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, V
 def parser() -> OneLineParser:
     """The command line."""
     top = OneLineParser(prog="rlvf", description="Reinforcement learning with verifiable reward on your own machines.")
+    top.add_argument("--version", action="version", version=f"rlvf {version('rlvf')}", help="which version this is")
     commands = top.add_subparsers(dest="command", required=True, metavar="|".join(each.name for each in COMMANDS))
     for each in COMMANDS:
-        examples = each.examples.strip().splitlines()
         command = commands.add_parser(
             each.name,
             help=each.summary,
             description=f"{each.summary[0].upper()}{each.summary[1:]}.",
-            epilog="\n  ".join(["examples:" if len(examples) > 1 else "example:", *examples]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            examples=each.examples,
+            first=each.first,
         )
         each.options(command)
     return top

@@ -8,17 +8,16 @@ import argparse
 import difflib
 import inspect
 import json
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import fsspec
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from flows.option_tree import Option, default_values, flatten, known_options, leaf_values, nest
-from infra.security.printable import printable
+from flows.usual_names import unknown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -38,33 +37,6 @@ class Given:
     @property
     def name(self) -> str:
         return f"{self.origin}{self.path}"
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Answers a mistake with one line and exit code 2; sub-parsers made from it do the same."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-
-    def error(self, message: str) -> NoReturn:
-        if message.endswith("expected one argument"):
-            message += " (one that starts with a minus sign is written after =)"
-        line = "; ".join(filter(None, (part.strip() for part in message.splitlines())))
-        print(f"rlvf: {printable(line)}", file=sys.stderr)
-        raise SystemExit(2)
-
-    # argparse collects what a sub-parser does not know and reports it from the outermost parser, which cannot tell what
-    # would have been right: so it is reported here. The signature is argparse's, whose overloads are beside the point.
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
-        known, extras = super().parse_known_args(args, namespace)
-        for extra in extras:
-            if extra.startswith("--"):
-                # the one place where argparse keeps the names of all groups
-                names = [name[2:] for name in self._option_string_actions if name.startswith("--")]
-                self.error(_unknown(extra[2:].partition("=")[0], names, "unknown option --", "--"))
-        if extras:
-            self.error(f"unexpected argument {extras[0]!r}; `{self.prog} --help` lists what there is")
-        return known, extras
 
 
 class _Override(argparse.Action):
@@ -92,12 +64,16 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None
     groups = {"": settings}
     for path, option in options.items():
         if option.section is None:
-            group, metavar, text = groups[path.rpartition(".")[0]], option.metavar, _help(option, defaults)
+            above = path.rpartition(".")[0]
+            same = above in options and options[above].shorthand == path
+            group, metavar = groups[above], option.metavar
+            text = f"the same as --{above}" if same else _help(option, defaults)
         else:
             words = option.field.description or inspect.cleandoc(option.section.__doc__ or "").partition("\n\n")[0]
             group = groups[path] = parser.add_argument_group(path, words)
             if option.shorthand is not None:
-                metavar, text = options[option.shorthand].metavar, f"short for --{option.shorthand}"
+                leaf = options[option.shorthand]
+                metavar, text = leaf.metavar, _help(leaf, defaults)
             elif option.nullable:
                 metavar, text = "null", "do without"
             else:
@@ -148,7 +124,7 @@ def differences(saved: BaseModel, now: BaseModel) -> list[str]:
 
 
 def _help(option: Option, defaults: Mapping[str, Any]) -> str:
-    notes = option.bounds
+    notes = [bound for bound in option.bounds if bound != "at least 1 long"]  # which goes without saying
     if option.path in defaults or not option.field.is_required():
         if option.path in defaults or option.field.default_factory is None:  # what a factory makes may differ each time
             notes = [*notes, f"default {_shown(defaults.get(option.path, option.field.default))}"]
@@ -193,19 +169,11 @@ def _misplaced(options: Mapping[str, Option], given: Given) -> str | None:
     option = options.get(given.path)
     if option is None:
         what, dashes = ("unknown option --", "--") if given.origin == "--" else (f"{given.origin}unknown key ", "")
-        return _unknown(given.path, options, what, dashes)
+        return unknown(given.path, options, what, dashes)
     if option.section is not None and given.value is not None:
         inner = ", ".join(f"{given.path}.{name}" for name in option.section.model_fields)
         return f"{given.name}: {given.value!r} is not allowed; it is a section: give {inner}"
     return None
-
-
-def _unknown(path: str, known: Iterable[str], what: str, dashes: str) -> str:
-    """Says that `what` + `path` is unknown, with the nearest known path, or else one of the same last name."""
-    known = list(known)
-    namesakes = [name for name in known if name.rpartition(".")[2] == path.rpartition(".")[2]]
-    near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(path, namesakes, n=1, cutoff=0)
-    return f"{what}{path}" + (f"; did you mean {dashes}{near[0]}?" if near else "")
 
 
 def _explain(error: ValidationError, options: Mapping[str, Option], flat: Mapping[str, Given]) -> list[str]:

@@ -14,3 +14,4 @@ class Command:
     examples: str  # one a line, each with what it does
     options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], None]
+    first: tuple[str, ...] = ()  # the options that `--help` lists, where it does not list all

@@ -23,6 +23,7 @@ rlvf eval --policy 20260101-120000-tiny --problems problems.csv --samples 8
 rlvf eval --policy newest --again false                the newest run, unless its version was evaluated before
 rlvf eval --policy Qwen/Qwen3-0.6B --problems 's3://bucket/*.csv.gz'
 """
+FIRST = ("policy", "problems", "verifier", "samples", "held_out", "sampling.max_tokens", "config", "json")
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -52,4 +53,4 @@ def _run(given: argparse.Namespace) -> None:
         )
 
 
-EVAL = Command("eval", "evaluate a run's policy, or any model, on a set of problems", EXAMPLES, _options, _run)
+EVAL = Command("eval", "evaluate a run's policy, or any model, on a set of problems", EXAMPLES, _options, _run, FIRST)

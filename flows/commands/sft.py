@@ -13,6 +13,7 @@ from infra.security.printable import printable
 EXAMPLES = """
 rlvf sft --warm_up.steps 400                           warm the tiny policy up; the result is kept
 """
+FIRST = ("warm_up.steps", "warm_up.batch", "config", "json")
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -32,4 +33,4 @@ def _run(given: argparse.Namespace) -> None:
     print(json.dumps({"policy": uri}) if given.json else printable(uri))
 
 
-SFT = Command("sft", "warm the tiny policy up by supervised learning", EXAMPLES, _options, _run)
+SFT = Command("sft", "warm the tiny policy up by supervised learning", EXAMPLES, _options, _run, FIRST)

@@ -31,6 +31,10 @@ rlvf train --problems q.jsonl --verifier my_reward.py:reward   your own reward
 rlvf train --config my.yaml --loss.name grpo           a YAML file, dotted overrides on top
 rlvf train --resume 20260101-120000-tiny               go on exactly where that run stopped
 """
+FIRST = (
+    *("problems", "verifier", "policy", "steps", "held_out", "batch.samples", "sampling.max_tokens", "optimizer.lr"),
+    *("staleness", "run", "resume", "config", "json"),
+)
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -74,4 +78,4 @@ def _train(run: Run, display: Display) -> "TrainResult":
     return train(without_secrets(run.config.model_copy(update={"run": run.uri})), run.uri if run.resumed else None)
 
 
-TRAIN = Command("train", "train a policy by reinforcement learning", EXAMPLES, _options, _run)
+TRAIN = Command("train", "train a policy by reinforcement learning", EXAMPLES, _options, _run, FIRST)

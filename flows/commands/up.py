@@ -52,11 +52,17 @@ def _options(command: argparse.ArgumentParser) -> None:
     for name, port in PORTS.items():
         command.add_argument(
             f"--port-{name}",
-            type=int,
+            type=_port,
             metavar="PORT",
-            choices=range(65536),
             help=f"of {name} (default that of the last time, or {port}; another if it is taken)",
         )
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else -1
+    if not 0 <= port < 2**16:
+        raise argparse.ArgumentTypeError(f"{text} is no port: give 0 to 65535; 0 takes a free one")
+    return port
 
 
 def _run(given: argparse.Namespace) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from flows.options import OneLineParser, OptionError, add_options, differences, read_config, to_yaml
+from flows.options import OptionError, add_options, differences, read_config, to_yaml
+from flows.parser import OneLineParser
 
 
 class Section(BaseModel):
@@ -166,7 +167,8 @@ def test_help_shows_sections_types_choices_bounds_defaults_and_descriptions(
         "loss: the objective --loss.name",
         "--loss.name {reinforce,grpo} which objective (default grpo)",
         "half-width of the clip range, 20% unless said (above 0, at most 1, default 0.2)",
-        "--policy TEXT short for --policy.model",
+        "--policy TEXT a built-in name or a folder (default tiny)",
+        "--policy.model TEXT the same as --policy",
         "--policy.device {cuda,cpu}|null where it runs (default null)",
         "--cluster.tags A,B what workers offer (default empty)",
         "cluster.worker: one worker --cluster.worker.roles",
