@@ -1,6 +1,6 @@
 """The configuration trees of the three flows, put together from leaves that stand beside the code that reads them."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,6 +16,34 @@ SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh wei
 MIX: tuple[ProblemsConfig, ...] = Field(
     (), description="further sets, each with the options of problems; every problem is drawn from one of all by weight"
 )
+
+
+HELD_OUT = "held_out"  # as the path of an evaluation: the problems that are kept out of training
+
+
+class EvaluationConfig(ProblemsConfig):
+    """A set that the policy is evaluated on while it trains."""
+
+    OWN: ClassVar = ("every", "samples", "limit")  # what a set to train on has not
+
+    path: str = Field(
+        HELD_OUT, min_length=1, description="held_out: what is kept out of training; else as problems.path"
+    )
+    every: int = Field(0, ge=0, description="steps between two evaluations; 0: at the beginning and the end")
+    samples: int | None = Field(None, ge=1, le=1024, description="completions per problem; none takes batch.samples")
+    limit: int | None = Field(
+        None, ge=1, description="at most so many of its problems; none takes all, of problems that are made 200"
+    )
+
+    @model_validator(mode="after")
+    def _of_use(self) -> Self:
+        fields = type(self).model_fields
+        given = [name for name in fields if getattr(self, name) != fields[name].default and name not in self.OWN]
+        if "weight" in given:
+            raise ValueError("weight: mixes what is trained on; an evaluation solves all of its problems")
+        if self.path == HELD_OUT and given:
+            raise ValueError(f"{given[0]}: the problems held out are those of the sets that are trained on")
+        return self
 
 
 class WarmUpConfig(BaseModel):
@@ -42,7 +70,7 @@ class SftConfig(BaseModel):
 
 class EvalConfig(BaseModel):
     """Flow `rlvf-eval`: how well a policy solves a set of problems. The model may also be a run, or `newest`: the run
-    that was begun last."""
+    that was begun last. Of a run, what is not given is as it was trained: problems, verifier, sampling, seed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,8 +78,11 @@ class EvalConfig(BaseModel):
     problems: ProblemsConfig = ProblemsConfig()
     mix: tuple[ProblemsConfig, ...] = MIX
     verifier: VerifierConfig = VerifierConfig()
-    held_out: int = Field(
-        0, ge=0, description="take only the part that `rlvf train --held_out N` keeps out of training; 0 takes all"
+    held_out: int | None = Field(
+        None,
+        ge=0,
+        description="take only the part that `rlvf train --held_out N` keeps out of training; 0 takes all; none takes "
+        "all but what the run was trained on",
     )
     samples: int = Field(8, ge=1, le=1024, description="completions per problem; k of pass@k")
     again: bool = Field(
@@ -87,8 +118,16 @@ class TrainConfig(BaseModel):
     problems: ProblemsConfig = ProblemsConfig()
     mix: tuple[ProblemsConfig, ...] = MIX
     verifier: VerifierConfig = VerifierConfig()
-    held_out: int = Field(
-        200, ge=1, description="problems of each set kept out of training, to evaluate on before and after"
+    held_out: int | None = Field(
+        None,
+        ge=0,
+        description="problems of each set kept out of training, to evaluate on before and after; none takes 200, of a "
+        "file with fewer than 1000 a fifth; 0 trains on all and evaluates on none",
+    )
+    evals: tuple[EvaluationConfig, ...] = Field(
+        (),
+        description="what to evaluate on, such as '[{path: held_out, every: 20}, {path: test.jsonl, samples: 4}]'; "
+        "without problems that are trained on; held_out is always among them",
     )
     steps: int = Field(200, ge=1, description="updates, counted from the start of the run")
     staleness: int = Field(
@@ -116,6 +155,20 @@ class TrainConfig(BaseModel):
     def _public_base(self) -> Self:
         if self.sync.base == "public" and self.policy.model == TINY:
             raise ValueError("sync.base: 'public' needs a model that every machine can load; the tiny policy is none")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations(self) -> Self:
+        held_out = [each for each in self.evals if each.path == HELD_OUT]
+        if len(held_out) > 1:
+            raise ValueError("evals: held_out is there more than once")
+        if held_out and self.held_out == 0:
+            raise ValueError("evals: held_out evaluates on nothing where --held_out is 0")
+        if self.checkpoint.keep_best and not (self.evals and self.evals[0].every):
+            raise ValueError(
+                "checkpoint.keep_best needs an evaluation during training, the first of evals; "
+                "for example --evals '[{path: held_out, every: 10}]'"
+            )
         return self
 
     @property

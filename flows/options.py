@@ -83,14 +83,22 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None
 
 
 def read_config(
-    model: type[M], *, file: str | None, overrides: Mapping[str, str], base: Mapping[str, Any] | None = None
+    model: type[M],
+    *,
+    file: str | None,
+    overrides: Mapping[str, str],
+    base: Mapping[str, Any] | None = None,
+    defaults: bool = True,
 ) -> M:
     """The configuration that `base`, the YAML `file` (any fsspec path) and dotted `overrides` make, each over the last.
+
+    Without `defaults`, `model_fields_set` of the tree and its sections tells what was given; the tree must then have no
+    section whose default is another than that section's own.
 
     Raises OptionError with a line for each unknown key or unacceptable value, naming it as its layer does.
     """
     options = known_options(model)
-    flat = {path: Given(path, value) for path, value in default_values(model)}
+    flat = {path: Given(path, value) for path, value in default_values(model) if defaults}
     saved = _layer(options, base or {}, "saved configuration: ")
     written = _layer(options, _read_yaml(file), f"{file}: ") if file is not None else []
     given = [*saved, *written, *_command_line(options, overrides)]

@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "placement",
     "tracking",
     "checkpoint",
+    "evals",
     "policy.device",
     "verifier.seconds",
     "verifier.memory_mb",
@@ -68,7 +69,7 @@ class Run:
 
 def without_secrets(config: M) -> M:
     """The configuration as others may see it; this process can make it whole again."""
-    return type(config).model_validate(hidden(config.model_dump(mode="json")))
+    return type(config).model_validate(hidden(config.model_dump(mode="json", exclude_unset=True)))
 
 
 def with_secrets(config: M, path: str = "") -> M:
@@ -77,7 +78,7 @@ def with_secrets(config: M, path: str = "") -> M:
     Raises:
         MaskedError: a secret that neither knows; the setting is named.
     """
-    return type(config).model_validate(revealed(config.model_dump(mode="json"), path))
+    return type(config).model_validate(revealed(config.model_dump(mode="json", exclude_unset=True), path))
 
 
 def new_name(config: TrainConfig) -> str:

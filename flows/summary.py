@@ -41,16 +41,36 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
             "run",
             f"{run_name(run)}: {result.steps} steps in {seconds:.0f} s, {result.rollouts_per_second:.0f} rollouts/s",
         ),
-        ("pass rate", f"{result.pass_rate_before:.3f} → {result.pass_rate_after:.3f} greedy on held-out problems"),
-        ("", f"{result.sampled_before:.3f} → {result.sampled_after:.3f} sampled"),
+        *_learning(result),
         ("time", shares),
         *([("lost", f"{lost}, done again elsewhere")] if lost else []),
         *([("report", result.report)] if Path(result.report).exists() else []),
         *([("picture", result.picture)] if Path(result.picture).exists() else []),
         ("checkpoint", f"{result.checkpoint} (Hugging Face layout)"),
+        *(
+            [("best", f"{result.best.uri}: v{result.best.step}, reward {result.best.reward:.3f}")]
+            if result.best
+            else []
+        ),
         *[(name, f"{_venv(command)}\n{'':12}then open {url}" if command else url) for name, command, url in pages],
     ]
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _learning(result: "TrainResult") -> list[tuple[str, str]]:
+    """How rewards on the held-out problems went."""
+    rows = [
+        ("reward", result.reward_before, result.reward_after, "greedy on held-out problems, mean"),
+        ("", result.reward_sampled_before, result.reward_sampled_after, "sampled"),
+        ("pass rate", result.pass_rate_before, result.pass_rate_after, "greedy, share with reward 1"),
+        ("", result.sampled_before, result.sampled_after, "sampled"),
+    ]
+    shown = [
+        (name, f"{before:.3f} → {after:.3f} {what}")
+        for name, before, after, what in rows
+        if before is not None and after is not None
+    ]
+    return shown or [("reward", "not evaluated: no problems are held out (--held_out 0)")]
 
 
 def _venv(command: str) -> str:

@@ -14,11 +14,9 @@ from flows.sft import kept_warm_up, sft
 from flows.training import Training, TrainResult
 from flows.workplace import Workplace, workplace
 from infra.runs.checkpoints import is_run, resolve_run
-from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.learner import Learned
 from tasks.collection import Collected, Collection
-from tasks.evaluate import Evaluation, evaluate
 from tasks.generate import generate
 from tasks.update import update
 from tasks.verify import verify
@@ -45,7 +43,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     config = with_secrets(config)
     with workplace(config.cluster, config.placement) as place, Training(open_run(config, resume, place), place) as run:
         policy = run.begin(first_weights(config, place))
-        before = run.evaluated_before() or held_out(run, policy)
+        run.evaluate(policy)
         run.started()
         ahead: deque[Collecting] = deque()  # batches on their way, oldest first
         for step in range(policy.step, config.steps):
@@ -62,8 +60,10 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
             with run.timed("log"):
                 run.log(batch, learned)
             stop_if_diverged(learned)
-        after = held_out(run, run.publishing.end())
-        return run.finished(before, after)
+            if run.evaluations.due(step + 1):
+                with run.timed("evaluate"):
+                    run.evaluate(run.publishing.end())
+        return run.finished()
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,6 @@ def collect(run: Training, step: int) -> Collecting:
         generate.submit(run.place.dispatch, collection, run.generator, lambda: run.publishing.newest(step - staleness)),
         verify.submit(run.place.dispatch, collection),
     )
-
-
-def held_out(run: Training, policy: PolicyVersion) -> Evaluation:
-    """Evaluate on the problems kept out of training."""
-    run.place.display.stage("evaluate")
-    evaluation = evaluate(run.place.dispatch, run.evaluator, policy, run.problems)
-    run.log_evaluation(evaluation)
-    return evaluation
 
 
 def first_weights(config: TrainConfig, place: Workplace) -> str:

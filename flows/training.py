@@ -12,6 +12,7 @@ from typing import Self
 from prefect.runtime import flow_run
 
 from flows.bookkeeping import Bookkeeping
+from flows.evaluations import Evaluations
 from flows.page import CancelledOnPage, obeyed
 from flows.publishing import Publishing
 from flows.report import PICTURE, REPORT
@@ -20,6 +21,7 @@ from flows.workplace import Workplace
 from infra.cluster.placement import workers_with
 from infra.cluster.turn import turn
 from infra.interrupts import answered_by
+from infra.runs.checkpoints import Best, best_version
 from infra.runs.metric_log import read_metrics
 from infra.runs.mlflow_run import Page
 from infra.runs.record import METRICS, RESULT, bring_record
@@ -30,7 +32,6 @@ from rl.learner import Learned
 from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, export
 from tasks.collection import Collected
-from tasks.evaluate import Evaluation
 from tasks.problem_set import open_problems
 from tasks.verify import check_verifiers
 
@@ -41,10 +42,14 @@ class TrainResult:
 
     run: str  # its URI
     steps: int  # the version of the final policy
-    pass_rate_before: float  # held-out problems solved greedily, before the first step
-    pass_rate_after: float  # and after the last
-    sampled_before: float
-    sampled_after: float
+    reward_before: float | None  # mean reward of greedy completions of held-out problems, before the first step
+    reward_after: float | None  # and after the last; None where no problems are held out
+    reward_sampled_before: float | None
+    reward_sampled_after: float | None
+    pass_rate_before: float | None  # share of them with reward 1
+    pass_rate_after: float | None
+    sampled_before: float | None
+    sampled_after: float | None
     rollouts_per_second: float  # over this session's steps
     seconds: float  # of this session
     stages: dict[str, float]  # share of the steps' time by stage, as the flow saw it
@@ -52,6 +57,7 @@ class TrainResult:
     picture: str
     report: str
     checkpoint: str
+    best: Best | None  # the version that was kept as the best
     page: Page
     flow_run_id: str | None  # of Prefect
 
@@ -64,7 +70,6 @@ class Training:
         self.place = place
         self.config = config = run.config
         self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
-        check_verifiers(place.dispatch, self.problems.verifiers)
         self.generator = GeneratorSpec(
             config.policy,
             config.sampling,
@@ -73,7 +78,8 @@ class Training:
             patience=config.sync.patience,
             public=config.policy.model if config.sync.base == "public" else None,
         )
-        self.evaluator = self.generator
+        self.evaluations = Evaluations(config, self.problems, self.generator, place, run.uri)
+        check_verifiers(place.dispatch, {**self.problems.verifiers, **self.evaluations.verifiers})
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: TrainerSpec  # set by begin
@@ -145,23 +151,22 @@ class Training:
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             self.tracker.log(begun.step, begun.figures | self._learned_figures(begun.learned))
         self.publishing = Publishing(self.place, self.trainer, self.tracker, begun.step)
+        self.evaluations.begin(
+            read_metrics(self._folder / METRICS),
+            self.tracker,
+            lambda step, name, meta: self.place.dispatch.run("train", export, self.trainer, step, name, meta),
+        )
         return self.publishing.policy
 
-    def evaluated_before(self) -> Evaluation | None:
-        """The evaluation of version 0, if an earlier session of this run has made it."""
-        for line in read_metrics(self._folder / METRICS):
-            if line.step == 0 and "eval/pass_at_1" in line.metrics:
-                of = line.metrics
-                return Evaluation(
-                    step=0,
-                    problems=len(self.problems.held_out),
-                    greedy=of["eval/pass_at_1"],
-                    sampled=of["eval/sampled"],
-                    pass_at_k=of["eval/pass_at_k"],
-                    k=self.evaluator.samples,
-                    error_rate=of.get("eval/error_rate", 0.0),
-                )
-        return None
+    def evaluate(self, policy: PolicyVersion) -> None:
+        """Evaluate this version on what is due; that counts towards no step's time."""
+        began = time.perf_counter()
+        if policy.step in (0, self.config.steps):
+            self.place.display.stage("evaluate")
+        if not self.problems.held_out and policy.step == 0:
+            self.place.display.say("no problems are held out of training, so there is no evaluation on such")
+        self.evaluations.make(policy)
+        self._step_began += time.perf_counter() - began
 
     def started(self) -> None:
         """The steps begin now."""
@@ -218,23 +223,8 @@ class Training:
             what = learned.refused or "no group has rewards that differ, so there was nothing to learn from"
             self.place.display.say(f"step {learned.step}: {what}")
         note = f"{learned.groups}/{batch.drawn} groups"
-        self.place.display.step(learned.step, reward=batch.reward, rollouts_per_second=pace, note=note)
-
-    def log_evaluation(self, evaluation: Evaluation) -> None:
-        """Log an evaluation at its policy's version."""
-        self.tracker.log(
-            evaluation.step,
-            {
-                "eval/pass_at_1": evaluation.greedy,
-                "eval/sampled": evaluation.sampled,
-                "eval/pass_at_k": evaluation.pass_at_k,
-                "eval/error_rate": evaluation.error_rate,
-            },
-        )
-        unjudged = f", {evaluation.error_rate:.1%} could not be judged" if evaluation.error_rate else ""
-        self.place.display.say(
-            f"held-out, v{evaluation.step}: greedy {evaluation.greedy:.3f}, sampled {evaluation.sampled:.3f}{unjudged}"
-        )
+        rates = {} if batch.pass_rate == batch.reward else {"pass_rate": batch.pass_rate}
+        self.place.display.step(learned.step, reward=batch.reward, **rates, rollouts_per_second=pace, note=note)
 
     @staticmethod
     def _learned_figures(learned: Learned) -> dict[str, float]:
@@ -250,8 +240,10 @@ class Training:
 
     # -- the end
 
-    def finished(self, before: Evaluation, after: Evaluation) -> TrainResult:
+    def finished(self) -> TrainResult:
         """The result, when all steps are done; it is kept beside the run as ``result.json``."""
+        before, after = self.evaluations.held_out(0), self.evaluations.held_out(self.publishing.end().step)
+        best = best_version(self.run.uri) if self.config.checkpoint.keep_best else None
         now = time.perf_counter()
         elapsed = max(self._step_began - self._loop_began, 1e-9)
         stages = {stage: spent / elapsed for stage, spent in self._stages.items()}
@@ -259,10 +251,15 @@ class Training:
         result = TrainResult(
             run=self.run.uri,
             steps=self.publishing.policy.step,
-            pass_rate_before=before.greedy,
-            pass_rate_after=after.greedy,
-            sampled_before=before.sampled,
-            sampled_after=after.sampled,
+            reward_before=before.reward if before else None,
+            reward_after=after.reward if after else None,
+            reward_sampled_before=before.reward_sampled if before else None,
+            reward_sampled_after=after.reward_sampled if after else None,
+            pass_rate_before=before.greedy if before else None,
+            pass_rate_after=after.greedy if after else None,
+            sampled_before=before.sampled if before else None,
+            sampled_after=after.sampled if after else None,
+            best=best,
             rollouts_per_second=self._completions / elapsed,
             seconds=now - self._began,
             stages=stages,

@@ -22,6 +22,7 @@ from rl.tables import ProblemError, Row, Table, inside, short
 # what columns are called where nobody says it; the project's own names come first and win
 PROMPTS = ("natural_language", "question", "problem", "prompt")
 TARGETS = ("python_expression", "answer", "target", "solution")
+HELD_OUT = 200  # distinct prompts, where no number is given and there are enough
 EPOCHS = (4,)  # keeps the orders apart from other draws with the same seed
 
 
@@ -48,18 +49,21 @@ def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> li
     return problems
 
 
-def split(problems: Iterable[Problem], held_out: int) -> tuple[list[Problem], list[Problem]]:
+def split(problems: Iterable[Problem], held_out: int | None) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out), with `held_out` distinct prompts in the second; all problems of one prompt are on one side.
+    None holds out HELD_OUT of them, of fewer than five times as many a fifth.
 
     Ranks by the prompts' digests, so which are held out, and the order of both lists, depend on neither seed nor file
     order. Raises ProblemError if nothing is left to train on.
     """
     ranked = sorted(problems, key=lambda problem: (_digest(problem.prompt), problem.target))
     prompts = sorted({problem.prompt for problem in ranked}, key=_digest)
+    if held_out is None:
+        held_out = min(HELD_OUT, len(prompts) // 5)
     if not 0 <= held_out < len(prompts):
         raise ProblemError(
-            f"cannot hold out {held_out} of {len(prompts)} distinct prompts: choose 0 to {max(len(prompts) - 1, 0)}, "
-            "or give more problems"
+            f"cannot hold out {held_out} of {len(prompts)} distinct prompts: choose --held_out 0 to "
+            f"{max(len(prompts) - 1, 0)} (0 evaluates on none), leave it out, or give more problems"
         )
     kept_out = set(prompts[:held_out])
     return (

@@ -60,7 +60,7 @@ class Collected:
     pass_rate: float  # share of the completions judged that have reward 1
     error_rate: float  # share of completions whose verifier failed
     parts: dict[str, float]  # mean of each part of the reward, over the completions that have it
-    pass_rates: dict[str, float]  # by problem set; a set of which nothing was judged is left out
+    sets: dict[str, dict[str, float]]  # figures by problem set; a set of which nothing was judged is left out
     errors: tuple[str, ...]  # the first of the different failures, a line each
     reasons: dict[str, int]  # completions by reason
     tokens: int  # generated
@@ -99,7 +99,7 @@ class Collected:
             "reward/pass_rate": self.pass_rate,
             "reward/error_rate": self.error_rate,
             **{f"reward/{name}": mean for name, mean in self.parts.items()},
-            **({f"reward/{name}/pass_rate": rate for name, rate in self.pass_rates.items()} if self.mixed else {}),
+            **{f"reward/{name}/{what}": of for name, by in self.sets.items() for what, of in by.items() if self.mixed},
             "groups/drawn": self.drawn,
             "groups/used": len(self.batch),
             "groups/zero_variance": self.drawn - self.varied - self.failed,
@@ -116,13 +116,19 @@ def pass_rate(rewards: NDArray[np.float32]) -> float:
     return float((known == 1).mean()) if known.size else 0.0
 
 
-def pass_rates(problems: Sequence[Problem], rewards: NDArray[np.float32]) -> dict[str, float]:
-    """The pass rate of each set that has a known reward; rewards are [P, G]."""
+def mean_reward(rewards: NDArray[np.float32]) -> float:
+    """Of the rewards that are known; NaN where none is."""
+    known = rewards[~np.isnan(rewards)]
+    return float(known.mean(dtype=np.float64)) if known.size else math.nan
+
+
+def by_set(problems: Sequence[Problem], rewards: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """The rewards of each set that has a known one; rewards are [P, G]."""
     rows: dict[str, list[int]] = {}
     for row, problem in enumerate(problems):
         if not np.isnan(rewards[row]).all():
             rows.setdefault(problem.set, []).append(row)
-    return {name: pass_rate(rewards[rows[name]]) for name in sorted(rows)}
+    return {name: rewards[rows[name]] for name in sorted(rows)}
 
 
 def counted(reasons: Mapping[str, int]) -> dict[str, int]:
@@ -236,7 +242,10 @@ class Collection:
             parts={
                 name: float(np.nanmean(part)) for name, part in sorted(judgement.parts.items()) if (part == part).any()
             },
-            pass_rates=pass_rates(rollouts.problems, everything.rewards),
+            sets={
+                name: {"mean": mean_reward(rewards), "pass_rate": pass_rate(rewards)}
+                for name, rewards in by_set(rollouts.problems, everything.rewards).items()
+            },
             errors=judgement.errors,
             mixed=len(self._problems.verifiers) > 1,
             reasons=dict(reasons),

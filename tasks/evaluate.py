@@ -1,6 +1,8 @@
 """Evaluation on held-out problems: greedy and sampled."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +12,10 @@ from prefect.cache_policies import NO_CACHE
 from infra.cluster.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
 from rl.judging import BrokenVerifierError, Judgement
+from rl.records import Problem
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
-from tasks.collection import pass_rate
+from tasks.collection import mean_reward, pass_rate
 from tasks.problem_set import ProblemSet
 from tasks.verify import judged
 
@@ -30,7 +33,49 @@ class Evaluation:
     sampled: float  # pass@1 of sampled completions
     pass_at_k: float  # share of problems with a right one among k sampled completions
     k: int
-    error_rate: float = 0.0  # share of completions whose verifier failed; they count neither as right nor as wrong
+    reward: float = nan  # mean of the most likely completions; NaN where an older version did not keep it
+    reward_sampled: float = nan  # mean of sampled completions: what training raises
+    error_rate: float = 0.0  # share of completions whose verifier failed; they count in no other figure
+    sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the figures of each set, if there are more
+
+    def figures(self) -> dict[str, float]:
+        """By the last part of a metric's name; ``k`` is in none of them."""
+        return {
+            "reward": self.reward,
+            "reward_sampled": self.reward_sampled,
+            "pass_at_1": self.greedy,
+            "sampled": self.sampled,
+            "pass_at_k": self.pass_at_k,
+            "error_rate": self.error_rate,
+        }
+
+    @classmethod
+    def of(
+        cls, step: int, problems: Sequence[Problem], greedy: NDArray[np.float32], sampled: NDArray[np.float32]
+    ) -> "Evaluation":
+        """From the rewards of ``problems``: [P, 1] greedy, [P, k] sampled; NaN where no verifier could tell."""
+        known = ~np.isnan(sampled)
+        solved = (sampled == 1).any(axis=1)[known.any(axis=1)]
+        rows: dict[str, list[int]] = {}
+        for row, problem in enumerate(problems):
+            rows.setdefault(problem.set, []).append(row)
+        parts = {
+            name: cls.of(step, [replace(problems[row], set="") for row in mine], greedy[mine], sampled[mine]).figures()
+            for name, mine in rows.items()
+            if len(rows) > 1
+        }
+        return cls(
+            step=step,
+            problems=len(problems),
+            greedy=pass_rate(greedy),
+            sampled=pass_rate(sampled),
+            pass_at_k=float(solved.mean()) if solved.size else 0.0,
+            k=sampled.shape[1],
+            reward=mean_reward(greedy),
+            reward_sampled=mean_reward(sampled),
+            error_rate=float(1 - np.concatenate([known, ~np.isnan(greedy)], axis=1).mean()),
+            sets=parts,
+        )
 
 
 @task(name="evaluate", task_run_name="evaluate v{version.step}", cache_policy=NO_CACHE)
@@ -42,16 +87,7 @@ def evaluate(dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, pr
     """
     sampled = _rewards(dispatch, replace(spec, seed=spec.seed + NOISE), version, problems)
     greedy = _rewards(dispatch, replace(spec, samples=1, greedy=True), version, problems)
-    known = ~np.isnan(sampled)
-    return Evaluation(
-        step=version.step,
-        problems=len(problems.held_out),
-        greedy=pass_rate(greedy),
-        sampled=pass_rate(sampled),
-        pass_at_k=float((sampled == 1).any(axis=1)[known.any(axis=1)].mean()),
-        k=spec.samples,
-        error_rate=float(1 - np.concatenate([known, ~np.isnan(greedy)], axis=1).mean()),
-    )
+    return Evaluation.of(version.step, problems.held_out, greedy, sampled)
 
 
 def _rewards(

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from threading import Lock
@@ -19,7 +19,6 @@ from rl.verifiers.opened import require_math
 from rl.verifiers.spec import MATH, VerifierError, VerifierSpec, check_source, is_file, named, split_name
 
 MADE = {GRAMMAR: grammar.draw, COUNTDOWN: countdown.draw}  # problems that are made in code
-EVALUATED = 200  # of their held-out side, where no number is given
 STREAM = (3,)  # keeps the draws among sets apart from others with the same seed
 
 Draw = Callable[[int, int, int], list[Problem]]  # (step, how many, how many of the step's to skip)
@@ -46,6 +45,8 @@ class ProblemSet:
     draw: Draw
     held_out: tuple[Problem, ...]  # shares no prompt with what ``draw`` gives
     verifiers: Mapping[str, VerifierSpec]  # by the name of the set that a problem is of
+    trained: frozenset[str] = frozenset()  # the prompts of its files that ``draw`` gives
+    left_out: int = 0  # problems of its files that an evaluation passes over, as the policy was trained on them
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,18 @@ class _Set:
         columns = Columns(self.config.prompt, self.config.target, self.verifier.needs_target, self.options)
         return problems.read(table, columns, self.verifier.check)
 
-    def split(self, held_out: int) -> tuple[list[Problem], list[Problem]]:
+    def split(self, held_out: int | None) -> tuple[list[Problem], list[Problem]]:
         """Its problems as (training, held-out). Raises ProblemError."""
         found = self.read()
         try:
             return problems.split(found, held_out)
         except ProblemError as error:
             raise ProblemError(f"{self.config.path}: {error}") from error
+
+    def made(self, held_out: int | None) -> list[Problem]:
+        """So many problems of the side that is never trained on, where it is made in code."""
+        count = problems.HELD_OUT if held_out is None else held_out
+        return self.marked(MADE[self.config.path](0, 0, count, side="held_out"))
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems as of this set, with what a chat model is told."""
@@ -85,12 +91,13 @@ class _Set:
 
 
 def open_problems(
-    sets: Sequence[ProblemsConfig], verifier: VerifierConfig, held_out: int, seed: int, prompts: int = 1
+    sets: Sequence[ProblemsConfig], verifier: VerifierConfig, held_out: int | None, seed: int, prompts: int = 1
 ) -> ProblemSet:
     """The problems of the sets, mixed by weight.
 
     Args:
-        held_out: how many problems of each set are kept out of training, the same ones for every seed.
+        held_out: how many problems of each set are kept out of training, the same ones for every seed; None: see
+            `rl.problems.split`.
         prompts: how many a step draws at first; whatever it draws after these replaces some of them.
 
     Raises:
@@ -102,36 +109,68 @@ def open_problems(
     kept = {problem.prompt for _, out in split.values() for problem in out}
     sources: list[Source] = []
     out: list[Problem] = []
+    trained: set[str] = set()
     for each, stream in zip(named_sets, _streams(seed, len(named_sets)), strict=True):
         if each.config.path in MADE:
             sources.append(_made(each, stream))
-            out += each.marked(MADE[each.config.path](0, 0, held_out, side="held_out"))
+            out += each.made(held_out)
         else:
             # two sets may share problems: none is trained on that another keeps out
             train = [problem for problem in split[each.name][0] if problem.prompt not in kept]
             if not train:
                 raise ProblemError(f"{each.config.path}: all of its problems are held out of training by another set")
             sources.append(_from(train, stream, each.config.weight))
+            trained.update(problem.prompt for problem in train)
             out += split[each.name][1]
     return ProblemSet(
         name=set_name(sets),
         draw=Mixture(sources, seed, prompts),
         held_out=tuple(out),
         verifiers={each.name: each.verifier for each in named_sets},
+        trained=frozenset(trained),
     )
 
 
-def problems_to_solve(sets: Sequence[ProblemsConfig], verifier: VerifierConfig, held_out: int, seed: int) -> ProblemSet:
-    """What an evaluation solves, as the held-out part of a set: everything in the files, or the part that training with
-    that ``held_out`` keeps out; of problems that are made always that part. Raises as `open_problems` does."""
+def problems_to_solve(
+    sets: Sequence[ProblemsConfig],
+    verifier: VerifierConfig,
+    held_out: int | None,
+    seed: int,
+    trained: Set[str] = frozenset(),
+    made: int | None = None,
+) -> ProblemSet:
+    """What an evaluation solves, as the held-out part of a set.
+
+    Args:
+        held_out: the part of each set that training with that ``held_out`` keeps out; 0 for everything in the files;
+            None for everything but problems whose prompt is among ``trained``.
+        made: how many problems are taken where they are made in code, always of the side that is never trained on.
+
+    Raises:
+        ProblemError: as `open_problems`, or all of the problems are among ``trained``.
+    """
     if held_out:
         return open_problems(sets, verifier, held_out, seed)
+    known = trained if held_out is None else frozenset()
     named_sets = _named(sets, verifier)
     found: list[Problem] = []
+    left_out = 0
     for each in named_sets:
-        made = MADE.get(each.config.path)
-        found += each.read() if made is None else each.marked(made(0, 0, EVALUATED, side="held_out"))
-    return ProblemSet(set_name(sets), lambda *_: [], tuple(found), {each.name: each.verifier for each in named_sets})
+        if each.config.path in MADE:
+            found += each.made(made)
+            continue
+        whole = each.read()
+        if known:  # in the order of a split, so that a run is evaluated on what it was evaluated on in training
+            whole, _ = problems.split(whole, 0)
+        found += [problem for problem in whole if problem.prompt not in known]
+        left_out += sum(problem.prompt in known for problem in whole)
+    if not found:
+        raise ProblemError(
+            f"{set_name(sets)}: the policy was trained on all {left_out} problems; give others by --problems, or "
+            "--held_out 0 to evaluate on those"
+        )
+    verifiers = {each.name: each.verifier for each in named_sets}
+    return ProblemSet(set_name(sets), lambda *_: [], tuple(found), verifiers, left_out=left_out)
 
 
 class Mixture:
@@ -217,10 +256,11 @@ def problem_set_name(path: str) -> str:
 
 def set_name(sets: Sequence[ProblemsConfig]) -> str:
     """A short name of several sets."""
-    return "-".join(_names(sets))
+    return "-".join(set_names(sets))
 
 
-def _names(sets: Sequence[ProblemsConfig]) -> list[str]:
+def set_names(sets: Sequence[ProblemsConfig]) -> list[str]:
+    """A short name of each, no two the same."""
     names: list[str] = []
     for each in sets:
         name = stem = problem_set_name(each.path)
@@ -236,7 +276,7 @@ def _named(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[_Se
     options = ["--problems.", *(f"mix[{at}]." for at in range(len(sets) - 1))]
     return [
         _Set(config, name, open_verifier(named(config.verifier or verifier.name, config.path), verifier), dotted)
-        for config, name, dotted in zip(sets, _names(sets), options, strict=True)
+        for config, name, dotted in zip(sets, set_names(sets), options, strict=True)
     ]
 
 

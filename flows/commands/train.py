@@ -12,6 +12,7 @@ from flows.commands.workplace import in_workplace
 from flows.config import TrainConfig
 from flows.display import Display
 from flows.options import add_options, read_config
+from flows.plans import plans
 from flows.preflight import check_model, check_tracking
 from flows.runs import Run, new_run, resume_run, without_secrets
 from flows.summary import run_name, summary
@@ -37,6 +38,11 @@ FIRST = (
 )
 
 
+MEASURED = tuple(
+    f"{what}_{when}" for what in ("reward", "reward_sampled", "pass_rate", "sampled") for when in ("before", "after")
+)
+
+
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--resume", metavar="RUN", help="go on with this run: its URI or its folder's name")
     command.add_argument("--json", action="store_true", help="print one JSON object with the figures")
@@ -50,7 +56,8 @@ def _run(given: argparse.Namespace) -> None:
     else:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
         check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
-    open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
+    problems = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
+    plans(run.config, problems)
     check_model(run.config.policy.model, runs)
     began = time.monotonic()
     try:
@@ -64,7 +71,7 @@ def _run(given: argparse.Namespace) -> None:
     seconds = time.monotonic() - began
     figures = asdict(result)
     if given.json:
-        keys = ("run", "steps", "pass_rate_before", "pass_rate_after", "rollouts_per_second")
+        keys = ("run", "steps", *MEASURED, "rollouts_per_second")
         print(json.dumps({**{key: figures[key] for key in keys}, "seconds": seconds, "stages": figures["stages"]}))
     else:
         print(printable(summary(run, result, seconds), lines=True))

@@ -1,7 +1,9 @@
 """Checkpoints of a run, and what a run is: `config.yaml`, `weights/v<version>/` and `state/<step>/` under one URI."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -10,6 +12,7 @@ from infra.storage.patience import Patience
 from infra.storage.store import Folder, NotThere, Torn
 
 CONFIG = "config.yaml"
+BEST = "model-best"  # the folder of the version with the best evaluation, in Hugging Face layout
 
 
 class CheckpointConfig(BaseModel):
@@ -18,6 +21,9 @@ class CheckpointConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     keep_last: int = Field(2, ge=1, description="checkpoints kept; older ones are removed after each new one")
+    keep_best: bool = Field(
+        False, description="keep the version with the best mean reward in the first of evals, as model-best/"
+    )
 
 
 class NotARun(ValueError):  # noqa: N818
@@ -63,6 +69,25 @@ def newest(run_uri: str, *, warn: Callable[[str], None]) -> Folder | None:
         except (NotThere, Torn) as error:
             warn(f"checkpoint {version.number} is skipped: {error}")
     return None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The version that is kept as the best."""
+
+    uri: str
+    step: int
+    reward: float  # mean, by which it was chosen
+
+
+def best_version(run_uri: str) -> Best | None:
+    """The version that was kept as the best one so far, if any was."""
+    uri = store.join(run_uri, BEST)
+    try:
+        meta: Any = store.read_manifest(uri).meta
+        return Best(uri, int(meta["step"]), float(meta["reward"]))
+    except NotThere:
+        return None
 
 
 def is_run(uri: str) -> bool:

@@ -142,14 +142,14 @@ def publish(spec: TrainerSpec, step: int) -> Published:
     return publisher.publish(step, weights)
 
 
-def export(spec: TrainerSpec, step: int) -> str:
+def export(spec: TrainerSpec, step: int, name: str = "model", meta: Mapping[str, JsonValue] | None = None) -> str:
     """Store version ``step``, the trainer's last, for everybody who loads models with transformers; returns where."""
     learner, _ = _learner(spec, step)
     assert learner.step == step
-    uri = store.join(spec.run_uri, "model")
+    uri = store.join(spec.run_uri, name)
     with _learning, store.scratch(spec.run_uri) as folder:
         save_policy(learner.policy, folder, learner.policy.dtype)
-        store.write_folder(uri, folder, move=True)
+        store.write_folder(uri, folder, meta=meta, move=True)
     return uri
 
 

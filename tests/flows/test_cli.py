@@ -138,7 +138,7 @@ def test_a_mistake_in_a_file_is_one_line(refused: Callable[..., str], tmp_path: 
         (f"{HEADER}1,one\n1 + 1\n", "p.csv: line 3: broken row: 1 fields where the first line names 2 columns"),
         (f'{HEADER}1,one\n1 + 1,"one plus one\n', "p.csv: line 3: broken row: unexpected end of data"),
         (f"{HEADER}1 +,one\n", "p.csv: line 2: python_expression '1 +' cannot be evaluated"),
-        (f"{HEADER}1,one\n2,two\n", "cannot hold out 2 of 2 distinct prompts: choose 0 to 1, or give more problems"),
+        (f"{HEADER}1,one\n2,two\n", "cannot hold out 2 of 2 distinct prompts: choose --held_out 0 to 1"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "eval"])

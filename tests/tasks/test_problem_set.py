@@ -109,9 +109,19 @@ def test_another_store_serves_as_well() -> None:
 
 @pytest.mark.parametrize("held_out", [20, 21, 1000])
 def test_something_must_be_left_to_train_on(sums: str, held_out: int) -> None:
-    with pytest.raises(ProblemError, match=f"cannot hold out {held_out} of 20 distinct prompts: choose 0 to 19"):
+    with pytest.raises(
+        ProblemError, match=f"cannot hold out {held_out} of 20 distinct prompts: choose --held_out 0 to 19"
+    ):
         open_problems(sums, held_out, seed=0)
     assert len(open_problems(sums, 19, seed=0).held_out) == 19
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(1, 0), (4, 0), (5, 1), (49, 9), (200, 40), (1000, 200), (3000, 200)])
+def test_a_small_file_holds_out_a_fifth_where_no_number_is_given(tmp_path: Path, rows: int, kept: int) -> None:
+    (tmp_path / "sums.csv").write_text(csv(range(rows)))
+    found = open_sets([ProblemsConfig(path=f"{tmp_path}/sums.csv")], VerifierConfig(), None, 0)
+    assert len(found.held_out) == kept
+    assert len(found.trained) == rows - kept
 
 
 def test_one_broken_file_of_a_pattern_is_named(tmp_path: Path) -> None:

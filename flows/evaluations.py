@@ -1,0 +1,100 @@
+"""The evaluations of a training run while it goes on, and which version was the best."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from flows.config import TrainConfig
+from flows.plans import Plan, plans
+from flows.workplace import Workplace
+from infra.runs.checkpoints import BEST, best_version
+from infra.runs.metric_log import MetricLine
+from infra.runs.tracking import Tracker
+from infra.weights.version import PolicyVersion
+from tasks.calls.generator import GeneratorSpec
+from tasks.evaluate import Evaluation, evaluate
+from tasks.problem_set import ProblemSet
+
+
+class Evaluations:
+    """The evaluations of one run, each made once for a version that needs it, however often the run is resumed."""
+
+    def __init__(
+        self, config: TrainConfig, problems: ProblemSet, spec: GeneratorSpec, place: Workplace, run_uri: str
+    ) -> None:
+        self.plans = plans(config, problems)
+        self._config, self._spec, self._place, self._run_uri = config, spec, place, run_uri
+        self._made: dict[tuple[str, int], Evaluation] = {}
+        self._tracker: Tracker
+        self._export: Callable[[int, str, dict[str, Any]], str]  # of a version, under that name
+
+    @property
+    def verifiers(self) -> dict[str, Any]:
+        """What judges them, by a name for each."""
+        return {f"{plan.name}:{name}": spec for plan in self.plans for name, spec in plan.problems.verifiers.items()}
+
+    def begin(
+        self, logged: Iterable[MetricLine], tracker: Tracker, export: Callable[[int, str, dict[str, Any]], str]
+    ) -> None:
+        """Take over what earlier sessions of the run have made."""
+        self._tracker, self._export = tracker, export
+        for line in logged:
+            for plan in self.plans:
+                if plan.metric("pass_at_1") in line.metrics:
+                    self._made[plan.name, line.step] = _logged(plan, line)
+
+    def due(self, step: int) -> list[Plan]:
+        """What is still to be evaluated at this version."""
+        last = self._config.steps
+        return [plan for plan in self.plans if plan.is_due(step, last) and (plan.name, step) not in self._made]
+
+    def make(self, policy: PolicyVersion) -> None:
+        """Evaluate this version on what is due, keep it if it is the best so far, and log it."""
+        for plan in self.due(policy.step):
+            spec = replace(self._spec, samples=plan.samples)
+            made = evaluate(self._place.dispatch, spec, policy, plan.problems)
+            if self._config.checkpoint.keep_best and plan is self.plans[0]:
+                self._keep_if_best(made)
+            self._made[plan.name, policy.step] = made
+            self._log(plan, made)
+
+    def held_out(self, step: int) -> Evaluation | None:
+        """How this version did on the problems kept out of training."""
+        return self._made.get(("", step))
+
+    def _keep_if_best(self, made: Evaluation) -> None:
+        """Exported before it is logged: what is logged as the best is there."""
+        best = best_version(self._run_uri)
+        if math.isfinite(made.reward_sampled) and (best is None or made.reward_sampled > best.reward):
+            self._export(made.step, BEST, {"step": made.step, "reward": made.reward_sampled})
+
+    def _log(self, plan: Plan, made: Evaluation) -> None:
+        figures = {plan.metric(name): value for name, value in made.figures().items()}
+        for name, by in made.sets.items():
+            figures |= {f"eval/{name}/{what}": value for what, value in by.items()}
+        self._tracker.log(made.step, figures)
+        unjudged = f", {made.error_rate:.1%} could not be judged" if made.error_rate else ""
+        self._place.display.say(
+            f"{plan.name or 'held-out'}, v{made.step}: reward {made.reward:.3f} greedy, {made.reward_sampled:.3f} "
+            f"sampled; pass rate {made.greedy:.3f} greedy, {made.sampled:.3f} sampled{unjudged}"
+        )
+
+
+def _logged(plan: Plan, line: MetricLine) -> Evaluation:
+    """The evaluation that a line of the metrics holds; those of older versions have no rewards."""
+
+    def of(what: str, otherwise: float) -> float:
+        return line.metrics.get(plan.metric(what), otherwise)
+
+    return Evaluation(
+        step=line.step,
+        problems=len(plan.problems.held_out),
+        greedy=of("pass_at_1", math.nan),
+        sampled=of("sampled", math.nan),
+        pass_at_k=of("pass_at_k", math.nan),
+        k=plan.samples,
+        reward=of("reward", math.nan),
+        reward_sampled=of("reward_sampled", math.nan),
+        error_rate=of("error_rate", 0.0),
+    )

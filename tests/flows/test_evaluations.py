@@ -1,0 +1,119 @@
+"""What a run says of its policy while it trains, and which version it keeps as the best."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.train import MEASURED
+from flows.config import TrainConfig
+from flows.options import OptionError, read_config
+from flows.plans import plans
+from flows.runs import Run
+from flows.summary import summary
+from infra.runs.checkpoints import best_version
+from infra.storage import store
+from rl.tables import ProblemError
+from tasks.problem_set import open_problems
+
+GRADED = """
+def reward(problem, completion):
+    return 0.9 / (1 + len(completion) / 10)  # never 1, and better for what is short
+"""
+FIGURES = {"reward", "reward_sampled", "pass_at_1", "sampled", "pass_at_k", "error_rate"}
+
+
+def configured(**options: str) -> TrainConfig:
+    return read_config(TrainConfig, file=None, overrides={key.replace("__", "."): of for key, of in options.items()})
+
+
+def test_several_sets_are_evaluated_each_at_its_own_pace_and_the_best_version_is_kept(lab: Any, tmp_path: Path) -> None:
+    (tmp_path / "graded.py").write_text(GRADED)
+    (tmp_path / "short.jsonl").write_text('{"prompt": "add 1 and 2 and 3"}\n{"prompt": "add 2 and 2 and 3"}\n')
+    short = f"{{path: {tmp_path}/short.jsonl, verifier: '{tmp_path}/graded.py:reward', samples: 2}}"
+    options = {
+        "optimizer__lr": "1e-3",
+        "checkpoint__keep_best": "true",
+        "evals": f"[{{path: held_out, every: 2}}, {short}, {{path: grammar, limit: 3, every: 3}}]",
+    }
+    run = Path(lab.train(steps="3", **options).run)
+    first = best_version(str(run))
+    result = lab.train(resume=str(run), run=str(run), steps="4", **options)
+    for name, steps in {"": [0, 2, 3, 4], "short/": [0, 3, 4], "grammar/": [0, 3, 4]}.items():
+        for figure in FIGURES:
+            assert list(lab.metrics(run, f"eval/{name}{figure}")) == steps, (name, figure)
+    assert set(lab.metrics(run, "eval/short/pass_at_1").values()) == {0}
+    assert 0 < min(lab.metrics(run, "eval/short/reward").values()) < 0.9
+    # the best one so far, across sessions, and apart from the checkpoints that are pruned
+    rewards = lab.metrics(run, "eval/reward_sampled")
+    best = max(rewards, key=lambda step: (rewards[step], -step))
+    assert result.best == best_version(str(run))
+    assert (result.best.step, result.best.reward) == (best, rewards[best])
+    assert first is not None
+    assert first.step == max(list(rewards)[:3], key=lambda step: (rewards[step], -step))
+    with store.read_folder(str(run / "model-best")) as folder:
+        assert (folder.path / "model.safetensors").exists()
+    assert (result.reward_before, result.reward_after) == (
+        lab.metrics(run, "eval/reward")[0],
+        lab.metrics(run, "eval/reward")[4],
+    )
+
+
+def test_a_graded_reward_is_seen_to_change_and_nothing_is_evaluated_without_held_out_problems(
+    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "graded.py").write_text(GRADED)
+    result = lab.train(steps="2", verifier=f"{tmp_path}/graded.py:reward")
+    assert result.pass_rate_before == result.sampled_after == 0
+    for name in ("reward_before", "reward_after", "reward_sampled_before", "reward_sampled_after"):
+        assert 0 < getattr(result, name) < 0.9
+        assert name in MEASURED  # of what --json prints
+    run = Run(result.run, configured(), resumed=True)
+    assert f"reward      {result.reward_before:.3f} → {result.reward_after:.3f} greedy" in summary(run, result, 1.0)
+    capsys.readouterr()
+    result = lab.train(steps="1", held_out="0")
+    assert result.reward_before is result.pass_rate_after is None
+    assert "no problems are held out of training" in capsys.readouterr().err
+    assert "not evaluated: no problems are held out" in summary(run, result, 1.0)
+    assert "eval/" not in (Path(result.run) / "metrics.jsonl").read_text()
+
+
+def test_what_is_evaluated_on_is_never_trained_on(tmp_path: Path) -> None:
+    rows = [f"{n} + 1,add 1 to {n}\n" for n in range(100)]
+    head = "python_expression,natural_language\n"
+    (tmp_path / "sums.csv").write_text(head + "".join(rows))
+    (tmp_path / "more.csv").write_text(head + "".join(rows) + "9 + 9,add 9 and 9\n")
+    config = configured(
+        problems=f"{tmp_path}/sums.csv", evals=f"[{{path: {tmp_path}/more.csv, every: 5}}, {{path: grammar}}]"
+    )
+    problems = open_problems(config.sets, config.verifier, config.held_out, 0)
+    assert len(problems.held_out) == 20
+    more, made, held_out = plans(config, problems)
+    assert [plan.name for plan in (more, made, held_out)] == ["more", "grammar", ""]
+    assert {problem.prompt for problem in more.problems.held_out} == {
+        "add 9 and 9", *(problem.prompt for problem in problems.held_out),
+    }  # fmt: skip
+    assert len(made.problems.held_out) == 200
+    assert held_out.problems is problems
+    assert [step for step in range(12) if more.is_due(step, 11)] == [0, 5, 10, 11]
+    config = configured(problems=f"{tmp_path}/sums.csv", held_out="0", evals=f"[{{path: {tmp_path}/sums.csv}}]")
+    with pytest.raises(ProblemError, match=r"^evals: sums: the policy was trained on all 100 problems"):
+        plans(config, open_problems(config.sets, config.verifier, config.held_out, 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"evals": "[{path: a.csv, weight: 2}]"}, "weight: mixes what is trained on"),
+        ({"evals": "[{path: held_out, prompt: q}]"}, "prompt: the problems held out are those"),
+        ({"evals": "[{every: 1}, {every: 2}]"}, "evals: held_out is there more than once"),
+        ({"evals": "[{every: 1}]", "held_out": "0"}, "evaluates on nothing where --held_out is 0"),
+        ({"checkpoint__keep_best": "true"}, "--evals '[{path: held_out, every: 10}]'"),
+        ({"checkpoint__keep_best": "true", "evals": "a.csv"}, "checkpoint.keep_best needs an evaluation during"),
+    ],
+)
+def test_evaluations_that_make_no_sense_are_refused_in_one_line(options: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        configured(**options)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
