@@ -133,6 +133,7 @@ class Training:
             optimizer=config.optimizer,
             loss=config.loss,
             temperature=config.sampling.temperature,
+            max_tokens=config.sampling.max_tokens,
             keep_last=config.checkpoint.keep_last,
             sync=config.sync,
             window=config.staleness + 1,

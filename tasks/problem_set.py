@@ -80,7 +80,9 @@ class _Set:
         """The problems as of this set, with what a chat model is told."""
         briefing = self.verifier.briefing
         if self.config.system is not None:
-            briefing = Briefing(self.config.system) if self.config.system else None
+            briefing = Briefing(self.config.system, required=True) if self.config.system else None
+        if self.config.template is not None:
+            briefing = Briefing(briefing.system if briefing else "", template=self.config.template)
         return [replace(problem, set=self.name, briefing=briefing) for problem in found]
 
 

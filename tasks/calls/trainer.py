@@ -35,6 +35,7 @@ class TrainerSpec:
     optimizer: OptimizerConfig
     loss: LossConfig
     temperature: float
+    max_tokens: int  # where completions are cut
     keep_last: int  # checkpoints
     sync: SyncConfig
     window: int  # versions that a generator may be behind
@@ -124,7 +125,7 @@ def update(spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, flo
             assert learner.learned is not None  # every update leaves its record
             return learner.learned
         try:
-            learned = learner.update(batch, spec.loss, spec.temperature)
+            learned = learner.update(batch, spec.loss, spec.temperature, spec.max_tokens)
             learner.learned = learned = replace(learned, seconds=time.perf_counter() - started)
             _save(spec, learner, figures)
         except BaseException:
