@@ -26,9 +26,10 @@ from infra.runs.record import METRICS, RESULT, bring_record
 from infra.runs.tracking import Tracker, open_run
 from infra.storage import store
 from infra.weights.version import PolicyVersion
+from rl.config import TINY
 from rl.learner import Learned
 from tasks.calls.generator import GeneratorSpec
-from tasks.calls.trainer import Begun, TrainerSpec, begin, export
+from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
 from tasks.collection import Collected
 from tasks.evaluate import Evaluation
 from tasks.problem_set import open_problems
@@ -65,6 +66,11 @@ class Training:
         self.config = config = run.config
         self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
         check_verifiers(place.dispatch, self.problems.verifiers)
+        if not run.resumed and config.policy.model != TINY:
+            asked = [*self.problems.held_out, *self.problems.draw(0, config.batch.prompts, 0)]
+            place.display.stage("load the policy")
+            for note in place.dispatch.run("train", check_policy, config.policy, asked, config.sampling.max_tokens):
+                place.display.say(note)
         self.generator = GeneratorSpec(
             config.policy,
             config.sampling,

@@ -297,10 +297,10 @@ def findings(chosen: tuple[Architecture, ...] = ARCHITECTURES) -> Iterator[Findi
 
 def table(found: Sequence[Finding]) -> list[str]:
     """The lines of a Markdown table."""
-    rows = [
-        f"| {one.name} | `{one.model}` | {'refused: ' + one.line.removesuffix(f'; {LIST}') if one.gap is None else f'agrees, {one.gap:.0e}'} |"
-        for one in found
-    ]
+    rows = []
+    for one in found:
+        verdict = f"refused: {one.line.removesuffix(f'; {LIST}')}" if one.gap is None else f"agrees, {one.gap:.0e}"
+        rows.append(f"| {one.name} | `{one.model}` | {verdict} |")
     return ["| architecture | class in transformers | log-probs, nats |", "| --- | --- | --- |", *rows]
 
 
