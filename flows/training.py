@@ -11,6 +11,7 @@ from typing import Self
 
 from prefect.runtime import flow_run
 
+from flows.advice import Advice
 from flows.bookkeeping import Bookkeeping
 from flows.page import CancelledOnPage, obeyed
 from flows.publishing import Publishing
@@ -86,6 +87,7 @@ class Training:
         self.tracker: Tracker
         self._began = time.perf_counter()
         self._loop_began = self._step_began = self._began
+        self._advice = Advice(config.sampling.max_tokens)
         self._completions = 0  # of this session
         self._spent: dict[str, float] = defaultdict(float)  # seconds by stage, of the step under way
         self._stages: dict[str, float] = defaultdict(float)  # and of all steps of this session
@@ -211,6 +213,8 @@ class Training:
             **{f"perf/{stage}_seconds": spent for stage, spent in self._spent.items()},
         }
         self.tracker.log(learned.step, figures)
+        for line in self._advice.after(figures):
+            self.place.display.say(line)
         if self.tracker.samples_due(learned.step):
             self.tracker.log_samples(learned.step, batch.samples)
         self._completions += batch.completions

@@ -153,6 +153,11 @@ class VerifierConfig(BaseModel):
         "judges",
     )
     network: bool = Field(False, description="let my_reward.py reach the network from its sandbox")
+    truncated: Literal["auto", "zero", "judged"] = Field(
+        "auto",
+        description="reward of a completion that was cut at sampling.max_tokens; auto takes zero for the built-in "
+        "verifiers, which look for the answer at the end, and what is judged for yours",
+    )
     env: tuple[str, ...] = Field(
         (), description="environment variables that my_reward.py gets, such as OPENAI_API_KEY; it sees no others"
     )
