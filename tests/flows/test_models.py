@@ -28,7 +28,7 @@ def test_a_model_that_sampler_and_learner_would_get_wrong_makes_no_run(lab: Any,
 def test_more_tokens_than_the_model_has_positions_for_make_no_run(lab: Any, tmp_path: Path) -> None:
     name = lab.new_name()
     with pytest.raises(ValueError, match=r"sampling.max_tokens: .* range of positions of 256"):
-        lab.train(run=name, policy=small(tmp_path, "GPT-2"), steps="1", sampling__max_tokens="250")
+        lab.train(run=name, policy=small(tmp_path, "GPT-2"), steps="1", sampling__max_tokens="256")
     assert not (lab.home / "runs" / name).exists()
 
 
