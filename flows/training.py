@@ -11,6 +11,7 @@ from typing import Self
 
 from prefect.runtime import flow_run
 
+from flows.advice import Advice
 from flows.bookkeeping import Bookkeeping
 from flows.evaluations import Evaluations
 from flows.page import CancelledOnPage, obeyed
@@ -28,9 +29,10 @@ from infra.runs.record import METRICS, RESULT, bring_record
 from infra.runs.tracking import Tracker, open_run
 from infra.storage import store
 from infra.weights.version import PolicyVersion
+from rl.config import TINY
 from rl.learner import Learned
 from tasks.calls.generator import GeneratorSpec
-from tasks.calls.trainer import Begun, TrainerSpec, begin, export
+from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
 from tasks.collection import Collected
 from tasks.problem_set import open_problems
 from tasks.verify import check_verifiers
@@ -80,12 +82,18 @@ class Training:
         )
         self.evaluations = Evaluations(config, self.problems, self.generator, place, run.uri)
         check_verifiers(place.dispatch, {**self.problems.verifiers, **self.evaluations.verifiers})
+        if not run.resumed and config.policy.model != TINY:
+            asked = [*self.problems.held_out, *self.problems.draw(0, config.batch.prompts, 0)]
+            place.display.stage("load the policy")
+            for note in place.dispatch.run("train", check_policy, config.policy, asked, config.sampling.max_tokens):
+                place.display.say(note)
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: TrainerSpec  # set by begin
         self.tracker: Tracker
         self._began = time.perf_counter()
         self._loop_began = self._step_began = self._began
+        self._advice = Advice(config.sampling.max_tokens)
         self._completions = 0  # of this session
         self._spent: dict[str, float] = defaultdict(float)  # seconds by stage, of the step under way
         self._stages: dict[str, float] = defaultdict(float)  # and of all steps of this session
@@ -139,6 +147,7 @@ class Training:
             optimizer=config.optimizer,
             loss=config.loss,
             temperature=config.sampling.temperature,
+            max_tokens=config.sampling.max_tokens,
             keep_last=config.checkpoint.keep_last,
             sync=config.sync,
             window=config.staleness + 1,
@@ -209,6 +218,8 @@ class Training:
             **{f"perf/{stage}_seconds": spent for stage, spent in self._spent.items()},
         }
         self.tracker.log(learned.step, figures)
+        for line in self._advice.after(figures):
+            self.place.display.say(line)
         if self.tracker.samples_due(learned.step):
             self.tracker.log_samples(learned.step, batch.samples)
         self._completions += batch.completions

@@ -1,7 +1,7 @@
 """The leaves of the configuration that the learning reads. They stand apart from the code that imports torch, so that a
 command line is parsed, and a mistake in it answered, at once."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -34,6 +34,10 @@ class SamplingConfig(BaseModel):
 
     temperature: float = Field(1.0, gt=0, le=10, description="of the softmax that tokens are drawn from")
     max_tokens: int = Field(40, ge=1, le=32768, description="completions are cut at this many new tokens")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="texts that end a completion, as the model's own end tokens do; they are no part of what is judged",
+    )
 
 
 class LossConfig(BaseModel):
@@ -46,8 +50,22 @@ class LossConfig(BaseModel):
         "reinforce", description="reinforce: A = r - mean(group); grpo: A = (r - mean) / std, clipped ratio"
     )
     clip: float = Field(0.2, gt=0, lt=1, description="grpo: the ratio pi/mu is clipped to [1 - clip, 1 + clip]")
+    dual_clip: float = Field(
+        3.0, gt=1, description="grpo: where the advantage is negative, the ratio counts as at most this"
+    )
     ratio_cap: float = Field(
         2.0, gt=0, description="reinforce: weight pi/mu of a token from an older version is cut at this"
+    )
+    mask_truncated: bool = Field(
+        False,
+        description="leave completions that were cut at sampling.max_tokens out of the loss: their end is unknown, but "
+        "then nothing teaches them to end",
+    )
+    overlong: int = Field(
+        0,
+        ge=0,
+        description="a reward falls from this many tokens before sampling.max_tokens on, by 1 at the limit (DAPO's "
+        "soft penalty); 0 for none",
     )
 
 
@@ -89,12 +107,25 @@ class ProblemsConfig(BaseModel):
     system: str | None = Field(
         None, description="what a model with a chat template is told first; none takes the verifier's own words"
     )
+    template: str | None = Field(
+        None,
+        description="the whole prompt in place of the model's chat template, with {prompt} and perhaps {system} in it: "
+        "for base models",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _bare_path(cls, given: Any) -> Any:
         """Text alone is the path, as configurations saved before there was more to say have it."""
         return {"path": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _places(self) -> Self:
+        if self.template is not None and "{prompt}" not in self.template:
+            raise ValueError("template: has no {prompt} in it, so that every problem would be the same")
+        if self.template is not None and self.system and "{system}" not in self.template:
+            raise ValueError("system: is given, but template has no {system} in it; leave one of them out")
+        return self
 
 
 class VerifierConfig(BaseModel):
@@ -122,6 +153,11 @@ class VerifierConfig(BaseModel):
         "judges",
     )
     network: bool = Field(False, description="let my_reward.py reach the network from its sandbox")
+    truncated: Literal["auto", "zero", "judged"] = Field(
+        "auto",
+        description="reward of a completion that was cut at sampling.max_tokens; auto takes zero for the built-in "
+        "verifiers, which look for the answer at the end, and what is judged for yours",
+    )
     env: tuple[str, ...] = Field(
         (), description="environment variables that my_reward.py gets, such as OPENAI_API_KEY; it sees no others"
     )

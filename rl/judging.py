@@ -4,7 +4,7 @@ Legend: P problems, G completions of each.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
 
@@ -55,6 +55,20 @@ class Judgement:
             reasons=tuple(row for judgement in judgements for row in judgement.reasons),
             parts={name: np.concatenate([judgement.part(name) for judgement in judgements]) for name in names},
             errors=tuple(dict.fromkeys(error for judgement in judgements for error in judgement.errors))[:MESSAGES],
+        )
+
+    def without_ends(self, truncated: NDArray[np.bool_]) -> "Judgement":
+        """The same with a reward of 0 and the reason "truncated" where a completion lacks the end that it is judged by:
+        truncated is [P, G]."""
+        if not truncated.any():
+            return self
+        return replace(
+            self,
+            rewards=np.where(truncated, np.float32(0), self.rewards),
+            reasons=tuple(
+                tuple("truncated" if cut else reason for cut, reason in zip(row, reasons, strict=True))
+                for row, reasons in zip(truncated.tolist(), self.reasons, strict=True)
+            ),
         )
 
     def part(self, name: str) -> NDArray[np.float32]:

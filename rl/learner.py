@@ -5,21 +5,20 @@ Legend: P groups, G completions per group, N completion tokens, V vocabulary.
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl.config import LossConfig, OptimizerConfig
-from rl.losses import LOSSES, advantages, token_weights
+from rl.head import head_logits, hidden_states
+from rl.losses import LOSSES, advantages, shaped, token_weights
 from rl.packing import Packed, microbatches, pack
-from rl.policy import Policy, head_logits, hidden_states, read_weights, save_policy
-from rl.records import Batch
+from rl.policy import Policy, read_weights, save_policy
+from rl.records import Batch, Rollouts
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,11 @@ def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.opti
     section 2.2).
     """
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    embeddings = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())  # type: ignore[no-untyped-call]
-    ends = {id(p) for module in embeddings for p in module.parameters()}
-    hidden = [p for p in parameters if config.name == "muon" and p.ndim == 2 and id(p) not in ends]
+    # of positions too, which some models learn
+    tables = [module for module in policy.model.modules() if isinstance(module, nn.Embedding)]
+    ends = (*tables, policy.model.get_output_embeddings())  # type: ignore[no-untyped-call]
+    apart = {id(p) for module in ends for p in module.parameters()}
+    hidden = [p for p in parameters if config.name == "muon" and p.ndim == 2 and id(p) not in apart]
     chosen = {id(p) for p in hidden}
     others = [p for p in parameters if id(p) not in chosen]
     decay = config.weight_decay
@@ -60,6 +61,33 @@ def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.opti
     if hidden:
         optimizers.append(torch.optim.Muon(hidden, lr=config.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     return optimizers
+
+
+def loss_scale(dtype: torch.dtype, tokens: int) -> float:
+    """What a loss is multiplied by before the backward pass, and its gradient divided by after it.
+
+    In float16, whose smallest normal number is 6e-5, a token's share of the gradient would vanish: from a weight of
+    1/tokens in the loss it is brought to about 2^-4, by a power of two, so that scaling itself rounds nothing
+    (Micikevicius et al., arXiv 1710.03740, section 3.2). 1 in a type with the range of float32.
+    """
+    return 2.0 ** max(0, tokens.bit_length() - 5) if dtype == torch.float16 else 1.0
+
+
+def token_scores(policy: Policy, packed: Packed, temperature: float) -> tuple[Tensor, Tensor]:
+    """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies (detached)."""
+    with policy.arithmetic():
+        hidden = hidden_states(
+            policy.model,
+            mask=packed.mask,
+            input_ids=packed.tokens,
+            position_ids=packed.positions,
+            use_cache=False,
+        )
+        logits = head_logits(policy.model, hidden[packed.rows, packed.predictors])
+    scores = (logits / temperature).log_softmax(-1)
+    with torch.no_grad():
+        entropy = -(scores.exp() * scores).sum(-1)
+    return scores.gather(1, packed.targets[:, None]).squeeze(1), entropy
 
 
 class Learner:
@@ -80,36 +108,18 @@ class Learner:
         """Positions per forward pass. On a CPU larger ones only leave its caches."""
         return self.config.microbatch_tokens or (1024 if self.policy.device.type == "cpu" else 16384)
 
-    @contextmanager
-    def arithmetic(self) -> Iterator[None]:
-        """Forward passes in the policy's dtype, over float32 parameters."""
-        with torch.autocast(
-            self.policy.device.type, dtype=self.policy.dtype, enabled=self.policy.dtype != torch.float32
-        ):
-            yield
-
     def token_scores(self, packed: Packed, temperature: float) -> tuple[Tensor, Tensor]:
         """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies (detached)."""
-        with self.arithmetic():
-            hidden = hidden_states(
-                self.policy.model,
-                input_ids=packed.tokens,
-                position_ids=packed.positions,
-                attention_mask=packed.mask,
-                use_cache=False,
-            )
-            logits = head_logits(self.policy.model, hidden[packed.rows, packed.predictors])
-        scores = (logits / temperature).log_softmax(-1)
-        with torch.no_grad():
-            entropy = -(scores.exp() * scores).sum(-1)
-        return scores.gather(1, packed.targets[:, None]).squeeze(1), entropy
+        return token_scores(self.policy, packed, temperature)
 
-    def descend(self, scale: float = 1.0) -> float:
-        """Clip the gradient, take one optimizer step at ``scale`` times the learning rate, and return the norm before
-        clipping.
+    def descend(self, scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
+        """Divide the gradient by ``loss_scale``, clip it, take one optimizer step at ``scale`` times the learning rate,
+        and return the norm before clipping.
 
         A norm that is not finite leaves weights and optimizer as they were.
         """
+        if loss_scale != 1:
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], 1 / loss_scale)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm))
         if math.isfinite(norm):
             rise = scale * min(1.0, (self.applied + 1) / max(1, self.config.warmup_steps))
@@ -121,12 +131,14 @@ class Learner:
         self.policy.model.zero_grad(set_to_none=True)
         return norm
 
-    def update(self, batch: Batch, loss: LossConfig, temperature: float) -> Learned:
+    def update(self, batch: Batch, loss: LossConfig, temperature: float, max_tokens: int = 0) -> Learned:
         """One policy-gradient step on the batch's groups that vary; the version advances whatever happens.
 
         A non-finite loss or gradient is refused: weights and optimizer stay, ``Learned.refused`` says why.
+        ``max_tokens`` is where completions were cut; only ``loss.overlong`` needs it.
         """
-        used = [int(group) for group in batch.varied.nonzero()[0]]
+        batch = shaped(batch, loss, max_tokens)
+        used = [int(group) for group in batch.varied.nonzero()[0] if batch.rollouts.lengths[group].any()]
         nothing = Learned(self.step + 1, applied=False)
         learned = self._apply(batch, used, loss, temperature) if used else nothing
         self.refusals = self.refusals + 1 if learned.refused else 0
@@ -135,31 +147,22 @@ class Learner:
         return self.learned
 
     def _apply(self, batch: Batch, used: list[int], loss: LossConfig, temperature: float) -> Learned:
-        device, rollouts = self.policy.device, batch.rollouts
+        rollouts = batch.rollouts
         advantage = torch.zeros(batch.rewards.shape)
         weight = torch.zeros(batch.rewards.shape)
         advantage[used] = torch.from_numpy(advantages(batch.rewards[used], loss.name))
         weight[used] = torch.from_numpy(token_weights(rollouts.lengths[used], loss.name))
-        advantage, weight = advantage.to(device), weight.to(device)
-        behaviour = torch.from_numpy(rollouts.logprobs).to(device)
-        sums = torch.zeros(4, dtype=torch.float64)  # loss, entropy, mismatch, clipped
-        count = 0
-        for groups in microbatches(rollouts, used, self.budget):
-            packed = pack(rollouts, groups, device)
-            logprobs, entropy = self.token_scores(packed, temperature)
-            mu = behaviour[packed.group, packed.sample, packed.step]
-            terms = LOSSES[loss.name](logprobs, mu, advantage[packed.group, packed.sample], loss)
-            value = (weight[packed.group, packed.sample] * terms.value).sum()
-            value.backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                gap = logprobs - mu
-                mismatch = (gap.exp() - gap - 1).sum()
-                sums += torch.stack([value, entropy.sum(), mismatch, terms.clipped.sum().float()]).double().cpu()
-            count += len(logprobs)
-        total, entropy_, mismatch_, clipped = sums.tolist()
-        # what is not finite anywhere in the loss is not finite in the norm, which descend refuses
-        norm = self.descend() if math.isfinite(total) else math.nan
-        self.policy.model.zero_grad(set_to_none=True)
+        count = int(rollouts.lengths[used].sum())
+        scale = loss_scale(self.policy.dtype, count)
+        while True:
+            sums = self._backward(rollouts, used, advantage, weight, loss, temperature, scale)
+            total, entropy, mismatch, clipped = sums.tolist()
+            # what is not finite anywhere in the loss is not finite in the norm, which descend refuses
+            norm = self.descend(loss_scale=scale) if math.isfinite(total) else math.nan
+            self.policy.model.zero_grad(set_to_none=True)
+            if math.isfinite(norm) or not math.isfinite(total) or scale == 1:
+                break
+            scale = max(1.0, scale / 16)  # the scaled gradient may be what overflowed
         applied = math.isfinite(norm)
         what = "loss" if not math.isfinite(total) else "gradient"
         ages = (
@@ -174,13 +177,43 @@ class Learner:
             refused="" if applied else f"the {what} of update {self.step + 1} is not finite",
             groups=len(used),
             loss=total,
-            entropy=entropy_ / count,
-            mismatch_kl=mismatch_ / count,
+            entropy=entropy / count,
+            mismatch_kl=mismatch / count,
             clip_fraction=clipped / count,
             grad_norm=norm,
             staleness_mean=float(ages.mean()),
             staleness_max=int(ages.max()),
         )
+
+    def _backward(
+        self,
+        rollouts: Rollouts,
+        used: list[int],
+        advantage: Tensor,  # [P, G]
+        weight: Tensor,  # [P, G]
+        loss: LossConfig,
+        temperature: float,
+        scale: float,
+    ) -> Tensor:
+        """Add ``scale`` times the loss's gradient to the parameters'; the sums of [4]: loss, entropy, mismatch, clipped
+        tokens."""
+        device = self.policy.device
+        advantage, weight = advantage.to(device), weight.to(device)
+        behaviour = torch.from_numpy(rollouts.logprobs).to(device)
+        sums = torch.zeros(4, dtype=torch.float64)
+        for groups in microbatches(rollouts, used, self.budget):
+            packed = pack(rollouts, groups, device)
+            logprobs, entropy = self.token_scores(packed, temperature)
+            mu = behaviour[packed.group, packed.sample, packed.step]
+            terms = LOSSES[loss.name](logprobs, mu, advantage[packed.group, packed.sample], loss)
+            value = (weight[packed.group, packed.sample] * terms.value).sum()
+            (value * scale).backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                gap = logprobs - mu
+                mismatch = (gap.exp() - gap - 1).sum()
+                # to the CPU first: MPS has no float64
+                sums += torch.stack([value, entropy.sum(), mismatch, terms.clipped.sum().float()]).cpu().double()
+        return sums
 
     # -- what survives the process
 

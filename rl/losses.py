@@ -4,7 +4,7 @@ Legend: P groups, G completions per group, N completion tokens. r: reward; pi: t
 behaviour policy that sampled; rho = pi / mu per token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl.config import LossConfig
+from rl.records import Batch
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,26 @@ class TokenLoss:
 
     value: Tensor  # [N]
     clipped: Tensor  # [N] bool: the ratio was cut here
+
+
+def shaped(batch: Batch, config: LossConfig, max_tokens: int) -> Batch:
+    """The batch as the loss sees it: rewards less the penalty on long completions, and with ``mask_truncated`` no
+    tokens in those that were cut at ``max_tokens``, whose rewards still count in the mean of their group."""
+    of = batch.rollouts
+    if config.overlong:
+        penalty = overlong_penalty(of.lengths, max_tokens, config.overlong)
+        batch = replace(batch, rewards=batch.rewards + penalty)
+    if config.mask_truncated:
+        batch = replace(batch, rollouts=replace(of, lengths=np.where(of.ended, of.lengths, 0).astype(np.int32)))
+    return batch
+
+
+def overlong_penalty(lengths: NDArray[np.int32], max_tokens: int, buffer: int) -> NDArray[np.float32]:
+    """[P, G] to add to rewards: 0 up to max_tokens - buffer tokens, from there down in a line to -1 at max_tokens
+    (DAPO, arXiv 2503.14476, equation 13)."""
+    free = max_tokens - buffer
+    penalty: NDArray[np.float32] = np.clip((free - lengths) / buffer, -1, 0).astype(np.float32)
+    return penalty
 
 
 def advantages(rewards: NDArray[np.float32], name: str) -> NDArray[np.float32]:
@@ -39,10 +60,11 @@ def token_weights(lengths: NDArray[np.int32], name: str) -> NDArray[np.float32]:
     """[P, G] weight of each token of a completion, summing to 1 over all tokens of the batch.
 
     reinforce: every token alike. grpo: the mean over a completion's tokens, then over completions (arXiv 2402.03300,
-    equation 3).
+    equation 3). A completion without tokens takes no part.
     """
     if name == "grpo":
-        weights: NDArray[np.float32] = (1.0 / (lengths.size * lengths)).astype(np.float32)
+        there = lengths > 0
+        weights: NDArray[np.float32] = (there / (there.sum() * np.maximum(lengths, 1))).astype(np.float32)
         return weights
     return np.full(lengths.shape, 1.0 / lengths.sum(), dtype=np.float32)
 
@@ -59,11 +81,15 @@ def reinforce(logprobs: Tensor, behaviour: Tensor, advantage: Tensor, config: Lo
 
 
 def grpo(logprobs: Tensor, behaviour: Tensor, advantage: Tensor, config: LossConfig) -> TokenLoss:
-    """-min(rho * A, clip(rho, 1 - eps, 1 + eps) * A), per token [N] (arXiv 2402.03300, equation 3, without the KL)."""
+    """-min(rho * A, clip(rho, 1 - eps, 1 + eps) * A), per token [N] (arXiv 2402.03300, equation 3, without the KL), and
+    where A < 0 at most -c * A: dual clip (Ye et al., arXiv 1912.09729, equation 5), without which a token that has
+    become likely since it was sampled weighs as much as its ratio grows."""
     ratio = (logprobs - behaviour).exp()
     free = ratio * advantage
     cut = ratio.clamp(1 - config.clip, 1 + config.clip) * advantage
-    return TokenLoss(-torch.minimum(free, cut), (cut < free).detach())
+    bound = torch.where(advantage < 0, config.dual_clip * advantage, -torch.inf)
+    kept = torch.minimum(free, cut)
+    return TokenLoss(-torch.maximum(kept, bound), ((cut < free) | (kept < bound)).detach())
 
 
 LOSSES = {"reinforce": reinforce, "grpo": grpo}

@@ -77,8 +77,8 @@ def pack(rollouts: Rollouts, groups: Sequence[int], device: torch.device) -> Pac
             start = end
     segment = torch.from_numpy(segments).to(device)
     query, key = segment[:, :, None], segment[:, None, :]
-    causal = torch.ones((length, length), dtype=torch.bool, device=device).tril()
-    sees = causal & ((key == query) | (key == 0)) & (key >= 0) | torch.eye(length, dtype=torch.bool, device=device)
+    at = torch.arange(length, device=device)
+    sees = (at[:, None] >= at) & ((key == query) | (key == 0)) & (key >= 0) | (at[:, None] == at)
     index = torch.tensor(where, dtype=torch.int64, device=device).reshape(-1, 6)
     return Packed(
         torch.from_numpy(tokens).to(device),

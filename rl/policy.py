@@ -3,22 +3,32 @@
 Legend: B sequences, L positions, N selected positions, H hidden size, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from jinja2 import TemplateError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from rl.config import PolicyConfig
+from rl.head import attention_for
+from rl.prompting import prompt_tokens
 from rl.records import Briefing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,40 +48,58 @@ class Policy:
     dtype: torch.dtype  # of the arithmetic; a learner's parameters stay float32
 
     @property
+    def text(self) -> PretrainedConfig:
+        """The language model's part of the configuration; a model that also sees or hears has others."""
+        return self.model.config.get_text_config()
+
+    @property
     def window(self) -> int | None:
         """How many positions back its attention reaches in some layer, None if all the way. Sampler and learner lay out
         their own masks, which know no window: they must not be longer than it."""
-        kinds = getattr(self.model.config, "layer_types", None)
-        slides = kinds is None or "sliding_attention" in kinds
-        size = getattr(self.model.config, "sliding_window", None)
-        return int(size) if slides and size else None
+        kinds = getattr(self.text, "layer_types", None)
+        slides = kinds is None or {"sliding_attention", "chunked_attention"} & set(kinds)
+        sizes = [getattr(self.text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+        return min((int(size) for size in sizes if slides and isinstance(size, int) and size > 0), default=None)
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens the model can tell apart by position, None if it has no such limit."""
+        return getattr(self.text, "max_position_embeddings", None)
 
     @property
     def end(self) -> int:
-        """The token id that ends a completion."""
-        return int(self.tokenizer.eos_token_id)
+        """The token id that a demonstration is ended with: the tokenizer's, else the model's first."""
+        own = self.tokenizer.eos_token_id
+        return int(own) if own is not None else self.ends[0]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Every token id that ends a completion: the tokenizer's and all of the model's generation settings (a chat
+        model has one for the end of its turn and one for that of a text)."""
+        named = getattr(self.model.generation_config, "eos_token_id", None)
+        listed = named if isinstance(named, (list, tuple)) else [named]
+        found = [self.tokenizer.eos_token_id, *listed]
+        return tuple(dict.fromkeys(int(token) for token in found if token is not None))
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Forward passes in the policy's dtype, whatever its parameters are kept in."""
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            yield
+
+    def check_room(self, prompt: int, max_tokens: int) -> None:
+        """Raise ValueError where that many tokens of prompt and completion are more than the model can attend to."""
+        for limit, what in ((self.window, "attention window"), (self.positions, "range of positions")):
+            if limit is not None and limit < prompt + max_tokens:
+                room = f"; {limit - prompt} are left for the completion" if limit > prompt else ""
+                raise ValueError(
+                    f"sampling.max_tokens: {prompt} tokens of prompt and {max_tokens} of completion reach beyond the "
+                    f"model's {what} of {limit}{room}"
+                )
 
     def prompt_tokens(self, problem: str, briefing: Briefing | None = None) -> list[int]:
-        """Token ids of the prompt: system line, worked examples and problem through the model's chat template, or the
-        bare problem and a line break for a model without one."""
-        if self.tokenizer.chat_template is None:
-            return list(self.tokenizer(problem + "\n", add_special_tokens=False)["input_ids"])
-        system, examples = (briefing.system, briefing.examples) if briefing else ("", ())
-        turns = []
-        for question, answer in examples:
-            turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        turns.append({"role": "user", "content": problem})
-        render = partial(
-            self.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False, enable_thinking=False
-        )
-        try:
-            rendered = render([{"role": "system", "content": system}, *turns] if system else turns)
-        except TemplateError:  # some templates know no system role
-            if not system:
-                raise
-            first = f"{system}\n\n{turns[0]['content']}"
-            rendered = render([{"role": "user", "content": first}, *turns[1:]])
-        return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        """Token ids of the prompt: see :mod:`rl.prompting`."""
+        return prompt_tokens(self.tokenizer, problem, briefing)
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters and buffers by name, those that are tied once."""
@@ -136,7 +164,8 @@ def load_policy(
         weights: take these instead of those in the folder.
 
     Raises:
-        UnknownModelError: transformers cannot load it, or its output is not a linear head on its hidden states.
+        UnknownModelError: transformers cannot load it, it does not say where its completions end, or sampler and
+            learner disagree with it.
     """
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
@@ -144,30 +173,37 @@ def load_policy(
     try:
         # neither code nor pickles of a model run here: a folder may come from anywhere
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
         kept = torch.float32 if master else dtype
         given: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
         if weights is not None:
             # by its class, which takes weights from memory and draws no random ones first
-            settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
             load = getattr(transformers, settings.architectures[0]).from_pretrained
-            given = {"config": settings, "state_dict": copied_weights(weights, kept)}
+            given = {"state_dict": copied_weights(weights, kept)}
         model, loading = load(
             None if weights is not None else path,
+            config=settings,
             dtype=kept,
-            attn_implementation="sdpa",
+            attn_implementation=attention_for(settings),
             output_loading_info=True,
             **given,
         )
+        if weights is not None and Path(path, GENERATION_CONFIG_NAME).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {_reason(error)}") from error
     if missing := sorted(loading["missing_keys"]):
         # transformers fills them with random numbers and goes on
         raise UnknownModelError(f"policy.model {path!r}: no weights for {missing[0]} and {len(missing) - 1} more")
-    if tokenizer.eos_token_id is None:
-        raise UnknownModelError(f"policy.model {path!r}: its tokenizer has no end-of-sequence token")
     model.to(device).eval()
     policy = Policy(model, tokenizer, device, dtype)
-    check_head(policy, path)
+    if not policy.ends:
+        raise UnknownModelError(
+            f"policy.model {path!r}: neither its tokenizer nor its generation_config.json has an end-of-sequence token"
+        )
+    from rl.parity import require_parity  # it samples and learns, which needs policies
+
+    require_parity(policy, path)
     return policy
 
 
@@ -191,12 +227,16 @@ def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) 
 
 
 def save_files(policy: Policy, folder: Path) -> None:
-    """Write what Hugging Face layout has beside the weights: config and tokenizer."""
+    """Write what Hugging Face layout has beside the weights: config, tokenizer, and settings of generation, which name
+    the tokens that end a completion."""
     folder.mkdir(parents=True, exist_ok=True)
     config = deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]  # a model that was built in code does not say
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
+    if policy.model.generation_config is not None:
+        # as it was loaded: save_pretrained refuses what it would only warn of when loading
+        policy.model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
 
 
 def tied_names(model: nn.Module) -> set[str]:
@@ -209,34 +249,3 @@ def tied_names(model: nn.Module) -> set[str]:
             tied.add(name)
         seen.add(key)
     return tied
-
-
-def hidden_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
-    """[B, L, H]: the decoder's last hidden states, before the head."""
-    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-    states: Tensor = decoder(**inputs).last_hidden_state
-    return states
-
-
-def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """[N, V] in float32 from hidden states [N, H]."""
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    logits: Tensor = head(hidden)
-    return logits.float()
-
-
-@torch.no_grad()
-def check_head(policy: Policy, path: str) -> None:
-    """Sampler and learner take the head apart from the decoder, to compute logits only where they are needed: see
-    that the two together are the model (some models scale or cap their logits in between).
-
-    Raises:
-        UnknownModelError: they are not, or they are not finite.
-    """
-    tokens = torch.tensor([[policy.end, policy.end]], device=policy.device)
-    whole = policy.model(input_ids=tokens, use_cache=False).logits.float()
-    parts = head_logits(policy.model, hidden_states(policy.model, input_ids=tokens, use_cache=False))
-    if not torch.isfinite(whole).all():
-        raise UnknownModelError(f"policy.model {path!r}: its logits are not finite: broken weights, or an overflow")
-    if not torch.allclose(whole, parts, atol=1e-2, rtol=1e-2):
-        raise UnknownModelError(f"policy.model {path!r}: its logits are more than a linear head on its hidden states")

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Briefing:
-    """What a model with a chat template is told before a problem."""
+    """What a model is told beside a problem: through its chat template, or in a text with places for both."""
 
     system: str
     examples: tuple[tuple[str, str], ...] = ()  # question and answer
+    template: str | None = None  # with {prompt} and perhaps {system}: the whole text, in place of a chat template
+    required: bool = False  # not to be left out in silence where a model has no chat template
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,15 @@ V vocabulary.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rl.config import SamplingConfig
-from rl.policy import Policy, head_logits, hidden_states
+from rl.head import head_logits, hidden_states
+from rl.policy import Policy
 from rl.records import Problem, Rollouts
 
 KEEP_FRACTION = 0.75  # the batch is compacted when fewer than this share of its sequences are unfinished
@@ -71,40 +73,56 @@ def choose(logprobs: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, at, right=True).squeeze(1).clamp_(max=logprobs.shape[1] - 1)
 
 
+@dataclass(frozen=True)
+class Completions:
+    """G completions for each of P prompts, on the policy's device."""
+
+    tokens: Tensor  # [P * G, T] int32; 0 past a completion's length
+    logprobs: Tensor  # [P * G, T] after temperature
+    lengths: Tensor  # [P * G] int32
+    ended: Tensor  # [P * G] bool: by an end token or a stop string
+
+
+class StopStrings:
+    """Texts that end a completion. Only its last tokens are decoded at each step: a text of n bytes spans at most n
+    tokens that say anything, and one more, because some tokenizers drop the space that a text begins with."""
+
+    def __init__(self, policy: Policy, stop: Sequence[str]) -> None:
+        self.tokenizer = policy.tokenizer
+        self.stop = stop
+        self.reach = max((len(text.encode()) for text in stop), default=0) + 1
+
+    def reached(self, tokens: Tensor) -> Tensor:
+        """[B] bool: whether the newest of the completions' tokens [B, t] completes one of them."""
+        tails = self.tokenizer.batch_decode(tokens[:, -self.reach :].cpu().numpy(), skip_special_tokens=True)
+        return torch.tensor([any(text in tail for text in self.stop) for tail in tails], device=tokens.device)
+
+    def cut(self, text: str) -> str:
+        """The text up to the first of them."""
+        return text[: min((at for one in self.stop if (at := text.find(one)) >= 0), default=len(text))]
+
+
 @torch.inference_mode()
-def sample(
+def complete(
     policy: Policy,
-    version: int,
-    problems: Sequence[Problem],
-    config: SamplingConfig,
+    prompts: Sequence[Sequence[int]],
+    noise: Tensor | None,
     *,
     samples: int,
-    seed: int,
-    step: int,
-    groups: Sequence[int],
-    greedy: bool = False,
+    max_tokens: int,
+    temperature: float = 1.0,
+    ends: Sequence[int] = (),
+    stop: Sequence[str] = (),
     between_tokens: Callable[[], None] = lambda: None,
-) -> Rollouts:
-    """Draw ``samples`` completions of each problem.
+) -> Completions:
+    """Draw ``samples`` completions of each prompt, all of ``max_tokens`` tokens but those that reach an end.
 
     Args:
-        version: of the weights that ``policy`` holds, recorded with every token.
-        groups: [P] the problems' numbers within the step: they name the noise.
-        greedy: take the most likely token instead; log-probs are still those of the distribution.
-        between_tokens: called before each; what it raises ends the sampling.
-
-    Raises:
-        ValueError: prompt and completion could grow longer than the model's attention window.
+        prompts: [P] of token ids.
+        noise: [P * G, T] uniform numbers; None takes the most likely token.
     """
-    started = time.perf_counter()
     device = policy.device
-    prompts = [policy.prompt_tokens(problem.prompt, problem.briefing) for problem in problems]
-    P, G, S, T = len(prompts), samples, max(map(len, prompts)), config.max_tokens  # noqa: N806
-    if policy.window is not None and policy.window < S + T:
-        raise ValueError(
-            f"sampling.max_tokens: {S} tokens of prompt and {T} of completion reach beyond the model's attention "
-            f"window of {policy.window}"
-        )
+    P, G, S, T = len(prompts), samples, max(map(len, prompts)), max_tokens  # noqa: N806
     ids = torch.full((P, S), policy.end)
     real = torch.zeros((P, S), dtype=torch.bool)
     for row, prompt in enumerate(prompts):
@@ -112,23 +130,24 @@ def sample(
         real[row, S - len(prompt) :] = True
     real = real.to(device)
     # a padding position sees itself, or its softmax would be over nothing and its NaN would spread
-    causal = torch.ones((S, S), dtype=torch.bool, device=device).tril()
-    prefill = causal & real[:, None, :] | torch.eye(S, dtype=torch.bool, device=device)
+    at = torch.arange(S, device=device)
+    prefill = (at[:, None] >= at) & real[:, None, :] | (at[:, None] == at)
     cache = GroupCache(S + T)
     hidden = hidden_states(
         policy.model,
+        mask=prefill[:, None],
         input_ids=ids.to(device),
         position_ids=(real.cumsum(1) - 1).clamp(min=0),
-        attention_mask=prefill[:, None],
         past_key_values=cache,
         use_cache=True,
     )
     cache.used = S
-    noise = uniforms(seed, step, groups, G, T).to(device)
     tokens = torch.zeros((P * G, T), dtype=torch.int32, device=device)
     logprobs = torch.zeros((P * G, T), device=device)
     lengths = torch.full((P * G,), T, dtype=torch.int32, device=device)
     ended = torch.zeros(P * G, dtype=torch.bool, device=device)
+    last_tokens = torch.tensor(ends, dtype=torch.int64, device=device)
+    stops = StopStrings(policy, stop) if stop else None
 
     repeat = torch.arange(P, device=device).repeat_interleave(G)
     cache.select(repeat)
@@ -139,12 +158,14 @@ def sample(
     going = torch.ones(P * G, dtype=torch.bool, device=device)  # [B]: unfinished rows of the batch
     for t in range(T):
         between_tokens()
-        scores = (head_logits(policy.model, last) / config.temperature).log_softmax(-1)
-        token = scores.argmax(-1) if greedy else choose(scores, noise[alive, t])
+        scores = (head_logits(policy.model, last) / temperature).log_softmax(-1)
+        token = scores.argmax(-1) if noise is None else choose(scores, noise[alive, t])
         written = alive[going]
         tokens[written, t] = token[going].int()
         logprobs[written, t] = scores.gather(1, token[:, None]).squeeze(1)[going]
-        over = going & (token == policy.end)
+        over = going & (token[:, None] == last_tokens).any(1)
+        if stops is not None:
+            over[going] |= stops.reached(tokens[written, : t + 1])
         lengths[alive[over]] = t + 1
         ended[alive[over]] = True
         going = going & ~over
@@ -158,30 +179,76 @@ def sample(
             going = torch.ones_like(rows, dtype=torch.bool)
         hidden = hidden_states(
             policy.model,
+            mask=seen[:, None, None, : S + t + 1],
             input_ids=token[:, None],
             position_ids=position[:, None],
-            attention_mask=seen[:, None, None, : S + t + 1],
             past_key_values=cache,
             use_cache=True,
         )
         cache.used += 1
         position = position + 1
         last = hidden[:, -1]
+    return Completions(tokens, logprobs, lengths, ended)
 
-    longest = int(lengths.max())
-    lengths_ = lengths.cpu().numpy()
-    tokens_ = tokens[:, :longest].cpu().numpy()
-    texts = policy.tokenizer.batch_decode(
-        [row[:length] for row, length in zip(tokens_, lengths_, strict=True)], skip_special_tokens=True
+
+def sample(
+    policy: Policy,
+    version: int,
+    problems: Sequence[Problem],
+    config: SamplingConfig,
+    *,
+    samples: int,
+    seed: int,
+    step: int,
+    groups: Sequence[int],
+    greedy: bool = False,
+    between_tokens: Callable[[], None] = lambda: None,
+) -> Rollouts:
+    """Draw ``samples`` completions of each problem. One ends with an end token of the model or with a stop string; both
+    are among its tokens, with their log-probs, and neither is in its text.
+
+    Args:
+        version: of the weights that ``policy`` holds, recorded with every token.
+        groups: [P] the problems' numbers within the step: they name the noise.
+        greedy: take the most likely token instead; log-probs are still those of the distribution.
+        between_tokens: called before each; what it raises ends the sampling.
+
+    Raises:
+        ValueError: prompt and completion could grow longer than the model's attention window or range of positions.
+    """
+    started = time.perf_counter()
+    prompts = [policy.prompt_tokens(problem.prompt, problem.briefing) for problem in problems]
+    P, G, T = len(prompts), samples, config.max_tokens  # noqa: N806
+    policy.check_room(max(map(len, prompts)), T)
+    found = complete(
+        policy,
+        prompts,
+        None if greedy else uniforms(seed, step, groups, G, T).to(policy.device),
+        samples=G,
+        max_tokens=T,
+        temperature=config.temperature,
+        ends=policy.ends,
+        stop=config.stop,
+        between_tokens=between_tokens,
     )
+    lengths = found.lengths.cpu().numpy()
+    longest = int(lengths.max())
+    tokens = found.tokens[:, :longest].cpu().numpy()
+    # an end token may be one that decoding would show
+    said = [
+        row[: length - (row[length - 1] in policy.ends)] for row, length in zip(tokens, lengths.tolist(), strict=True)
+    ]
+    texts = policy.tokenizer.batch_decode(said, skip_special_tokens=True)
+    if config.stop:
+        texts = [StopStrings(policy, config.stop).cut(text) for text in texts]
     return Rollouts(
         problems=tuple(problems),
         prompts=tuple(np.asarray(prompt, dtype=np.int32) for prompt in prompts),
-        tokens=tokens_.reshape(P, G, longest),
-        logprobs=logprobs[:, :longest].cpu().numpy().reshape(P, G, longest),
-        versions=np.where(np.arange(longest) < lengths_.reshape(P, G, 1), version, 0).astype(np.int32),
-        lengths=lengths_.reshape(P, G),
-        ended=ended.cpu().numpy().reshape(P, G),
+        tokens=tokens.reshape(P, G, longest),
+        logprobs=found.logprobs[:, :longest].cpu().numpy().reshape(P, G, longest),
+        versions=np.where(np.arange(longest) < lengths.reshape(P, G, 1), version, 0).astype(np.int32),
+        lengths=lengths.reshape(P, G),
+        ended=found.ended.cpu().numpy().reshape(P, G),
         texts=tuple(tuple(texts[p * G : (p + 1) * G]) for p in range(P)),
         seconds=time.perf_counter() - started,
     )

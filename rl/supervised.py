@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rl.learner import Learner
+from rl.learner import Learner, loss_scale
 from rl.packing import microbatches, pack
 from rl.policy import Policy
 from rl.records import Problem, Rollouts
@@ -38,10 +38,11 @@ def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:
     per token."""
     total = 0.0
     weight = 1.0 / shown.generated_tokens
+    enlarged = loss_scale(learner.policy.dtype, shown.generated_tokens)
     for groups in microbatches(shown, range(len(shown.problems)), learner.budget):
         logprobs, _ = learner.token_scores(pack(shown, groups, learner.policy.device), temperature=1.0)
         loss = -weight * logprobs.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss * enlarged).backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
-    learner.descend(scale)
+    learner.descend(scale, loss_scale=enlarged)
     return total

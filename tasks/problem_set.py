@@ -86,7 +86,9 @@ class _Set:
         """The problems as of this set, with what a chat model is told."""
         briefing = self.verifier.briefing
         if self.config.system is not None:
-            briefing = Briefing(self.config.system) if self.config.system else None
+            briefing = Briefing(self.config.system, required=True) if self.config.system else None
+        if self.config.template is not None:
+            briefing = Briefing(briefing.system if briefing else "", template=self.config.template)
         return [replace(problem, set=self.name, briefing=briefing) for problem in found]
 
 
@@ -243,7 +245,16 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
         check_source(name, text)
     elif name == MATH:
         require_math()
-    spec = VerifierSpec(name, config.seconds, config.memory_mb, text, config.sandbox, config.network, tuple(config.env))
+    spec = VerifierSpec(
+        name,
+        config.seconds,
+        config.memory_mb,
+        text,
+        config.sandbox,
+        config.network,
+        tuple(config.env),
+        config.truncated,
+    )
     spec.require_known()
     return spec
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from math import ceil
 
+import numpy as np
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -46,4 +47,5 @@ def judged(
         (rollouts.problems[at : at + share], rollouts.texts[at : at + share], verifiers) for at in starts
     ]
     verdicts = dict(dispatch.lease("verify", judge, parts, order=order))
-    return Judgement.join([verdicts[part] for part in range(len(parts))])
+    needed = np.array([[verifiers[problem.set].needs_end] for problem in rollouts.problems])
+    return Judgement.join([verdicts[part] for part in range(len(parts))]).without_ends(needed & ~rollouts.ended)

@@ -34,6 +34,7 @@ class VerifierSpec:
     sandbox: str = "auto"
     network: bool = False
     env: tuple[str, ...] = ()  # names of the variables that it gets from the machine that judges
+    truncated: str = "auto"  # what a completion without its end is worth: zero, or what is judged of it
 
     @property
     def is_service(self) -> bool:
@@ -54,6 +55,12 @@ class VerifierSpec:
             check_address(self.name)
         elif self.name not in NAMES:
             split_name(self.name)
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether a completion that was cut before its end gets 0: the built-in ones take the answer from the end, and
+        a `#### 4` cut from `#### 42` is no answer."""
+        return self.truncated == "zero" or (self.truncated == "auto" and self.name in NAMES)
 
     @property
     def needs_target(self) -> bool:

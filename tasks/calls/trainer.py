@@ -3,7 +3,7 @@
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +20,8 @@ from infra.weights.publisher import Published, Publisher
 from infra.weights.version import SyncConfig
 from rl.config import LossConfig, OptimizerConfig, PolicyConfig
 from rl.learner import Learned, Learner
-from rl.policy import load_policy, read_weights, save_files, save_policy
-from rl.records import Batch
+from rl.policy import Policy, load_policy, read_weights, save_files, save_policy
+from rl.records import Batch, Problem
 from tasks.calls.published import as_published, public_model
 
 
@@ -35,6 +35,7 @@ class TrainerSpec:
     optimizer: OptimizerConfig
     loss: LossConfig
     temperature: float
+    max_tokens: int  # where completions are cut
     keep_last: int  # checkpoints
     sync: SyncConfig
     window: int  # versions that a generator may be behind
@@ -50,10 +51,13 @@ def _learner(spec: TrainerSpec, step: int | None) -> tuple[Learner, list[str]]:
     warnings: list[str] = []
 
     def load() -> Learner:
+        checked = resident_now("checked", (spec.source, spec.policy))
+        drop("checked")
         saved = checkpoints.newest(spec.run_uri, warn=warnings.append)
         if saved is None:
-            with _weights_of(spec.source) as path:
-                return Learner(load_policy(path, spec.policy, master=True), spec.optimizer)
+            policy = checked if isinstance(checked, Policy) else _load(spec.source, spec.policy)
+            return Learner(policy, spec.optimizer)
+        del checked
         with saved:
             learner = Learner(load_policy(str(saved.path), spec.policy, master=True), spec.optimizer)
             learner.restore(saved.path)
@@ -86,6 +90,33 @@ def _weights_of(source: str) -> Iterator[str]:
         return
     with store.read_folder(source) as folder:
         yield str(folder.path)
+
+
+def _load(source: str, policy: PolicyConfig) -> Policy:
+    with _weights_of(source) as path:
+        return load_policy(path, policy, master=True)
+
+
+def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int) -> list[str]:
+    """Load a model before a run exists, and see that it can be trained on such problems; what a person should know. The
+    run that begins next on this worker takes it as loaded.
+
+    Raises:
+        UnknownModelError: it cannot be loaded, or not driven.
+        ValueError: a prompt and ``max_tokens`` are more than it can attend to, or it cannot be told what is asked.
+    """
+    drop("learner")  # of an earlier run: two models would not fit
+    source = policy.model
+    loaded = resident("checked", (source, policy), lambda: _load(source, policy))
+    prompts = [loaded.prompt_tokens(problem.prompt, problem.briefing) for problem in problems]
+    loaded.check_room(max(map(len, prompts)), max_tokens)
+    unsaid = [of.system for problem in problems if (of := problem.briefing) and of.system and of.template is None]
+    if loaded.tokenizer.chat_template is None and unsaid:
+        return [
+            f"{source} has no chat template, so that it is given problems without {unsaid[0]!r}; problems.template "
+            "says what a base model is given"
+        ]
+    return []
 
 
 @dataclass(frozen=True)
@@ -124,7 +155,7 @@ def update(spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, flo
             assert learner.learned is not None  # every update leaves its record
             return learner.learned
         try:
-            learned = learner.update(batch, spec.loss, spec.temperature)
+            learned = learner.update(batch, spec.loss, spec.temperature, spec.max_tokens)
             learner.learned = learned = replace(learned, seconds=time.perf_counter() - started)
             _save(spec, learner, figures)
         except BaseException:

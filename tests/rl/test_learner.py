@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rl import learner as learner_module
 from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
-from rl.learner import Learner
+from rl.learner import Learner, loss_scale
 from rl.policy import Policy, load_policy, save_policy
 from rl.records import Batch, Problem
 from rl.sampler import sample
@@ -64,9 +65,10 @@ def gradient_of(learner: Learner, batch: Batch, loss: LossConfig = REINFORCE, te
     found: list[Tensor] = []
     descend = learner.descend
 
-    def watched(scale: float = 1.0) -> float:
-        found.extend(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in learner.parameters)
-        return descend(scale)
+    def watched(scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
+        del found[:]
+        found.extend(torch.zeros_like(p) if p.grad is None else p.grad / loss_scale for p in learner.parameters)
+        return descend(scale, loss_scale=loss_scale)
 
     learner.descend = watched  # type: ignore[method-assign]
     learner.update(batch, loss, temperature)
@@ -113,6 +115,8 @@ def test_the_gradient_is_that_of_a_loop_over_unpadded_sequences_in_float64(
             else:
                 advantage /= deviation + 1e-6
                 bound = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                if advantage < 0:
+                    bound = bound.clamp(min=3 * advantage)
                 total = total - bound.mean() / (len(kept) * 4)
     total.backward()
     expected = [p.grad for p in reference.parameters()]
@@ -153,6 +157,126 @@ def test_the_split_into_microbatches_does_not_change_the_gradient(
     ]
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+# -- truncated and long completions
+
+
+def test_masked_completions_give_no_gradient_and_still_count_in_the_baseline(
+    make_policy: Make,
+    drawn: Callable[..., Batch],
+    exactly: Callable[..., PreTrainedModel],
+    alone: Callable[..., Tensor],
+) -> None:
+    policy = make_policy(eager=4.0)
+    batch = drawn(policy).select([0, 2])
+    rollouts, reference = batch.rollouts, exactly(policy.model)
+    assert 0 < rollouts.ended.sum() < rollouts.ended.size
+    tokens = int(rollouts.lengths[rollouts.ended].sum())
+    total = torch.zeros((), dtype=torch.float64)
+    for p, g in zip(*rollouts.ended.nonzero(), strict=True):
+        length = int(rollouts.lengths[p, g])
+        pi = alone(reference, rollouts.prompts[p], rollouts.tokens[p, g, :length])
+        total = total - (float(batch.rewards[p, g] - batch.rewards[p].mean()) * pi).sum() / tokens
+    total.backward()
+    learner = Learner(policy, PLAIN)
+    found = gradient_of(learner, batch, LossConfig(mask_truncated=True))
+    for one, other in zip(found, reference.parameters(), strict=True):
+        assert other.grad is not None
+        torch.testing.assert_close(one.double(), other.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_a_batch_of_masked_completions_has_nothing_to_teach(make_policy: Make, drawn: Callable[..., Batch]) -> None:
+    policy = make_policy(eager=4.0)
+    batch = drawn(policy)
+    cut = replace(batch, rollouts=replace(batch.rollouts, ended=np.zeros_like(batch.rollouts.ended)))
+    learned = Learner(policy, PLAIN).update(cut, LossConfig(mask_truncated=True), 1.0)
+    assert (learned.applied, learned.refused) == (False, "")
+
+
+def test_long_completions_are_worth_less_with_the_overlong_penalty(
+    make_policy: Make, drawn: Callable[..., Batch]
+) -> None:
+    policy = make_policy(eager=4.0)
+    batch = drawn(policy).select([0, 2])
+    penalty = np.clip((8 - 4 - batch.rollouts.lengths) / 4, -1, 0).astype(np.float32)
+    assert (penalty < 0).any()
+    assert (penalty == 0).any()
+    by_hand = gradient_of(Learner(make_policy(eager=4.0), PLAIN), replace(batch, rewards=batch.rewards + penalty))
+    learner = Learner(policy, PLAIN)
+    update = learner.update
+    learner.update = lambda batch, loss, temperature: update(batch, loss, temperature, 8)  # type: ignore[method-assign]
+    found = gradient_of(learner, batch, LossConfig(overlong=4))
+    assert all(torch.equal(one, other) for one, other in zip(found, by_hand, strict=True))
+
+
+# -- float16
+
+
+def test_a_float16_gradient_of_a_large_batch_is_that_of_float64(
+    make_policy: Make,
+    drawn: Callable[..., Batch],
+    exactly: Callable[[PreTrainedModel], PreTrainedModel],
+    alone: Callable[..., Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = make_policy("llama", eager=4.0)
+    batch = drawn(policy).select([0, 2])
+    rollouts, reference, tokens = batch.rollouts, exactly(policy.model), 300_000
+    total = torch.zeros((), dtype=torch.float64)
+    for p in range(2):
+        for g, length in enumerate(rollouts.lengths[p]):
+            pi = alone(reference, rollouts.prompts[p], rollouts.tokens[p, g, :length])
+            total = total - (float(batch.rewards[p, g] - batch.rewards[p].mean()) * pi).sum() / tokens
+    total.backward()
+    expected = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
+
+    # every token weighs as little as in a batch of so many
+    monkeypatch.setattr(learner_module, "token_weights", lambda of, _: np.full(of.shape, 1 / tokens, dtype=np.float32))
+    errors = []
+    for scale in (1.0, loss_scale(torch.float16, tokens)):
+        monkeypatch.setattr(learner_module, "loss_scale", lambda *_, scale=scale: scale)
+        half = replace(make_policy("llama", eager=4.0), dtype=torch.float16)
+        found = torch.cat([gradient.flatten() for gradient in gradient_of(Learner(half, PLAIN), batch)]).double()
+        errors.append(float((found - expected).norm() / expected.norm()))
+    assert errors[0] > 0.05
+    assert errors[1] < 0.01
+
+
+def test_a_scale_that_overflows_is_lowered_and_the_update_made(make_policy: Make, drawn: Callable[..., Batch]) -> None:
+    batch = drawn(make_policy("llama", eager=4.0))
+    found = []
+    for scale in (2.0**4, 2.0**40):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(learner_module, "loss_scale", lambda *_, scale=scale: scale)
+            half = replace(make_policy("llama", eager=4.0), dtype=torch.float16)
+            learner = Learner(half, PLAIN)
+            found.append(learner.update(batch, REINFORCE, 1.0))
+            assert all(torch.isfinite(parameter).all() for parameter in learner.parameters)
+    assert all(learned.applied for learned in found)
+    assert found[1].grad_norm == pytest.approx(found[0].grad_norm, rel=0.01)
+
+
+def test_only_float16_is_scaled_and_by_a_power_of_two() -> None:
+    assert loss_scale(torch.float32, 300_000) == loss_scale(torch.bfloat16, 300_000) == 1
+    assert loss_scale(torch.float16, 10) == 1
+    for tokens in (5_000, 300_000):
+        share = loss_scale(torch.float16, tokens) / tokens
+        assert 2**-5 <= share <= 2**-4
+        assert math.log2(loss_scale(torch.float16, tokens)).is_integer()
+
+
+# -- which parameters
+
+
+def test_muon_trains_no_table_of_embeddings_and_no_head(make_policy: Make) -> None:
+    for name in ("gpt2", "llama"):
+        learner = Learner(make_policy(name), OptimizerConfig(name="muon"))
+        names = {id(parameter): name for name, parameter in learner.policy.model.named_parameters()}
+        _, muon = learner.optimizers
+        trained = {names[id(parameter)] for group in muon.param_groups for parameter in group["params"]}
+        assert trained
+        assert not [name for name in trained if any(part in name for part in ("wte", "wpe", "embed", "lm_head"))]
 
 
 # -- what an update says

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl.config import LossConfig
-from rl.losses import LOSSES, advantages, grpo, reinforce, token_weights
+from rl.losses import LOSSES, advantages, grpo, overlong_penalty, reinforce, token_weights
 
 REWARDS = st.lists(st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4), min_size=1, max_size=5)
 CLIP = LossConfig(name="grpo", clip=0.2)
@@ -66,6 +66,18 @@ def test_token_weights_sum_to_one_over_all_tokens(lengths: list[list[int]]) -> N
     np.testing.assert_allclose((token_weights(of, "grpo") * of), 1 / of.size, rtol=1e-5)  # every completion alike
 
 
+def test_completions_without_tokens_take_no_part_in_the_weights() -> None:
+    of = np.int32([[4, 0], [2, 3]])
+    assert token_weights(of, "reinforce").tolist() == np.full((2, 2), 1 / 9, dtype=np.float32).tolist()
+    np.testing.assert_allclose(token_weights(of, "grpo"), [[1 / 12, 0], [1 / 6, 1 / 9]], rtol=1e-6)
+
+
+def test_the_overlong_penalty_falls_in_a_line_over_the_last_tokens() -> None:
+    # DAPO: L_max 20, L_cache 8
+    penalty = overlong_penalty(np.int32([[1, 12, 14], [18, 20, 25]]), 20, 8)
+    np.testing.assert_allclose(penalty, [[0, 0, -0.25], [-0.75, -1, -1]])
+
+
 # -- gradients against independent ones
 
 TOKENS = st.lists(
@@ -92,8 +104,11 @@ def test_reinforce_is_the_policy_gradient_times_the_capped_weight(tokens: list[t
 
 
 def surrogate(pi: Tensor, mu: float, a: float, clip: float) -> Tensor:
-    """PPO's clipped objective by cases, negated: past the clip in the advantage's direction it is a constant."""
+    """PPO's clipped objective by cases, negated: past the clip in the advantage's direction it is a constant, and so it
+    is past 3 against a negative one."""
     ratio = torch.exp(pi - mu)
+    if a < 0 and float(ratio.detach()) > 3:
+        return torch.tensor(-3 * a, dtype=torch.float64) + 0 * pi
     if a > 0 and float(ratio.detach()) > 1 + clip:
         return torch.tensor(-(1 + clip) * a, dtype=torch.float64) + 0 * pi
     if a < 0 and float(ratio.detach()) < 1 - clip:
@@ -103,7 +118,7 @@ def surrogate(pi: Tensor, mu: float, a: float, clip: float) -> Tensor:
 
 @given(TOKENS)
 def test_grpo_is_the_clipped_surrogate(tokens: list[tuple[float, float, float]]) -> None:
-    tokens = [t for t in tokens if min(abs(t[1] - math.log(0.8)), abs(t[1] - math.log(1.2))) > 1e-4]
+    tokens = [t for t in tokens if min(abs(t[1] - math.log(edge)) for edge in (0.8, 1.2, 3)) > 1e-4]
     behaviour = [pi - gap for pi, gap, _ in tokens]
     values, gradients, clipped = differentiated(
         "grpo", [pi for pi, _, _ in tokens], behaviour, [a for _, _, a in tokens], CLIP
@@ -126,6 +141,8 @@ def test_grpo_is_the_clipped_surrogate(tokens: list[tuple[float, float, float]])
         (0.5, -1.0, 0.8, True),
         (1.1, 1.0, -1.1, False),
         (0.9, -1.0, 0.9, False),
+        (2.9, -1.0, 2.9, False),
+        (50.0, -1.0, 3.0, True),  # dual clip
     ],
 )
 def test_grpo_clips_only_in_the_direction_of_the_advantage(

@@ -5,31 +5,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import processors
 from transformers import (
     AutoModelForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GraniteConfig,
-    GraniteForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from rl.config import PolicyConfig, SamplingConfig
+from rl.head import head_logits, hidden_states
 from rl.policy import (
     Policy,
     UnknownModelError,
     choose_device,
     choose_dtype,
-    head_logits,
-    hidden_states,
     load_policy,
     read_weights,
     save_policy,
 )
-from rl.records import Problem
+from rl.records import Briefing, Problem
 from rl.sampler import sample
 from rl.tiny import build_tokenizer
 from rl.verifiers.arithmetic import BRIEFING
@@ -180,7 +174,78 @@ def test_without_a_briefing_a_chat_model_gets_the_problem_alone(tmp_path: Path, 
     assert policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.")) == "[user] add 3 and 4.\n[assistant] "
 
 
+def test_the_beginning_token_comes_first_where_the_tokenizer_puts_it(
+    tmp_path: Path, build_small: Build, make_policy: Callable[..., Policy]
+) -> None:
+    bare = make_policy().prompt_tokens("add 3 and 4.")
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<begin>"})
+    begin = tokenizer.bos_token_id
+    model = build_small("llama", vocab_size=len(tokenizer))
+    unused = load_policy(saved(tmp_path, model, tokenizer), CPU)
+    assert unused.prompt_tokens("add 3 and 4.") == bare  # it has one and does not put it anywhere
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<begin> $A <end>", special_tokens=[("<begin>", begin), ("<end>", tokenizer.eos_token_id)]
+    )
+    policy = load_policy(saved(tmp_path, model, tokenizer), CPU)
+    assert policy.prompt_tokens("add 3 and 4.") == [begin, *bare]
+    tokenizer.chat_template = "<begin>" + TEMPLATE
+    chat = load_policy(saved(tmp_path, model, tokenizer), CPU).prompt_tokens("add 3 and 4.")
+    assert chat[0] == begin
+    assert begin not in chat[1:]
+    assert tokenizer.eos_token_id not in chat
+
+
+def test_a_template_of_the_users_is_the_whole_prompt(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    told = Briefing("be {prompt}.", template="{system} q: {prompt}\na:")
+    tokens = policy.prompt_tokens("add {system} and 4.", told)
+    assert policy.tokenizer.decode(tokens) == "be {prompt}. q: add {system} and 4.\na:"
+
+
+def test_a_system_prompt_that_cannot_be_said_is_refused(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    assert policy.prompt_tokens("1", BRIEFING) == policy.prompt_tokens("1")  # a verifier's own words may be left out
+    with pytest.raises(ValueError, match=r"problems.system: the model has no chat template") as caught:
+        policy.prompt_tokens("1", Briefing("be brief.", required=True))
+    assert "\n" not in str(caught.value)
+
+
+# -- where completions end
+
+
+def test_the_models_own_end_tokens_are_kept_and_saved(
+    tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = build_small("llama")
+    first = tmp_path / "first"
+    saved(first, model, tokenizer)
+    model.generation_config.eos_token_id = [1, 6]
+    model.generation_config.temperature = 0.7  # which transformers refuses to save without do_sample
+    model.generation_config.to_json_file(first / "generation_config.json")
+    policy = load_policy(str(first), CPU)
+    assert policy.ends == (2, 1, 6)
+    save_policy(policy, tmp_path / "second")
+    assert load_policy(str(tmp_path / "second"), CPU).ends == (2, 1, 6)
+    given = load_policy(str(tmp_path / "second"), CPU, weights=read_weights(tmp_path / "second"))  # as generators do
+    assert given.ends == (2, 1, 6)
+
+
 # -- models that cannot be driven
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_nothing_longer_than_the_range_of_positions_is_sampled(name: str, make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy(name)
+    limit = policy.positions
+    assert limit is not None
+    prompt = len(policy.prompt_tokens("add 3 and 4."))
+    problem = [Problem("add 3 and 4.", "3 + 4", "test")]
+    asked = {"samples": 1, "seed": 0, "step": 0, "groups": [0]}
+    with pytest.raises(ValueError, match=f"range of positions of {limit}; {limit - prompt} are left") as caught:
+        sample(policy, 0, problem, SamplingConfig(max_tokens=limit - prompt + 1), **asked)
+    assert "\n" not in str(caught.value)
+    policy.check_room(prompt, limit - prompt)
 
 
 def test_nothing_longer_than_an_attention_window_is_sampled(
@@ -234,31 +299,13 @@ def test_damaged_weights_are_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path, build_small: Build) -> None:
+def test_a_model_that_nobody_says_the_end_of_is_refused(tmp_path: Path, build_small: Build) -> None:
     tokenizer = build_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(UnknownModelError, match="end-of-sequence"):
-        load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
-
-
-@pytest.mark.parametrize("kind", ["granite", "cohere", "softcap"])
-def test_a_model_that_changes_its_logits_after_the_head_is_refused(
-    kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": len(tokenizer)}
-    size = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.3, "bos_token_id": None}
-    ids = {"eos_token_id": 2, "pad_token_id": 0}
-    torch.manual_seed(0)
-    match kind:
-        case "granite":
-            model = GraniteForCausalLM(GraniteConfig(**heads, **size, **ids, logits_scaling=8.0))
-        case "cohere":
-            model = CohereForCausalLM(CohereConfig(**heads, **size, **ids, logit_scale=0.0625))
-        case _:
-            model = Gemma3ForCausalLM(Gemma3TextConfig(**heads, **size, **ids, head_dim=8, final_logit_softcapping=5.0))
-    with pytest.raises(UnknownModelError, match="more than a linear head") as caught:
-        load_policy(saved(tmp_path, model, tokenizer), CPU)
-    assert "\n" not in str(caught.value)
+        load_policy(saved(tmp_path, build_small("llama", eos_token_id=None), tokenizer), CPU)
+    policy = load_policy(saved(tmp_path, build_small("llama", eos_token_id=[7, 9]), tokenizer), CPU)
+    assert (policy.ends, policy.end) == ((7, 9), 7)
 
 
 # -- new weights in place

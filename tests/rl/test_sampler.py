@@ -118,6 +118,50 @@ def test_an_end_token_sampled_as_the_last_allowed_token_counts_as_ended(
     assert set(sum(rollouts.texts, ())) == {""}
 
 
+def test_each_of_the_models_end_tokens_ends_a_completion(make_policy: Make, problems: list[Problem]) -> None:
+    def ended_by(tokens: list[int]) -> Rollouts:
+        policy = make_policy()
+        policy.model.generation_config.eos_token_id = tokens
+        return draw(policy, problems, samples=12)
+
+    free = ended_by([])
+    other = int(np.bincount(free.tokens[..., :5].ravel())[3:].argmax()) + 3  # not a special token: one that shows
+    rollouts = ended_by([2, other])
+    assert 0 < rollouts.ended.sum() < rollouts.ended.size
+    for p in range(len(problems)):
+        for g, length in enumerate(rollouts.lengths[p]):
+            tokens = rollouts.tokens[p, g, :length].tolist()
+            assert np.array_equal(tokens, free.tokens[p, g, :length])
+            assert not {2, other} & set(tokens[:-1])
+            assert (tokens[-1] in (2, other)) == rollouts.ended[p, g]
+            said = tokens[: length - rollouts.ended[p, g]]
+            assert rollouts.texts[p][g] == make_policy().tokenizer.decode(said, skip_special_tokens=True)
+
+
+def test_a_stop_string_ends_a_completion_and_is_no_part_of_its_text(make_policy: Make, problems: list[Problem]) -> None:
+    policy = make_policy()
+    free = draw(policy, problems, samples=12)
+    # over two tokens that were drawn one after the other, the first letter of one and all of the other
+    said = next(text for row in free.texts for text in row if len(text.split()) > 2)
+    stop = said[2:5]
+    rollouts = draw(policy, problems, SamplingConfig(max_tokens=10, stop=("never", stop)), samples=12)
+    stopped = [(p, g) for p in range(3) for g in range(12) if stop in free.texts[p][g]]
+    assert 0 < len(stopped) < rollouts.ended.size
+    for p in range(len(problems)):
+        for g, length in enumerate(rollouts.lengths[p]):
+            tokens = free.tokens[p, g, :length]
+            assert np.array_equal(rollouts.tokens[p, g, :length], tokens)
+            np.testing.assert_allclose(rollouts.logprobs[p, g, :length], free.logprobs[p, g, :length], atol=1e-5)
+            assert rollouts.texts[p][g] == free.texts[p][g].partition(stop)[0]
+            if (p, g) in stopped:
+                assert rollouts.ended[p, g]
+                decode = policy.tokenizer.decode
+                assert stop in decode(tokens, skip_special_tokens=True)
+                assert stop not in decode(tokens[:-1], skip_special_tokens=True)
+            else:
+                assert rollouts.ended[p, g] == free.ended[p, g]
+
+
 def test_the_record_holds_what_was_asked(make_policy: Make, problems: list[Problem]) -> None:
     policy = make_policy(eager=5.0)
     rollouts = draw(policy, problems)

@@ -211,7 +211,7 @@ def test_each_set_keeps_its_own_problems_out_and_has_its_own_verifier(tmp_path: 
     }
     assert {spec.seconds for spec in mixed.verifiers.values()} == {2}
     told = {problem.set: problem.briefing for problem in mixed.held_out}
-    assert told["questions"] == Briefing("Say it.")
+    assert told["questions"] == Briefing("Say it.", required=True)
     assert told["sums"] == arithmetic.BRIEFING
     alone = open_problems(sums, 4, seed=0).held_out
     assert [problem.prompt for problem in mixed.held_out[:4]] == [problem.prompt for problem in alone]
@@ -262,3 +262,17 @@ def test_a_target_that_its_verifier_cannot_use_is_refused_with_its_place(tmp_pat
         open_problems(questions, 1, 0)
     with pytest.raises(ProblemError, match=r"sums\.csv: line 2: python_expression '0 \+ 1' is not a whole number"):
         open_sets([ProblemsConfig(path=sums)], VerifierConfig(name="countdown"), 1, 0)
+
+
+def test_a_template_of_the_users_travels_with_its_problems(tmp_path: Path) -> None:
+    file = tmp_path / "q.csv"
+    file.write_text("question,answer\n" + "".join(f"what is {n}?,{n}\n" for n in range(20)))
+    sets = [ProblemsConfig(path=str(file), template="{system}\nQ: {prompt}\nA:")]
+    problems = open_sets(sets, VerifierConfig(name="gsm8k"), 4, 0)
+    [briefing] = {problem.briefing for problem in problems.held_out}
+    assert briefing is not None
+    assert briefing.template == "{system}\nQ: {prompt}\nA:"
+    assert briefing.system.startswith("Think step by step")
+    for wrong in ({"template": "Q:"}, {"template": "{prompt}", "system": "be brief"}):
+        with pytest.raises(ValueError, match="template"):
+            ProblemsConfig(path=str(file), **wrong)

@@ -1,0 +1,56 @@
+"""What a run's figures call for, said once each: plain functions of a step's metrics."""
+
+from collections.abc import Mapping
+
+CUT = 0.9  # share of truncated completions
+STUCK = 5  # steps in a row without a group to train on
+MISMATCH = 0.1  # nats per token
+
+
+class Advice:
+    """Looks at one step after another."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._idle = 0  # steps in a row without a group that varies
+        self._said: set[str] = set()
+
+    def after(self, figures: Mapping[str, float]) -> list[str]:
+        """The lines to say after a step with these figures."""
+        self._idle = self._idle + 1 if figures["groups/used"] == 0 else 0
+        found = {
+            "cut": self._cut(figures["completion/truncated"]),
+            "stuck": self._stuck(figures["reward/mean"], figures["reward/pass_rate"]),
+            "mismatch": self._mismatch(figures["policy/mismatch_kl"]),
+        }
+        new = {name: line for name, line in found.items() if line and name not in self._said}
+        self._said |= set(new)
+        return list(new.values())
+
+    def _cut(self, truncated: float) -> str:
+        if truncated < CUT:
+            return ""
+        return (
+            f"hint: {truncated:.0%} of the completions were cut at sampling.max_tokens {self.max_tokens}, before an "
+            "answer at their end: raise it, ask for less in problems.system, or name a text that ends one in "
+            "sampling.stop"
+        )
+
+    def _stuck(self, reward: float, pass_rate: float) -> str:
+        if self._idle < STUCK:
+            return ""
+        seen = f"hint: no group had rewards that differ for {STUCK} steps (mean reward {reward:.3f}): "
+        if pass_rate > 0.5:
+            return seen + "nearly all is solved; take harder problems, or stop here"
+        return seen + (
+            "read the completions in rollouts/ (does the verifier find their answers?); take easier problems, more "
+            "batch.samples, or a better model to start from"
+        )
+
+    def _mismatch(self, nats: float) -> str:
+        if not nats > MISMATCH:  # it is NaN where nothing was trained on
+            return ""
+        return (
+            f"hint: the policy that is trained differs from the one that sampled by {nats:.2g} nats per token (above "
+            f"{MISMATCH:g}): lower staleness or optimizer.lr, or give generators and trainer one policy.dtype"
+        )

@@ -1,0 +1,57 @@
+"""The two halves of a causal language model. Sampler and learner run them apart, to compute logits only where they are
+needed; :mod:`rl.parity` sees that together they are the model.
+
+Legend: B sequences, L positions, N selected positions, H hidden size, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+
+def hidden_states(model: PreTrainedModel, *, mask: Tensor | None = None, **inputs: Any) -> Tensor:
+    """[B, L, H]: the decoder's last hidden states, before the head.
+
+    ``mask`` [B, 1, L, K] is True where a query (third axis) sees a key (fourth); without one attention is causal.
+    """
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    if mask is not None and attention_of(model) == "eager":  # it adds the mask to the scores
+        scores = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
+        mask = scores.masked_fill_(~mask, torch.finfo(model.dtype).min)
+    states: Tensor = decoder(attention_mask=mask, **inputs).last_hidden_state
+    return states
+
+
+def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """[N, V] in float32 from hidden states [N, H]: the head, and what some models do to its logits.
+
+    Cohere multiplies by ``logit_scale``, Granite divides by ``logits_scaling``; Gemma 2 and others cap:
+    c * tanh(logits / c) with c = ``final_logit_softcapping`` (arXiv 2408.00118, section 2).
+    """
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    logits: Tensor = head(hidden)
+    logits = logits.float()
+    config = model.config.get_text_config()
+    if factor := getattr(config, "logit_scale", None):
+        logits = logits * factor
+    if divisor := getattr(config, "logits_scaling", None):
+        logits = logits / divisor
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = cap * torch.tanh(logits / cap)
+    return logits
+
+
+def attention_of(model: PreTrainedModel) -> str:
+    """The implementation of attention that the model was loaded with."""
+    return str(getattr(model.config.get_text_config(), "_attn_implementation", None) or "eager")
+
+
+def attention_for(config: PretrainedConfig) -> str:
+    """The implementation of attention to load a model with: PyTorch's fused one, or transformers' own where the fused
+    one cannot do what the model does (capped scores, sinks)."""
+    kind = getattr(transformers, (config.architectures or [""])[0], None)
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return "eager" if capped or not getattr(kind, "_supports_sdpa", True) else "sdpa"

@@ -1,0 +1,115 @@
+"""Devices that can do less than a CPU, made up: one without float64, as MPS is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rl.config import LossConfig, OptimizerConfig, SamplingConfig
+from rl.learner import Learner
+from rl.parity import measure
+from rl.policy import Policy
+from rl.records import Batch, Problem
+from rl.sampler import sample
+
+MPS = torch.device("mps")
+
+
+def on_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and getattr(value, "on_device", False)
+
+
+def put(tensor: torch.Tensor, there: bool) -> torch.Tensor:
+    if there and tensor.dtype == torch.float64:
+        raise TypeError(
+            "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. Please use "
+            "float32 instead."
+        )
+    tensor.on_device = there  # type: ignore[attr-defined]
+    return tensor
+
+
+class Crossings(TorchFunctionMode):
+    """To the device by naming it, off it by ``cpu()``; numpy sees nothing that is on it. The memory is the CPU's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cpu:
+            return put(args[0].clone(), False)
+        if func is torch.Tensor.numpy and on_device(args[0]):
+            raise TypeError("can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() first")
+        if not any(isinstance(one, torch.device) and one == MPS for one in (*args, kwargs.get("device"))):
+            return func(*args, **kwargs)
+        moved = [torch.device("cpu") if arg == MPS else arg for arg in args if isinstance(arg, torch.device)]
+        rest = [arg for arg in args if not isinstance(arg, torch.device)]
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("cpu")
+        result = func(*rest[:1], *moved, *rest[1:], **kwargs)
+        return put(result.clone() if any(result is arg for arg in rest) else result, True)
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """What comes of a tensor on the device is on it, and no float64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(on_device(leaf) for leaf in tree_leaves((args, kwargs))):
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    put(leaf, True)
+        return result
+
+
+@contextmanager
+def mps() -> Iterator[None]:
+    with Crossings(), WithoutFloat64():
+        yield
+
+
+@pytest.fixture
+def carried(make_policy: Callable[..., Policy]) -> Callable[[], Policy]:
+    def make() -> Policy:
+        policy = make_policy(eager=4.0)
+        for tensor in [*policy.model.parameters(), *policy.model.buffers()]:
+            tensor.on_device = True  # type: ignore[attr-defined]
+        return replace(policy, device=MPS)
+
+    return make
+
+
+def test_the_made_up_device_refuses_float64_and_numpy_and_nothing_off_it() -> None:
+    with mps():
+        there = torch.zeros(3).to(MPS)
+        assert on_device(there)
+        assert on_device(there + 1)
+        for wrong in (there.double, lambda: torch.zeros(3, dtype=torch.float64, device=MPS), there.numpy):
+            with pytest.raises(TypeError):
+                wrong()
+        assert there.cpu().double().dtype == torch.float64
+        assert torch.zeros(3).double().numpy().dtype == np.float64
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("loss", ["reinforce", "grpo"])
+def test_sampling_and_learning_make_no_float64_on_the_device(
+    loss: str, optimizer: str, carried: Callable[[], Policy], problems: list[Problem], judged: Callable[..., Batch]
+) -> None:
+    policy = carried()
+    config = SamplingConfig(max_tokens=8, stop=("zz",))
+    with mps():
+        assert measure(policy).gap < 1e-3
+        rollouts = sample(policy, 0, problems, config, samples=4, seed=0, step=0, groups=range(3))
+        batch = judged(rollouts, [[1, 0, 0, 1]] * 3)
+        learner = Learner(policy, OptimizerConfig(name=optimizer, lr=1e-3, warmup_steps=0))
+        learned = learner.update(batch, LossConfig(name=loss, overlong=2, mask_truncated=True), 1.0, 8)
+    assert learned.applied
+    moments = [kept for one in learner.optimizers for of in one.state.values() for kept in of.values() if kept.ndim]
+    assert moments
+    assert all(map(on_device, moments))  # the made-up device was the one that worked
