@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from prefect import flow
 
+from flows.as_trained import asked_evaluation
 from flows.config import EvalConfig, SftConfig
 from flows.preflight import check_model
 from flows.runs import Run, existing_run, saved_config, with_secrets
@@ -20,16 +21,20 @@ from rl.config import TINY
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
 from tasks.evaluate import Evaluation, evaluate
-from tasks.problem_set import problems_to_solve, set_name
+from tasks.problem_set import set_name
 from tasks.verify import check_verifiers
 
 
 @flow(name="rlvf-eval")
 def evaluate_policy(config: EvalConfig) -> Evaluation:
-    """Solve the problems greedily and sampled; a run's evaluation is kept with it and logged to its MLflow run."""
+    """Solve the problems greedily and sampled; a run's evaluation is kept with it and logged to its MLflow run. What is
+    not given is as the run was trained."""
     config = with_secrets(config)
-    problems = problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
+    asked = asked_evaluation(config)
+    config, problems = asked.config, asked.problems
     with workplace(config.cluster, config.placement) as place:
+        for note in asked.notes:
+            place.display.say(note)
         check_verifiers(place.dispatch, problems.verifiers)
         version, run = chosen_policy(config, place)
         if run is not None and not config.again and (known := kept(run, version, config)):
@@ -109,9 +114,7 @@ def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) 
         tracker.log(
             evaluation.step,
             {
-                f"eval/{name}/pass_at_1": evaluation.greedy,
-                f"eval/{name}/sampled": evaluation.sampled,
+                **{f"eval/{name}/{what}": of for what, of in evaluation.figures().items() if what != "pass_at_k"},
                 f"eval/{name}/pass_at_{evaluation.k}": evaluation.pass_at_k,
-                f"eval/{name}/error_rate": evaluation.error_rate,
             },
         )

@@ -152,6 +152,7 @@ class Training:
             sync=config.sync,
             window=config.staleness + 1,
             sampling=tuple(config.sampling.model_dump(mode="json").items()),
+            steps=config.steps,
         )
         self.place.display.stage("load the policy")
         begun: Begun = self.place.dispatch.run("train", begin, self.trainer)

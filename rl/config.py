@@ -79,6 +79,9 @@ class OptimizerConfig(BaseModel):
     )
     lr: float = Field(3e-4, gt=0, description="learning rate after the warm-up; about 1e-6 for a model of 0.5B or more")
     warmup_steps: int = Field(5, ge=0, description="updates over which the learning rate rises to lr")
+    decay: Literal["none", "linear", "cosine"] = Field(
+        "none", description="how the learning rate falls after the warm-up, to 0 at the end of steps"
+    )
     betas: tuple[float, float] = Field((0.9, 0.95), description="adamw: decay of the two moments")
     weight_decay: float = Field(0.0, ge=0, description="decoupled, as in AdamW")
     clip_norm: float = Field(1.0, gt=0, description="the gradient's norm is cut at this")

@@ -30,6 +30,7 @@ class Judgement:
     reasons: tuple[tuple[str, ...], ...]  # [P] of [G]
     parts: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # [P, G] each; NaN where there is none
     errors: tuple[str, ...] = ()  # the first of the different failures, a line each
+    messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G]: why there is no verdict, "" where there is one
 
     @classmethod
     def of(cls, verdicts: Sequence[Sequence[Verdict]]) -> "Judgement":
@@ -44,6 +45,7 @@ class Judgement:
                 for name in names
             },
             errors=tuple(errors)[:MESSAGES],
+            messages=tuple(tuple(verdict.error for verdict in row) for row in verdicts),
         )
 
     @classmethod
@@ -55,6 +57,7 @@ class Judgement:
             reasons=tuple(row for judgement in judgements for row in judgement.reasons),
             parts={name: np.concatenate([judgement.part(name) for judgement in judgements]) for name in names},
             errors=tuple(dict.fromkeys(error for judgement in judgements for error in judgement.errors))[:MESSAGES],
+            messages=tuple(row for judgement in judgements for row in judgement.messages),
         )
 
     def without_ends(self, truncated: NDArray[np.bool_]) -> "Judgement":

@@ -100,6 +100,7 @@ class Learner:
         self.applied = 0  # updates that changed the weights
         self.refusals = 0  # non-finite updates in a row
         self.learned: Learned | None = None
+        self.decay = 1.0  # share of the learning rate that the next update takes: see rl.schedules
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizers = build_optimizers(policy, config)
 
@@ -122,7 +123,7 @@ class Learner:
             torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], 1 / loss_scale)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm))
         if math.isfinite(norm):
-            rise = scale * min(1.0, (self.applied + 1) / max(1, self.config.warmup_steps))
+            rise = scale * self.decay * min(1.0, (self.applied + 1) / max(1, self.config.warmup_steps))
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.config.lr * rise

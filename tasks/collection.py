@@ -69,6 +69,7 @@ class Collected:
     everything: Batch  # all groups drawn, in order of admission
     samples: tuple[dict[str, str | float], ...]  # a few rows for people
     mixed: bool = False  # whether there is more than one problem set
+    messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G], of all groups drawn: why a completion was not judged
 
     @property
     def completions(self) -> int:
@@ -88,6 +89,7 @@ class Collected:
                     "completion": text,
                     "reward": None if math.isnan(rewards[group][sample]) else rewards[group][sample],
                     "reason": reasons[group][sample],
+                    "error": self.messages[group][sample] if self.messages else "",
                     "version": versions[group][sample],
                     "tokens": lengths[group][sample],
                 }
@@ -247,6 +249,7 @@ class Collection:
                 for name, rewards in by_set(rollouts.problems, everything.rewards).items()
             },
             errors=judgement.errors,
+            messages=judgement.messages,
             mixed=len(self._problems.verifiers) > 1,
             reasons=dict(reasons),
             tokens=rollouts.generated_tokens,

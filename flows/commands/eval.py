@@ -4,16 +4,16 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from flows.as_trained import asked_evaluation
 from flows.commands.command import Command
 from flows.commands.workplace import in_workplace
 from flows.config import EvalConfig
 from flows.display import Display
 from flows.options import add_options, read_config
 from flows.preflight import check_model
-from flows.runs import existing_run, without_secrets
+from flows.runs import existing_run, with_secrets, without_secrets
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
-from tasks.problem_set import problems_to_solve
 
 if TYPE_CHECKING:
     from tasks.evaluate import Evaluation
@@ -32,8 +32,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    config = read_config(EvalConfig, file=given.config, overrides=given.overrides)
-    problems_to_solve(config.sets, config.verifier, config.held_out, config.seed)
+    config = read_config(EvalConfig, file=given.config, overrides=given.overrides, defaults=False)
+    asked_evaluation(with_secrets(config))
     if not is_run(existing_run(config.policy.model, runs_uri())):
         check_model(config.policy.model, runs_uri(), also_run=True)
 
@@ -44,12 +44,14 @@ def _run(given: argparse.Namespace) -> None:
 
     found = in_workplace(config.cluster, config.placement, work)
     if given.json:
-        figures = {"problems": found.problems, "greedy": found.greedy, "sampled": found.sampled}
+        figures = {"problems": found.problems, "reward": found.reward, "reward_sampled": found.reward_sampled}
+        figures |= {"greedy": found.greedy, "sampled": found.sampled}
         print(json.dumps({**figures, "pass_at_k": found.pass_at_k, "k": found.k, "version": found.step}))
     else:
         print(
-            f"{found.problems} problems, policy v{found.step}: pass@1 {found.greedy:.3f} greedy, {found.sampled:.3f} "
-            f"sampled; pass@{found.k} {found.pass_at_k:.3f}"
+            f"{found.problems} problems, policy v{found.step}: reward {found.reward:.3f} greedy, "
+            f"{found.reward_sampled:.3f} sampled; pass@1 {found.greedy:.3f} greedy, {found.sampled:.3f} sampled; "
+            f"pass@{found.k} {found.pass_at_k:.3f}"
         )
 
 

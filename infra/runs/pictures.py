@@ -1,5 +1,6 @@
 """Pictures of learning, drawn without a display and without matplotlib's global state."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,11 @@ if TYPE_CHECKING:
 INK, GREY, GRID = "#1f2933", "#6b7780", "#e3e7ea"
 BLUE, ORANGE = "#2166ac", "#e08214"
 SEEDS = (BLUE, ORANGE, "#1b7837", "#8e44ad", "#c0392b", "#0e8a8a")
+PALE = "#a9c9e6"
 SIZE_INCHES, DOTS_PER_INCH = (8.0, 4.5), 150
+PAGE_INCHES = 4.7  # width of a drawing for a page: its text is as large as the page's on a telephone
+THEME = {INK: "ink", GREY: "grey", GRID: "line", BLUE: "blue", ORANGE: "orange", PALE: "pale-blue", "#1b7837": "good",
+         "#c0392b": "bad", "#8e44ad": "purple", "#7fb2d9": "sky", "#c9a0dc": "lilac", "#0e8a8a": "teal"}  # fmt: skip
 
 
 def trailing_means(values: Sequence[float], window: int) -> list[float]:
@@ -32,15 +37,17 @@ def reward_curve(
     smooth: int = 5,
     held_out: Sequence[tuple[int, float]] = (),
     title: str,
+    label: str = "mean reward",
 ) -> None:
-    """Draw one run as a PNG: the reward of each step pale, its mean over `smooth` consecutive steps dark.
+    """Draw one run: the mean reward of each step pale, its mean over `smooth` consecutive steps dark.
 
-    `held_out` are (step, greedy pass rate) on problems kept out of training. Rewards are 0 to 1; one that is not
-    finite is a gap. Raises ValueError where steps and sampled differ in length.
+    `held_out` are (step, mean reward of greedy completions) on problems kept out of training. A reward that is not
+    finite is a gap. `label` is what is plotted. Raises ValueError where steps and sampled differ in length.
     """
     if len(steps) != len(sampled):
         raise ValueError(f"{len(steps)} steps and {len(sampled)} rewards: one of each is needed")
-    figure, axes = _rewards(title)
+    known = [value for value in (*sampled, *(value for _, value in held_out)) if math.isfinite(value)]
+    figure, axes = _rewards(title, label, known)
     if len(steps) < 2:  # a line needs two
         axes.set_xlim(0, max((1, *steps)))
     dot = "." if len(steps) < smooth else None
@@ -63,8 +70,12 @@ def reward_curve(
             zorder=4,
             label="held out, greedy",
         )
-    known = [value for value in sampled if math.isfinite(value)]
-    _save(figure, axes, path, low=bool(known) and known[-1] < 0.4)
+    if path.suffix == ".svg":
+        legend(axes)
+        save(figure, path)
+        return
+    low, high = axes.get_ylim()
+    _save(figure, axes, path, low=bool(known) and known[-1] < low + 0.4 * (high - low))
 
 
 def curves(
@@ -81,7 +92,7 @@ def curves(
     Means over `smooth` consecutive steps as lines over the pale rewards of each step; `held_out` points by run name;
     `target` is a dashed line across.
     """
-    figure, axes = _rewards(title)
+    figure, axes = _rewards(title, "reward", [])
     if target is not None:
         axes.axhline(target, color=GREY, linewidth=1, linestyle="--")
         axes.annotate(
@@ -126,11 +137,14 @@ def blank(title: str, height: float = SIZE_INCHES[1]) -> "tuple[Figure, Axes]":
     return figure, axes
 
 
-def _rewards(title: str) -> "tuple[Figure, Axes]":
+def _rewards(title: str, label: str, known: Sequence[float]) -> "tuple[Figure, Axes]":
+    """From 0 to 1, and as far beyond as what is known goes."""
     figure, axes = blank(title)
-    axes.set_ylabel("reward", color=INK)
-    axes.set_ylim(0, 1.005)
-    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    axes.set_ylabel(label, color=INK)
+    low, high = min([0.0, *known]), max([1.0, *known])
+    axes.set_ylim(low * 1.05, high * 1.005)
+    if (low, high) == (0, 1):
+        axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     return figure, axes
 
 
@@ -153,9 +167,48 @@ def _save(figure: "Figure", axes: "Axes", path: Path, *, low: bool = False) -> N
     save(figure, path)
 
 
+def legend(axes: "Axes") -> None:
+    """Below the picture, where it covers nothing."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    columns = min(3, len(axes.get_legend_handles_labels()[1]))
+    figure.legend(
+        loc="outside lower left", ncols=columns, frameon=False, labelcolor=INK, handlelength=1.2, fontsize=9,
+        columnspacing=1.2,
+    )  # fmt: skip
+
+
 def save(figure: "Figure", path: Path) -> None:
-    """Write a PNG, under another name first: the picture may be looked at while it is drawn anew."""
+    """Write a PNG, or an SVG for a page, under another name first: the picture may be looked at while it is drawn anew.
+
+    An SVG is as narrow as a telephone, has no title of its own, and takes its colours from the page's style: `--ink`
+    and the others of THEME.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
-    figure.savefig(draft, format="png")
+    if path.suffix == ".svg":
+        draft.write_text(_svg(figure), encoding="utf-8")
+    else:
+        figure.savefig(draft, format="png")
     draft.replace(path)
+
+
+def _svg(figure: "Figure") -> str:
+    """The drawing as an element of a page."""
+    import matplotlib
+
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(PAGE_INCHES, height * (PAGE_INCHES / width) ** 0.75)
+    for axes in figure.axes:
+        axes.set_title("", loc="left")
+    content = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(
+            content, format="svg", transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )  # fmt: skip
+    drawn = content.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    for color, name in THEME.items():
+        drawn = drawn.replace(color, f"var(--{name})")
+    return drawn

@@ -1,18 +1,18 @@
-"""Pictures of where a run's time and bytes went: stages and bytes by step, staleness, what each worker did."""
+"""Pictures of how a run went: its figures by step, stages and bytes by step, staleness, what each worker did."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.cluster.timeline import Span
-from infra.runs.pictures import BLUE, GREY, INK, ORANGE, blank, save
+from infra.runs.pictures import BLUE, GREY, INK, ORANGE, PALE, SEEDS, blank, legend, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Curve = Mapping[int, float]  # value by step
-PALE = "#a9c9e6"
 
 COLORS = {
     "generate": BLUE,
@@ -25,10 +25,29 @@ COLORS = {
     "publish": "#8e44ad",
 }
 BESIDE = {"publish"}  # calls that run while their worker does something else
-STAGES = {"rollouts": BLUE, "update": ORANGE, "publish": "#8e44ad", "log": "#0e8a8a"}
+STAGES = {"rollouts": BLUE, "update": ORANGE, "publish": "#8e44ad", "log": "#0e8a8a", "evaluate": "#7fb2d9"}
 BINS = 150  # bars side by side; of a longer run each bar is the mean of some steps
 SHOWN_SECONDS = 30.0  # of the timeline: enough for the steps' pattern, and each bar can still be seen
 ROW_INCHES = 0.42
+
+
+def line_picture(path: Path, curves: Mapping[str, Curve], *, title: str, unit: str = "", share: bool = False) -> None:
+    """Figures by step, a line each; a value that is not finite is a gap. Shares are drawn from 0 to 1."""
+    figure, axes = blank(title, height=3.4)
+    for at, (name, curve) in enumerate(curves.items()):
+        groups = [[step for step in group if step in curve] for group in _bins([curve])[0]]
+        steps = [sum(group) / len(group) for group in groups]
+        dot = "." if len(steps) < 20 else None
+        axes.plot(steps, _means(curve, groups), color=SEEDS[at % len(SEEDS)], linewidth=1.8, marker=dot, label=name)
+    axes.set_ylabel(unit, color=INK)
+    known = [value for curve in curves.values() for value in curve.values() if math.isfinite(value)]
+    if share:
+        axes.set_ylim(0, 1.02)
+    elif known and min(known) >= 0:
+        axes.set_ylim(0, max(known) * 1.1 or 1)
+    if len(curves) > 1:
+        legend(axes)
+    save(figure, path)
 
 
 def stage_picture(path: Path, stages: Mapping[str, Curve], *, title: str) -> None:
@@ -44,7 +63,7 @@ def stage_picture(path: Path, stages: Mapping[str, Curve], *, title: str) -> Non
     usual = sorted(below)[int(0.98 * (len(below) - 1))]
     axes.set_ylim(0, max(usual * 1.15, 1e-3))
     axes.set_ylabel("seconds", color=INK)
-    _legend(axes)
+    legend(axes)
     save(figure, path)
 
 
@@ -62,7 +81,7 @@ def bytes_picture(path: Path, curves: Mapping[str, Curve], *, title: str) -> Non
             axes.stairs(means, edges, fill=True, color=PALE, label=name, linewidth=0)
     axes.set_ylim(0, 1.15 * max([1.0, *(value for curve in curves.values() for value in curve.values())]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
-    _legend(axes)
+    legend(axes)
     save(figure, path)
 
 
@@ -78,7 +97,7 @@ def staleness_picture(path: Path, mean: Curve, most: Curve, *, title: str) -> No
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, max([1.0, *most.values()]) * 1.15)
     axes.set_ylabel("versions", color=INK)
-    _legend(axes)
+    legend(axes)
     save(figure, path)
 
 
@@ -176,12 +195,4 @@ def _rows(axes: "Axes", names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)  # the first on top
     axes.grid(visible=False)
-    _legend(axes)
-
-
-def _legend(axes: "Axes") -> None:
-    """Below the picture, where it covers nothing."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    count = len(axes.get_legend_handles_labels()[1])
-    figure.legend(loc="outside lower left", ncols=count, frameon=False, labelcolor=INK, handlelength=1.2, fontsize=9)
+    legend(axes)

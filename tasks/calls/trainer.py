@@ -22,6 +22,7 @@ from rl.config import LossConfig, OptimizerConfig, PolicyConfig
 from rl.learner import Learned, Learner
 from rl.policy import Policy, load_policy, read_weights, save_files, save_policy
 from rl.records import Batch, Problem
+from rl.schedules import decayed
 from tasks.calls.published import as_published, public_model
 
 
@@ -40,6 +41,7 @@ class TrainerSpec:
     sync: SyncConfig
     window: int  # versions that a generator may be behind
     sampling: tuple[tuple[str, JsonValue], ...]  # how generators sample, for whoever reads the weights
+    steps: int  # of the whole run, over which the learning rate decays
 
 
 _learning = threading.Lock()  # weights are not read while an update changes them, however many threads a worker has
@@ -155,6 +157,7 @@ def update(spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, flo
             assert learner.learned is not None  # every update leaves its record
             return learner.learned
         try:
+            learner.decay = decayed(spec.optimizer.decay, step, spec.steps)
             learned = learner.update(batch, spec.loss, spec.temperature, spec.max_tokens)
             learner.learned = learned = replace(learned, seconds=time.perf_counter() - started)
             _save(spec, learner, figures)

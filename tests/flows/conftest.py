@@ -125,7 +125,7 @@ class Lab:
         base = {"sampling.max_tokens": "12", "cluster.scheduler": self.client.scheduler.address}
         options = {**base, **{name.replace("__", "."): value for name, value in changes.items()}}
         with self.prefect():
-            return evaluate_policy(read_config(EvalConfig, file=None, overrides=options))
+            return evaluate_policy(read_config(EvalConfig, file=None, overrides=options, defaults=False))
 
     @contextmanager
     def command(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flows.runs import existing_run
@@ -81,18 +82,43 @@ def test_a_run_is_evaluated_at_its_newest_version_and_logs_it(lab: Any) -> None:
     run = Path(result.run)
     with torch.inference_mode():
         greedy = float(solved(run / "model", lab.problems).double().mean())
-    found = lab.evaluate(policy=run.name, problems=str(lab.problems), samples="2")
-    assert (found.step, found.problems, found.greedy) == (3, 100, greedy)
-    mlflow, logged = lab.mlflow(run)
+    # as it was trained, and on what training kept out
+    kept = lab.evaluate(policy=run.name)
+    assert (kept.step, kept.problems, kept.k) == (3, 16, 4)
+    assert (kept.greedy, kept.sampled) == (result.pass_rate_after, result.sampled_after)
+    assert (kept.reward, kept.reward_sampled) == (result.reward_after, result.reward_sampled_after)
+    assert lab.evaluate(policy=run.name, problems=str(lab.problems)) == kept
+    found = lab.evaluate(policy=run.name, held_out="0", samples="2")
+    assert (found.step, found.problems, found.greedy, found.k) == (3, 100, greedy, 2)
+    _, logged = lab.mlflow(run)
     assert logged.info.status == "FINISHED"
-    expected = {"pass_at_1": found.greedy, "sampled": found.sampled, "pass_at_2": found.pass_at_k}
-    for name, figure in expected.items():
-        points = mlflow.get_metric_history(logged.info.run_id, f"eval/sums/{name}")
-        assert [(point.step, point.value) for point in points] == [(3, figure)]
-    # the part that training kept out is what training evaluated on
-    kept = lab.evaluate(policy=run.name, problems=str(lab.problems), held_out="16", samples="4")
-    assert kept.problems == 16
-    assert kept.greedy == result.pass_rate_after
+    for name, figure in {"pass_at_1": kept.greedy, "reward": kept.reward, "pass_at_4": kept.pass_at_k}.items():
+        points_logged = points(lab, run, f"eval/sums/{name}")
+        assert [(point.step, point.value) for point in points_logged] == [(3, figure)]
+
+
+def test_a_run_is_judged_as_it_was_trained_and_what_differs_is_said(
+    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "half.py").write_text("def reward(problem, completion):\n    return 0.5\n")
+    options = {"verifier": f"{tmp_path}/half.py:reward", "sampling__temperature": "0.7", "seed": "3"}
+    result = lab.train(steps="1", **options)
+    name = Path(result.run).name
+    capsys.readouterr()
+    found = lab.evaluate(policy=name, sampling__temperature="0.9")
+    assert (found.reward, found.reward_sampled, found.greedy) == (0.5, 0.5, 0)
+    said = capsys.readouterr().err
+    assert f"{name} was trained with sampling.temperature 0.7, here 0.9" in said
+    assert f"16 problems of sums; 84 that {name} was trained on are left out (--held_out 0 takes all)" in said
+    assert f"judged by {tmp_path}/half.py:reward, at most 12 tokens, temperature 0.9, 4 samples" in said
+    # the scheduled evaluation gives nothing but the run
+    from flows.evaluate import evaluate_policy
+
+    deployed = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"][-1]["parameters"]["config"]
+    cluster = {"cluster": {"scheduler": lab.client.scheduler.address}}
+    with lab.prefect():
+        scheduled = evaluate_policy({**deployed, **cluster, "policy": {"model": name}})
+    assert (scheduled.reward, scheduled.problems, scheduled.k) == (0.5, 16, 4)
 
 
 def test_the_newest_run_is_evaluated_once_a_version(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,3 +277,11 @@ def test_a_run_goes_on_with_the_learning_rate_that_it_was_told_to_lower(lab: Any
     assert changed[1] > 0.5
     assert changed[2] < 1e-4  # an update that is too small for almost any weight
     assert yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["lr"] == 1e-14
+
+
+def test_the_learning_rate_decays_where_that_is_asked_for(lab: Any) -> None:
+    options = {"steps": "2", "staleness": "0", "optimizer__lr": "1e-3"}
+    runs = [Path(lab.train(**options, optimizer__decay=decay).run) for decay in ("none", "cosine")]
+    steady, falling = ([lab.weights_digest(run, step) for step in (1, 2)] for run in runs)
+    assert steady[0] == falling[0]  # the first update takes all of it
+    assert steady[1] != falling[1]

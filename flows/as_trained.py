@@ -1,0 +1,141 @@
+"""A run's own settings as the defaults of its evaluation: what is measured is what was trained."""
+
+import posixpath
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from flows.config import EvalConfig, TrainConfig
+from flows.option_tree import leaf_values
+from flows.runs import existing_run, saved_config, with_secrets
+from infra.home import runs_uri
+from infra.runs.checkpoints import is_run
+from rl.config import PolicyConfig, ProblemsConfig
+from rl.verifiers.spec import is_file, named
+from tasks.problem_set import ProblemSet, open_problems, problems_to_solve, set_name
+
+C = TypeVar("C", bound=BaseModel)
+OWN = ("policy.model", "policy.device", "again", "cluster", "placement", "tracking")  # not of what is measured
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An evaluation of which nothing is left open."""
+
+    config: EvalConfig
+    problems: ProblemSet
+    notes: tuple[str, ...] = ()  # what a person has to know of it, a line each
+
+
+def asked_evaluation(config: EvalConfig) -> Asked:
+    """What is to be evaluated, in full; nothing is started or written.
+
+    Raises:
+        ValueError: what was asked for cannot be read or makes no sense; one line.
+    """
+    uri = existing_run(config.policy.model, runs_uri())
+    if not is_run(uri):
+        return asked_of_model(config)
+    return asked_of_run(config, uri.rstrip("/").rpartition("/")[2], saved_config(uri))
+
+
+def asked_of_model(config: EvalConfig) -> Asked:
+    """The evaluation of a model that is no run. Raises as `problems_to_solve` does."""
+    return Asked(config, problems_to_solve(config.sets, config.verifier, config.held_out, config.seed))
+
+
+def asked_of_run(config: EvalConfig, name: str, trained: TrainConfig) -> Asked:
+    """The evaluation of the run ``name``: whatever ``config`` does not give is as in its training, and problems that it
+    was trained on are left out unless ``held_out`` is given.
+
+    Raises:
+        ProblemError: problems that cannot be read, or nothing is left of them.
+        VerifierError: a verifier that does not exist.
+    """
+    usual = with_secrets(_laid_over(EvalConfig(policy=PolicyConfig(model=config.policy.model)), trained))
+    now = with_secrets(_laid_over(config, trained))
+    notes = [f"{name} was trained with {line}" for line in _differences(usual, now)]
+    seen: frozenset[str] = frozenset()
+    try:
+        seen = open_problems(usual.sets, usual.verifier, trained.held_out, trained.seed).trained
+    except (ValueError, OSError) as error:
+        if now.sets == usual.sets:
+            raise
+        notes.append(f"whether {name} was trained on some of these problems cannot be told: {error}")
+    problems = problems_to_solve(now.sets, now.verifier, now.held_out, now.seed, seen, trained.held_out or None)
+    included = sum(problem.prompt in seen for problem in problems.held_out)
+    if problems.left_out:
+        notes.append(
+            f"{len(problems.held_out)} problems of {problems.name}; {problems.left_out} that {name} was trained on are "
+            "left out (--held_out 0 takes all)"
+        )
+    elif included:
+        notes.append(f"{len(problems.held_out)} problems of {problems.name}: {name} was trained on {included} of them")
+    verifiers = ", ".join(dict.fromkeys(spec.name for spec in problems.verifiers.values()))
+    notes.append(
+        f"{name}: judged by {verifiers}, at most {now.sampling.max_tokens} tokens, temperature "
+        f"{now.sampling.temperature:g}, {now.samples} samples"
+    )
+    return Asked(now, problems, tuple(notes))
+
+
+def brings_code(config: EvalConfig, trained: TrainConfig) -> bool:
+    """Whether the evaluation would run a verifier file that the run names and the person does not."""
+    usual = _laid_over(EvalConfig(policy=PolicyConfig(model=config.policy.model)), trained)
+    now = _laid_over(config, trained)
+    own = set(_files(usual))
+    given = set(_files(config)) if {"verifier", "problems", "mix"} & config.model_fields_set else set[str]()
+    return bool((set(_files(now)) & own) - given)
+
+
+def _files(config: EvalConfig) -> Iterable[str]:
+    names = (named(each.verifier or config.verifier.name, each.path) for each in config.sets)
+    return (name for name in names if is_file(name))
+
+
+def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
+    """What ``config`` gives over what the run was trained with."""
+    given = config.model_fields_set
+    policy = _over(trained.policy, config.policy).model_copy(
+        update={"model": config.policy.model, "device": config.policy.device}
+    )
+    first = config.problems
+    if "problems" not in given or "path" not in first.model_fields_set:
+        first = _over(trained.problems, first)
+    mix = config.mix if given & {"problems", "mix"} else trained.mix
+    return config.model_copy(
+        update={
+            "policy": policy,
+            "problems": _as_trained(first, trained.sets),
+            "mix": tuple(_as_trained(each, trained.sets) for each in mix),
+            "verifier": _over(trained.verifier, config.verifier),
+            "sampling": _over(trained.sampling, config.sampling),
+            "samples": config.samples if "samples" in given else trained.batch.samples,
+            "seed": config.seed if "seed" in given else trained.seed,
+        }
+    )
+
+
+def _over(base: C, over: C) -> C:
+    """A section with the fields that were given of another one."""
+    return base.model_copy(update={name: getattr(over, name) for name in over.model_fields_set})
+
+
+def _as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig]) -> ProblemsConfig:
+    """A set that the run was trained on keeps its columns, its verifier and its words."""
+    same = [each for each in sets if posixpath.normpath(each.path) == posixpath.normpath(asked.path)]
+    return _over(same[0], asked) if same else asked
+
+
+def _differences(usual: EvalConfig, now: EvalConfig) -> list[str]:
+    """'sampling.max_tokens 40, here 12' for each setting that is another one here."""
+    before, after = dict(leaf_values(usual)), dict(leaf_values(now))
+    shown = {
+        path: value for path, value in after.items() if not path.startswith(OWN) and path not in ("mix", "held_out")
+    }
+    lines = [f"{path} {before[path]}, here {value}" for path, value in shown.items() if before[path] != value]
+    if usual.mix != now.mix:
+        lines.append(f"problems of {set_name(usual.sets)}, here of {set_name(now.sets)}")
+    return lines

@@ -1,0 +1,91 @@
+"""What an evaluation of a run takes from the run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.as_trained import Asked, asked_of_run, brings_code
+from flows.config import EvalConfig, TrainConfig
+from flows.options import read_config
+from flows.runs import without_secrets
+from rl.tables import ProblemError
+
+HEAD = "python_expression,natural_language\n"
+
+
+def given(model: type[Any], **options: str) -> Any:
+    named = {key.replace("__", "."): value for key, value in options.items()}
+    return read_config(model, file=None, overrides=named, defaults=model is TrainConfig)
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> str:
+    path = tmp_path / "sums.csv"
+    path.write_text(HEAD + "".join(f"{n} + 1,add 1 to {n}\n" for n in range(50)))
+    return str(path)
+
+
+def asked(trained: TrainConfig, **options: str) -> Asked:
+    return asked_of_run(without_secrets(given(EvalConfig, policy="mine", **options)), "mine", trained)
+
+
+def test_what_is_not_given_is_as_in_training_and_what_is_given_wins(sums: str) -> None:
+    trained = given(
+        TrainConfig, problems=sums, problems__system="Be brief.", held_out="7", seed="5", batch__samples="3",
+        sampling__max_tokens="333", sampling__temperature="0.6", verifier__seconds="9", policy__dtype="bfloat16",
+        policy__device="cpu",
+    )  # fmt: skip
+    as_it_was = asked(trained)
+    config = as_it_was.config
+    assert (config.sampling, config.verifier, config.problems) == (trained.sampling, trained.verifier, trained.problems)
+    assert (config.seed, config.samples) == (5, 3)
+    assert (config.policy.model, config.policy.dtype, config.policy.device) == ("mine", "bfloat16", "auto")
+    assert len(as_it_was.problems.held_out) == 7
+    assert not any("was trained with" in note for note in as_it_was.notes)
+    other = asked(trained, sampling__max_tokens="40", samples="8", policy__dtype="float32")
+    assert other.config.sampling.max_tokens == 40
+    assert other.config.sampling.temperature == 0.6
+    assert {note for note in other.notes if "was trained with" in note} == {
+        "mine was trained with sampling.max_tokens 333, here 40",
+        "mine was trained with samples 3, here 8",
+        "mine was trained with policy.dtype bfloat16, here float32",
+    }
+
+
+def test_problems_that_were_trained_on_are_left_out_wherever_they_lie(sums: str, tmp_path: Path) -> None:
+    trained = given(TrainConfig, problems=sums, held_out="7", problems__system="Be brief.")
+    mine = {problem.prompt for problem in asked(trained).problems.held_out}
+    copy = tmp_path / "copy.csv"
+    copy.write_text(Path(sums).read_text() + "3 + 3,add 3 and 3\n")
+    found = asked(trained, problems=str(copy))
+    assert {problem.prompt for problem in found.problems.held_out} == {*mine, "add 3 and 3"}
+    assert "8 problems of copy; 43 that mine was trained on are left out (--held_out 0 takes all)" in found.notes
+    everything = asked(trained, problems=str(copy), held_out="0")
+    assert len(everything.problems.held_out) == 51
+    assert "51 problems of copy: mine was trained on 43 of them" in everything.notes
+    assert "20 problems of sums: mine was trained on 13 of them" in asked(trained, held_out="20").notes
+    # a set of the run's keeps its columns and words, by whatever options it is named
+    assert asked(trained, problems=sums, mix="[grammar]").config.problems == trained.problems
+    # what the run was trained on is not here any more
+    Path(sums).unlink()
+    assert any("cannot be told" in note for note in asked(trained, problems=str(copy)).notes)
+    with pytest.raises(ValueError, match="sums"):
+        asked(trained)
+
+
+def test_a_run_that_held_nothing_out_says_what_to_do(sums: str) -> None:
+    trained = given(TrainConfig, problems=sums, held_out="0")
+    with pytest.raises(ProblemError, match=r"trained on all 50 problems; give others by --problems, or --held_out 0"):
+        asked(trained)
+    assert len(asked(trained, held_out="0").problems.held_out) == 50
+    assert len(asked(trained, problems="grammar").problems.held_out) == 200
+
+
+def test_whose_verifier_would_run_is_told(sums: str) -> None:
+    trained = given(TrainConfig, problems=sums, verifier="theirs.py:reward")
+    assert brings_code(given(EvalConfig, policy="mine"), trained)
+    assert brings_code(given(EvalConfig, policy="mine", problems="other.csv"), trained)
+    assert not brings_code(given(EvalConfig, policy="mine", verifier="arithmetic"), trained)
+    assert not brings_code(given(EvalConfig, policy="mine", verifier="theirs.py:reward"), trained)
+    assert not brings_code(given(EvalConfig, policy="mine"), given(TrainConfig, problems=sums))
