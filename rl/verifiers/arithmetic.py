@@ -2,11 +2,15 @@
 
 right             the value equals the target's
 wrong_value       an allowed expression with another value
+wrong_equation    sides that differ ("2 + 3 = 6")
 others            the reasons of `rl.arithmetic`: the expression has no value
+
+It is read as models write it: see `rl.verifiers.written`.
 """
 
 from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Briefing, Problem, Verdict
+from rl.verifiers.written import WrongEquation, expression, fenced
 
 BRIEFING = Briefing(
     "Turn the problem into one Python arithmetic expression. Answer with the expression alone, nothing else.",
@@ -33,7 +37,9 @@ def verify(problem: Problem, completion: str) -> Verdict:
     except UnfitExpression as unfit:
         raise ValueError(f"the target {problem.target[:80]!r} cannot be evaluated ({unfit})") from unfit
     try:
-        value = evaluate(completion)
+        value = evaluate(expression(fenced(completion)))
     except UnfitExpression as unfit:
         return Verdict(reward=0.0, reason=unfit.reason)
+    except WrongEquation:
+        return Verdict(reward=0.0, reason="wrong_equation")
     return Verdict(reward=1.0, reason="right") if value == wanted else Verdict(reward=0.0, reason="wrong_value")

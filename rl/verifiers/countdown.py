@@ -4,9 +4,11 @@
     wrong_value       the numbers are used, the value is another
     wrong_numbers     a number is missing, used twice, or not one of those given (2.5 is not 2 and 5)
     forbidden         more than + - * / and brackets
+    wrong_equation    sides that differ ("2 + 3 = 6")
     others            the reasons of `rl.arithmetic`
 
-What is read is the last ``<answer>…</answer>``, or else the last line that is not blank. The numbers are a problem's
+What is read is the last ``<answer>…</answer>``, or else the last code fence, or else the last line that is not blank,
+as `rl.verifiers.written` reads it. The numbers are a problem's
 column `numbers` (or `nums`), its target a whole number.
 """
 
@@ -17,6 +19,7 @@ from fractions import Fraction
 
 from rl.arithmetic import UnfitExpression, evaluate, parse
 from rl.records import Briefing, Problem, Verdict
+from rl.verifiers.written import WrongEquation, expression, fenced
 
 BRIEFING = Briefing(
     "Write one expression with + - * / and brackets that has the value asked for and uses each of the given numbers "
@@ -56,8 +59,8 @@ def check(problem: Problem) -> None:
 def stated(completion: str) -> str:
     """The part of a completion that is read."""
     if "<answer>" in completion:
-        return completion.rpartition("<answer>")[2].partition("</answer>")[0].strip()
-    lines = completion.strip().splitlines()
+        completion = completion.rpartition("<answer>")[2].partition("</answer>")[0]
+    lines = fenced(completion).strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
@@ -77,12 +80,14 @@ def verify(problem: Problem, completion: str) -> Verdict:
     """Reward 1 for a right expression, else 0; `format` is 1 for any with a value. Raises ValueError for a broken
     problem."""
     check(problem)
-    expression = stated(completion)
     try:
-        written = literals(expression)
-        value = evaluate(expression)
+        read = expression(stated(completion))
+        written = literals(read)
+        value = evaluate(read)
     except UnfitExpression as unfit:
         return Verdict(0.0, unfit.reason, {"format": 0.0, "right": 0.0})
+    except WrongEquation:
+        return Verdict(0.0, "wrong_equation", {"format": 0.0, "right": 0.0})
     if Counter(written) != Counter(map(str, numbers_of(problem))):
         return Verdict(0.0, "wrong_numbers", {"format": 1.0, "right": 0.0})
     right = float(value == Fraction(problem.target))

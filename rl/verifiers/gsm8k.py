@@ -4,36 +4,67 @@ r"""Verifier `gsm8k`: one number after ``####`` or in ``\boxed{}``, the last of 
     wrong_value   another number
     no_answer     neither ``####`` nor ``\boxed{}``
     no_number     what stands there does not begin with a number ("#### forty-two", "1/0", "1,23")
-    ambiguous     more than one number, an equation or a word of scale ("41 or 42", "x=42", "42 million")
+    ambiguous     more than one number, sides of an equation that differ, or what makes another number of it: a word of
+                  scale, a power, a variable ("41 or 42", "x = 41 = 42", "42 million", "42k", "42²", "42x", "42½")
     too_large     more digits than are read
     empty         nothing but white space
 
-A currency sign, thousands commas, a trailing dot, a percent sign and units are passed over: ``#### $1,234.50.`` is
-1234.5 and ``\boxed{42\text{ km}^2}`` is 42. ``3/4``, ``\frac{3}{4}`` and ``.75`` are the same number.
+A currency, thousands commas, a trailing dot, a percent sign and units are passed over: ``#### $1,234.50.`` is 1234.5,
+``#### USD 42`` and ``\boxed{42\text{ km}^2}`` are 42. So is a label: ``#### Answer: 42``, ``#### x = 42``. A line of
+``####`` that is a heading ("#### Verification") is no answer where there is one above it. ``3/4``, ``\frac{3}{4}`` and
+``.75`` are the same number.
 """
 
 import re
 from fractions import Fraction
 
+from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Briefing, Problem, Verdict
+from rl.verifiers.written import plain
 
 BRIEFING = Briefing("Think step by step. End with a line of #### and the answer as one number, for example: #### 42")
 MAX_CHARACTERS = 256  # of the answer itself, not of the completion
 MAX_DIGITS = 64
 
+MAX_CANDIDATES = 16  # answers and headings that are looked at, from the last one on
+
 _BOXED = re.compile(r"\\boxed\s*\{")
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
-_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|\\[dt]?frac\s*([0-9])\s*([0-9])")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_LABEL = re.compile(
+    r"[\s*_`]*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b|[A-Za-z][A-Za-z_' ]{0,60}(?=[:=])|[A-Za-z' ]{0,60} is\b)"
+    r"[\s*_`]*[:=]?",
+    re.IGNORECASE,
+)
+_CURRENCY = re.compile(
+    r"(?:(?:USD|EUR|GBP|JPY|INR|CNY|CAD|AUD|NZD|Rs)\b\.?|(?:US|CA|AU|NZ|HK|A|C)(?=\$))", re.IGNORECASE
+)
 _NUMBER = re.compile(
-    r"[\s$€£¥*_`({\[:=]*"
-    r"(?P<sign>[+-]?)[\s$€£¥({]*"
+    r"[\s$€£¥₹*_`({\[:=\"'“‘]*"
+    r"(?P<sign>[+-]?)[\s$€£¥₹({]*"
     r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]*)(?P<decimals>\.[0-9]+)?"
     r"(?:\s*/\s*(?P<below>[0-9]+))?"
     r"(?P<rest>.*)",
     re.DOTALL,
 )
-_UNIT_POWER = re.compile(r"(?<=[A-Za-z}])(?:\s*\^\s*\{?\s*[23]\s*\}?|[23]\b)")  # km^2, m^{3}, cm2
-_SCALE = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen)s?\b", re.IGNORECASE)
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z}])(?:\s*\^\s*\{?\s*[23]\s*\}?|[23]\b|[²³])")  # km^2, m^{3}, cm2, m²
+_DEGREES = re.compile(r"^\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ)")
+_SPACE = re.compile(r"\\(?:[,;:! ()\[\]]|quad\b|qquad\b)|~")
+_WORDS = (
+    "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
+    "(?:twen|thir|for|fif|six|seven|eigh|nine)ty|half|third|quarter"
+)
+_MONEY = re.compile("[$€£¥₹]")
+_NUMERAL = re.compile(rf"\b(?:{_WORDS}|hundred|thousand|zero)\b", re.IGNORECASE)
+_OTHER = re.compile(  # what makes another number of the one before it, or adds one
+    r"\b(?:hundred|thousand|million|billion|trillion|dozen|score|gross|grand|lakh|crore)s?\b|\b(?:squared|cubed|factorial)\b"
+    rf"|\b(?:or|and|to|plus|minus|times|over|less|more)\s+(?:an?\s+)?(?:{_WORDS})\b"
+    r"|\b(?:hundred|thousand|million)ths?\b",
+    re.IGNORECASE,
+)
+_SCALE = re.compile(r"\s*(?:k|K|M|B|b|G|bn|mn|tn|mil|mio|mill)\b")  # 42k, 42 mil
+_VARIABLE = re.compile(r"\s*(?:[xyzXYZ](?![A-Za-z])|[abcdefinopqrtuvw]\s*(?![A-Za-z\s])|(?:pi|sqrt)\b)")  # 42x, 42n
+_HEADING = re.compile(r"(?:step|part|case|problem|question|example|check|method)\b\W*[0-9]", re.IGNORECASE)
 
 
 class NoNumber(ValueError):  # noqa: N818  the name says what is wrong with the answer
@@ -41,19 +72,43 @@ class NoNumber(ValueError):  # noqa: N818  the name says what is wrong with the 
 
 
 def answer(text: str) -> str | None:
-    r"""What stands after the last ``####`` on its line or in the last ``\boxed{}``, whichever comes later."""
-    hashes = text.rfind("####")
-    boxed = -1
-    for found in _BOXED.finditer(text):
-        boxed = found.end()
-    if boxed > hashes:
-        depth = 1
-        for at in range(boxed, min(len(text), boxed + MAX_CHARACTERS)):
-            depth += (text[at] == "{") - (text[at] == "}")
-            if depth == 0:
-                return text[boxed:at]
-        return None
-    return None if hashes < 0 else text[hashes + 4 :].partition("\n")[0]
+    r"""What stands after the last ``####`` on its line or in the last ``\boxed{}``, whichever comes later; an earlier
+    one where the last is a heading or nothing."""
+    end, last = len(text), None
+    for _ in range(MAX_CANDIDATES):
+        at = text.rfind("####", 0, end)
+        boxed = text.rfind("\\boxed", max(at, 0), end)
+        if boxed >= 0 and (opened := _BOXED.match(text, boxed)):
+            return _braced(text, opened.end())
+        if boxed >= 0:
+            end = boxed
+            continue
+        if at < 0:
+            break
+        stated = text[at + 4 : end].partition("\n")[0].strip()
+        end = at
+        while end and text[end - 1] == "#":  # a longer row of them
+            end -= 1
+        if stated.strip("#") and not _is_heading(stated):
+            return stated
+        last = stated if last is None else last
+    return last
+
+
+def _braced(text: str, start: int) -> str | None:
+    depth = 1
+    for at in range(start, min(len(text), start + MAX_CHARACTERS)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0:
+            return text[start:at]
+    return None
+
+
+def _is_heading(stated: str) -> bool:
+    stated = stated[:MAX_CHARACTERS].lstrip("*_# ")
+    if not stated[:1].isalpha():
+        return False
+    return bool(_HEADING.match(stated)) or not (re.search("[0-9]", stated) or _NUMERAL.search(stated))
 
 
 def number(text: str) -> Fraction:
@@ -61,16 +116,17 @@ def number(text: str) -> Fraction:
     if len(text) > MAX_CHARACTERS:
         raise NoNumber("too_large" if text[:MAX_CHARACTERS].strip().isdigit() else "no_number")
     text = text.replace("−", "-").replace("{,}", ",").replace("\\!", "").replace("\\,", "")
-    text = text.replace("\\$", "$").replace("\\%", "%")
-    text = _TEXT.sub(r" \1 ", _FRACTION.sub(r"\1/\2", text))
+    text = text.replace("\\$", "$").replace("\\%", "%").replace("#", " ")
+    text = _TEXT.sub(r" \1 ", _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text))
+    text = _SPACE.sub(" ", text)
+    if label := _LABEL.match(text):
+        text = text[label.end() :]
+    text = _equal_sides(text)
+    text = _CURRENCY.sub("", text.lstrip(" *_`({["), count=1) if _CURRENCY.match(text.lstrip(" *_`({[")) else text
     found = _NUMBER.match(text)
     if found is None or not (found["whole"] or found["decimals"]):
         raise NoNumber("no_number")
-    rest = _UNIT_POWER.sub("", found["rest"])
-    if re.match(r",[0-9]", rest):
-        raise NoNumber("no_number")  # 1,23: which of two numbers is meant?
-    if re.search(r"[\d=+<>]", rest) or _SCALE.search(rest):
-        raise NoNumber("ambiguous")
+    _check_rest(_DEGREES.sub("", found["rest"]), money=bool(_MONEY.search(found[0][: found.start("whole")])))
     whole, decimals, below = found["whole"].replace(",", ""), found["decimals"] or "", found["below"] or "1"
     if len(whole) + len(decimals) + len(below) > MAX_DIGITS:
         raise NoNumber("too_large")
@@ -78,6 +134,31 @@ def number(text: str) -> Fraction:
         raise NoNumber("no_number")
     value = Fraction(f"{whole or '0'}{decimals}") / int(below)
     return -value if found["sign"] == "-" else value
+
+
+def _equal_sides(text: str) -> str:
+    """Of ``6 * 7 = 42`` what stands last, if the sides are the same number; else the text as it is."""
+    *first, last = text.split("=")
+    if not first or not any(side.strip(" $*`") for side in first):
+        return text
+    try:
+        values = [evaluate(plain(_MONEY.sub("", side))) for side in [*first, last]]
+    except UnfitExpression:
+        return text
+    return last if len(set(values)) == 1 else text
+
+
+def _check_rest(rest: str, *, money: bool) -> None:
+    """Raise NoNumber unless what follows a number leaves it as it is: a unit, words, punctuation."""
+    if re.match(r",[0-9]", rest):
+        raise NoNumber("no_number")  # 1,23: which of two numbers is meant?
+    if _SCALE.match(rest) or (money and re.match(r"\s*m\b", rest)) or _VARIABLE.match(rest):
+        raise NoNumber("ambiguous")
+    if re.match(r"\s*(?:!|\^|\.\.|…|\*+\s*[A-Za-z(]|[/+-]\s*[A-Za-z]\b)", rest):
+        raise NoNumber("ambiguous")
+    rest = _UNIT_POWER.sub("", rest)
+    if re.search(r"[=+<>√±×÷≠≈∞π\\]", rest) or any(character.isnumeric() for character in rest) or _OTHER.search(rest):
+        raise NoNumber("ambiguous")
 
 
 def target_value(target: str) -> Fraction:

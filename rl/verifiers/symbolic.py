@@ -4,9 +4,13 @@ it in a process that can be killed: the library's own time-out does not fire on 
     right         math-verify finds the two equal
     wrong_value   it does not
     no_answer     no ``\boxed{}``
-    ambiguous     more than one equals sign, or one between numbers (x=41=42 and 41=42 are not 42)
+    ambiguous     sides of an equation that differ, or an equation that says no value (x=41=42, 41=42 and 2x=42 are
+                  not 42)
     unparsable    it finds no expression there
     empty         nothing but white space
+
+A name before the value is passed over (``P(A)=\frac68=\frac34``), a percent sign is a unit (``42\%`` is 42, not 0.42),
+a set is no pair.
 """
 
 import re
@@ -16,6 +20,14 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 READ = [LatexExtractionConfig(boxed_match_priority=0)]
 MAX_CHARACTERS = 2000
+
+_EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
+_SIGNS = re.compile(r"[(\[{)\]}=]|\\equiv\b")
+_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,;! ]|,\\!|\{,\}|~)\d{3})+(?!\d)")
+_NAMES = re.compile(
+    r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
+    r"|omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega|ell|angle|triangle|overline|vec|measuredangle|widehat|hat)\b"
+)
 
 
 def boxed(text: str) -> str | None:
@@ -39,19 +51,79 @@ def expression(latex: str) -> list[Any]:
     return found
 
 
+def same(one: list[Any], other: list[Any]) -> bool:
+    return bool(verify(one, other, timeout_seconds=None))
+
+
+def tidied(latex: str) -> str:
+    """Without what changes no value: dollars around it, a trailing dot, a percent sign, separators of thousands."""
+    latex = latex.strip().strip("$").strip()
+    latex = re.sub(r"(?<![.\s])\.\s*$", "", latex)
+    latex = re.sub(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$", "", latex)
+    return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), latex)
+
+
+def is_name(latex: str) -> bool:
+    r"""Whether it names what is asked for, as x, P(A), AB, \theta or a+b do, and is no value or equation: 3, \sqrt4."""
+    latex = re.sub(r"\\left|\\right", "", latex)
+    if re.fullmatch(r"\s*\((?:\s*[A-Za-z]\s*,)*\s*[A-Za-z]\s*\)\s*", latex):
+        return True  # (x, y)
+    latex = re.sub(r"\([^()]*\)|[_^]\s*(?:\{[^{}]*\}|\w)", "", latex)  # arguments, indices and powers
+    latex = re.sub(r"\\(?:text|mathrm|mathbf|mathcal|operatorname)\s*\{([^{}]*)\}", r" \1 ", latex)
+    letters = _NAMES.sub(" x ", latex)
+    return bool(re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", letters))) and not re.search(r"[0-9]|\\", letters)
+
+
+def sides(latex: str) -> list[str]:
+    """What its equals signs divide, those within brackets aside."""
+    found, start, depth = [], 0, 0
+    for sign in _SIGNS.finditer(latex):
+        depth += (sign[0] in "([{") - (sign[0] in ")]}")
+        if depth == 0 and _EQUALS.match(latex, sign.start()):
+            found.append(latex[start : sign.start()])
+            start = sign.end()
+    return [*found, latex[start:]]
+
+
+def value(stated: str, wanted: str) -> str | None:
+    """The one value of an answer that may be an equation; None where there is more than one, or none."""
+    pieces = re.split(r",|\\text\s*\{\s*(?:or|and)\s*\}|\\(?:lor|vee)\b", stated)
+    named = [piece.split("=") for piece in pieces]
+    if len(pieces) > 1 and all(len(each) == 2 and each[0].strip() == named[0][0].strip() for each in named):
+        return ",".join(each[1] for each in named)  # x=1 or x=2
+    claims = sides(stated)
+    if len(claims) == 1 or len(claims) == len(sides(wanted)):
+        return stated
+    values = [claim for claim in claims if not is_name(claim)]
+    seen = [expression(claim) for claim in values]
+    if not values or not all(seen) or not all(same(each, seen[-1]) for each in seen[:-1]):
+        return None
+    return values[-1]
+
+
+def brackets(latex: str) -> str:
+    """What is around it: { for a set, ( for a pair or an open interval, else nothing."""
+    latex = re.sub(r"\\left|\\right|\s", "", latex)
+    if latex.startswith("\\{") and latex.endswith("\\}"):
+        return "{"
+    return "(" if re.fullmatch(r"\([^()]*,[^()]*\)", latex) else ""
+
+
 def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]:
-    wanted = boxed(problem.target)
-    gold = expression(problem.target.strip().strip("$") if wanted is None else wanted)
+    target = boxed(problem.target)
+    wanted = tidied(problem.target if target is None else target)
+    gold = expression(wanted)
     if not gold:
         raise ValueError(f"the target {problem.target[:80]!r} is no mathematics that math-verify reads")
-    stated = boxed(completion)
-    if stated is None:
+    answer = boxed(completion)
+    if answer is None:
         return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
-    claims = re.split(r"(?<![<>!:])=|\\equiv\b", stated)
-    if len(claims) > 2 or (len(claims) == 2 and not re.search("[A-Za-z]", claims[0])):
+    stated = value(tidied(answer), wanted)
+    if stated is None:
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
-    found = expression(stated)
+    found = expression(tidied(stated))
     if not found:
         return 0.0, "unparsable", {"format": 0.0, "right": 0.0}
-    right = float(verify(gold, found, timeout_seconds=None))
+    kinds = {brackets(wanted), brackets(stated)}
+    right = float(kinds != {"{", "("} and same(gold, found))
     return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}

@@ -38,6 +38,7 @@ def reason(completion: str, of: Problem | None = None) -> str:
                 *("<answer>2*5+7</answer>", "<answer>2+5</answer> no: <answer> 2*5+7 </answer> done", "<answer>2*5+7"),
             ],
         ),
+        ("wrong_equation", ["2*5+7 = 18", "18 = 2*5+7", "2*5 = 10 + 7"]),
         ("wrong_value", ["2 + 5 + 7", "7 / 5 * 2", "(2 - 5) / 7", "2*5+7\n2+5+7"]),
         (
             "wrong_numbers",
@@ -46,7 +47,7 @@ def reason(completion: str, of: Problem | None = None) -> str:
                 *("2.0 * 5 + 7", "2. * 5 + 7", "10 + 7", "0", "2 * 5 + 7 - 7 + 7", "257", "5 * 2 + 5 + 2"),
             ],
         ),
-        ("forbidden", ["2**5 - 7", "5 // 2 + 7", "7 % 5 * 2", "9**9**9", "abs(2)*5+7", "2*5+7 = 17", "17 #2*5+7", "x"]),
+        ("forbidden", ["2**5 - 7", "5 // 2 + 7", "7 % 5 * 2", "9**9**9", "abs(2)*5+7", "17 #2*5+7", "x"]),
         ("unparsable", ["2 *", "02 * 5 + 7", "2 5 7", "２*5+7"]),
         ("division_by_zero", ["2 / (5 - 5) + 7"]),
         ("too_large", ["(" * 10**5, "9" * 10**6, "2" + "*2" * 10**5]),

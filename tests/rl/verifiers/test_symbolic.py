@@ -33,7 +33,7 @@ def ask(verifier: Verifier) -> Callable[[str, str], Verdict]:
         ("42", r"\boxed{x=41=42}", "ambiguous"),
         ("42", r"\boxed{41=42}", "ambiguous"),
         ("42", r"\boxed{41\equiv 42}", "ambiguous"),
-        ("42", r"\boxed{x=41,x=42}", "ambiguous"),
+        ("42", r"\boxed{x=41,x=42}", "wrong_value"),
         ("42", r"\boxed{41}", "wrong_value"),
         ("42", r"\boxed{42} no, \boxed{41}", "wrong_value"),
         ("42", r"\boxed{41, 42}", "wrong_value"),

@@ -1,0 +1,74 @@
+"""Arithmetic as models write it, brought to what `rl.arithmetic` reads: out of code fences and LaTeX, with the signs of
+a keyboard, an equation by the side that says how.
+
+    5 × 7            5 * 7
+    ```\\n5*7\\n```   5*7
+    $5 \\cdot 7$      5 * 7
+    5*7 = 35         5*7, if it is 35
+"""
+
+import re
+
+from rl.arithmetic import MAX_CHARACTERS, UnfitExpression, evaluate
+
+MAX_SIDES = 8
+
+_FENCE = re.compile(r"```[A-Za-z0-9]*[ \t]*\n?(?P<inside>.*?)(?:```|\Z)", re.DOTALL)
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_TIMES = re.compile(r"(?<=[\d)])\s*[xX]\s*(?=[\d(])")
+_LABEL = re.compile(
+    r"(?:(?:the\s+)?(?:final\s+)?(?:answer|expression|solution|result)(?:\s+is)?\s*[:=]?|[A-Za-z_]\w*\s*=)\s*",
+    re.IGNORECASE,
+)
+SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
+WORDS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\\left": "", "\\right": "", "\\,": " ", "\\ ": " "}
+AROUND = " \t\n$✓✔✅"
+_MARKED = re.compile(r"(\*\*|\*|__|_|`+)(\S|\S.*\S)\1", re.DOTALL)  # Markdown around it
+
+
+class WrongEquation(ValueError):  # noqa: N818  the name says what is wrong with it
+    """Sides that are not the same number."""
+
+
+def fenced(text: str) -> str:
+    """The inside of the last code fence that has one, else the text."""
+    if "```" not in text:
+        return text
+    insides = [found["inside"].strip() for found in _FENCE.finditer(text[-10 * MAX_CHARACTERS :])]
+    return next((inside for inside in reversed(insides) if inside), text)
+
+
+def plain(text: str) -> str:
+    """An expression with the signs of a keyboard and nothing around it."""
+    if len(text) > MAX_CHARACTERS:
+        return text.strip()
+    text = text.strip(AROUND)
+    while marked := _MARKED.fullmatch(text):
+        text = marked[2].strip(AROUND)
+    for opening, closing in (("\\(", "\\)"), ("\\[", "\\]")):
+        if text.startswith(opening) and text.endswith(closing):
+            text = text[2:-2].strip(AROUND)
+    if text.startswith("\\boxed{") and text.endswith("}"):
+        text = text[7:-1]
+    text = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
+    text = _FRACTION.sub(r"((\1)/(\2))", text)
+    for word, sign in WORDS.items():
+        text = text.replace(word, sign)
+    text = _TIMES.sub("*", text.translate(SIGNS)).strip(AROUND)
+    return text[:-1].rstrip() if text.endswith(".") and not text.endswith("..") else text
+
+
+def expression(text: str) -> str:
+    """The side of an equation that says how its value is made, or the text itself, plain.
+
+    Raises WrongEquation where the sides differ, UnfitExpression where one of several has no value.
+    """
+    tidied = plain(text)
+    sides = [plain(side) for side in tidied.split("=")]
+    if len(sides) == 1 or not all(sides):
+        return tidied or text.strip()
+    if len(sides) > MAX_SIDES:
+        raise UnfitExpression("too_large", f"{len(sides)} sides, at most {MAX_SIDES} are read")
+    if len({evaluate(side) for side in sides}) > 1:
+        raise WrongEquation("the sides of the equation differ")
+    return next((side for side in sides if re.search(r"\d\s*\)*\s*[-+*/%]", side)), sides[0])
