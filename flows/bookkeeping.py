@@ -11,7 +11,7 @@ from typing import Any, Self
 from prefect.runtime import flow_run
 
 from flows.artifacts import Artifacts
-from flows.report import PICTURE, REPORT, draw_reward, write_report
+from flows.report import DASHBOARD, PICTURE, REPORT, draw_reward, write_report
 from flows.runs import Run
 from flows.summary import prefect_page
 from flows.workplace import Workplace
@@ -47,7 +47,7 @@ class Bookkeeping:
         dispatch, page = self._place.dispatch, self._tracker.page()
         links = {"MLflow": [page.url, _served_by(page.command)]}
         if dashboard := dispatch.client.dashboard_link:
-            links["Dask dashboard"] = [dashboard, "while the cluster is up"]
+            links[DASHBOARD] = [dashboard, "while the cluster is up"]
         with ExitStack() as stack:
             stack.enter_context(self._background)
             stack.enter_context(self._artifacts)
@@ -138,7 +138,7 @@ class Bookkeeping:
             there, data = places.join(self._run.uri, REPORT), path.read_bytes()
             self._background.submit("copying the report", lambda: places.write_bytes(there, data))
         page = self._tracker.page()  # a browser follows no link from Prefect's page to a file
-        self._artifacts.link("report", f"{page.url}/artifacts/{REPORT}", _served_by(page.command) or str(path))
+        self._artifacts.link("report", page.artifact(REPORT), _served_by(page.command) or str(path))
 
 
 def _served_by(command: str | None) -> str:

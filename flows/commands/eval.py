@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tasks.evaluate import Evaluation
 
 EXAMPLES = """
-rlvf eval --policy 20260101-120000-tiny --problems problems.csv --samples 8
+rlvf eval --policy 20260101-120000-tiny                as it was trained, on what was kept out of training
+rlvf eval --policy 20260101-120000-tiny --problems test.csv --samples 16
 rlvf eval --policy newest --again false                the newest run, unless its version was evaluated before
 rlvf eval --policy Qwen/Qwen3-0.6B --problems 's3://bucket/*.csv.gz'
 """

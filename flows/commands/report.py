@@ -12,7 +12,7 @@ from infra.security.printable import printable
 from infra.storage.store import local_path
 
 EXAMPLES = """
-rlvf report 20260101-120000-tiny                       one HTML file, with the pictures beside it
+rlvf report 20260101-120000-tiny                       one HTML file, the picture of its reward beside it
 rlvf report s3://bucket/runs/first --out first.html    of a run that lies anywhere, also one that still goes on
 """
 

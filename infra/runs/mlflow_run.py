@@ -37,6 +37,13 @@ ENVIRONMENT = {  # must stand before mlflow is imported; what the user has set w
 BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH = 1000, 100, 6000  # MLflow's limits
 TABLES_SHOWN = 100  # the tag that makes MLflow show a file as a table holds 8000 characters
 SAMPLES_TAG = "mlflow.loggedArtifacts"
+# without these the page of 3.17 opens on traces and evaluations of language model applications, of which there are none
+WORKFLOW, KIND_TAG, KIND = "?workflowType=machine_learning", "mlflow.experimentKind", "custom_model_development"
+NOTE_TAG = "mlflow.note.content"
+NOTE = """Reinforcement learning of **{model}** on **{problems}** by **{loss}**.
+
+First `reward/mean` (of each step) and `eval/reward` (held-out problems), then `policy/entropy`, `completion/truncated`
+and `policy/mismatch_kl`. The artifact `report.html` shows them on one page."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,10 @@ class Page:
 
     command: str | None  # the shell command that serves the page; None where a server already does
     url: str
+
+    def artifact(self, path: str) -> str:
+        """The address of one of its artifacts."""
+        return self.url.replace(WORKFLOW, f"/artifacts/{path}{WORKFLOW}")
 
 
 class MlflowRun:
@@ -70,7 +81,7 @@ class MlflowRun:
 
     def page(self, port: int) -> Page:
         """Its page. The command serves it from the home on `port`."""
-        tail = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        tail = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}{WORKFLOW}"
         uri = masked(self.uri)
         if self.is_served:
             return Page(None, uri.rstrip("/") + tail)
@@ -88,7 +99,7 @@ class MlflowRun:
         if run is None:
             if self.run_id is not None:
                 logger.warning("MLflow at %s no longer knows run %s: created again", masked(self.uri), self.run_id)
-            run = client.create_run(self._find_experiment(client), run_name=self._name)
+            run = client.create_run(self._find_experiment(client), run_name=self._name, tags=self._note())
             self.run_id = run.info.run_id
         else:
             client.update_run(run.info.run_id, status="RUNNING")
@@ -140,10 +151,18 @@ class MlflowRun:
         if found is None:
             # a server decides itself where artifacts go; MLflow's default without one is the working directory
             folder = None if self.is_served else (self._home / "mlartifacts").as_uri()
-            return str(client.create_experiment(self._experiment, artifact_location=folder))
+            return str(client.create_experiment(self._experiment, artifact_location=folder, tags={KIND_TAG: KIND}))
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
+
+    def _note(self) -> dict[str, str]:
+        """What the page says of the run, if it is a training run."""
+        named = [self._params.get(name) for name in ("policy.model", "problems.path", "loss.name")]
+        model, problems, loss = (
+            re.sub(r"[^\w.:/ -]", "_", name or "") for name in named
+        )  # no Markdown of a file's name
+        return {NOTE_TAG: NOTE.format(model=model, problems=problems, loss=loss)} if model else {}
 
     def _send_params(self, client: "MlflowClient", run: "Run") -> None:
         """MLflow's params never change: what a continued run has different goes into tags."""

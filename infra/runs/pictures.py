@@ -51,9 +51,9 @@ def reward_curve(
     if len(steps) < 2:  # a line needs two
         axes.set_xlim(0, max((1, *steps)))
     dot = "." if len(steps) < smooth else None
-    axes.plot(steps, sampled, color=BLUE, alpha=0.3, linewidth=1.1, marker=dot, label="sampled, each step")
+    axes.plot(steps, sampled, color=BLUE, alpha=0.3, linewidth=1.1, marker=dot, label="each step")
     means = trailing_means(sampled, smooth)
-    axes.plot(steps, means, color=BLUE, linewidth=2.4, label=f"sampled, mean of {smooth} steps")
+    axes.plot(steps, means, color=BLUE, linewidth=2.4, label=f"mean of {smooth} steps")
     _name_end(axes, steps, means, BLUE)
     if held_out:
         at, rates = zip(*held_out, strict=True)

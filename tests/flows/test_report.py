@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import re
 import shutil
+import subprocess
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +22,9 @@ from infra.runs.record import read_record
 from infra.runs.rollouts import kept_steps, read_rollouts, write_rollouts
 from infra.storage import store
 
-SECTIONS = ["reward", "stages", "bytes", "staleness", "workers", "timeline", "samples", "config", "versions", "links"]
+SECTIONS = ["learning", "samples", "machines", "config", "versions", "links"]
+LEARNING = ["reward", "sampled", "entropy", "lengths", "shares", "kl", "gradient", "groups"]
+MACHINES = ["stages", "workers", "timeline", "staleness", "bytes"]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}"
 
 
@@ -55,6 +59,10 @@ class Page(HTMLParser):
         return [str(address) for address in found]
 
     @property
+    def figures(self) -> list[str | None]:
+        return [attrs.get("id") for tag, attrs in self.elements if tag == "figure"]
+
+    @property
     def sections(self) -> list[str | None]:
         return [attrs.get("id") for tag, attrs in self.elements if tag == "section"]
 
@@ -79,16 +87,19 @@ def test_a_run_ends_with_a_report_that_is_whole_in_itself(lab: Any, reported: Pa
     assert "url(" not in (reported / "report.html").read_text().split("</style>")[0]
     for word in ("finished", "3 of 3", "no worker died", "torch", "half-right", "sums.csv"):
         assert word in page.text
-    for name in SECTIONS[:6]:
-        with Image.open(reported / f"{name}.png") as image:
-            assert image.format == "PNG"
-            assert len(image.getcolors(2**24) or []) > 10
+    with Image.open(reported / "reward.png") as image:
+        assert image.format == "PNG"
+        assert len(image.getcolors(2**24) or []) > 10
+    assert page.figures == [*LEARNING, *MACHINES]  # what was learned first
+    assert page.tags >= {"svg", "path", "text"}
     client, logged = lab.mlflow(reported)
     assert {file.path for file in client.list_artifacts(logged.info.run_id)} >= {"report.html", "pictures"}
     links = [str(attrs["href"]) for tag, attrs in page.elements if tag == "a"]
     assert any(f"/runs/{logged.info.run_id}" in link for link in links)
     assert any("/runs/flow-run/" in link for link in links)
-    assert any(link.endswith("/status") for link in links)
+    assert not any(link.endswith("/status") for link in links)  # the dashboard is gone with the cluster
+    assert logged.data.tags["mlflow.note.content"].startswith("Reinforcement learning of **")
+    assert client.get_experiment(logged.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
 
 
 def test_every_completion_of_every_step_is_kept(lab: Any, reported: Path) -> None:
@@ -99,7 +110,7 @@ def test_every_completion_of_every_step_is_kept(lab: Any, reported: Path) -> Non
         assert len(rows) == drawn[step] * 4
         assert sum(row["reward"] for row in rows) / len(rows) == pytest.approx(mean[step])
         assert set(rows[0]) == {
-            "group", "prompt", "target", "source", "completion", "reward", "reason", "version", "tokens",
+            "group", "prompt", "target", "source", "completion", "reward", "reason", "error", "version", "tokens",
         }  # fmt: skip
         assert all(0 <= step - 1 - row["version"] <= 1 for row in rows)
         assert all(1 <= row["tokens"] <= 12 for row in rows)
@@ -141,7 +152,7 @@ def test_the_command_reports_by_name_or_address(
     assert json.loads(report(capsys, str(reported), "--out", str(out), "--json")) == {"report": str(out)}
     assert Page(out).sections == SECTIONS
     assert {file.name for file in out.parent.iterdir()} == {
-        "first.html", *(f"first-{name}.png" for name in SECTIONS[:6]),
+        "first.html", "first-reward.png",
     }  # fmt: skip
 
 
@@ -154,6 +165,7 @@ def test_hostile_completions_are_only_text(reported: Path, tmp_path: Path) -> No
         [
             {**row, "completion": HOSTILE, "prompt": HOSTILE, "target": HOSTILE, "source": HOSTILE, "reason": HOSTILE},
             {**row, "completion": "x" * 10**5, "reason": "long"},
+            {**row, "reason": "verifier_error", "reward": None, "error": f"my_reward.py:8: {HOSTILE}"},
             {**row, "completion": "\0\x1b[31m\u202e\ud800", "reason": "odd", "reward": None},
         ],
     )  # fmt: skip
@@ -167,7 +179,8 @@ def test_hostile_completions_are_only_text(reported: Path, tmp_path: Path) -> No
     assert "script" not in page.tags
     assert [attrs for tag, attrs in page.elements if tag == "img" and not str(attrs["src"]).startswith("data:")] == []
     assert not any(str(attrs.get("href", "")).startswith("javascript") for _, attrs in page.elements)
-    assert page.text.count(HOSTILE) >= 6
+    assert page.text.count(HOSTILE) >= 7
+    assert f"my_reward.py:8: {HOSTILE}" in page.text
     assert "49" not in page.text.split("Step 3")[1].split("Step 2")[0]
     assert "x" * CUT in page.text
     assert "x" * (CUT + 1) not in page.text
@@ -198,7 +211,8 @@ def test_an_unfinished_run_is_reported_and_one_without_a_step_refused(
     (run / "rollouts").mkdir()
     (run / "rollouts" / "1.jsonl.gz").write_bytes(gzip.compress(b'{"cut'))
     page = Page(Path(report(capsys, str(run))))
-    assert page.sections == [name for name in SECTIONS if name not in ("workers", "timeline")]
+    assert page.sections == SECTIONS
+    assert page.figures == [name for name in [*LEARNING, *MACHINES] if name not in ("workers", "timeline")]
     assert "1.jsonl.gz is damaged" in page.text
     assert "2 of 3" in page.text
 
@@ -270,7 +284,9 @@ def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypa
     assert shown["links-1-progress"].updated > shown["links-1-progress"].created
     in_mlflow = lab.mlflow(lab.run_folder("Links_1"))[1].info.run_id
     assert in_mlflow in shown["links-1-mlflow"].data
-    assert shown["links-1-report"].data.endswith(f"/runs/{in_mlflow}/artifacts/report.html)")
+    assert shown["links-1-report"].data.endswith(
+        f"/runs/{in_mlflow}/artifacts/report.html?workflowType=machine_learning)"
+    )
     assert "served by: " in shown["links-1-report"].description
     assert lab.client.dashboard_link in shown["links-1-dask-dashboard"].data
     assert b"bokeh" in httpx.get(lab.client.dashboard_link).content.lower()
@@ -289,3 +305,68 @@ def test_prefect_away_costs_a_run_one_line(
     monkeypatch.setattr("flows.artifacts.get_client", away)
     assert lab.train(steps="3").steps == 3
     assert capsys.readouterr().err.count("warning: Prefect's page: the server is away") == 1
+
+
+BEGUN = 1_790_000_000_000  # milliseconds
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run whose reward is never 1, made of its files alone."""
+    run = tmp_path_factory.mktemp("graded")
+    lines = []
+    for step in range(STEPS + 1):
+        figures = {"eval/reward": 0.1 + step / 100, "eval/pass_at_1": 0.0} if step in (0, STEPS) else {}
+        if step:
+            figures |= {"reward/mean": 0.1 + step / 100, "reward/pass_rate": 0.0, "perf/rollouts_seconds": 0.4}
+            figures |= {"reward/<b>/mean": 0.2, "reward/&/mean": 0.3, "policy/entropy": 1 / step}
+        lines.append(json.dumps({"step": step, "time": BEGUN, **figures}) + "\n")
+    (run / "metrics.jsonl").write_text("".join(lines))
+    return write_report(str(run), read_record(str(run), run), run / "report.html")
+
+
+def test_a_reward_that_never_is_1_is_seen_to_rise(graded: Path) -> None:
+    page = Page(graded)
+    assert page.figures == ["reward", "pass-rate", "sets", "entropy", "stages"]
+    assert "0.100 → 0.700" in page.text
+    assert "mean reward" in page.text  # what the first chart plots, by its axis
+    assert "<b>" in page.text  # a set's name is text in a drawing, too
+
+
+def test_a_report_follows_the_reader_s_colours_and_width(graded: Path) -> None:
+    text = graded.read_text()
+    assert "@media (prefers-color-scheme: dark)" in text
+    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert len(drawings) == 5
+    for drawing in drawings:
+        assert "var(--ink)" in drawing
+        assert "#1f2933" not in drawing
+        (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', drawing)
+        assert float(width) < 345  # points: as wide as a telephone's page, so that its text is as large
+    assert "min-width: 34rem" not in text
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: apt install chromium")
+def test_nothing_is_cut_on_a_telephone(graded: Path, tmp_path: Path) -> None:
+    probe = """<script>addEventListener("load", () => {
+      const right = e => e.getBoundingClientRect().right, page = document.documentElement;
+      const cut = [...document.querySelectorAll("body *")].filter(e => right(e) > page.clientWidth + 1)
+        .concat([...document.querySelectorAll("svg text")].filter(e => right(e) > right(e.closest("svg")) + 1));
+      document.title = innerWidth + " " + (page.scrollWidth <= innerWidth) + " " + cut.map(e => e.textContent).join();
+    })</script>"""
+    inner = tmp_path / "inner.html"
+    text = re.sub(r"<meta http-equiv=.Content-Security-Policy[^>]*>", "", graded.read_text())
+    inner.write_text(text.replace("</body>", f"{probe}</body>"))
+    outer = tmp_path / "outer.html"
+    # a window of the browser is at least 500 wide; a frame is as wide as it is told to be
+    outer.write_text(
+        f'<iframe style="width:390px;height:900px;border:0" src="{inner.as_uri()}"></iframe><script>'
+        'addEventListener("load", () => setTimeout(() => document.body.dataset.found = '
+        "document.querySelector('iframe').contentDocument.title, 0))</script>"
+    )
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
+    words = ["chromium", *flags, f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=5000", outer.as_uri()]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+    (found,) = re.findall(r'data-found="([^"]*)"', shown)
+    assert found.strip() == "390 true"

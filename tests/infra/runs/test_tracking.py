@@ -265,7 +265,10 @@ def test_an_outage_loses_nothing_and_is_said_once(server, home, client, tmp_path
     assert table(http, tracker.run_id, "samples/000003.json", tmp_path)["data"] == [["1+1", "2", 1.0, "right"]]
     assert [file.path for file in http.list_artifacts(tracker.run_id, "pictures")] == ["pictures/reward.png"]
     assert tracker.page().command is None
-    assert tracker.page().url == f"{server.uri}/#/experiments/{tracker.experiment_id}/runs/{tracker.run_id}"
+    assert (
+        tracker.page().url
+        == f"{server.uri}/#/experiments/{tracker.experiment_id}/runs/{tracker.run_id}?workflowType=machine_learning"
+    )
 
 
 def test_a_server_that_stays_away_is_left_alone_for_a_while(server, home, tmp_path, monkeypatch):
@@ -377,7 +380,10 @@ def test_the_page_command_names_the_database(home):
     with start(home) as tracker:
         page = tracker.page(port=5001)
     assert page.command == f"mlflow server --backend-store-uri sqlite:///{home / 'mlflow.db'} --workers 1 --port 5001"
-    assert page.url == f"http://127.0.0.1:5001/#/experiments/{tracker.experiment_id}/runs/{tracker.run_id}"
+    assert (
+        page.url
+        == f"http://127.0.0.1:5001/#/experiments/{tracker.experiment_id}/runs/{tracker.run_id}?workflowType=machine_learning"
+    )
 
 
 def test_the_command_line_does_not_wait_for_mlflow_and_matplotlib():
