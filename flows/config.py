@@ -2,8 +2,9 @@
 
 from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from flows.config_tree import ConfigTree
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.runs.checkpoints import CheckpointConfig
@@ -16,8 +17,6 @@ SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh wei
 MIX: tuple[ProblemsConfig, ...] = Field(
     (), description="further sets, each with the options of problems; every problem is drawn from one of all by weight"
 )
-
-
 HELD_OUT = "held_out"  # as the path of an evaluation: the problems that are kept out of training
 
 
@@ -46,10 +45,8 @@ class EvaluationConfig(ProblemsConfig):
         return self
 
 
-class WarmUpConfig(BaseModel):
+class WarmUpConfig(ConfigTree):
     """The supervised start of the tiny policy, on problems of the grammar. The result is kept and used again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(380, ge=1, description="updates; few enough that sampling stays varied")
     batch: int = Field(16, ge=1, description="problems per update")
@@ -57,10 +54,8 @@ class WarmUpConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**32, description="of the fresh weights and the problems")
 
 
-class SftConfig(BaseModel):
+class SftConfig(ConfigTree):
     """Flow `rlvf-sft`: warm the tiny policy up."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     warm_up: WarmUpConfig = WarmUpConfig()
     policy: PolicyConfig = PolicyConfig()
@@ -68,11 +63,11 @@ class SftConfig(BaseModel):
     placement: PlacementConfig = PlacementConfig()
 
 
-class EvalConfig(BaseModel):
+class EvalConfig(ConfigTree):
     """Flow `rlvf-eval`: how well a policy solves a set of problems. The model may also be a run, or `newest`: the run
     that was begun last. Of a run, what is not given is as it was trained: problems, verifier, sampling, seed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    first = ("policy", "problems", "verifier", "samples", "held_out", "sampling")
 
     policy: PolicyConfig = PolicyConfig()
     problems: ProblemsConfig = ProblemsConfig()
@@ -100,20 +95,21 @@ class EvalConfig(BaseModel):
         return (self.problems, *self.mix)
 
 
-class ServeConfig(BaseModel):
+class ServeConfig(ConfigTree):
     """Command `rlvf verifier serve`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     verifier: VerifierConfig = VerifierConfig()
     host: str = Field("127.0.0.1", min_length=1, description="address to listen at")
     port: int = Field(8900, ge=0, le=65535, description="0 takes a free one")
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(ConfigTree):
     """Flow `rlvf`: reinforcement learning with verifiable reward."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    first = (
+        *("problems", "verifier", "policy", "steps", "run", "batch", "sampling", "optimizer", "loss", "staleness"),
+        "held_out",
+    )
 
     problems: ProblemsConfig = ProblemsConfig()
     mix: tuple[ProblemsConfig, ...] = MIX

@@ -120,8 +120,8 @@ def known_options(model: type[BaseModel]) -> dict[str, Option]:
     # Each model's schema is its own: only sections and enums appear as references in it.
     schemas = model.model_json_schema(by_alias=False).get("properties", {})
     for name, field in model.model_fields.items():
-        section = _section(field)
-        items = _items(field)
+        section = section_of(field)
+        items = items_of(field)
         found[name] = option = Option(name, field, section, schemas[name] if section is None else {}, items)
         if section is not None:
             for path, below in known_options(section).items():
@@ -136,7 +136,7 @@ def known_options(model: type[BaseModel]) -> dict[str, Option]:
 def default_values(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The defaults as paths and values, so that a section's own default survives an override of one of its leaves."""
     for name, field in model.model_fields.items():
-        section = _section(field)
+        section = section_of(field)
         if section is None:
             if not field.is_required() and field.default_factory is None:
                 yield f"{prefix}{name}", field.default
@@ -195,14 +195,15 @@ def nest(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, 
     return tree
 
 
-def _section(field: FieldInfo) -> type[BaseModel] | None:
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field holds, None for a leaf."""
     union = get_origin(field.annotation) in (Union, UnionType)
     kinds = [kind for kind in (get_args(field.annotation) if union else [field.annotation]) if kind is not type(None)]
     only = kinds[0] if len(kinds) == 1 else None
     return only if inspect.isclass(only) and issubclass(only, BaseModel) else None
 
 
-def _items(field: FieldInfo) -> type[BaseModel] | None:
+def items_of(field: FieldInfo) -> type[BaseModel] | None:
     """The section of which a field holds any number: tuple[Section, ...]."""
     if get_origin(field.annotation) is not tuple:
         return None

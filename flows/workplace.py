@@ -11,7 +11,7 @@ from flows.display import Display
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, check_placement
-from infra.home import rlvf_home, rlvf_storage
+from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.storage import store
 from infra.storage.usable import check_storage
 
@@ -56,6 +56,7 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
     with ExitStack() as stack:
         if display is None:
             display = stack.enter_context(Display())
+        display.say(home_line())
         client = stack.enter_context(cluster(config, log_dir=home / "logs", preload=IMPORTS))
         check_placement(client, placement)
         dispatch = stack.enter_context(Dispatch(client, placement, display.say))

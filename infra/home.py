@@ -3,10 +3,26 @@
 import os
 from pathlib import Path
 
+NAME = ".rlvf"
+
 
 def rlvf_home() -> Path:
-    """The folder of all state: `$RLVF_HOME`, or `.rlvf` in the working directory."""
-    return Path(os.environ.get("RLVF_HOME") or ".rlvf").expanduser().absolute()
+    """The folder of all state: `$RLVF_HOME`, or `.rlvf` of the working directory or, as git looks for its own, of the
+    nearest directory above that has one of this user's; a new one is made in the working directory."""
+    if given := os.environ.get("RLVF_HOME"):
+        return Path(given).expanduser().absolute()
+    here = Path.cwd()
+    # what somebody else put above could make this user run code: a home holds addresses and verifiers
+    above = (folder / NAME for folder in here.parents if _is_own(folder / NAME))
+    return here / NAME if (here / NAME).is_dir() else next(above, here / NAME)
+
+
+def home_line() -> str:
+    """Where the home is, and why there, for people."""
+    home = rlvf_home()
+    if os.environ.get("RLVF_HOME"):
+        return f"home {home} ($RLVF_HOME)"
+    return f"home {home}" if home.parent == Path.cwd() else f"home {home} (the nearest above this directory)"
 
 
 def rlvf_storage() -> str:
@@ -17,3 +33,10 @@ def rlvf_storage() -> str:
 def runs_uri() -> str:
     """Where runs lie that are named without a place."""
     return f"{rlvf_storage()}/runs"
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and folder.stat().st_uid == os.geteuid()
+    except OSError:
+        return False

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.status import StackDisplay, rows_of
-from infra.home import rlvf_home, rlvf_storage
+from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.hosts import LOOPBACK, free_port, is_loopback, own_addresses
 from infra.security.identity import own_certificates
 from infra.security.printable import printable
@@ -121,6 +121,7 @@ def _stay(config: StackConfig) -> None:
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     registration = Registration(config.home)
     display = StackDisplay(to_log=DETACHED in os.environ)
+    display.say(home_line())
     try:
         with Stack(
             config,

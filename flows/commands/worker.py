@@ -16,7 +16,7 @@ from infra.cluster.membership import Membership, Role
 from infra.cluster.placement import ROLES
 from infra.cluster.reach import parse_address, reach
 from infra.cluster.scheduler import Seen, ask
-from infra.home import rlvf_home
+from infra.home import home_line, rlvf_home
 from infra.hosts import is_loopback
 from infra.interrupts import answered_by
 from infra.security.bundles import check_machine_name, machine_name
@@ -82,6 +82,7 @@ def _run(given: argparse.Namespace) -> None:
     address = parse_address(written, home)
     device = detect_device() if given.device == "auto" else given.device.upper()
     here = this_machine(device)
+    _say(home_line())
     _say(f"{machine}: {here.device} ({here.name}), {here.memory_gb:g} GB, {here.cores} cores")
 
     host = given.host or reach(address, home)

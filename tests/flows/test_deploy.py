@@ -116,6 +116,7 @@ def test_a_second_training_waits_and_the_newest_run_is_evaluated_every_day(serve
         ("rlvf/train", {"steps": 0}, "config.steps"),
         ("rlvf/train", {"loss": {"name": "ppo"}}, "config.loss.name"),
         ("rlvf/train", {"stepz": 1}, "stepz"),
+        ("rlvf/train", {"verifier": 3}, "config.verifier"),
         ("rlvf-sft/warm-up", {"warm_up": {"batch": "many"}}, "config.warm_up.batch"),
         ("rlvf-eval/scheduled", {"samples": 0}, "config.samples"),
     ],
@@ -136,6 +137,7 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
         "steps": 1,
         "held_out": 4,
         "batch": {"prompts": 2, "samples": 2, "refill": 1},
+        "verifier": "arithmetic",  # in short, as in YAML
         "warm_up": {"steps": 2, "batch": 4},
         "sampling": {"max_tokens": 4},
         "cluster": {"threads": 1},

@@ -1,10 +1,11 @@
 """Where rlvf keeps its things."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from infra.home import rlvf_home, rlvf_storage, runs_uri
+from infra.home import home_line, rlvf_home, rlvf_storage, runs_uri
 
 
 def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -13,6 +14,45 @@ def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert rlvf_home() == tmp_path / ".rlvf"
     monkeypatch.setenv("RLVF_HOME", "elsewhere")
     assert rlvf_home() == tmp_path / "elsewhere"
+
+
+@pytest.fixture
+def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory two below `tmp_path`, in which this process stands without a home."""
+    folder = tmp_path / "project" / "rewards"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("RLVF_HOME", raising=False)
+    return folder
+
+
+def test_a_home_that_is_above_is_taken_and_said(standing: Path, tmp_path: Path) -> None:
+    assert (rlvf_home(), home_line()) == (standing / ".rlvf", f"home {standing / '.rlvf'}")
+    above = tmp_path / "project" / ".rlvf"
+    (tmp_path / ".rlvf").mkdir()
+    above.mkdir()
+    assert (rlvf_home(), home_line()) == (above, f"home {above} (the nearest above this directory)")
+    assert rlvf_storage() == str(above)
+    (standing / ".rlvf").mkdir()
+    assert rlvf_home() == standing / ".rlvf"
+
+
+@pytest.mark.usefixtures("standing")
+def test_the_variable_wins_over_what_is_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project" / ".rlvf").mkdir()
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path / "mine"))
+    assert (rlvf_home(), home_line()) == (tmp_path / "mine", f"home {tmp_path / 'mine'} ($RLVF_HOME)")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_home_above_that_another_user_made_is_not_taken(standing: Path, tmp_path: Path) -> None:
+    planted = tmp_path / "project" / ".rlvf"
+    planted.mkdir()
+    os.chown(planted, 12345, 12345)
+    assert rlvf_home() == standing / ".rlvf"
+    (tmp_path / "project" / "file").touch()
+    (tmp_path / ".rlvf").write_text("a file is no home")
+    assert rlvf_home() == standing / ".rlvf"
 
 
 def test_runs_lie_on_the_storage_and_that_is_the_home_by_default(

@@ -1,0 +1,84 @@
+"""The root of a configuration as Prefect's form and API take it: sections in short, as in YAML, most needed first.
+
+Prefect's form sorts the fields by `position`, shows a choice of schemas by buttons, and begins with the one that fits
+the default: so a section whose default is text or null takes one line until somebody opens it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, get_args
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from flows.option_tree import items_of, section_of
+
+NULL = {"type": "null", "title": "default"}
+
+
+class ConfigTree(BaseModel):
+    """A configuration of sections. A section's bare value stands for the leaf that is its shorthand; null, where it
+    cannot be left out, for its default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    first: ClassVar[tuple[str, ...]] = ()  # the fields that come before the others in a form
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_short(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        whole = {}
+        for name, value in given.items():
+            field = cls.model_fields.get(name)
+            section = section_of(field) if field is not None else None
+            leaf = getattr(section, "shorthand", None)
+            if section is not None and value is None and field is not None and not _nullable(field):
+                continue
+            short = leaf is not None and isinstance(value, str)
+            whole[name] = {leaf: value} if short else value
+        return whole
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler.resolve_ref_schema(handler(core))
+        order = [*cls.first, *(name for name in cls.model_fields if name not in cls.first)]
+        for name, field in cls.model_fields.items():
+            shown = schema["properties"][name]
+            if section := section_of(field):
+                shown = _section_schema(field, section, shown)
+            elif (section := items_of(field)) and hasattr(section, "shorthand"):
+                shown = {**shown, "items": {"anyOf": [_leaf(section), shown["items"]]}}
+            schema["properties"][name] = {**shown, "position": order.index(name)}
+        return schema
+
+
+def _section_schema(field: FieldInfo, section: type[BaseModel], shown: JsonSchemaValue) -> JsonSchemaValue:
+    if "$ref" not in shown:
+        return shown  # a choice already
+    inside = {"$ref": shown["$ref"]}
+    outside = {key: value for key, value in shown.items() if key != "$ref"}
+    default = field.get_default(call_default_factory=True, validated_data={})
+    shorthand = getattr(section, "shorthand", None)
+    if shorthand is not None:
+        leaf = _leaf(section)
+        text = getattr(default, shorthand)
+        short = default == section.model_validate({shorthand: text})
+        words = outside.get("description", leaf.pop("description", ""))
+        return {**outside, "anyOf": [leaf, inside], "description": words, **({"default": text} if short else {})}
+    if default == section():
+        words = outside.get("description", (section.__doc__ or "").strip())
+        return {**outside, "anyOf": [NULL, inside], "description": words, "default": None}
+    return shown  # its own default is none that the section's fields show
+
+
+def _leaf(section: type[BaseModel]) -> JsonSchemaValue:
+    """The schema of the leaf that a bare value is."""
+    name: str = section.shorthand  # type: ignore[attr-defined]
+    leaf = section.model_json_schema()["properties"][name]
+    return {**{key: value for key, value in leaf.items() if key != "default"}, "title": name}
+
+
+def _nullable(field: FieldInfo) -> bool:
+    return type(None) in get_args(field.annotation)
