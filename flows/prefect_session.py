@@ -9,10 +9,10 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas import OrchestrationResult
+from prefect.client.schemas.objects import State
 from prefect.client.schemas.responses import SetStateStatus, StateAcceptDetails
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFECT_CLOUD_API_URL, temporary_settings
-from prefect.states import State
 
 from infra.services.prefect_events import Outbox
 from infra.services.prefect_link import PrefectLink

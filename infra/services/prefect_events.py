@@ -6,6 +6,7 @@ steps has thousands of them: its end would take hours. Here they wait, and go on
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from prefect.events.worker import EventsWorker, ProcessPoolForwardingEventsClien
 LOOK_SECONDS = 0.1  # between two looks at an empty queue
 AWAY_SECONDS = 1.0  # before a server that was away is looked for again
 TELL_SECONDS = 10.0  # what it gets to take an event
+RECENT_SECONDS = 10.0  # so long a server may have an event in memory only; what it was told twice it keeps once
 KEPT = 20_000  # events: some 40 MB
 
 
@@ -30,6 +32,7 @@ class Outbox:
         self._url = url
         self._serves = serves
         self._waiting: deque[Event] = deque()
+        self._recent: deque[tuple[float, Event]] = deque()  # what was told, and when
         self._lost = 0  # that found no room
         self._over = threading.Event()
         self._ended = False
@@ -63,10 +66,13 @@ class Outbox:
     async def _tell(self) -> None:
         while True:
             over = self._over.is_set()
-            if self._waiting and await asyncio.to_thread(self._serves):
+            there = len(self._waiting) > 0 and await asyncio.to_thread(self._serves)
+            if there:
                 with suppress(Exception):  # whatever it is, the events are still here, and it is said at the end
                     await self._over_one_connection()
-                    continue
+                    return
+                self._waiting.extendleft(event for _, event in reversed(self._recent))
+                self._recent.clear()
             if over:
                 return
             await asyncio.sleep(AWAY_SECONDS if self._waiting else LOOK_SECONDS)
@@ -82,7 +88,11 @@ class Outbox:
                 while self._waiting:
                     async with asyncio.timeout(TELL_SECONDS):
                         await client.emit(self._waiting[0])  # with a checkpoint each: it has it when this returns
-                    self._waiting.popleft()
+                    self._recent.append((time.monotonic(), self._waiting.popleft()))
+                if self._recent and time.monotonic() - self._recent[-1][0] > RECENT_SECONDS:
+                    if not await asyncio.to_thread(self._serves):
+                        raise ConnectionResetError(self._url)
+                    self._recent.clear()
                 if over:
                     return
                 await asyncio.sleep(LOOK_SECONDS)
