@@ -22,7 +22,9 @@ END_SECONDS = 5.0  # what the last words get when Prefect is away
 class Artifacts:
     """A context manager. Everything is told in the background: a step costs nothing, and Prefect away costs a line."""
 
-    def __init__(self, run: str, say: Callable[[str], None]) -> None:
+    def __init__(self, run: str, say: Callable[[str], None], serves: Callable[[], bool] = lambda: True) -> None:
+        """`serves` says whether Prefect's server is there, and not a stranger's."""
+        self._serves = serves
         self._flow_run = None if flow_run.id is None else UUID(str(flow_run.id))
         # the run's name is in the key, so that Prefect keeps no history of one run's progress under another's
         self._stem = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-") or "run"
@@ -79,7 +81,9 @@ class Artifacts:
         return UUID(str(made.id))
 
     def _api(self) -> SyncPrefectClient:
-        """One client for all words: making one takes longer than a word does."""
+        """One client for all words: making one takes longer than a word does. Raises `OSError` without a server."""
+        if not self._serves():
+            raise OSError("its server is away")
         if self._client is None:
             self._client = self._clients.enter_context(get_client(sync_client=True))
         return self._client

@@ -37,7 +37,7 @@ class Bookkeeping:
     def __init__(self, run: Run, place: Workplace, folder: Path, tracker: Tracker) -> None:
         self._run, self._place, self._folder, self._tracker = run, place, folder, tracker
         self._background = Background(place.display.say)
-        self._artifacts = Artifacts(run.name, place.display.say)
+        self._artifacts = Artifacts(run.name, place.display.say, place.prefect.serves)
         self._about: dict[str, Any] = {}
         self._sent = time.monotonic()
 

@@ -1,7 +1,7 @@
 """What a person asks of a run on Prefect's page while it goes on: pause, resume, cancel."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from uuid import UUID
@@ -11,6 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
 
 from flows.display import Display
@@ -26,11 +27,12 @@ class CancelledOnPage(Abort):
 
 
 @contextmanager
-def obeyed(dispatch: Dispatch, display: Display) -> Iterator[threading.Event]:
+def obeyed(dispatch: Dispatch, display: Display, serves: Callable[[], bool]) -> Iterator[threading.Event]:
     """Do what the page says: setting a state there changes nothing by itself, so the state is asked for once a second.
 
     While the run is paused no lease is handed out, those under way are taken back, and an update under way comes to its
-    end. When the run is cancelled the work stops; yields the event that says so.
+    end. When the run is cancelled the work stops; yields the event that says so. `serves` says whether Prefect's server
+    is there.
     """
     cancelled = threading.Event()
     identity = flow_run.id
@@ -41,8 +43,11 @@ def obeyed(dispatch: Dispatch, display: Display) -> Iterator[threading.Event]:
 
     def watch() -> None:
         paused = False
-        with get_client(sync_client=True) as client:
+        # asked again in a second anyway: Prefect's own retries would keep the end of the run waiting for a minute
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
             while not over.wait(LOOK_SECONDS):
+                if not serves():
+                    continue  # whoever answers there now is a stranger
                 try:
                     state = client.read_flow_run(UUID(identity)).state
                 except (httpx.HTTPError, PrefectException, OSError):
@@ -73,6 +78,6 @@ def obeyed(dispatch: Dispatch, display: Display) -> Iterator[threading.Event]:
     finally:
         over.set()
         watching.join()
-        if cancelled.is_set():  # a run that no Prefect worker supervises would be cancelling for ever
+        if cancelled.is_set() and serves():  # a run that no Prefect worker supervises would be cancelling for ever
             with get_client(sync_client=True) as client, suppress(httpx.HTTPError, PrefectException, OSError):
                 client.set_flow_run_state(UUID(identity), Cancelled(message="stopped; its steps are saved"), force=True)

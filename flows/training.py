@@ -105,7 +105,9 @@ class Training:
         with ExitStack() as stack:
             stack.enter_context(turn(self.place.dispatch.client, self.run.name, self.place.display.say))
             self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
-            self._cancelled = stack.enter_context(obeyed(self.place.dispatch, self.place.display))
+            self._cancelled = stack.enter_context(
+                obeyed(self.place.dispatch, self.place.display, self.place.prefect.serves)
+            )
             self.tracker = stack.enter_context(
                 open_run(
                     self.config.tracking,

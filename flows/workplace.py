@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.display import Display
 from infra.cluster.cluster import ClusterConfig, cluster
@@ -14,6 +15,9 @@ from infra.cluster.placement import PlacementConfig, check_placement
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.storage import store
 from infra.storage.usable import check_storage
+
+if TYPE_CHECKING:
+    from flows.prefect_session import PrefectSession
 
 # what a worker imports before its first call; a verifier needs no torch
 IMPORTS = {"GENERATOR": "tasks.calls.generator", "TRAINER": "tasks.calls.trainer", "VERIFIER": "tasks.judge"}
@@ -27,6 +31,7 @@ class Workplace:
     display: Display
     dispatch: Dispatch
     storage: str  # where what other machines read lies: runs, models; the home unless $RLVF_STORAGE names another
+    prefect: "PrefectSession"
 
     @property
     def runs(self) -> str:
@@ -46,8 +51,11 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
     """
     present = _open.get()
     if present is not None:
+        present.prefect.bind()
         yield present
         return
+    from flows.prefect_session import PrefectSession  # prefect reads its settings from the environment of that moment
+
     home, storage = rlvf_home(), rlvf_storage()
     if storage != str(home):
         check_storage(storage)
@@ -60,7 +68,9 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
         client = stack.enter_context(cluster(config, log_dir=home / "logs", preload=IMPORTS))
         check_placement(client, placement)
         dispatch = stack.enter_context(Dispatch(client, placement, display.say))
-        place = Workplace(home, display, dispatch, storage)
+        prefect = stack.enter_context(PrefectSession(home, display.say))
+        prefect.bind()
+        place = Workplace(home, display, dispatch, storage, prefect)
         token = _open.set(place)
         stack.callback(_open.reset, token)
         yield place

@@ -10,6 +10,7 @@ from flows.workplace import workplace
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
+from infra.services.prefect_link import kept_alive
 from infra.services.prefect_server import prefect_server
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Calla
         display = stack.enter_context(Display())
         server = stack.enter_context(prefect_server(rlvf_home(), display.say))
         display.stage("start")
+        stack.enter_context(kept_alive(server, display.say))
         stack.enter_context(workplace(cluster, placement, display))
         server.wait()
         from flows.page import CancelledOnPage  # prefect was not to be imported before its environment was there

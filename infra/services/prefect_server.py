@@ -33,6 +33,24 @@ def api_password(home: Path, url: str) -> str:
     return f"{PREFECT_USER}:{kept}" if kept and not is_loopback(urllib.parse.urlsplit(url).hostname or "") else ""
 
 
+def service_of(home: Path) -> Service:
+    """The home's server as a service."""
+    return Service(home / "prefect", home / "logs" / "prefect-server.log")
+
+
+def is_of(home: Path, url: str, seconds: float) -> bool:
+    """Whether it is the home's server that answers at `url`."""
+    if not answers(url, timeout=seconds):
+        return False
+    try:
+        settings = get_json(f"{url}/admin/settings", api_password(home, url), timeout=seconds)
+        return Path(settings["home"]) == home / "prefect"
+    except urllib.error.HTTPError:  # it wants a password, and does not say whose it is
+        return True
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 class PrefectServer:
     """The Prefect server of `home`: started by the constructor if none lives, awaited by `wait`.
 
@@ -44,7 +62,7 @@ class PrefectServer:
         self.home = home
         self.url = os.environ.get("PREFECT_API_URL", "")
         self.is_ours = not self.url
-        self.service = Service(home / "prefect", home / "logs" / "prefect-server.log")
+        self.service = service_of(home)
         self._host = host
         self._port = PORT if port is None else port
         self._say = say
@@ -107,15 +125,7 @@ class PrefectServer:
 
     def serves(self) -> bool:
         """Whether the server of this folder answers: its port may have gone to another one while it started."""
-        if not answers(self.url, timeout=1.0):
-            return False
-        try:
-            settings = get_json(f"{self.url}/admin/settings", api_password(self.home, self.url))
-            return Path(settings["home"]) == self.service.folder
-        except urllib.error.HTTPError:  # it wants a password, and does not say whose it is
-            return True
-        except (OSError, ValueError, KeyError):
-            return False
+        return is_of(self.home, self.url, 1.0)
 
     def stop(self) -> bool:
         """Leave the server, and stop it if nobody else uses it; says whether that stopped it."""

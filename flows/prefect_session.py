@@ -1,0 +1,93 @@
+"""What this process tells Prefect while it has a workplace: within bounds, and nothing to a stranger on its port."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas import OrchestrationResult
+from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import SetStateStatus, StateAcceptDetails
+from prefect.context import FlowRunContext
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFECT_CLOUD_API_URL, temporary_settings
+
+from infra.services.prefect_events import Outbox
+from infra.services.prefect_link import PrefectLink
+
+BACK_SECONDS = 15.0  # what a server that has died gets at the end, to be started again and take the last state
+END_SECONDS = 5.0  # and to take the events that are left
+LOOK_SECONDS = 0.25
+
+
+class PrefectSession:
+    """A context manager; at its end one line says what Prefect has missed."""
+
+    def __init__(self, home: Path, say: Callable[[str], None]) -> None:
+        url = str(PREFECT_API_URL.value() or "")
+        cloud = not url or url.startswith(str(PREFECT_CLOUD_API_URL.value()))
+        self._link = None if cloud else PrefectLink(home, url)  # whose clients know how to wait for it
+        self._outbox = None if self._link is None else Outbox(url, self._link.serves)
+        self._say = say
+        self._missed: list[str] = []
+        self._open = False
+
+    def __enter__(self) -> Self:
+        self._open = True
+        if self._outbox is not None:
+            self._outbox.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+        if self._outbox is not None and (events := self._outbox.close(END_SECONDS)):
+            self._missed.insert(0, f"{events} events of its tasks")
+        self._confess()
+
+    def serves(self) -> bool:
+        """Whether Prefect's server is there, and the one meant."""
+        return self._link is None or self._link.serves()
+
+    def bind(self) -> None:
+        """Have the flow that runs here tell its states within bounds, its last one above all: Prefect's own client
+        asks a dead server for minutes, and whoever took its port, and the flow ends with an error then."""
+        context = FlowRunContext.get()
+        client = None if context is None else context.client
+        if self._link is None or not isinstance(client, SyncPrefectClient) or "set_flow_run_state" in vars(client):
+            return
+        told = client.set_flow_run_state
+
+        def tell(flow_run_id: UUID | str, state: State[Any], force: bool = False) -> OrchestrationResult[Any]:
+            if self._is_back():
+                try:
+                    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
+                        return told(flow_run_id, state, force)
+                except httpx.TransportError:
+                    pass  # it has died just now
+            self._missed.append(f"that the run is {state.name}")
+            if not self._open:
+                self._confess()
+            return OrchestrationResult(state=state, status=SetStateStatus.ACCEPT, details=StateAcceptDetails())
+
+        vars(client)["set_flow_run_state"] = tell  # of this one client, which the flow's engine uses
+
+    def _is_back(self) -> bool:
+        assert self._link is not None
+        if self._link.serves(now=True):
+            return True
+        self._say(f"the Prefect server is away; waiting {BACK_SECONDS:.0f} s for it at most")
+        deadline = time.monotonic() + BACK_SECONDS
+        while time.monotonic() < deadline:
+            if self._link.serves(now=True):
+                return True
+            time.sleep(LOOK_SECONDS)
+        return False
+
+    def _confess(self) -> None:
+        if self._missed and self._link is not None:
+            what, self._missed = " and ".join(self._missed), []
+            self._say(
+                f"Prefect missed {what}: its server did not answer at {self._link.url}; nothing of the run is lost"
+            )

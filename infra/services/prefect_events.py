@@ -1,0 +1,106 @@
+"""What Prefect is told in events (the states of task runs): kept until its server has them.
+
+Prefect's own queue gives each event seconds of retries and an error when the server is away, and a run of some hundred
+steps has thousands of them: its end would take hours. Here they wait, and go on when the server is back.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any
+
+from prefect.events.clients import PrefectEventsClient
+from prefect.events.schemas.events import Event
+from prefect.events.worker import EventsWorker, ProcessPoolForwardingEventsClient
+
+LOOK_SECONDS = 0.1  # between two looks at an empty queue
+AWAY_SECONDS = 1.0  # before a server that was away is looked for again
+TELL_SECONDS = 10.0  # what it gets to take an event
+RECENT_SECONDS = 10.0  # so long a server may have an event in memory only; what it was told twice it keeps once
+KEPT = 20_000  # events: some 40 MB
+
+
+class Outbox:
+    """Prefect's queue of events in this process, from `open` to `close`."""
+
+    def __init__(self, url: str, serves: Callable[[], bool]) -> None:
+        """`serves` says whether the server at `url` is there and the one meant; asked before each connection."""
+        self._url = url
+        self._serves = serves
+        self._waiting: deque[Event] = deque()
+        self._recent: deque[tuple[float, Event]] = deque()  # what was told, and when
+        self._lost = 0  # that found no room
+        self._over = threading.Event()
+        self._ended = False
+        # the context holds Prefect's settings
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(lambda: asyncio.run(self._tell()),), name="prefect events", daemon=True
+        )
+
+    def open(self) -> None:
+        # the client with which processes of Prefect's own pool hand their events over: it only puts them somewhere
+        EventsWorker.set_client_override(ProcessPoolForwardingEventsClient, event_queue=self)
+        self._thread.start()
+
+    def close(self, seconds: float) -> int:
+        """Tell what is left; how many events Prefect has not got after that time, or at once if it is away."""
+        if not self._ended:
+            self._ended = True
+            EventsWorker.drain_all(timeout=seconds)  # into `put`, which never waits
+            EventsWorker.set_client_override(None)
+            self._over.set()
+            self._thread.join(seconds)
+        return self._lost + len(self._waiting)
+
+    def put(self, item: tuple[str, Event]) -> None:
+        """Called by Prefect."""
+        if len(self._waiting) < KEPT:
+            self._waiting.append(item[1])
+        else:
+            self._lost += 1
+
+    async def _tell(self) -> None:
+        while True:
+            over = self._over.is_set()
+            there = len(self._waiting) > 0 and await asyncio.to_thread(self._serves)
+            if there:
+                with suppress(Exception):  # whatever it is, the events are still here, and it is said at the end
+                    await self._over_one_connection()
+                    return
+                self._waiting.extendleft(event for _, event in reversed(self._recent))
+                self._recent.clear()
+            if over:
+                return
+            await asyncio.sleep(AWAY_SECONDS if self._waiting else LOOK_SECONDS)
+
+    async def _over_one_connection(self) -> None:
+        """Tell what comes until the connection fails, which raises, or the end."""
+        client = PrefectEventsClient(self._url, reconnection_attempts=0, checkpoint_every=1)
+        async with asyncio.timeout(TELL_SECONDS):
+            await client.__aenter__()
+        try:
+            while True:
+                over = self._over.is_set()
+                while self._waiting:
+                    async with asyncio.timeout(TELL_SECONDS):
+                        await client.emit(self._waiting[0])  # with a checkpoint each: it has it when this returns
+                    self._recent.append((time.monotonic(), self._waiting.popleft()))
+                if self._recent and time.monotonic() - self._recent[-1][0] > RECENT_SECONDS:
+                    if not await asyncio.to_thread(self._serves):
+                        raise ConnectionResetError(self._url)
+                    self._recent.clear()
+                if over:
+                    return
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            await _closed(client)
+
+
+async def _closed(client: Any) -> None:
+    with suppress(Exception):  # it is given up
+        async with asyncio.timeout(1.0):
+            await client.__aexit__(None, None, None)
