@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -135,7 +136,10 @@ class Learner:
         return self.learned
 
     def _apply(self, batch: Batch, used: list[int], loss: LossConfig, temperature: float) -> Learned:
-        device, rollouts = self.policy.device, batch.rollouts
+        device = self.policy.device
+        # a completion without a verdict has no token to learn from
+        judged = np.where(np.isnan(batch.rewards), 0, batch.rollouts.lengths)
+        rollouts = replace(batch.rollouts, lengths=judged)
         advantage = torch.zeros(batch.rewards.shape)
         weight = torch.zeros(batch.rewards.shape)
         advantage[used] = torch.from_numpy(advantages(batch.rewards[used], loss.name))

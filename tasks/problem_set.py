@@ -243,7 +243,16 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
         check_source(name, text)
     elif name == MATH:
         require_math()
-    spec = VerifierSpec(name, config.seconds, config.memory_mb, text, config.sandbox, config.network, tuple(config.env))
+    spec = VerifierSpec(
+        name,
+        config.seconds,
+        config.memory_mb,
+        text,
+        config.sandbox,
+        config.network,
+        tuple(config.env),
+        config.timeout_reward,
+    )
     spec.require_known()
     return spec
 

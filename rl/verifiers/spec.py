@@ -34,6 +34,7 @@ class VerifierSpec:
     sandbox: str = "auto"
     network: bool = False
     env: tuple[str, ...] = ()  # names of the variables that it gets from the machine that judges
+    timeout_reward: float | None = None  # of a completion that takes longer; None: it has none
 
     @property
     def is_service(self) -> bool:
