@@ -24,15 +24,15 @@ class TokenLoss:
 
 
 def shaped(batch: Batch, config: LossConfig, max_tokens: int) -> Batch:
-    """The batch as the loss sees it: rewards less the penalty on long completions, and with ``mask_truncated`` no
-    tokens in those that were cut at ``max_tokens``, whose rewards still count in the mean of their group."""
-    of = batch.rollouts
+    """The batch as the loss sees it: rewards less the penalty on long completions, and no tokens in completions without
+    a verdict, nor with ``mask_truncated`` in those that were cut at ``max_tokens``, whose rewards still count in the
+    mean of their group."""
+    of, rewards = batch.rollouts, batch.rewards
     if config.overlong:
-        penalty = overlong_penalty(of.lengths, max_tokens, config.overlong)
-        batch = replace(batch, rewards=batch.rewards + penalty)
-    if config.mask_truncated:
-        batch = replace(batch, rollouts=replace(of, lengths=np.where(of.ended, of.lengths, 0).astype(np.int32)))
-    return batch
+        rewards = rewards + overlong_penalty(of.lengths, max_tokens, config.overlong)
+    learned_from = ~np.isnan(rewards) & (of.ended | (not config.mask_truncated))
+    lengths = np.where(learned_from, of.lengths, 0).astype(np.int32)
+    return replace(batch, rewards=rewards, rollouts=replace(of, lengths=lengths))
 
 
 def overlong_penalty(lengths: NDArray[np.int32], max_tokens: int, buffer: int) -> NDArray[np.float32]:
@@ -47,11 +47,16 @@ def advantages(rewards: NDArray[np.float32], name: str) -> NDArray[np.float32]:
     """[P, G] advantages of [P, G] rewards.
 
     reinforce: A = r - mean(group), the group-mean baseline. grpo: A = (r - mean) / (std + 1e-6) with the sample
-    standard deviation (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+    standard deviation (DeepSeekMath, arXiv 2402.03300, section 4.1.2). Mean and deviation are over the rewards that are
+    known; a completion whose reward is not (NaN) has advantage 0.
     """
-    centred = rewards - rewards.mean(axis=1, keepdims=True)
+    known = ~np.isnan(rewards)
+    count = known.sum(axis=1, keepdims=True)
+    mean = np.where(known, rewards, 0).sum(axis=1, keepdims=True) / np.maximum(count, 1)
+    centred = np.where(known, rewards - mean, 0)
     if name == "grpo":
-        centred = centred / (rewards.std(axis=1, ddof=1, keepdims=True) + 1e-6)
+        variance = (centred**2).sum(axis=1, keepdims=True) / np.maximum(count - 1, 1)
+        centred = centred / (np.sqrt(variance) + 1e-6)
     result: NDArray[np.float32] = centred.astype(np.float32)
     return result
 
