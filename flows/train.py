@@ -82,10 +82,9 @@ class Collecting:
 
 def collect(run: Training, step: int) -> Collecting:
     """Start the batch of ``step``: generate in leases, verify as they come in, replace groups without variance."""
-    staleness = run.config.staleness
     collection = Collection(step, run.problems, run.config.batch)
     return Collecting(
-        generate.submit(run.place.dispatch, collection, run.generator, lambda: run.publishing.newest(step - staleness)),
+        generate.submit(run.place.dispatch, collection, run.generator, run.publishing.newest, run.admission),
         verify.submit(run.place.dispatch, collection),
     )
 

@@ -34,6 +34,7 @@ from rl.learner import Learned
 from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
 from tasks.collection import Collected
+from tasks.generate import Admission
 from tasks.problem_set import open_problems
 from tasks.verify import check_verifiers
 
@@ -90,6 +91,7 @@ class Training:
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: TrainerSpec  # set by begin
+        self.admission: Admission  # set by begin
         self.tracker: Tracker
         self._began = time.perf_counter()
         self._loop_began = self._step_began = self._began
@@ -162,6 +164,7 @@ class Training:
             self.place.display.say(f"warning: {warning}")
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             self.tracker.log(begun.step, begun.figures | self._learned_figures(begun.learned))
+        self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.place, self.trainer, self.tracker, begun.step)
         self.evaluations.begin(
             read_metrics(self._folder / METRICS),

@@ -68,6 +68,7 @@ class Collected:
     generator_seconds: float  # of all leases together
     everything: Batch  # all groups drawn, in order of admission
     samples: tuple[dict[str, str | float], ...]  # a few rows for people
+    refused: int = 0  # leases that came back as what was not asked for, and were done again
     mixed: bool = False  # whether there is more than one problem set
     messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G], of all groups drawn: why a completion was not judged
 
@@ -106,6 +107,7 @@ class Collected:
             "groups/used": len(self.batch),
             "groups/zero_variance": self.drawn - self.varied - self.failed,
             "groups/failed": self.failed,
+            "leases/refused": self.refused,
             "completion/tokens_mean": self.tokens / self.completions,
             "completion/truncated": self.truncated,
             **{f"reasons/{name}": count / self.completions for name, count in counted(self.reasons).items()},
@@ -149,6 +151,7 @@ class Collection:
     def __init__(self, step: int, problems: ProblemSet, config: BatchConfig) -> None:
         self.step = step
         self.config = config
+        self.refused = 0  # leases, see Collected
         self._problems = problems
         self._drawn = 0
         self._judged: dict[int, tuple[Batch, Judgement]] = {}  # by the first group of the lease
@@ -250,6 +253,7 @@ class Collection:
             },
             errors=judgement.errors,
             messages=judgement.messages,
+            refused=self.refused,
             mixed=len(self._problems.verifiers) > 1,
             reasons=dict(reasons),
             tokens=rollouts.generated_tokens,

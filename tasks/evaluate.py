@@ -11,8 +11,9 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
+from rl.admission import Asked, refusal
 from rl.judging import BrokenVerifierError, Judgement
-from rl.records import Problem
+from rl.records import Problem, Rollouts
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
 from tasks.collection import mean_reward, pass_rate
@@ -98,7 +99,13 @@ def _rewards(
     parts = [range(at, min(at + LEASE, len(asked))) for at in range(0, len(asked), LEASE)]
     items = [(spec, version, 0, part, [asked[i] for i in part]) for part in parts]
     judgements = {}
-    for index, rollouts in dispatch.lease("evaluate", generator.generate, items):
+
+    def check(index: int, returned: Rollouts) -> str:
+        of = tuple(asked[i] for i in parts[index])
+        versions = range(version.step, version.step + 1)
+        return refusal(returned, Asked(of, spec.samples, spec.sampling.max_tokens, versions))
+
+    for index, rollouts in dispatch.lease("evaluate", generator.generate, items, check=check):
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)
     everything = Judgement.join([judgements[index] for index in range(len(parts))])
     if np.isnan(everything.rewards).all():

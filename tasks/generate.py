@@ -1,6 +1,7 @@
 """Generation: the leases of a step, fanned out over the generators."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prefect import task
@@ -8,9 +9,19 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
+from rl.admission import Asked, refusal
+from rl.records import Rollouts
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
 from tasks.collection import Collection, Lease
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What may enter a batch."""
+
+    staleness: int  # versions that a token may be behind the step
+    vocabulary: int  # token ids are below
 
 
 class Leases(Sequence[tuple[Any, ...]]):
@@ -32,15 +43,34 @@ class Leases(Sequence[tuple[Any, ...]]):
 
 @task(name="generate", task_run_name="generate {collection.step}", cache_policy=NO_CACHE)
 def generate(
-    dispatch: Dispatch, collection: Collection, spec: GeneratorSpec, newest: Callable[[], PolicyVersion]
+    dispatch: Dispatch,
+    collection: Collection,
+    spec: GeneratorSpec,
+    newest: Callable[[int], PolicyVersion],
+    admission: Admission,
 ) -> None:
     """Generate the collection's leases, wave by wave, each with the newest policy when it is handed out. All batches on
     the way share one queue, in which the leases of an earlier step, and of an earlier wave of it, come first.
 
-    `newest` waits until there is a version that this step may be generated with.
+    `newest(at_least)` is the newest version; it waits until there is none before `at_least`.
     """
+    step = collection.step
+    oldest = max(0, step - admission.staleness)
     for wave, leases in enumerate(collection.waves()):
-        newest()  # here, and not where other batches' leases wait too
-        items = Leases(collection.step, leases, spec, newest)
-        for index, rollouts in dispatch.lease("generate", generator.generate, items, order=(collection.step, wave)):
+        newest(oldest)  # waits here, and not where other batches' leases wait too
+        items = Leases(step, leases, spec, lambda: newest(oldest))
+
+        def check(index: int, returned: Rollouts, leases: Sequence[Lease] = leases) -> str:
+            asked = Asked(
+                leases[index].problems,
+                spec.samples,
+                spec.sampling.max_tokens,
+                range(oldest, step + 1),
+                admission.vocabulary,
+            )
+            why = refusal(returned, asked)
+            collection.refused += bool(why)
+            return why
+
+        for index, rollouts in dispatch.lease("generate", generator.generate, items, order=(step, wave), check=check):
             collection.arrive(leases[index], rollouts)

@@ -14,10 +14,11 @@ from weakref import WeakValueDictionary
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
 
-from infra.cluster.placement import Offer, PlacementConfig, offers
+from infra.cluster.placement import Offer, PlacementConfig, PlacementError, offers, unsatisfied
 from infra.cluster.timeline import Timeline
 
 T = TypeVar("T")
+REFUSALS = 3  # results of one worker that are refused before it gets no more leases
 
 
 class DispatchError(RuntimeError):
@@ -82,6 +83,7 @@ class Calls:
         self.going.set()
         self.stopped = False
         self.silent: set[str] = set()  # addresses of workers that are late with a lease: they get no other
+        self.refusals: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
         self._awaited: dict[str, Awaited] = {}  # by the key of its future
         self._lock = threading.Lock()
@@ -161,6 +163,19 @@ class Calls:
         with self._lock:
             self.lost[call] += 1
 
+    def refuse(self, call: str, worker: Offer, why: str) -> None:
+        """What this worker returned for `call` is not what it was asked for."""
+        with self._lock:
+            self.refusals[worker.address] += 1
+            count = self.refusals[worker.address]
+        self.say(f"{worker.name} returned for {call} what was not asked for: {why}; it is done again")
+        if count == REFUSALS:
+            self.say(f"{worker.name} gets no more leases in this run: {REFUSALS} of its results were refused")
+
+    def excluded(self, worker: Offer) -> bool:
+        """Whether too much of what this worker returned was refused."""
+        return self.refusals[worker.address] >= REFUSALS
+
     def hold(self) -> None:
         """Take leases back and start no call until `release`; a call of `run` that is under way comes to its end."""
         self.going.clear()
@@ -183,6 +198,15 @@ class Calls:
     def cancelled(self, call: str, error: FutureCancelledError) -> DispatchError:
         """Why a call was cancelled that nobody has forgotten."""
         return DispatchStoppedError(call) if self.stopped else SchedulerLostError(f"{call}: {error}")
+
+    def unsatisfied(self, call: str) -> PlacementError:
+        """The error that says what `call` lacks."""
+        present, tags = self.offers(), self.placement.tags(call)
+        refused = [offer.name for offer in present if offer.satisfies(tags) and self.excluded(offer)]
+        error = unsatisfied(self.client, call, tags, [offer for offer in present if not self.excluded(offer)])
+        if not refused:
+            return error
+        return PlacementError(f"{error} (excluded, because what they returned was refused: {', '.join(refused)})")
 
     def offers(self, call: str | None = None) -> list[Offer]:
         """The workers that are there, or those of them that may run `call`. Raises SchedulerLostError."""

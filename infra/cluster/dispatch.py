@@ -17,7 +17,7 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.cluster.calls import Calls, PoisonedCallError, nobody_listens
 from infra.cluster.leases import LeaseQueue
-from infra.cluster.placement import PlacementConfig, unsatisfied, worker_name
+from infra.cluster.placement import PlacementConfig, worker_name
 from infra.cluster.timeline import Measured, Span, measured
 from infra.cluster.watch import Watch
 
@@ -102,7 +102,7 @@ class Dispatch(Calls):
                 if aside:  # the worker that it was meant for is gone
                     self.count(name)
                     continue
-                raise unsatisfied(self.client, call, self.placement.tags(call), self.offers()) from None
+                raise self.unsatisfied(call) from None
             except FutureCancelledError as error:
                 raise self.cancelled(name, error) from None
             else:
@@ -120,6 +120,7 @@ class Dispatch(Calls):
         items: Sequence[tuple[Any, ...]],
         *,
         order: tuple[int, ...] = (),
+        check: Callable[[int, T], str] | None = None,
     ) -> Iterator[tuple[int, T]]:
         """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
 
@@ -127,6 +128,9 @@ class Dispatch(Calls):
         gets the first of them, and `items[index]` is read at that moment. So a slow worker does less; a worker that
         joins is used at once; one that is lost costs its lease, and the result before it if that had not come in yet.
         One that is late (`Schedule`) is not waited for where another has nothing to do: the first result counts.
+        What `check(index, result)` has words for is refused and done again; a worker that returned such a thing three
+        times gets no more leases.
+
         Nothing is handed out before the first result is asked for. Closing the iterator cancels what is under way, and
         so does `hold`, whose items are handed out anew when it is over. Raises as `run` does.
         """
@@ -135,7 +139,7 @@ class Dispatch(Calls):
                 self._queues[call] = LeaseQueue(
                     self, call, attempts=self.attempts, patience=self.patience, late_after=self.late_after
                 )
-        return self._queues[call].results(function, items, order)
+        return self._queues[call].results(function, items, order, check)
 
     def tell(self, call: str, function: Callable[..., object], *args: Any) -> None:
         """Call a function that returns at once on every worker that may run `call`, beside whatever it does. Nobody

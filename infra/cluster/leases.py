@@ -15,7 +15,7 @@ from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.cluster.calls import Calls, DispatchStoppedError, PoisonedCallError
-from infra.cluster.placement import Offer, unsatisfied
+from infra.cluster.placement import Offer
 from infra.cluster.schedule import Item, Lease, Schedule
 from infra.cluster.timeline import Measured, Span, measured
 
@@ -30,6 +30,7 @@ class Batch:
     function: Callable[..., Any]
     items: Sequence[tuple[Any, ...]]
     order: tuple[int, ...]
+    check: Callable[[int, Any], str] | None  # of an index and its result: why it is refused, or nothing
     returned: "SimpleQueue[tuple[int, Any] | BaseException]"
 
 
@@ -69,11 +70,12 @@ class LeaseQueue:
         function: Callable[..., Any],
         items: Sequence[tuple[Any, ...]],
         order: tuple[int, ...],
+        check: Callable[[int, Any], str] | None,
     ) -> Iterator[tuple[int, Any]]:
         """`(index, result)` of every item as they come in; closing the iterator cancels what is under way."""
         with self._lock:
             self._numbers += 1
-            batch = Batch(self._numbers, function, items, order, SimpleQueue())
+            batch = Batch(self._numbers, function, items, order, check, SimpleQueue())
         self._tell(partial(self._add, batch))
         try:
             for _ in range(len(items)):
@@ -184,27 +186,41 @@ class LeaseQueue:
             return
         self._drop(lease)
         self._calls.timeline.add(back.span(self._call, moment))
+        check = out.batch.check
+        if check is not None and self._schedule.wants(lease) and (why := check(lease.item.index, back.result)):
+            self._refuse(lease, out, why)
+            return
         first, others = self._schedule.done(lease)
         self._forget(others)
         self._unawait()
         if first:
             out.batch.returned.put((lease.item.index, back.result))
 
+    def _refuse(self, lease: Lease, out: _Out, why: str) -> None:
+        """This result is not what was asked for: the item is handed out anew."""
+        self._schedule.give_back(lease)
+        self._calls.refuse(self._call, out.worker, why)
+        if self._calls.excluded(out.worker):
+            self._looked = -float("inf")
+            for other in [each for each in self._out if each.worker == lease.worker]:
+                self._schedule.give_back(other)
+                self._drop(other)
+
     # -- who has what
 
     def _look(self) -> None:
         """At who is there, and at whose leases are lost. Raises PlacementError when nobody was for too long."""
-        self._capable = self._calls.offers(self._call)
+        everyone, tags = self._calls.offers(), self._calls.placement.tags(self._call)
+        self._capable = [offer for offer in everyone if offer.satisfies(tags) and not self._calls.excluded(offer)]
         self._looked = time.monotonic()
-        present = {offer.address for offer in self._capable}
+        present = {offer.address for offer in everyone}
         for lease in [lease for lease in self._out if lease.worker not in present]:
             if lease in self._out:  # its batch may have been given up for another
                 self._lose(lease)
         if self._capable or self._alone_since < 0:
             self._alone_since = self._looked
         elif self._looked - self._alone_since > self._patience:
-            tags = self._calls.placement.tags(self._call)
-            raise unsatisfied(self._calls.client, self._call, tags, self._calls.offers())
+            raise self._calls.unsatisfied(self._call)
 
     def _hand_out(self) -> None:
         workers = {offer.address: offer for offer in self._capable}

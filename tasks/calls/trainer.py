@@ -129,6 +129,7 @@ class Begun:
     learned: Learned | None  # by the update that made this version
     figures: dict[str, float]  # of the batch that it learned from
     warnings: tuple[str, ...]
+    vocabulary: int  # rows of the embedding: token ids are below
 
 
 def begin(spec: TrainerSpec) -> Begun:
@@ -142,7 +143,8 @@ def begin(spec: TrainerSpec) -> Begun:
     if learner.step == 0:
         _save(spec, learner, {})
     saved: Any = store.read_manifest(store.join(checkpoints.state_uri(spec.run_uri), str(learner.step))).meta["figures"]
-    return Begun(learner.step, learner.learned, saved, tuple(warnings))
+    embedding: Any = learner.policy.model.get_input_embeddings()
+    return Begun(learner.step, learner.learned, saved, tuple(warnings), len(embedding.weight))
 
 
 def update(spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:

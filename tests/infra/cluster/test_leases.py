@@ -186,7 +186,12 @@ def test_a_worker_that_stopped_is_not_waited_for(client: Client, tmp_path: Path)
 
     said: list[str] = []
     until(lambda: len(offers(client)) == 4)
-    with Dispatch(client, PlacementConfig(), said.append, late_after=0.5) as dispatch:
+
+    def say(line: str) -> None:
+        if not line.startswith("nothing has come back"):  # which a slow machine may hear as well
+            said.append(line)
+
+    with Dispatch(client, PlacementConfig(), say, late_after=0.5) as dispatch:
         leases = dispatch.lease("generate", call, [(item,) for item in range(6)], order=(1,))
         by = dict(next(leases) for _ in range(5))  # the last one waits, and what the others took was measured
         (held,) = tmp_path.glob("5-*")

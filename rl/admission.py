@@ -1,0 +1,105 @@
+"""What a generator may return. It is looked at before it enters a batch: a machine with broken memory, another version
+of a library, or somebody else's program returns anything, and one such lease spoils an update for everybody.
+
+Legend: P problems, G completions per problem, S prompt tokens, T completion tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl.records import Problem, Rollouts
+
+TOLERANCE = 1e-3  # nats above 0 that rounding may make of the log-prob of a certain token
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one generator was asked for."""
+
+    problems: tuple[Problem, ...]  # [P]
+    samples: int  # G
+    max_tokens: int  # T at most
+    versions: range  # policy versions that a token may be sampled with
+    vocabulary: int | None = None  # token ids are below; None where they are not used
+
+
+def refusal(returned: object, asked: Asked) -> str:
+    """Why this may not be trained on, in a few words; empty if it is what was asked for."""
+    if not isinstance(returned, Rollouts):
+        return f"it is {type(returned).__name__}, and not rollouts"
+    return _shapes(returned, asked) or _values(returned, asked)
+
+
+def _shapes(of: Rollouts, asked: Asked) -> str:
+    P, G = len(asked.problems), asked.samples  # noqa: N806
+    if not isinstance(of.problems, tuple) or of.problems != asked.problems:
+        return "its problems are not those asked for"
+    if not _is_array(of.tokens, "iu", 3) or of.tokens.shape[:2] != (P, G):
+        return f"tokens are {_shape(of.tokens)}, not integers [{P}, {G}, T]"
+    T = of.tokens.shape[2]  # noqa: N806
+    if not 1 <= T <= asked.max_tokens:
+        return f"completions have {T} tokens, not 1 to {asked.max_tokens}"
+    wanted = {
+        "logprobs": ("f", (P, G, T)),
+        "versions": ("iu", (P, G, T)),
+        "lengths": ("iu", (P, G)),
+        "ended": ("b", (P, G)),
+    }
+    for name, (kinds, shape) in wanted.items():
+        array = getattr(of, name)
+        if not _is_array(array, kinds, len(shape)) or array.shape != shape:
+            return f"{name} are {_shape(array)}, not {list(shape)}"
+    if (
+        not isinstance(of.prompts, tuple)
+        or len(of.prompts) != P
+        or not all(_is_array(p, "iu", 1) and p.size for p in of.prompts)
+    ):
+        return f"its prompts are not token ids of {P} problems"
+    if not _is_texts(of.texts, P, G):
+        return f"its texts are not {P} times {G}"
+    if not isinstance(of.seconds, float | int) or not 0 <= of.seconds < float("inf"):
+        return f"it took {of.seconds} seconds"
+    return ""
+
+
+def _values(of: Rollouts, asked: Asked) -> str:
+    T = of.tokens.shape[2]  # noqa: N806
+    if of.lengths.min() < 1 or of.lengths.max() > T:
+        return f"a completion has {of.lengths.min() if of.lengths.min() < 1 else of.lengths.max()} of {T} tokens"
+    inside = np.arange(T) < of.lengths[:, :, None]
+    tokens = np.concatenate([of.tokens[inside], *of.prompts])
+    highest = np.iinfo(np.int32).max if asked.vocabulary is None else asked.vocabulary - 1
+    if tokens.min() < 0 or tokens.max() > highest:
+        bad = tokens.min() if tokens.min() < 0 else tokens.max()
+        return f"token id {bad} is not in the vocabulary, 0 to {highest}"
+    logprobs = of.logprobs[inside]
+    if not np.isfinite(logprobs).all() or logprobs.max() > TOLERANCE:
+        bad = logprobs[~np.isfinite(logprobs) | (logprobs > TOLERANCE)][0]
+        return f"a log-prob is {bad:g}"
+    versions = of.versions[inside]
+    if versions.min() < asked.versions.start or versions.max() >= asked.versions.stop:
+        bad = versions.min() if versions.min() < asked.versions.start else versions.max()
+        return f"a token was sampled with v{bad}, not with v{asked.versions.start} to v{asked.versions.stop - 1}"
+    return ""
+
+
+def _is_array(given: Any, kinds: str, dimensions: int) -> bool:
+    """Whether it is an array of one of these kinds of numbers (`dtype.kind`)."""
+    return isinstance(given, np.ndarray) and given.dtype.kind in kinds and given.ndim == dimensions
+
+
+def _shape(given: Any) -> str:
+    return f"{given.dtype} {list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
+
+
+def _is_texts(given: Any, rows: int, columns: int) -> bool:
+    return (
+        isinstance(given, tuple)
+        and len(given) == rows
+        and all(
+            isinstance(row, tuple) and len(row) == columns and all(isinstance(text, str) for text in row)
+            for row in given
+        )
+    )

@@ -1,0 +1,100 @@
+"""What a generator returns is what was asked for, or is refused in words."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl.admission import Asked, refusal
+from rl.records import Problem, Rollouts
+
+PROBLEMS = (Problem("add 1 to 2", "1 + 2", "a:1"), Problem("add 2 to 2", "2 + 2", "a:2", {"level": 3}))
+ASKED = Asked(PROBLEMS, samples=3, max_tokens=5, versions=range(4, 7), vocabulary=100)
+LENGTHS = np.array([[1, 4, 2], [3, 3, 1]], np.int32)
+INSIDE = np.arange(4) < LENGTHS[:, :, None]
+
+
+def rollouts(**other: Any) -> Rollouts:
+    good = Rollouts(
+        problems=PROBLEMS,
+        prompts=(np.array([5, 6], np.int32), np.array([7], np.int32)),
+        tokens=np.where(INSIDE, 99, 0).astype(np.int32),
+        logprobs=np.where(INSIDE, -0.5, 0).astype(np.float32),
+        versions=np.where(INSIDE, 6, 0).astype(np.int32),
+        lengths=LENGTHS,
+        ended=LENGTHS < 4,
+        texts=(("a", "b", ""), ("c", "d", "e")),
+        seconds=0.5,
+    )
+    return replace(good, **other)
+
+
+def put(array: str, value: float, at: tuple[int, int, int] = (0, 1, 3)) -> dict[str, Any]:
+    changed = np.array(getattr(rollouts(), array))
+    changed[at] = value
+    return {array: changed}
+
+
+def test_what_was_asked_for_is_taken() -> None:
+    assert refusal(rollouts(), ASKED) == ""
+    assert refusal(rollouts(**put("versions", 4)), ASKED) == ""
+    assert refusal(rollouts(**put("logprobs", 1e-6)), ASKED) == ""  # rounding
+    assert refusal(rollouts(**put("tokens", 2**31 - 1)), replace(ASKED, vocabulary=None)) == ""
+    # what lies past a completion's end is nobody's
+    assert refusal(rollouts(**put("logprobs", np.nan, (0, 0, 1))), ASKED) == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"problems": PROBLEMS[::-1]}, "its problems are not those asked for"),
+        ({"problems": PROBLEMS[:1]}, "its problems are not those asked for"),
+        ({"tokens": None}, "tokens are NoneType, not integers [2, 3, T]"),
+        ({"tokens": np.zeros((2, 2, 4), np.int32)}, "tokens are int32 [2, 2, 4], not integers [2, 3, T]"),
+        ({"tokens": np.zeros((2, 3, 4), np.float32)}, "tokens are float32 [2, 3, 4], not integers [2, 3, T]"),
+        ({"tokens": np.zeros((2, 3, 6), np.int32)}, "completions have 6 tokens, not 1 to 5"),
+        ({"tokens": np.zeros((2, 3, 0), np.int32)}, "completions have 0 tokens, not 1 to 5"),
+        ({"logprobs": np.zeros((2, 3, 3), np.float32)}, "logprobs are float32 [2, 3, 3], not [2, 3, 4]"),
+        ({"versions": np.zeros((2, 3, 4), object)}, "versions are object [2, 3, 4], not [2, 3, 4]"),
+        ({"lengths": [[1, 4, 2], [3, 3, 1]]}, "lengths are list, not [2, 3]"),
+        ({"ended": np.zeros((2, 3), np.int32)}, "ended are int32 [2, 3], not [2, 3]"),
+        ({"prompts": (np.array([5], np.int32),)}, "its prompts are not token ids of 2 problems"),
+        ({"prompts": (np.array([5], np.int32), np.array([], np.int32))}, "its prompts are not token ids of 2 problems"),
+        ({"texts": (("a", "b"), ("c", "d"))}, "its texts are not 2 times 3"),
+        ({"texts": (("a", "b", None), ("c", "d", "e"))}, "its texts are not 2 times 3"),
+        ({"seconds": float("nan")}, "it took nan seconds"),
+        ({"lengths": np.array([[0, 4, 2], [3, 3, 1]], np.int32)}, "a completion has 0 of 4 tokens"),
+        ({"lengths": np.array([[1, 5, 2], [3, 3, 1]], np.int32)}, "a completion has 5 of 4 tokens"),
+        (put("tokens", 100), "token id 100 is not in the vocabulary, 0 to 99"),
+        (put("tokens", -1), "token id -1 is not in the vocabulary, 0 to 99"),
+        ({"prompts": (np.array([5], np.int32), np.array([100], np.int32))}, "token id 100 is not in the vocabulary"),
+        (put("logprobs", np.nan), "a log-prob is nan"),
+        (put("logprobs", -np.inf), "a log-prob is -inf"),
+        (put("logprobs", 0.1), "a log-prob is 0.1"),
+        (put("versions", 3), "a token was sampled with v3, not with v4 to v6"),
+        (put("versions", 7), "a token was sampled with v7, not with v4 to v6"),
+    ],
+)
+def test_everything_else_is_refused_in_words(other: dict[str, Any], why: str) -> None:
+    found = refusal(rollouts(**other), ASKED)
+    assert found.startswith(why)
+    assert "\n" not in found
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.integers(),
+    st.text(max_size=3),
+    st.lists(st.integers(), max_size=3),
+    st.builds(np.zeros, st.just((2, 3))),
+)
+
+
+@given(st.sampled_from(sorted(vars(rollouts()))), ANYTHING)
+def test_no_nonsense_raises(name: str, nonsense: Any) -> None:
+    assert refusal(nonsense, ASKED)
+    if not (name == "seconds" and isinstance(nonsense, int)):
+        assert refusal(rollouts(**{name: nonsense}), ASKED)
