@@ -150,6 +150,12 @@ class VerifierConfig(BaseModel):
         1024, ge=64, description="address space that a process of my_reward.py or math may take, in MB"
     )
 
+    timeout_reward: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="reward of a completion on which my_reward.py or math takes longer; with none nothing is learned "
+        "from it, 0 teaches to avoid it",
+    )
     sandbox: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
         "auto",
         description="around my_reward.py or math, beside its limits; auto takes the first of them that works where it "

@@ -102,8 +102,15 @@ def judge(
         texts = [text for row in mine for text in completions[row]]
         given = iter(opened(spec, home).judge(asked, texts))
         for row in mine:
-            verdicts[row] = [next(given) for _ in completions[row]]
+            verdicts[row] = [_worth(next(given), spec) for _ in completions[row]]
     return Judgement.of(verdicts)
+
+
+def _worth(verdict: Verdict, spec: VerifierSpec) -> Verdict:
+    """The verdict, with what a time-out is worth."""
+    if spec.timeout_reward is None or verdict.reason != "timeout" or not verdict.error:
+        return verdict
+    return Verdict(spec.timeout_reward, verdict.reason)
 
 
 def warm(verifiers: Iterable[VerifierSpec], home: Path | None = None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -139,6 +140,9 @@ class Learner:
         ``max_tokens`` is where completions were cut; only ``loss.overlong`` needs it.
         """
         batch = shaped(batch, loss, max_tokens)
+        # a completion without a verdict has no token to learn from
+        judged = np.where(np.isnan(batch.rewards), 0, batch.rollouts.lengths).astype(np.int32)
+        batch = replace(batch, rollouts=replace(batch.rollouts, lengths=judged))
         used = [int(group) for group in batch.varied.nonzero()[0] if batch.rollouts.lengths[group].any()]
         nothing = Learned(self.step + 1, applied=False)
         learned = self._apply(batch, used, loss, temperature) if used else nothing

@@ -47,11 +47,16 @@ def advantages(rewards: NDArray[np.float32], name: str) -> NDArray[np.float32]:
     """[P, G] advantages of [P, G] rewards.
 
     reinforce: A = r - mean(group), the group-mean baseline. grpo: A = (r - mean) / (std + 1e-6) with the sample
-    standard deviation (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+    standard deviation (DeepSeekMath, arXiv 2402.03300, section 4.1.2). Mean and deviation are over the rewards that are
+    known; a completion whose reward is not (NaN) has advantage 0.
     """
-    centred = rewards - rewards.mean(axis=1, keepdims=True)
+    known = ~np.isnan(rewards)
+    count = known.sum(axis=1, keepdims=True)
+    mean = np.where(known, rewards, 0).sum(axis=1, keepdims=True) / np.maximum(count, 1)
+    centred = np.where(known, rewards - mean, 0)
     if name == "grpo":
-        centred = centred / (rewards.std(axis=1, ddof=1, keepdims=True) + 1e-6)
+        variance = (centred**2).sum(axis=1, keepdims=True) / np.maximum(count - 1, 1)
+        centred = centred / (np.sqrt(variance) + 1e-6)
     result: NDArray[np.float32] = centred.astype(np.float32)
     return result
 

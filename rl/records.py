@@ -76,9 +76,12 @@ class Batch:
 
     @property
     def varied(self) -> NDArray[np.bool_]:
-        """[P]: groups whose rewards differ; the others have nothing to teach. One with a reward that is not known (NaN)
-        is none of them: NaN compares as no difference."""
-        differ: NDArray[np.bool_] = self.rewards.max(axis=1, initial=-np.inf) > self.rewards.min(axis=1, initial=np.inf)
+        """[P]: groups whose rewards differ, of those that are known, which are two at least; the others have nothing to
+        teach."""
+        unknown = np.isnan(self.rewards)
+        highest = np.where(unknown, -np.inf, self.rewards).max(axis=1, initial=-np.inf)
+        lowest = np.where(unknown, np.inf, self.rewards).min(axis=1, initial=np.inf)
+        differ: NDArray[np.bool_] = highest > lowest
         return differ
 
     def select(self, groups: Sequence[int]) -> "Batch":

@@ -55,7 +55,7 @@ class Collected:
     batch: Batch  # the groups to train on, in order of admission
     drawn: int  # groups
     varied: int  # groups whose rewards differ
-    failed: int  # groups with a completion that no verifier could judge
+    failed: int  # groups with less than two verdicts
     reward: float  # mean over the completions judged
     pass_rate: float  # share of the completions judged that have reward 1
     error_rate: float  # share of completions whose verifier failed
@@ -240,7 +240,7 @@ class Collection:
             batch=everything.select(used),
             drawn=len(everything),
             varied=len(varied),
-            failed=int(unknown.any(axis=1).sum()),
+            failed=int(((~unknown).sum(axis=1) < 2).sum()),
             reward=float(np.nanmean(everything.rewards)),
             pass_rate=pass_rate(everything.rewards),
             error_rate=float(unknown.mean()),

@@ -254,6 +254,7 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
         config.network,
         tuple(config.env),
         config.truncated,
+        config.timeout_reward,
     )
     spec.require_known()
     return spec

@@ -35,6 +35,7 @@ class VerifierSpec:
     network: bool = False
     env: tuple[str, ...] = ()  # names of the variables that it gets from the machine that judges
     truncated: str = "auto"  # what a completion without its end is worth: zero, or what is judged of it
+    timeout_reward: float | None = None  # of a completion that takes longer; None: it has none
 
     @property
     def is_service(self) -> bool:

@@ -45,6 +45,26 @@ def test_each_set_is_judged_by_its_own_verifier_and_order_is_kept() -> None:
     assert np.array_equal(found.parts["right"], [[0.75, nan], [nan, nan], [1, 0], [0.75, 0]], equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("worth", "rewards"), [(None, [1, np.nan, np.nan]), (0.0, [1, 0, np.nan]), (-0.5, [1, -0.5, np.nan])]
+)
+def test_a_time_out_is_worth_what_was_asked_for_and_other_failures_nothing(
+    worth: float | None, rewards: list[float]
+) -> None:
+    text = """
+import time
+def reward(problem, completion):
+    if completion == "slow":
+        time.sleep(60)
+    return 1 / int(completion)
+"""
+    spec = VerifierSpec("slow.py:reward", 1.0, 512, text, timeout_reward=worth)
+    found = judge([Problem("", "", "s:1")], [["1", "slow", "0"]], {"": spec})
+    assert np.array_equal(found.rewards, [rewards], equal_nan=True)
+    assert found.reasons[0][1:] == ("timeout", "verifier_error")
+    assert len(found.errors) == (2 if worth is None else 1)
+
+
 def test_a_broken_problem_is_an_error_and_no_wrong_answer() -> None:
     found = judge([Problem("", "many", "p.csv:2")], [["1"]], {"": VerifierSpec("gsm8k")})
     assert found.reasons == (("broken_problem",),)

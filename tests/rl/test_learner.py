@@ -29,6 +29,7 @@ REINFORCE = LossConfig(name="reinforce")
 GRPO = LossConfig(name="grpo")
 PLAIN = OptimizerConfig(lr=1e-3, warmup_steps=0)
 REWARDS = [[1, 0, 0, 1], [1, 1, 1, 1], [0, 1, 0.5, 0]]  # the group in the middle does not vary
+UNJUDGED = [(0, 3), (2, 0), (2, 2)]  # two with a verdict are left of the last group
 
 
 @pytest.fixture
@@ -86,9 +87,10 @@ def off_policy(batch: Batch, spread: float) -> Batch:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("loss", [REINFORCE, GRPO], ids=["reinforce", "grpo"])
-@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
+@pytest.mark.parametrize(("name", "unjudged"), [("qwen3", []), ("llama", []), ("gpt2", []), ("qwen3", UNJUDGED)])
 def test_the_gradient_is_that_of_a_loop_over_unpadded_sequences_in_float64(
     name: str,
+    unjudged: list[tuple[int, int]],
     loss: LossConfig,
     temperature: float,
     make_policy: Make,
@@ -98,14 +100,18 @@ def test_the_gradient_is_that_of_a_loop_over_unpadded_sequences_in_float64(
 ) -> None:
     policy = make_policy(name, eager=4.0)
     batch = off_policy(drawn(policy, temperature), 0.5)
+    for place in unjudged:
+        batch.rewards[place] = math.nan
     rollouts, reference = batch.rollouts, exactly(policy.model)
     kept = [p for p, row in enumerate(REWARDS) if len(set(row)) > 1]
-    tokens = sum(int(rollouts.lengths[p, g]) for p in kept for g in range(4))
+    judged = {p: [g for g in range(4) if (p, g) not in unjudged] for p in kept}
+    tokens = sum(int(rollouts.lengths[p, g]) for p in kept for g in judged[p])
     total = torch.zeros((), dtype=torch.float64)
     for p in kept:
-        mean = sum(REWARDS[p]) / 4
-        deviation = math.sqrt(sum((reward - mean) ** 2 for reward in REWARDS[p]) / 3)
-        for g in range(4):
+        known = [REWARDS[p][g] for g in judged[p]]
+        mean = sum(known) / len(known)
+        deviation = math.sqrt(sum((reward - mean) ** 2 for reward in known) / (len(known) - 1))
+        for g in judged[p]:
             length = int(rollouts.lengths[p, g])
             pi = alone(reference, rollouts.prompts[p], rollouts.tokens[p, g, :length], temperature)
             ratio = (pi - torch.from_numpy(rollouts.logprobs[p, g, :length]).double()).exp()
@@ -117,7 +123,7 @@ def test_the_gradient_is_that_of_a_loop_over_unpadded_sequences_in_float64(
                 bound = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
                 if advantage < 0:
                     bound = bound.clamp(min=3 * advantage)
-                total = total - bound.mean() / (len(kept) * 4)
+                total = total - bound.mean() / sum(map(len, judged.values()))
     total.backward()
     expected = [p.grad for p in reference.parameters()]
 

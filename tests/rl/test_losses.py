@@ -43,6 +43,35 @@ def test_grpo_divides_by_the_sample_deviation_too(rewards: list[list[float]]) ->
         np.testing.assert_allclose(advantages(np.float32(rewards), "grpo"), expected, atol=2e-3)
 
 
+PARTLY_KNOWN = st.lists(
+    st.lists(st.one_of(st.none(), st.integers(0, 8).map(lambda eighths: eighths / 8)), min_size=5, max_size=5),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(PARTLY_KNOWN, st.sampled_from(["reinforce", "grpo"]))
+def test_the_baseline_is_that_of_the_verdicts_that_are_there(rewards: list[list[float | None]], name: str) -> None:
+    expected = []  # in float64
+    for group in rewards:
+        known = [reward for reward in group if reward is not None]
+        mean = math.fsum(known) / len(known) if known else 0.0
+        scale = statistics.stdev(known) + 1e-6 if name == "grpo" and len(known) > 1 else 1.0
+        expected.append([0.0 if reward is None else (reward - mean) / scale for reward in group])
+    given_ = np.float32([[math.nan if reward is None else reward for reward in group] for group in rewards])
+    found = advantages(given_, name)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "grpo"])
+def test_a_completion_of_no_length_counts_nowhere(name: str) -> None:
+    found = token_weights(np.int32([[2, 0, 3], [0, 0, 5]]), name)
+    assert found[0, 0] * 2 + found[0, 2] * 3 + found[1, 2] * 5 == pytest.approx(1)
+    if name == "grpo":
+        np.testing.assert_allclose(found, [[1 / 6, 0, 1 / 9], [0, 0, 1 / 15]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["reinforce", "grpo"])
 def test_a_group_of_equal_rewards_has_no_advantage(name: str) -> None:
     found = advantages(np.float32([[1, 1, 1], [0, 0, 0]]), name)

@@ -21,6 +21,13 @@ def test_a_group_varies_when_its_rewards_differ(batch: Batch) -> None:
     assert len(batch) == 3
 
 
+def test_a_group_varies_by_the_rewards_that_are_known(make_rollouts: Make, judged: Judged) -> None:
+    nan = float("nan")
+    rewards = [[1, nan, 0], [1, nan, nan], [nan, nan, nan], [0, 0, nan], [nan, 0.5, 1]]
+    found = judged(make_rollouts([[1]] * 5, [[[2], [3], [4]]] * 5), rewards)
+    assert found.varied.tolist() == [True, False, False, False, True]
+
+
 def test_groups_of_one_never_vary(make_rollouts: Make, judged: Judged) -> None:
     assert judged(make_rollouts([[1], [2]], [[[3]], [[4]]]), [[1], [0]]).varied.tolist() == [False, False]
 

@@ -253,7 +253,7 @@ def judged_as(rewards: list[list[float]], sets: Sequence[str] = ("",), refill: f
 NAN = float("nan")
 
 
-def test_a_group_with_a_failure_is_not_trained_on_and_the_failure_is_no_zero() -> None:
+def test_a_group_with_less_than_two_verdicts_is_not_trained_on_and_a_failure_is_no_zero() -> None:
     found = judged_as([[1, 0], [1, NAN], [0, 0], [NAN, NAN], [0, 1]]).collected()
     assert groups(found) == [0, 4]
     figures = found.figures()
@@ -264,6 +264,14 @@ def test_a_group_with_a_failure_is_not_trained_on_and_the_failure_is_no_zero() -
     assert figures["reasons/timeout"] == pytest.approx(0.3)
     assert found.errors == ("it broke", "and again")
     assert not np.isnan(found.batch.rewards).any()
+
+
+def test_a_group_is_trained_on_the_verdicts_that_are_there() -> None:
+    found = judged_as([[1, 0, NAN], [1, NAN, 1], [1, NAN, NAN], [NAN, 0, 0.5]]).collected()
+    assert groups(found) == [0, 3]
+    figures = found.figures()
+    assert (figures["groups/drawn"], figures["groups/failed"], figures["groups/zero_variance"]) == (4, 1, 1)
+    assert np.array_equal(found.batch.rewards, [[1, 0, NAN], [NAN, 0, 0.5]], equal_nan=True)
 
 
 def test_a_step_of_failures_alone_ends_the_run_with_the_first_message_and_without_replacements() -> None:
