@@ -147,6 +147,8 @@ class LeaseQueue:
         if self._batches.pop(batch.number, None) is not None:
             self._forget(self._schedule.withdraw(batch.number))
             self._unawait()
+            if not self._batches:
+                self._calls.lacking.pop(self._call, None)
 
     def _finished(self, lease: Lease, moment: float) -> None:
         """Its worker has come back with it, or Dask has given it up."""
@@ -219,13 +221,18 @@ class LeaseQueue:
                 self._lose(lease)
         if self._capable or self._alone_since < 0:
             self._alone_since = self._looked
+            self._calls.lacking.pop(self._call, None)
+        elif self._call not in self._calls.lacking:
+            self._calls.lacking[self._call] = self._alone_since
         elif self._looked - self._alone_since > self._patience:
             raise self._calls.unsatisfied(self._call)
 
     def _hand_out(self) -> None:
         workers = {offer.address: offer for offer in self._capable}
         for lease in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent):
-            batch = self._batches[lease.item.batch]
+            batch = self._batches.get(lease.item.batch)
+            if batch is None:
+                continue  # it was given up for the lease before
             try:
                 # Pinned and strict: Dask forgets the tags too when it may use other workers. A lease on an address
                 # that vanished is noticed at the next look, because Dask itself would wait for it to come back.
