@@ -150,12 +150,17 @@ class LeaseQueue:
             if not self._batches:
                 self._calls.lacking.pop(self._call, None)
 
+    def _back(self, lease: Lease) -> None:
+        """Its worker answers, or will never; in a thread of Dask's."""
+        self._calls.silent.discard(lease.worker)
+        self._events.put(partial(self._finished, lease, time.time()))
+
     def _finished(self, lease: Lease, moment: float) -> None:
         """Its worker has come back with it, or Dask has given it up."""
         if (out := self._out.get(lease)) is None:
             return  # it was taken back, or its worker had vanished before
-        if out.future.status in ("finished", "error") and lease.worker in self._calls.silent:
-            self._calls.silent.remove(lease.worker)
+        self._calls.silent.discard(lease.worker)  # it may have come back while it was found to be late
+        if out.future.status in ("finished", "error") and lease.late:
             self._calls.say(f"{out.worker.name} came back with {self._call} after {time.time() - out.since:.0f} s")
         if out.future.status == "finished":
             self._schedule.finished(lease, time.monotonic())
@@ -252,7 +257,7 @@ class LeaseQueue:
                 continue
             self._out[lease] = _Out(batch, workers[lease.worker], future, time.time())
             future.add_done_callback(  # type: ignore[no-untyped-call]
-                lambda _, lease=lease: self._events.put(partial(self._finished, lease, time.time()))
+                lambda _, lease=lease: self._back(lease)
             )
             self._tell_of_late(lease)
 
