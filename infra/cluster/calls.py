@@ -83,6 +83,7 @@ class Calls:
         self.going.set()
         self.stopped = False
         self.silent: set[str] = set()  # addresses of workers that are late with a lease: they get no other
+        self.lacking: dict[str, float] = {}  # calls that wait for a worker, and since when, by time.monotonic
         self.refusals: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
         self._awaited: dict[str, Awaited] = {}  # by the key of its future

@@ -147,13 +147,20 @@ class LeaseQueue:
         if self._batches.pop(batch.number, None) is not None:
             self._forget(self._schedule.withdraw(batch.number))
             self._unawait()
+            if not self._batches:
+                self._calls.lacking.pop(self._call, None)
+
+    def _back(self, lease: Lease) -> None:
+        """Its worker answers, or will never; in a thread of Dask's."""
+        self._calls.silent.discard(lease.worker)
+        self._events.put(partial(self._finished, lease, time.time()))
 
     def _finished(self, lease: Lease, moment: float) -> None:
         """Its worker has come back with it, or Dask has given it up."""
         if (out := self._out.get(lease)) is None:
             return  # it was taken back, or its worker had vanished before
-        if out.future.status in ("finished", "error") and lease.worker in self._calls.silent:
-            self._calls.silent.remove(lease.worker)
+        self._calls.silent.discard(lease.worker)  # it may have come back while it was found to be late
+        if out.future.status in ("finished", "error") and lease.late:
             self._calls.say(f"{out.worker.name} came back with {self._call} after {time.time() - out.since:.0f} s")
         if out.future.status == "finished":
             self._schedule.finished(lease, time.monotonic())
@@ -219,13 +226,18 @@ class LeaseQueue:
                 self._lose(lease)
         if self._capable or self._alone_since < 0:
             self._alone_since = self._looked
+            self._calls.lacking.pop(self._call, None)
+        elif self._call not in self._calls.lacking:
+            self._calls.lacking[self._call] = self._alone_since
         elif self._looked - self._alone_since > self._patience:
             raise self._calls.unsatisfied(self._call)
 
     def _hand_out(self) -> None:
         workers = {offer.address: offer for offer in self._capable}
         for lease in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent):
-            batch = self._batches[lease.item.batch]
+            batch = self._batches.get(lease.item.batch)
+            if batch is None:
+                continue  # it was given up for the lease before
             try:
                 # Pinned and strict: Dask forgets the tags too when it may use other workers. A lease on an address
                 # that vanished is noticed at the next look, because Dask itself would wait for it to come back.
@@ -245,7 +257,7 @@ class LeaseQueue:
                 continue
             self._out[lease] = _Out(batch, workers[lease.worker], future, time.time())
             future.add_done_callback(  # type: ignore[no-untyped-call]
-                lambda _, lease=lease: self._events.put(partial(self._finished, lease, time.time()))
+                lambda _, lease=lease: self._back(lease)
             )
             self._tell_of_late(lease)
 

@@ -33,22 +33,22 @@ class Watch:
     def _look(self) -> None:
         progress, pause, due = 0.0, FIRST_SECONDS, FIRST_SECONDS
         while not self._ended.wait(FIRST_SECONDS / 10):
-            awaited = self._calls.awaited
-            if not awaited or not self._calls.going.is_set():
+            awaited, lacking = self._calls.awaited, self._calls.lacking.copy()
+            if not (awaited or lacking) or not self._calls.going.is_set():
                 continue
             now = time.monotonic()
-            began = max(self._calls.progress, min(each.since for each in awaited.values()))
+            began = max(self._calls.progress, min([*lacking.values(), *(each.since for each in awaited.values())]))
             if began > progress:
                 progress, pause, due = began, FIRST_SECONDS, FIRST_SECONDS
             if now - began >= due:
-                line = self.waiting_for(awaited, now)
+                line = self.waiting_for(awaited, lacking, now)
                 if self._calls.progress <= progress:  # nothing came back while the scheduler was asked
                     self._calls.say(f"nothing has come back for {now - began:.0f} s; waiting for {line}")
                 pause = min(2 * pause, LONGEST_SECONDS)
                 due += pause
 
-    def waiting_for(self, awaited: dict[str, Awaited], now: float) -> str:
-        """Which calls, on which workers, since when."""
+    def waiting_for(self, awaited: dict[str, Awaited], lacking: dict[str, float], now: float) -> str:
+        """Which calls, on which workers, since when; `lacking` ones have none."""
         try:
             names = {offer.address: offer.name for offer in offers(self._calls.client, ANSWER_SECONDS)}
             where = self._where()
@@ -59,6 +59,9 @@ class Watch:
             address = where.get(key) or call.worker
             name = "a worker" if address is None else names.get(address, address)
             found[call.name].append(f"{name} ({now - call.since:.0f} s)")
+        for name, since in lacking.items():
+            tags = " and ".join(self._calls.placement.tags(name))
+            found[name].append(f"a worker that offers {tags} ({now - since:.0f} s)")
         return "; ".join(
             f"{call} on {', '.join(on[:NAMED])}" + (f" and {len(on) - NAMED} more" if len(on) > NAMED else "")
             for call, on in found.items()

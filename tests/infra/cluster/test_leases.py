@@ -276,7 +276,17 @@ def test_closing_a_lease_takes_back_what_is_under_way(dispatch: Dispatch, tmp_pa
     until(lambda: dispatch.under_way == [])
 
 
-def test_leases_without_a_worker_end_in_words(client: Client) -> None:
-    dispatch = Dispatch(client, PlacementConfig(generate=("CUDA", "GENERATOR")), patience=0.1)
-    with pytest.raises(PlacementError, match=r"placement.generate needs CUDA and GENERATOR but no worker offers CUDA"):
+def test_leases_without_a_worker_are_told_of_and_end_in_words(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "FIRST_SECONDS", 0.2)
+    said: list[str] = []
+    placement = PlacementConfig(generate=("CUDA", "GENERATOR"))
+    with (
+        Dispatch(client, placement, said.append, patience=3) as dispatch,
+        pytest.raises(PlacementError, match=r"placement.generate needs CUDA and GENERATOR but no worker offers CUDA"),
+    ):
         list(dispatch.lease("generate", lambda: None, [()]))
+    assert re.fullmatch(
+        r"nothing has come back for \d s; waiting for generate on a worker that offers CUDA and GENERATOR \(\d s\)",
+        said[0],
+    )
+    assert dispatch.lacking == {}
