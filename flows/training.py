@@ -181,7 +181,8 @@ class Training:
         if not self.problems.held_out and policy.step == 0:
             self.place.display.say("no problems are held out of training, so there is no evaluation on such")
         self.evaluations.make(policy)
-        self._step_began += time.perf_counter() - began
+        if policy.step < self.config.steps:  # after the last step there is none to be longer for it
+            self._step_began += time.perf_counter() - began
 
     def started(self) -> None:
         """The steps begin now."""

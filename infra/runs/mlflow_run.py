@@ -37,8 +37,8 @@ ENVIRONMENT = {  # must stand before mlflow is imported; what the user has set w
 BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH = 1000, 100, 6000  # MLflow's limits
 TABLES_SHOWN = 100  # the tag that makes MLflow show a file as a table holds 8000 characters
 SAMPLES_TAG = "mlflow.loggedArtifacts"
-# without these the page of 3.17 opens on traces and evaluations of language model applications, of which there are none
-WORKFLOW, KIND_TAG, KIND = "?workflowType=machine_learning", "mlflow.experimentKind", "custom_model_development"
+# without it the page of 3.17 opens on traces of language model applications, whatever the tags of an experiment say
+WORKFLOW = "?workflowType=machine_learning"
 NOTE_TAG = "mlflow.note.content"
 NOTE = """Reinforcement learning of **{model}** on **{problems}** by **{loss}**.
 
@@ -151,7 +151,7 @@ class MlflowRun:
         if found is None:
             # a server decides itself where artifacts go; MLflow's default without one is the working directory
             folder = None if self.is_served else (self._home / "mlartifacts").as_uri()
-            return str(client.create_experiment(self._experiment, artifact_location=folder, tags={KIND_TAG: KIND}))
+            return str(client.create_experiment(self._experiment, artifact_location=folder))
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)

@@ -99,7 +99,7 @@ def test_a_run_ends_with_a_report_that_is_whole_in_itself(lab: Any, reported: Pa
     assert any("/runs/flow-run/" in link for link in links)
     assert not any(link.endswith("/status") for link in links)  # the dashboard is gone with the cluster
     assert logged.data.tags["mlflow.note.content"].startswith("Reinforcement learning of **")
-    assert client.get_experiment(logged.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    assert all("?workflowType=machine_learning" in link for link in links if logged.info.run_id in link)
 
 
 def test_every_completion_of_every_step_is_kept(lab: Any, reported: Path) -> None:
