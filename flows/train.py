@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
 from flows.preflight import check_model
+from flows.rejoining import outliving_schedulers
 from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
 from flows.sft import kept_warm_up, sft
 from flows.training import Training, TrainResult
@@ -39,9 +40,22 @@ def title() -> str:
 
 @flow(name="rlvf", flow_run_name=title)
 def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
-    """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one."""
+    """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one. When the scheduler of a
+    joined cluster dies, the run goes on from its newest checkpoint once that is back."""
     config = with_secrets(config)
-    with workplace(config.cluster, config.placement) as place, Training(open_run(config, resume, place), place) as run:
+    with workplace(config.cluster, config.placement) as place:
+        return outliving_schedulers(
+            place,
+            config.cluster,
+            config.placement,
+            lambda place: trained(config, resume, place),
+            lambda place: trained(config, resume or name_if_begun(config, place), place),
+        )
+
+
+def trained(config: TrainConfig, resume: str | None, place: Workplace) -> TrainResult:
+    """The run, from its beginning or its newest checkpoint to its last step."""
+    with Training(open_run(config, resume, place), place) as run:
         policy = run.begin(first_weights(config, place))
         run.evaluate(policy)
         run.started()
@@ -100,8 +114,8 @@ def first_weights(config: TrainConfig, place: Workplace) -> str:
 def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     """The run to train. One that Prefect starts again, after a crash or on its page, goes on where it stopped."""
     named = config.run or str(flow_run.name)
-    if resume is None and started_before() and is_run(resolve_run(named, place.runs)):
-        resume = named
+    if resume is None and started_before():
+        resume = name_if_begun(config, place)
     if resume is None:
         if note := check_model(config.policy.model, place.runs):
             place.display.say(note)
@@ -109,6 +123,12 @@ def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     run = Run(resolve_run(resume, place.runs), config, resumed=True)
     refuse_contradictions(resume, saved_config(run.uri), config)
     return run
+
+
+def name_if_begun(config: TrainConfig, place: Workplace) -> str | None:
+    """What this flow calls its run, if an earlier start of it has begun one."""
+    named = config.run or str(flow_run.name)
+    return named if is_run(resolve_run(named, place.runs)) else None
 
 
 def started_before() -> bool:

@@ -71,6 +71,15 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
         prefect = stack.enter_context(PrefectSession(home, display.say))
         prefect.bind()
         place = Workplace(home, display, dispatch, storage, prefect)
-        token = _open.set(place)
-        stack.callback(_open.reset, token)
+        stack.enter_context(opened(place))
         yield place
+
+
+@contextmanager
+def opened(place: Workplace) -> Iterator[None]:
+    """`workplace` gives this one meanwhile."""
+    token = _open.set(place)
+    try:
+        yield
+    finally:
+        _open.reset(token)

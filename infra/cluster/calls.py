@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
+from distributed.comm.core import CommClosedError
 
 from infra.cluster.placement import Offer, PlacementConfig, PlacementError, offers, unsatisfied
 from infra.cluster.timeline import Timeline
@@ -64,6 +65,15 @@ class Awaited:
 
 def nobody_listens(line: str) -> None:
     """What is said to nobody."""
+
+
+def is_lost(error: BaseException | None, client: Client) -> bool:
+    """Whether this was raised because the client's scheduler is gone, or came back and knows nothing of its calls."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return client.status != "running" or any(isinstance(each, (SchedulerLostError, CommClosedError)) for each in chain)
 
 
 class Calls:

@@ -81,6 +81,12 @@ def workers(
     return spec
 
 
+def joined_scheduler(config: ClusterConfig) -> str | None:
+    """The address of the scheduler that is joined; None where the cluster is started here, its scheduler in this very
+    process."""
+    return config.scheduler or os.environ.get("RLVF_SCHEDULER") or None
+
+
 @contextmanager
 def cluster(
     config: ClusterConfig, *, log_dir: Path | None = None, preload: Mapping[str, str] | None = None
