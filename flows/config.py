@@ -68,6 +68,7 @@ class EvalConfig(ConfigTree):
     that was begun last. Of a run, what is not given is as it was trained: problems, verifier, sampling, seed."""
 
     first = ("policy", "problems", "verifier", "samples", "held_out", "sampling")
+    left_out = ("problems", "verifier")  # as the run was trained; a form would send the defaults that it shows
 
     policy: PolicyConfig = PolicyConfig()
     problems: ProblemsConfig = ProblemsConfig()

@@ -23,6 +23,7 @@ class ConfigTree(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     first: ClassVar[tuple[str, ...]] = ()  # the fields that come before the others in a form
+    left_out: ClassVar[tuple[str, ...]] = ()  # sections that a form does not give until somebody does
 
     @model_validator(mode="before")
     @classmethod
@@ -47,14 +48,16 @@ class ConfigTree(BaseModel):
         for name, field in cls.model_fields.items():
             shown = schema["properties"][name]
             if section := section_of(field):
-                shown = _section_schema(field, section, shown)
+                shown = _section_schema(field, section, shown, left_out=name in cls.left_out)
             elif (section := items_of(field)) and hasattr(section, "shorthand"):
                 shown = {**shown, "items": {"anyOf": [_leaf(section), shown["items"]]}}
             schema["properties"][name] = {**shown, "position": order.index(name)}
         return schema
 
 
-def _section_schema(field: FieldInfo, section: type[BaseModel], shown: JsonSchemaValue) -> JsonSchemaValue:
+def _section_schema(
+    field: FieldInfo, section: type[BaseModel], shown: JsonSchemaValue, left_out: bool
+) -> JsonSchemaValue:
     if "$ref" not in shown:
         return shown  # a choice already
     inside = {"$ref": shown["$ref"]}
@@ -66,6 +69,8 @@ def _section_schema(field: FieldInfo, section: type[BaseModel], shown: JsonSchem
         text = getattr(default, shorthand)
         short = default == section.model_validate({shorthand: text})
         words = outside.get("description", leaf.pop("description", ""))
+        if left_out:
+            return {**outside, "anyOf": [NULL, leaf, inside], "description": words, "default": None}
         return {**outside, "anyOf": [leaf, inside], "description": words, **({"default": text} if short else {})}
     if default == section():
         words = outside.get("description", (section.__doc__ or "").strip())

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from infra.security.printable import printable
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Batch, Problem, Rollouts, concatenate
 from rl.verifiers.spec import VerifierSpec
@@ -232,7 +233,8 @@ class Collection:
         rollouts = everything.rollouts
         unknown = np.isnan(everything.rewards)
         if unknown.all():
-            raise BrokenVerifierError(f"no completion of step {self.step} could be judged: {judgement.errors[0]}")
+            why = printable(judgement.errors[0])  # Prefect's own commands print what ends a run as it is
+            raise BrokenVerifierError(f"no completion of step {self.step} could be judged: {why}")
         varied = everything.varied.nonzero()[0]
         used = [int(group) for group in varied[: self.config.prompts]]
         reasons = Counter(reason for row in everything.reasons for reason in row)

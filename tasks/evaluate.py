@@ -10,6 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
+from infra.security.printable import printable
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
 from rl.judging import BrokenVerifierError, Judgement
@@ -109,5 +110,5 @@ def _rewards(
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)
     everything = Judgement.join([judgements[index] for index in range(len(parts))])
     if np.isnan(everything.rewards).all():
-        raise BrokenVerifierError(f"no completion could be judged: {everything.errors[0]}")
+        raise BrokenVerifierError(f"no completion could be judged: {printable(everything.errors[0])}")
     return everything.rewards

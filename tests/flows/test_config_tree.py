@@ -57,6 +57,14 @@ def test_a_configuration_that_is_written_out_passes_too() -> None:
         assert model.model_validate(whole) == model()
 
 
+def test_the_form_of_an_evaluation_leaves_to_the_run_how_it_was_trained() -> None:
+    shown = fields(evaluate_policy, EvalConfig)
+    sent = {name: field.get("default") for name, field in shown.items()}
+    given = EvalConfig.model_validate({**sent, "policy": "newest"}).model_fields_set
+    assert given.isdisjoint({"problems", "verifier", "sampling"})
+    assert "policy" in given
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [

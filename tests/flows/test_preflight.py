@@ -86,7 +86,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     _use_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "cache")
     yield knows
     knows.over.set()
