@@ -74,20 +74,6 @@ class Judgement:
             ),
         )
 
-    def without_ends(self, truncated: NDArray[np.bool_]) -> "Judgement":
-        """The same with a reward of 0 and the reason "truncated" where a completion lacks the end that it is judged by:
-        truncated is [P, G]."""
-        if not truncated.any():
-            return self
-        return replace(
-            self,
-            rewards=np.where(truncated, np.float32(0), self.rewards),
-            reasons=tuple(
-                tuple("truncated" if cut else reason for cut, reason in zip(row, reasons, strict=True))
-                for row, reasons in zip(truncated.tolist(), self.reasons, strict=True)
-            ),
-        )
-
     def part(self, name: str) -> NDArray[np.float32]:
         """[P, G], NaN where there is no such part."""
         return self.parts[name] if name in self.parts else np.full_like(self.rewards, nan)
