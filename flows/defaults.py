@@ -9,7 +9,7 @@ from flows.config import EvalConfig, TrainConfig
 from rl.config import TINY, ProblemsConfig, SamplingConfig, VerifierConfig
 from rl.verifiers.spec import ARITHMETIC, BUILT_IN, MATH, named
 
-# Adam's steps are as large as the learning rate whatever the gradient, and a large model is near a good solution already
+# Adam's steps are as large as the learning rate whatever the gradient; a large model is near a good solution already
 RATES = ((20e6, 3e-4), (100e6, 3e-5), (500e6, 5e-6))  # below so many parameters
 RATE = 1e-6  # of larger ones: what reinforcement learning of 0.5B-8B models is published with
 SMALL = 20e6  # parameters: a model of fewer does not think step by step
