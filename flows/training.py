@@ -83,7 +83,6 @@ class Training:
         )
         self.evaluations = Evaluations(config, self.problems, self.generator, place, run.uri)
         check_verifiers(place.dispatch, {**self.problems.verifiers, **self.evaluations.verifiers})
-        self._check_policy()
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: TrainerSpec  # set by begin
@@ -116,6 +115,7 @@ class Training:
             self._cancelled = stack.enter_context(
                 obeyed(self.place.dispatch, self.place.display, self.place.prefect.serves)
             )
+            self._check_policy()  # with the turn: the trainer may have been another run's until now
             self.tracker = stack.enter_context(
                 open_run(
                     self.config.tracking,
