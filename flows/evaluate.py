@@ -8,6 +8,7 @@ from prefect import flow
 
 from flows.as_trained import asked_evaluation
 from flows.config import EvalConfig, SftConfig
+from flows.defaults import with_eval_defaults
 from flows.preflight import check_model
 from flows.runs import Run, existing_run, saved_config, with_secrets
 from flows.sft import sft
@@ -37,6 +38,9 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
             place.display.say(note)
         check_verifiers(place.dispatch, problems.verifiers)
         version, run = chosen_policy(config, place)
+        config, chosen = with_eval_defaults(config, None if run is None else run.config)
+        for line in chosen:
+            place.display.say(line)
         if run is not None and not config.again and (known := kept(run, version, config)):
             place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
             return known

@@ -8,6 +8,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
+from flows.defaults import with_defaults
 from flows.preflight import check_model
 from flows.rejoining import outliving_schedulers
 from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
@@ -119,7 +120,11 @@ def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     if resume is None:
         if note := check_model(config.policy.model, place.runs):
             place.display.say(note)
+        config, chosen = with_defaults(config)
+        for line in chosen:
+            place.display.say(line)
         return new_run(config.model_copy(update={"run": named}), place.runs)
+    config, _ = with_defaults(config)  # one that Prefect starts again has them as they were asked for
     run = Run(resolve_run(resume, place.runs), config, resumed=True)
     refuse_contradictions(resume, saved_config(run.uri), config)
     return run

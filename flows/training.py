@@ -83,11 +83,6 @@ class Training:
         )
         self.evaluations = Evaluations(config, self.problems, self.generator, place, run.uri)
         check_verifiers(place.dispatch, {**self.problems.verifiers, **self.evaluations.verifiers})
-        if not run.resumed and config.policy.model != TINY:
-            asked = [*self.problems.held_out, *self.problems.draw(0, config.batch.prompts, 0)]
-            place.display.stage("load the policy")
-            for note in place.dispatch.run("train", check_policy, config.policy, asked, config.sampling.max_tokens):
-                place.display.say(note)
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: TrainerSpec  # set by begin
@@ -95,10 +90,20 @@ class Training:
         self.tracker: Tracker
         self._began = time.perf_counter()
         self._loop_began = self._step_began = self._began
-        self._advice = Advice(config.sampling.max_tokens)
+        self._advice = Advice(config.sampling.limit)
         self._completions = 0  # of this session
         self._spent: dict[str, float] = defaultdict(float)  # seconds by stage, of the step under way
         self._stages: dict[str, float] = defaultdict(float)  # and of all steps of this session
+
+    def _check_policy(self) -> None:
+        """Refuse a model that cannot be trained on these problems, before a new run is written."""
+        if self.run.resumed or self.config.policy.model == TINY:
+            return
+        asked = [*self.problems.held_out, *self.problems.draw(0, self.config.batch.prompts, 0)]
+        self.place.display.stage("load the policy")
+        given = (self.config.policy, asked, self.config.sampling.limit)
+        for note in self.place.dispatch.run("train", check_policy, *given):
+            self.place.display.say(note)
 
     def __enter__(self) -> Self:
         self._folder = self.run.local_folder(self.place.home)
@@ -110,6 +115,7 @@ class Training:
             self._cancelled = stack.enter_context(
                 obeyed(self.place.dispatch, self.place.display, self.place.prefect.serves)
             )
+            self._check_policy()  # with the turn: the trainer may have been another run's until now
             self.tracker = stack.enter_context(
                 open_run(
                     self.config.tracking,
@@ -151,7 +157,7 @@ class Training:
             optimizer=config.optimizer,
             loss=config.loss,
             temperature=config.sampling.temperature,
-            max_tokens=config.sampling.max_tokens,
+            max_tokens=config.sampling.limit,
             keep_last=config.checkpoint.keep_last,
             sync=config.sync,
             window=config.staleness + 1,

@@ -33,11 +33,23 @@ class SamplingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(1.0, gt=0, le=10, description="of the softmax that tokens are drawn from")
-    max_tokens: int = Field(40, ge=1, le=32768, description="completions are cut at this many new tokens")
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=32768,
+        description="completions are cut at this many new tokens; none takes 40 for a policy of less than 20M "
+        "parameters, else 64 to 1024, by what the verifier asks for, and says which",
+    )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
         description="texts that end a completion, as the model's own end tokens do; they are no part of what is judged",
     )
+
+    @property
+    def limit(self) -> int:
+        """The number of tokens; what nobody has given is resolved before anything is sampled."""
+        assert self.max_tokens is not None
+        return self.max_tokens
 
 
 class LossConfig(BaseModel):
@@ -77,7 +89,12 @@ class OptimizerConfig(BaseModel):
     name: Literal["adamw", "muon"] = Field(
         "adamw", description="muon: orthogonalised momentum for the hidden matrices, adamw for everything else"
     )
-    lr: float = Field(3e-4, gt=0, description="learning rate after the warm-up; about 1e-6 for a model of 0.5B or more")
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="learning rate after the warm-up; none takes 3e-4 for a policy of less than 20M parameters, "
+        "falling to 1e-6 for one of 500M or more, and says which",
+    )
     warmup_steps: int = Field(5, ge=0, description="updates over which the learning rate rises to lr")
     decay: Literal["none", "linear", "cosine"] = Field(
         "none", description="how the learning rate falls after the warm-up, to 0 at the end of steps"
@@ -88,6 +105,12 @@ class OptimizerConfig(BaseModel):
     microbatch_tokens: int | None = Field(
         None, ge=1, description="positions per forward pass; none takes 1024 on a CPU, 16384 elsewhere"
     )
+
+    @property
+    def rate(self) -> float:
+        """The learning rate; what nobody has given is resolved before anything is trained."""
+        assert self.lr is not None
+        return self.lr
 
 
 class ProblemsConfig(BaseModel):

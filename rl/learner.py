@@ -56,10 +56,10 @@ def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.opti
     others = [p for p in parameters if id(p) not in chosen]
     decay = config.weight_decay
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True)
+        torch.optim.AdamW(others, lr=config.rate, betas=config.betas, weight_decay=decay, fused=True)
     ]
     if hidden:
-        optimizers.append(torch.optim.Muon(hidden, lr=config.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(torch.optim.Muon(hidden, lr=config.rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     return optimizers
 
 
@@ -126,7 +126,7 @@ class Learner:
             rise = scale * self.decay * min(1.0, (self.applied + 1) / max(1, self.config.warmup_steps))
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
-                    group["lr"] = self.config.lr * rise
+                    group["lr"] = self.config.rate * rise
                 optimizer.step()
             self.applied += 1
         self.policy.model.zero_grad(set_to_none=True)

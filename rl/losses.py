@@ -87,8 +87,8 @@ def reinforce(logprobs: Tensor, behaviour: Tensor, advantage: Tensor, config: Lo
 
 def grpo(logprobs: Tensor, behaviour: Tensor, advantage: Tensor, config: LossConfig) -> TokenLoss:
     """-min(rho * A, clip(rho, 1 - eps, 1 + eps) * A), per token [N] (arXiv 2402.03300, equation 3, without the KL), and
-    where A < 0 at most -c * A: dual clip (Ye et al., arXiv 1912.09729, equation 5), without which a token that has
-    become likely since it was sampled weighs as much as its ratio grows."""
+    where A < 0 at most -c * A (dual-clip PPO, Ye et al., arXiv 1912.09729), without which a token that has become
+    likely since it was sampled weighs as much as its ratio grows."""
     ratio = (logprobs - behaviour).exp()
     free = ratio * advantage
     cut = ratio.clamp(1 - config.clip, 1 + config.clip) * advantage

@@ -58,13 +58,14 @@ class Policy:
         their own masks, which know no window: they must not be longer than it."""
         kinds = getattr(self.text, "layer_types", None)
         slides = kinds is None or {"sliding_attention", "chunked_attention"} & set(kinds)
-        sizes = [getattr(self.text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+        sizes = [getattr(self.text, name, None) for name in ("sliding_window", "attention_chunk_size")]
         return min((int(size) for size in sizes if slides and isinstance(size, int) and size > 0), default=None)
 
     @property
     def positions(self) -> int | None:
         """How many tokens the model can tell apart by position, None if it has no such limit."""
-        return getattr(self.text, "max_position_embeddings", None)
+        size = getattr(self.text, "max_position_embeddings", None)
+        return int(size) if isinstance(size, int) and size > 0 else None
 
     @property
     def end(self) -> int:
@@ -154,7 +155,12 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def load_policy(
-    path: str, config: PolicyConfig, *, master: bool = False, weights: Mapping[str, Tensor] | None = None
+    path: str,
+    config: PolicyConfig,
+    *,
+    master: bool = False,
+    weights: Mapping[str, Tensor] | None = None,
+    check: bool = True,
 ) -> Policy:
     """Load a model and its tokenizer from a hub id or a folder.
 
@@ -162,6 +168,7 @@ def load_policy(
         path: hub id or folder; ``config`` says only where and how to compute.
         master: keep the parameters in float32 whatever the arithmetic's dtype, as a learner needs them.
         weights: take these instead of those in the folder.
+        check: see that sampler and learner agree with it; false for a model that neither will use.
 
     Raises:
         UnknownModelError: transformers cannot load it, it does not say where its completions end, or sampler and
@@ -201,9 +208,10 @@ def load_policy(
         raise UnknownModelError(
             f"policy.model {path!r}: neither its tokenizer nor its generation_config.json has an end-of-sequence token"
         )
-    from rl.parity import require_parity  # it samples and learns, which needs policies
+    if check:
+        from rl.parity import require_parity  # it samples and learns, which needs policies
 
-    require_parity(policy, path)
+        require_parity(policy, path)
     return policy
 
 

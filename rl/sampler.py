@@ -218,7 +218,7 @@ def sample(
     """
     started = time.perf_counter()
     prompts = [policy.prompt_tokens(problem.prompt, problem.briefing) for problem in problems]
-    P, G, T = len(prompts), samples, config.max_tokens  # noqa: N806
+    P, G, T = len(prompts), samples, config.limit  # noqa: N806
     policy.check_room(max(map(len, prompts)), T)
     found = complete(
         policy,

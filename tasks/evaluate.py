@@ -104,7 +104,7 @@ def _rewards(
     def check(index: int, returned: Rollouts) -> str:
         of = tuple(asked[i] for i in parts[index])
         versions = range(version.step, version.step + 1)
-        return refusal(returned, Asked(of, spec.samples, spec.sampling.max_tokens, versions))
+        return refusal(returned, Asked(of, spec.samples, spec.sampling.limit, versions))
 
     for index, rollouts in dispatch.lease("evaluate", generator.generate, items, check=check):
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)

@@ -64,7 +64,7 @@ def generate(
             asked = Asked(
                 leases[index].problems,
                 spec.samples,
-                spec.sampling.max_tokens,
+                spec.sampling.limit,
                 range(oldest, step + 1),
                 admission.vocabulary,
             )

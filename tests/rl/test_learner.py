@@ -277,7 +277,7 @@ def test_only_float16_is_scaled_and_by_a_power_of_two() -> None:
 
 def test_muon_trains_no_table_of_embeddings_and_no_head(make_policy: Make) -> None:
     for name in ("gpt2", "llama"):
-        learner = Learner(make_policy(name), OptimizerConfig(name="muon"))
+        learner = Learner(make_policy(name), OptimizerConfig(name="muon", lr=3e-4))
         names = {id(parameter): name for name, parameter in learner.policy.model.named_parameters()}
         _, muon = learner.optimizers
         trained = {names[id(parameter)] for group in muon.param_groups for parameter in group["params"]}
@@ -437,7 +437,8 @@ def test_the_learning_rate_rises_with_applied_updates_only(
 
 def test_muon_orthogonalises_hidden_matrices_only(make_policy: Make, drawn: Callable[..., Batch]) -> None:
     learners = [
-        Learner(make_policy(eager=4.0), OptimizerConfig(name=name, warmup_steps=0)) for name in ("adamw", "muon")
+        Learner(make_policy(eager=4.0), OptimizerConfig(name=name, lr=3e-4, warmup_steps=0))
+        for name in ("adamw", "muon")
     ]
     batch = drawn(make_policy(eager=4.0))
     for learner in learners:

@@ -30,7 +30,7 @@ def filled(make: Make, groups: list[tuple[int, list[int]]]) -> Rollouts:
 
 def scores(policy: Policy, rollouts: Rollouts, groups: list[int]) -> Tensor:
     with torch.no_grad():
-        logprobs, _ = Learner(policy, OptimizerConfig()).token_scores(pack(rollouts, groups, CPU), 1.0)
+        logprobs, _ = Learner(policy, OptimizerConfig(lr=3e-4)).token_scores(pack(rollouts, groups, CPU), 1.0)
     return logprobs
 
 

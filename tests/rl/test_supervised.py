@@ -53,7 +53,7 @@ def test_the_loss_is_the_one_that_transformers_computes_from_labels(
         labels[:, : len(prompt)] = -100
         with torch.no_grad():
             total += float(reference(input_ids=ids, labels=labels).loss) * length
-    learner = Learner(policy, OptimizerConfig(microbatch_tokens=budget))
+    learner = Learner(policy, OptimizerConfig(lr=3e-4, microbatch_tokens=budget))
     assert imitate(learner, rollouts) == pytest.approx(total / int(np.sum(rollouts.lengths)), rel=1e-5)
 
 
@@ -67,7 +67,7 @@ def test_imitating_lowers_the_loss(make_policy: Make, shown: list[Problem]) -> N
 
 
 def test_a_scale_of_zero_changes_no_weight(make_policy: Make, shown: list[Problem]) -> None:
-    learner = Learner(make_policy(), OptimizerConfig())
+    learner = Learner(make_policy(), OptimizerConfig(lr=3e-4))
     before = [parameter.detach().clone() for parameter in learner.parameters]
     imitate(learner, demonstrations(learner.policy, shown), scale=0.0)
     assert all(torch.equal(one, other) for one, other in zip(before, learner.parameters, strict=True))

@@ -1,0 +1,76 @@
+"""The options that depend on what is trained, where nobody has given them. Resolved once, when a run begins, and saved
+with it."""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from flows.config import EvalConfig, TrainConfig
+from rl.config import TINY, ProblemsConfig, SamplingConfig, VerifierConfig
+from rl.verifiers.spec import ARITHMETIC, BUILT_IN, MATH, named
+
+# Adam's steps are as large as the learning rate whatever the gradient; a large model is near a good solution already
+RATES = ((20e6, 3e-4), (100e6, 3e-5), (500e6, 5e-6))  # below so many parameters
+RATE = 1e-6  # of larger ones: what reinforcement learning of 0.5B-8B models is published with
+SMALL = 20e6  # parameters: a model of fewer does not think step by step
+SHORT = 40  # tokens, of a small model's answer
+TOKENS = {ARITHMETIC: 64, "countdown": 256, "gsm8k": 512, MATH: 1024}  # by what the verifier's instructions ask for
+OTHER_TOKENS = 512  # of a function or a service of the user's
+
+
+def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """The configuration with every such option set, and a line for each that was chosen, with the reason."""
+    lines = []
+    if config.optimizer.lr is None:
+        size = parameters(config.policy.model)
+        rate = next((rate for below, rate in RATES if size < below), RATE)
+        lines.append(f"optimizer.lr {rate:g}: for a policy of {_said(size)} parameters")
+        config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": rate})})
+    sampling, why = _sampling(config.sampling, config.policy.model, config.sets, config.verifier)
+    return config.model_copy(update={"sampling": sampling}), [*lines, *why]
+
+
+def with_eval_defaults(config: EvalConfig, trained: TrainConfig | None) -> tuple[EvalConfig, list[str]]:
+    """The same for an evaluation; of a run, whose configuration is given, as it was trained."""
+    if config.sampling.max_tokens is None and trained is not None:
+        limit = trained.sampling.max_tokens
+        config = config.model_copy(update={"sampling": config.sampling.model_copy(update={"max_tokens": limit})})
+    model = config.policy.model if trained is None else trained.policy.model
+    sampling, lines = _sampling(config.sampling, model, config.sets, config.verifier)
+    return config.model_copy(update={"sampling": sampling}), lines
+
+
+def _sampling(
+    sampling: SamplingConfig, model: str, sets: Iterable[ProblemsConfig], verifier: VerifierConfig
+) -> tuple[SamplingConfig, list[str]]:
+    if sampling.max_tokens is not None:
+        return sampling, []
+    size = parameters(model)
+    if size < SMALL:
+        tokens, reason = SHORT, f"for a policy of {_said(size)} parameters"
+    else:
+        names = [named(each.verifier or verifier.name, each.path) for each in sets]
+        tokens, name = max((TOKENS.get(name, OTHER_TOKENS), name) for name in names)
+        reason = f"for the verifier {name}" if name in (*BUILT_IN, MATH) else "for a verifier of yours"
+    return sampling.model_copy(update={"max_tokens": tokens}), [f"sampling.max_tokens {tokens}: {reason}"]
+
+
+@cache
+def parameters(model: str) -> int:
+    """How many parameters a model has, by its configuration alone."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rl.tiny import build_model, build_tokenizer
+
+    with torch.device("meta"):
+        if model == TINY:
+            tokenizer = build_tokenizer()
+            return int(build_model(len(tokenizer), 0, 0, 0).num_parameters())
+        settings = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        build: Any = AutoModelForCausalLM.from_config  # untyped
+        return int(build(settings).num_parameters())
+
+
+def _said(size: int) -> str:
+    return f"{size / 1e9:.1f}B" if size >= 1e9 else f"{size / 1e6:.1f}M"

@@ -1,0 +1,92 @@
+"""Options by what is trained."""
+
+from typing import Any
+
+import pytest
+from transformers import Qwen3Config
+
+from flows.config import EvalConfig, TrainConfig
+from flows.defaults import parameters, with_defaults, with_eval_defaults
+from flows.options import read_config
+
+LIKE_QWEN3_06B = {
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The configuration of a model of 0.6B parameters; that is all that is read."""
+    folder = tmp_path_factory.mktemp("large")
+    Qwen3Config(**LIKE_QWEN3_06B).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def middle(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("middle")
+    Qwen3Config(**{**LIKE_QWEN3_06B, "vocab_size": 32000, "num_hidden_layers": 2}).save_pretrained(folder)
+    return str(folder)
+
+
+def asked(cls: Any = TrainConfig, **options: str) -> Any:
+    named = {name.replace("__", "."): value for name, value in options.items()}
+    return read_config(cls, file=None, overrides=named)
+
+
+def test_the_tiny_policy_gets_what_it_always_had() -> None:
+    config, lines = with_defaults(TrainConfig())
+    assert (config.optimizer.lr, config.sampling.max_tokens) == (3e-4, 40)
+    assert lines == [
+        "optimizer.lr 0.0003: for a policy of 0.9M parameters",
+        "sampling.max_tokens 40: for a policy of 0.9M parameters",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verifier", "tokens", "reason"),
+    [
+        ("arithmetic", 64, "for the verifier arithmetic"),
+        ("gsm8k", 512, "for the verifier gsm8k"),
+        ("math", 1024, "for the verifier math"),
+        ("my_reward.py:reward", 512, "for a verifier of yours"),
+    ],
+)
+def test_a_model_of_half_a_billion_parameters_is_not_ruined(
+    verifier: str, tokens: int, reason: str, large: str
+) -> None:
+    config, lines = with_defaults(asked(policy=large, verifier=verifier))
+    assert parameters(large) == 596_049_920
+    assert (config.optimizer.lr, config.sampling.max_tokens) == (1e-6, tokens)
+    assert lines == [
+        "optimizer.lr 1e-06: for a policy of 596.0M parameters",
+        f"sampling.max_tokens {tokens}: {reason}",
+    ]
+
+
+def test_between_them_and_of_several_sets_the_longest(middle: str) -> None:
+    mix = "[{path: grammar, verifier: arithmetic}, {path: countdown, verifier: gsm8k}]"
+    config, _ = with_defaults(asked(policy=middle, mix=mix))
+    assert (config.optimizer.lr, config.sampling.max_tokens) == (3e-5, 512)
+
+
+def test_what_is_given_stays_and_nothing_is_said(large: str) -> None:
+    given = asked(policy=large, optimizer__lr="2e-5", sampling__max_tokens="7")
+    assert with_defaults(given) == (given, [])
+    again, _ = with_defaults(asked(policy=large))
+    assert with_defaults(again) == (again, [])  # a saved configuration has them
+
+
+def test_an_evaluation_of_a_run_is_as_long_as_its_training(large: str) -> None:
+    trained, _ = with_defaults(asked(policy=large, sampling__max_tokens="99"))
+    config, lines = with_eval_defaults(asked(EvalConfig, policy="run7"), trained)
+    assert (config.sampling.max_tokens, lines) == (99, [])
+    alone, lines = with_eval_defaults(asked(EvalConfig, policy=large, verifier="gsm8k"), None)
+    assert (alone.sampling.max_tokens, lines) == (512, ["sampling.max_tokens 512: for the verifier gsm8k"])
