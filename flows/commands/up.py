@@ -17,9 +17,8 @@ from infra.security.identity import own_certificates
 from infra.security.printable import printable
 from infra.security.tls import refuse_open_address
 from infra.services.addresses import is_up, read_up, the_only_up
-from infra.services.passwords import FILE
 from infra.services.ports import PORTS
-from infra.services.programs import USER, StackConfig
+from infra.services.programs import StackConfig
 from infra.services.supervisor import ServiceError
 from infra.storage.usable import check_storage, storage_uri
 
@@ -54,7 +53,7 @@ def _options(command: argparse.ArgumentParser) -> None:
             f"--port-{name}",
             type=_port,
             metavar="PORT",
-            help=f"of {name} (default that of the last time, or {port}; another if it is taken)",
+            help=f"of {name} (default that of the last time, or {port}, or another if that is taken)",
         )
 
 
@@ -72,7 +71,7 @@ def _run(given: argparse.Namespace) -> None:
         return
     config = _config(given, home)
     if given.detach and DETACHED not in os.environ:
-        _detach(given, home)
+        _detach(home)
         return
     with the_only_up(home) as first:
         if not first:
@@ -129,11 +128,13 @@ def _stay(config: StackConfig) -> None:
             announce=lambda known: announce(parse_address(str(known.scheduler), config.home), config.home, known),
             say=display.say,
         ) as stack:
-            if not is_loopback(config.host):
-                display.say(f"sign in to the pages as {USER}, with the passwords in {config.home / FILE}")
+
+            def pages() -> list[str]:
+                return rows_of(stack.addresses, config.home)
+
             try:
                 with display:
-                    stack.keep_up(display.show)
+                    stack.keep_up(lambda rows, ready: display.show(rows, ready, pages))
             except KeyboardInterrupt:
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     signal.signal(number, signal.SIG_IGN)  # half-stopped helps nobody
@@ -144,7 +145,7 @@ def _stay(config: StackConfig) -> None:
         pass
 
 
-def _detach(given: argparse.Namespace, home: Path) -> None:
+def _detach(home: Path) -> None:
     """Start this command again, to stay; return when it says that everything answers."""
     log = home / "logs" / "up.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -177,9 +178,7 @@ def _detach(given: argparse.Namespace, home: Path) -> None:
         relay()
         raise
     relay()
-    print(printable("\n".join(rows_of(up.addresses)), lines=True))
-    if (home / FILE).exists() and not is_loopback(str(given.host)):
-        print(f"sign in     as {USER}, with the passwords in {home / FILE}")
+    print(printable("\n".join(rows_of(up.addresses, home)), lines=True))
     print("stop it with: rlvf down")
 
 
@@ -206,7 +205,7 @@ def _say_is_up(given: argparse.Namespace, home: Path) -> None:
             raise ServiceError("another rlvf up of this home was just stopping, or does not come up; try again")
         time.sleep(0.1)
     print("it is up already" + ("" if up.ready else " (starting)"))
-    print(printable("\n".join(rows_of(up.addresses)), lines=True))
+    print(printable("\n".join(rows_of(up.addresses, home)), lines=True))
     if given.storage and storage_uri(given.storage) != up.addresses.storage:
         print(f"rlvf: it uses {up.addresses.storage}; rlvf down first, to use {given.storage}", file=sys.stderr)
     if given.host != LOOPBACK and f"//{given.host}:" not in str(up.addresses.scheduler):

@@ -28,6 +28,13 @@ class PrefectApi:
             raise
         return True
 
+    def has_worker(self, name: str) -> bool:
+        """Whether a worker of that name serves the work pool: it has said so within the last one and a half minutes."""
+        if not self.has(f"work_pools/{POOL}"):
+            return False
+        workers = self._ask(f"work_pools/{POOL}/workers/filter", {})
+        return any(each["name"] == name and each["status"] == "ONLINE" for each in workers)
+
     def running(self, flow: str) -> list[str]:
         """The names of this flow's runs that are under way."""
         body = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PAUSED"]}}}}

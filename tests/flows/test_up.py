@@ -1,5 +1,6 @@
 """`rlvf up`, `rlvf down` and `rlvf status`: real services, real signals."""
 
+import http.cookiejar
 import http.server
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,9 +27,12 @@ from infra.cluster.reach import parse_address
 from infra.cluster.scheduler import Seen, announce, ask
 from infra.security.identity import certs_folder, issue, make_authority, own_certificates
 from infra.services.addresses import Addresses
+from infra.services.gate import basic
 from infra.services.http import get_json
-from infra.services.passwords import kept_password
+from infra.services.passwords import auth_of, kept_password
+from infra.services.served import mlflow_access
 from tests.processes import MARK, kill_marked, marked, started, until
+from tests.strangers import refused, status
 
 PLANTED = {
     "AWS_ACCESS_KEY_ID": "tester",
@@ -150,16 +155,55 @@ def test_whoever_knows_the_scheduler_learns_the_rest(up: Place, tmp_path: Path) 
     assert status["storage"] == "s3://there/rlvf"
 
 
-def test_the_artifacts_of_mlflow_lie_on_the_storage(up: Place, endpoint: str, tmp_path: Path) -> None:
+def test_the_artifacts_of_mlflow_lie_on_the_storage(
+    up: Place, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow import MlflowClient
 
     (tmp_path / "note.txt").write_text("kept")
+    for name, value in mlflow_access(up.home, up.up()["mlflow"]).items():
+        monkeypatch.setenv(name, value)
     client = MlflowClient(up.up()["mlflow"])
     # the default experiment may be older than this storage: the home is a copy of one in which runs were made
     run = client.create_run(client.create_experiment("kept"))
     client.log_artifact(run.info.run_id, str(tmp_path / "note.txt"))
     stored = [each["Key"] for each in bucket(endpoint).list_objects_v2(Bucket="there")["Contents"]]
     assert [key for key in stored if key.startswith("rlvf/mlartifacts/") and key.endswith("/note.txt")]
+
+
+def test_a_page_of_a_stranger_is_refused_on_every_port(up: Place) -> None:
+    known = up.up()
+    auths = {
+        "prefect": PLANTED["PREFECT_SERVER_API_AUTH_STRING"],
+        "mlflow": auth_of(up.home, "mlflow"),
+        "dashboard": auth_of(up.home, "dashboard"),
+    }
+    pages = {
+        "prefect": f"{known['prefect']}/deployments/filter",
+        "mlflow": f"{known['mlflow']}/api/2.0/mlflow/experiments/search",
+        "dashboard": known["dashboard"],
+    }
+    for name, page in pages.items():
+        password = {"Authorization": f"Basic {basic(auths[name])}"}
+        found = refused(page, password)
+        assert found.pop("nothing") == 401, name
+        assert set(found.values()) == {403}, (name, found)
+    assert status(pages["prefect"], "POST", "{}", Authorization=f"Basic {basic(auths['prefect'])}") == 200
+    assert status(pages["dashboard"], Authorization=f"Basic {basic(auths['dashboard'])}") == 200
+
+
+def test_the_links_that_are_printed_open_the_pages(up: Place) -> None:
+    printed = [line.split() for line in up.rlvf("status").splitlines() if "key=" in line]
+    assert [name for name, _ in printed] == ["prefect", "mlflow", "dashboard"]
+    for _, url in printed:
+        at, _, query = url.partition("?")
+        jar = http.cookiejar.CookieJar()
+        browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(jar))
+        with browser.open(f"{at}?{query}") as answer:
+            assert b"location.replace" in answer.read()
+        with browser.open(at) as answer:
+            assert answer.status == 200
+        assert status(at, Accept="text/html") == 401  # another browser
 
 
 def test_a_second_up_says_that_it_is_up_already(up: Place) -> None:
@@ -185,7 +229,7 @@ def test_secrets_of_the_environment_are_written_nowhere(up: Place) -> None:
 
 
 def test_deployments_that_are_there_are_left_as_they_are(up: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", PLANTED["PREFECT_SERVER_API_AUTH_STRING"])
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", PLANTED["PREFECT_SERVER_API_AUTH_STRING"])
     monkeypatch.setattr("subprocess.Popen", None)  # nothing is started to register them
     registration = Registration(up.home)
     assert registration({}, up.up()["prefect"])
@@ -244,14 +288,16 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mlflow) as mlflow, place(up.home) as again:
         threading.Thread(target=mlflow.serve_forever, daemon=True).start()
         found = {
-            "PREFECT_API_URL": lab.url,
+            **lab.access,
             "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow.server_port}",
             "RLVF_SCHEDULER": lab.client.scheduler.address,
         }
         with again.started("up", **found) as process:
             until(lambda: (again.home / "up.json").exists() and again.up()["ready"])
             known = again.up()
-            assert [known["prefect"], known["mlflow"], known["scheduler"]] == list(found.values())
+            assert [known["prefect"], known["mlflow"], known["scheduler"]] == [
+                found[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RLVF_SCHEDULER")
+            ]
             assert {path.name for path in (again.home / "services").iterdir() if (path / "server.json").exists()} == {
                 "worker"
             }
@@ -260,7 +306,7 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
         assert process.returncode == 0
         assert "stopped the Prefect worker" in err
         until(lambda: not again.alive(), 10)
-        assert get_json(f"{lab.url}/health") is True
+        assert lab.api("health") is True
         assert asked(found["RLVF_SCHEDULER"], again.home).workers
         mlflow.shutdown()
     announce(parse_address(found["RLVF_SCHEDULER"], up.home), up.home, Addresses())

@@ -107,7 +107,7 @@ def test_a_part_comes_back_after_its_death_and_is_up_when_it_works(
     until(lambda: "pid" in service.found())
     assert state() == "starting"
     works[0] = True
-    assert state() == "up"
+    until(lambda: state() == "up")
     main, child = group(service)
     os.kill(service.found()["pid"], signal.SIGKILL)  # the supervisor and the service, but not what that started
     main.kill()
