@@ -25,9 +25,7 @@ def status(url: str, method: str = "GET", body: str | None = None, **headers: st
         else http.client.HTTPConnection(where.netloc, timeout=20)
     )
     try:
-        made.request(
-            method, where.path or "/", body, {name.replace("_", "-"): value for name, value in headers.items()}
-        )
+        made.request(method, where.path or "/", body, headers)
         return made.getresponse().status
     finally:
         made.close()

@@ -23,6 +23,7 @@ from flows.options import read_config
 from flows.sft import warm_up_spec
 from infra.cluster.cluster import ClusterConfig, local_cluster
 from infra.cluster.placement import offers
+from infra.home import rlvf_home
 from infra.runs.metric_log import read_metrics
 from infra.services import prefect_server as services
 from infra.services.http import get_json
@@ -71,6 +72,7 @@ class Lab:
     client: Client
     problems: Path
     policy: Path  # Hugging Face layout; also kept as the warm-up of the default configuration
+    dask_home: Path  # the home of the process that holds the scheduler
     names: Iterator[int] = field(default_factory=lambda: iter(range(10**6)))
 
     def new_name(self) -> str:
@@ -247,7 +249,7 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
     ):
         for name in server.environment:  # a test gets at the server by `Lab.prefect`, others do not see it
             patch.delenv(name, raising=False)
-        yield Lab(home, server.wait(), services.server_password(home), client, problems, half_right)
+        yield Lab(home, server.wait(), services.server_password(home), client, problems, half_right, rlvf_home())
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ def test_prefect_of_a_run(lab: Any) -> None:
 
 def test_dask_of_a_run(lab: Any) -> None:
     page = lab.client.dashboard_link
-    password = {"Authorization": f"Basic {basic(auth_of(lab.home, 'dashboard'))}"}
+    password = {"Authorization": f"Basic {basic(auth_of(lab.dask_home, 'dashboard'))}"}
     found = refused(page, password)
     assert found.pop("nothing") == 401
     assert set(found.values()) == {403}

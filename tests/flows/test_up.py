@@ -439,18 +439,36 @@ def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path
         assert known["scheduler"].startswith("tls://10.9.0.1:")
         assert all(there.status()["answers"].values())
 
-        def code(url: str, user: str = "") -> str:
-            words = [*inside, "curl", "-s", "--noproxy", "*", "-o", str(tmp_path / "out"), "-w", "%{http_code}"]
-            if user:
-                words += ["-u", user]
-            return subprocess.run([*words, url], capture_output=True, text=True, check=True).stdout
+        authority = certs_folder(home) / "authority.pem"
 
-        passwords = {name: kept_password(home, name) for name in ("prefect", "mlflow", "mlflow-sessions")}
+        def code(url: str, user: str = "", trusting: Path | None = authority) -> str:
+            words = [*inside, "curl", "-s", "--noproxy", "*", "-o", str(tmp_path / "out"), "-w", "%{http_code}"]
+            words += ["--cacert", str(trusting)] if trusting else []
+            words += ["-u", user] if user else []
+            refused = url.startswith("http:")
+            return subprocess.run([*words, url], capture_output=True, text=True, check=not refused).stdout
+
+        passwords = {name: kept_password(home, name) for name in ("prefect", "mlflow", "dashboard")}
         experiments = f"{known['mlflow']}/api/2.0/mlflow/experiments/search?max_results=1"
-        assert code(f"{known['prefect']}/version") == "401"
-        assert code(f"{known['prefect']}/version", f"rlvf:{passwords['prefect']}") == "200"
-        assert code(experiments) == "401"
-        assert code(experiments, f"rlvf:{passwords['mlflow']}") == "200"
+        for name, page in {"prefect": f"{known['prefect']}/version", "mlflow": experiments}.items():
+            assert page.startswith("https://10.9.0.1:")
+            assert code(page) == "401"
+            assert code(page, f"rlvf:{passwords[name]}") == "200"
+            assert code(page, f"rlvf:{passwords['dashboard']}") == "401"  # each opens one thing
+            with pytest.raises(subprocess.CalledProcessError):
+                code(page, trusting=None)  # curl knows no such authority
+            assert code(page.replace("https:", "http:")) == "000"  # nothing is told in the clear
+        settings = there.rlvf("status", "--shell")
+        asked = subprocess.run(
+            [*inside, "sh", "-c", f'{settings}\n exec "$0" "$@"', sys.executable, "-m", "prefect", "deployment", "ls"],
+            **(quiet := {"capture_output": True, "text": True, "timeout": 120, "check": False}),
+        )
+        assert "rlvf/train" in asked.stdout, asked
+        counted = "from mlflow import MlflowClient; print(len(MlflowClient().search_experiments()))"
+        asked = subprocess.run(
+            [*inside, "sh", "-c", f'{settings}\n exec "$0" "$@"', sys.executable, "-c", counted], **quiet
+        )
+        assert int(asked.stdout) >= 1, asked
         assert (home / "secrets.json").stat().st_mode & 0o777 == 0o600
         shown = " ".join(word for process in first.alive() for word in process.cmdline()) + there.rlvf(
             "status", "--json"
