@@ -459,16 +459,14 @@ def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path
                 code(page, trusting=None)  # curl knows no such authority
             assert code(page.replace("https:", "http:")) == "000"  # nothing is told in the clear
         settings = there.rlvf("status", "--shell")
-        asked = subprocess.run(
-            [*inside, "sh", "-c", f'{settings}\n exec "$0" "$@"', sys.executable, "-m", "prefect", "deployment", "ls"],
-            **(quiet := {"capture_output": True, "text": True, "timeout": 120, "check": False}),
-        )
-        assert "rlvf/train" in asked.stdout, asked
-        counted = "from mlflow import MlflowClient; print(len(MlflowClient().search_experiments()))"
-        asked = subprocess.run(
-            [*inside, "sh", "-c", f'{settings}\n exec "$0" "$@"', sys.executable, "-c", counted], **quiet
-        )
-        assert int(asked.stdout) >= 1, asked
+
+        def said(*words: str) -> str:
+            command = [*inside, "sh", "-c", f'{settings}\n exec "$0" "$@"', sys.executable, *words]
+            return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+        assert "rlvf/train" in said("-m", "prefect", "deployment", "ls")
+        experiments = "from mlflow import MlflowClient; print(len(MlflowClient().search_experiments()))"
+        assert int(said("-c", experiments)) >= 1
         assert (home / "secrets.json").stat().st_mode & 0o777 == 0o600
         shown = " ".join(word for process in first.alive() for word in process.cmdline()) + there.rlvf(
             "status", "--json"
