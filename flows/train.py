@@ -8,6 +8,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
+from flows.failure import name_the_cause
 from flows.preflight import check_model
 from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
 from flows.sft import kept_warm_up, sft
@@ -37,7 +38,7 @@ def title() -> str:
     return str(named).rstrip("/").rpartition("/")[2]
 
 
-@flow(name="rlvf", flow_run_name=title)
+@flow(name="rlvf", flow_run_name=title, on_failure=[name_the_cause])
 def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one."""
     config = with_secrets(config)

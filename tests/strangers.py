@@ -15,10 +15,15 @@ UPGRADE = {
 }
 
 
-def status(url: str, method: str = "GET", body: str | None = None, **headers: str) -> int:
+def status(
+    url: str,
+    method: str = "GET",
+    body: str | None = None,
+    context: ssl.SSLContext | None = None,
+    **headers: str,
+) -> int:
     """The status of the answer. `headers` replace those that a browser or a program would send."""
     where = urllib.parse.urlsplit(url)
-    context = ssl._create_unverified_context()
     made = (
         http.client.HTTPSConnection(where.netloc, timeout=20, context=context)
         if where.scheme == "https"
@@ -31,16 +36,20 @@ def status(url: str, method: str = "GET", body: str | None = None, **headers: st
         made.close()
 
 
-def refused(url: str, password: Mapping[str, str], *, body: str = "{}", method: str = "POST") -> dict[str, int]:
+def refused(url: str, password: Mapping[str, str], context: ssl.SSLContext | None = None) -> dict[str, int]:
     """The statuses that a stranger gets at `url`, by what gives it away."""
     asked = {"Content-Type": "application/json", **password}
+
+    def got(method: str, body: str | None = None, **headers: str) -> int:
+        return status(url, method, body, context, **headers)
+
     found = {
-        "nothing": status(url, method, body, **{"Content-Type": "application/json"}),
-        "a foreign page": status(url, method, body, Origin=FOREIGN, **asked),
-        "a foreign name": status(url, method, body, Host="evil.example", **asked),
-        "a preflight": status(url, "OPTIONS", Origin=FOREIGN, **{"Access-Control-Request-Method": "POST"}),
-        "a foreign socket": status(url, Origin=FOREIGN, **UPGRADE, **password),
-        "a socket of a foreign name": status(url, Host="evil.example", **UPGRADE, **password),
+        "nothing": got("POST", "{}", **{"Content-Type": "application/json"}),
+        "a foreign page": got("POST", "{}", Origin=FOREIGN, **asked),
+        "a foreign name": got("POST", "{}", Host="evil.example", **asked),
+        "a preflight": got("OPTIONS", Origin=FOREIGN, **{"Access-Control-Request-Method": "POST"}),
+        "a foreign socket": got("GET", Origin=FOREIGN, **UPGRADE, **password),
+        "a socket of a foreign name": got("GET", Host="evil.example", **UPGRADE, **password),
     }
     if not password:  # nobody has one: a certificate stands for it, or nothing is secret
         del found["nothing"]

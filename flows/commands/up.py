@@ -13,10 +13,11 @@ from flows.commands.command import Command
 from flows.status import StackDisplay, rows_of
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.hosts import LOOPBACK, free_port, is_loopback, own_addresses
+from infra.security.bundles import machine_name
 from infra.security.identity import own_certificates
 from infra.security.printable import printable
 from infra.security.tls import refuse_open_address
-from infra.services.addresses import is_up, read_up, the_only_up
+from infra.services.addresses import Addresses, has_worker, is_up, read_up, the_only_up
 from infra.services.ports import PORTS
 from infra.services.programs import StackConfig
 from infra.services.supervisor import ServiceError
@@ -46,7 +47,12 @@ def _options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--detach", action="store_true", help="stay in the background; return when everything answers")
     command.add_argument(
-        "--insecure", action="store_true", help="do without TLS on an address that other machines reach"
+        "--insecure", action="store_true", help="do without TLS: who reaches the address can run any code"
+    )
+    command.add_argument(
+        "--with-worker",
+        action=argparse.BooleanOptionalAction,
+        help="let this machine work, too (default: unless an rlvf worker of this home runs)",
     )
     for name, port in PORTS.items():
         command.add_argument(
@@ -95,30 +101,33 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
         os.environ["AWS_ENDPOINT_URL_S3"] = given.storage_endpoint
     storage = storage_uri(given.storage or rlvf_storage())
     check_storage(storage)
-    if not is_loopback(host):
-        if not given.insecure:
-            own_certificates(home, [host])
-        refuse_open_address(host, home, given.insecure)
-        if given.insecure:
-            print(
-                f"rlvf: INSECURE: whoever reaches {host} can run any code on this machine and on every worker",
-                file=sys.stderr,
-            )
+    if not given.insecure:
+        own_certificates(home, [host])
+    refuse_open_address(host, home, given.insecure)
+    if given.insecure:
+        who = "every user of this machine" if is_loopback(host) else f"whoever reaches {host}"
+        print(f"rlvf: INSECURE: {who} can run any code as you, here and on every worker", file=sys.stderr)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") if storage.startswith(("s3://", "s3a://")) else None
+    works = not has_worker(home) if given.with_worker is None else bool(given.with_worker)
     ports = {name: port for name in PORTS if (port := getattr(given, f"port_{name}")) is not None}
-    return StackConfig(home, storage, endpoint, host, not (is_loopback(host) or given.insecure), ports)
+    return StackConfig(home, storage, endpoint, host, not given.insecure, ports, works)
 
 
 def _stay(config: StackConfig) -> None:
     """Keep everything up until Ctrl-C, SIGTERM or the end of the terminal; then stop it."""
     from flows.deployments import Registration
     from infra.cluster.reach import parse_address
-    from infra.cluster.scheduler import announce
+    from infra.cluster.scheduler import announce, ask
     from infra.services.stack import Stack
 
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     registration = Registration(config.home)
+
+    def joined(known: Addresses) -> bool:
+        seen = ask(parse_address(str(known.scheduler), config.home), config.home)
+        return any(worker.name.startswith(f"{machine_name()}-") for worker in seen.workers)
+
     display = StackDisplay(to_log=DETACHED in os.environ)
     display.say(home_line())
     try:
@@ -126,6 +135,7 @@ def _stay(config: StackConfig) -> None:
             config,
             deploy=registration,
             announce=lambda known: announce(parse_address(str(known.scheduler), config.home), config.home, known),
+            joined=joined,
             say=display.say,
         ) as stack:
 
@@ -212,4 +222,4 @@ def _say_is_up(given: argparse.Namespace, home: Path) -> None:
         print(f"rlvf: it listens elsewhere; rlvf down first, to listen on {given.host}", file=sys.stderr)
 
 
-UP = Command("up", "start the services: Prefect, MLflow, a Dask scheduler, a Prefect worker", EXAMPLES, _options, _run)
+UP = Command("up", "start the services: Prefect, MLflow, a Dask scheduler, workers", EXAMPLES, _options, _run)

@@ -18,7 +18,7 @@ TITLES = {
     "mlflow": "MLflow server",
     "scheduler": "Dask scheduler",
     "worker": "Prefect worker",
-    "machine": "worker",
+    "machine": "worker here",
     "deployments": "deployments",
 }
 ATTEMPTS = 3  # so often a service may die before it has ever worked
@@ -52,9 +52,10 @@ class Part:
         on_start: Callable[[], None] = lambda: None,
         stop: Callable[[], bool] | None = None,
         move: Callable[[], str | None] = lambda: None,
+        is_needed: bool = True,
     ) -> None:
-        """`move` is asked when it died before it ever worked: its new address if its port had gone to somebody else.
-        `works` may take its time: it is asked in a thread."""
+        """`works` may take its time: it is asked in a thread. `move` is asked when it died before it ever worked: its
+        new address if its port had gone to somebody else. Without one that is not needed the others go on."""
         self.name = name
         self.address = address
         self.state = "waiting"
@@ -65,6 +66,7 @@ class Part:
         self._on_start = on_start
         self._stop = stop or service.release
         self._move = move
+        self.is_needed = is_needed
         self._back_off = BackOff()
         self._question: _Question | None = None
         self._began = self._due = self._heard = 0.0

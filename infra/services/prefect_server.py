@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from infra.home import private_home
 from infra.hosts import LOOPBACK, bracketed, free_port
 from infra.security.identity import authority
 from infra.security.secrets import without_userinfo
@@ -77,6 +78,7 @@ class PrefectServer:
                     "unset the variable to use a local server"
                 )
             return
+        private_home(home)
         self.service.hold()
         self._start_if_none_lives()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.cluster.settings import DASHBOARD_PORT, dask_environment
-from infra.hosts import LOOPBACK
+from infra.hosts import LOOPBACK, is_loopback
 from infra.security.bundles import machine_name
 from infra.security.tls import tls_environment
 from infra.services.addresses import Addresses
@@ -32,8 +32,14 @@ class StackConfig:
     storage: str
     endpoint: str | None = None  # of an S3 service that is not Amazon's
     host: str = LOOPBACK
-    tls: bool = False  # the certificates are there
+    tls: bool = False  # for Dask; the certificates are there
     ports: Mapping[str, int] = field(default_factory=dict)  # those that somebody chose, by service
+    works: bool = False  # this machine is a worker, too
+
+    @property
+    def https(self) -> bool:
+        """Whether pages are encrypted: on loopback nobody listens, and a browser would warn of an unknown authority."""
+        return self.tls and not is_loopback(self.host)
 
 
 def mlflow(config: StackConfig, folder: Path, url: str) -> Program:
@@ -77,6 +83,15 @@ def worker(config: StackConfig, known: Addresses, prefect: Mapping[str, str]) ->
     command = [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
     # where `rlvf up` was given, so that a run finds the files that it names as they are seen from there
     return Program([*command, "--name", worker_name()], _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)
+
+
+def machine(config: StackConfig, scheduler: str) -> Program:
+    """This machine as a worker of the cluster, in the roles that `rlvf worker` chooses."""
+    command = [sys.executable, "-P", "-c", "from flows.cli import main; main()"]
+    command += ["worker", scheduler, "--name", machine_name()]
+    command += [] if config.tls else ["--insecure"]
+    environment = {"RLVF_HOME": str(config.home), "RLVF_STORAGE": config.storage, "PYTHONUNBUFFERED": "1"}
+    return Program(command, _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)
 
 
 def worker_name() -> str:

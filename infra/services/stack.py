@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from infra.hosts import LOOPBACK, bracketed
+from infra.security.bundles import machine_name
 from infra.security.secrets import without_userinfo
 from infra.services import programs
 from infra.services.addresses import Addresses, Up, write_up
@@ -19,9 +20,9 @@ from infra.services.ports import Ports
 from infra.services.prefect_api import POOL, PrefectApi
 from infra.services.prefect_server import PrefectServer, api_password
 from infra.services.programs import StackConfig
-from infra.services.supervisor import Service, ServiceError
+from infra.services.supervisor import Program, Service, ServiceError
 
-STOPPING = ("worker", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
+STOPPING = ("worker", "machine", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
 LOOK_SECONDS = 0.2
 RUN_STOP_SECONDS = 10.0  # what a run gets to end when its worker has
 
@@ -34,12 +35,14 @@ class Stack:
         config: StackConfig,
         deploy: Callable[[Mapping[str, str], str], bool],
         announce: Callable[[Addresses], None],
+        joined: Callable[[Addresses], bool],
         say: Callable[[str], None],
     ) -> None:
         """`deploy` registers the deployments and is called until it says that it is done, `announce` tells the
-        scheduler where the others are; either raises `OSError` to be called again."""
+        scheduler where the others are, `joined` says whether this machine is one of its workers; each raises `OSError`
+        to be called again."""
         self.config = config
-        self._deploy, self._announce, self._say = deploy, announce, say
+        self._deploy, self._announce, self._joined, self._say = deploy, announce, joined, say
         self._parts: list[Part] = []
         self._foreign: list[Row] = []
         self._prefect: PrefectServer | None = None
@@ -84,8 +87,15 @@ class Stack:
 
     def look(self) -> None:
         """See how each is and do what is to be done. Raises `ServiceError` for one that never comes up."""
-        for part in self._parts:
-            part.look()
+        for part in list(self._parts):
+            try:
+                part.look()
+            except ServiceError as error:
+                if part.is_needed:
+                    raise
+                self._say(f"{error}; the others go on")
+                part.stop()
+                self._parts.remove(part)
         prefect = [part for part in self._parts if part.name in ("prefect", "worker")]
         if not self._deployed and all(part.works for part in prefect):
             assert self.addresses.prefect is not None
@@ -120,6 +130,8 @@ class Stack:
         self._plan_mlflow()
         self._plan_scheduler()
         write_up(home, Up(os.getpid(), False, self.addresses))
+        if self.config.works:
+            self._plan_machine()
         self._parts.append(
             Part(
                 "worker",
@@ -127,7 +139,7 @@ class Stack:
                 _held(home, "worker"),
                 lambda: programs.worker(self.config, self.addresses, self._prefect_environment()),
                 lambda: self._api(str(self.addresses.prefect)).has_worker(programs.worker_name()),
-                needs=list(self._parts),  # it is told where they are
+                needs=[part for part in self._parts if part.name != "machine"],  # it is told where they are
                 on_start=self._end_runs,
             )
         )
@@ -139,7 +151,7 @@ class Stack:
             self._say,
             self.config.host,
             port,
-            tls=self.config.tls,
+            tls=self.config.https,
             fixed=self._ports.is_given("prefect"),
         )
         if not server.is_ours:
@@ -152,7 +164,7 @@ class Stack:
                 raise ServiceError("the Prefect server of this home does not say where it listens; try again")
             time.sleep(0.05)
         found = urllib.parse.urlsplit(server.url)
-        if found.hostname != self.config.host.strip("[]") or (found.scheme == "https") != self.config.tls:
+        if found.hostname != self.config.host.strip("[]") or (found.scheme == "https") != self.config.https:
             raise ValueError(
                 f"host {self.config.host}: the Prefect server of this home serves a run at {server.url}; wait until "
                 "that run has ended"
@@ -196,7 +208,7 @@ class Stack:
         service = _held(home, "mlflow")
 
         def address() -> str:
-            scheme = "https" if self.config.tls else "http"
+            scheme = "https" if self.config.https else "http"
             return f"{scheme}://{bracketed(self.config.host)}:{self._ports.chosen['mlflow']}"
 
         self._ports.choose("mlflow")
@@ -247,6 +259,22 @@ class Stack:
                 ),
                 works,
                 move=move,
+            )
+        )
+
+    def _plan_machine(self) -> None:
+        def program() -> Program:
+            return programs.machine(self.config, str(self.addresses.scheduler))
+
+        self._parts.append(
+            Part(
+                "machine",
+                machine_name(),
+                _held(self.config.home, "machine"),
+                program,
+                lambda: self._joined(self.addresses),
+                needs=[part for part in self._parts if part.name == "scheduler"],
+                is_needed=False,
             )
         )
 

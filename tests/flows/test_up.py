@@ -25,11 +25,12 @@ from flows.cli import main
 from flows.deployments import Registration
 from infra.cluster.reach import parse_address
 from infra.cluster.scheduler import Seen, announce, ask
-from infra.security.identity import certs_folder, issue, make_authority, own_certificates
-from infra.services.addresses import Addresses
+from infra.security.identity import certs_folder, install_bundle, issue, make_authority, own_certificates
+from infra.services.addresses import Addresses, Up, the_only_up, write_up
 from infra.services.gate import basic
 from infra.services.http import get_json
 from infra.services.passwords import auth_of, kept_password
+from infra.services.ports import PORTS
 from infra.services.served import mlflow_access
 from tests.processes import MARK, kill_marked, marked, started, until
 from tests.strangers import refused, status
@@ -40,6 +41,7 @@ PLANTED = {
     "AWS_SECRET_ACCESS_KEY": "planted-aws",
     "PREFECT_SERVER_API_AUTH_STRING": "someone:planted-prefect",
 }
+ANY_PORT = [word for name in PORTS for word in (f"--port-{name}", "0")]
 DEPLOYMENTS = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")
 SERVICES = {"worker": "services/worker", "scheduler": "services/scheduler", "mlflow": "services/mlflow"}
 
@@ -132,8 +134,8 @@ def up(lab: Any, endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """`rlvf up --detach` on free ports, on S3, with secrets in its environment."""
     home = lab.fresh_home(tmp_path_factory.mktemp("up") / "home")
     with place(home, **PLANTED, PREFECT_API_AUTH_STRING=PLANTED["PREFECT_SERVER_API_AUTH_STRING"]) as where:
-        ports = [word for name in ("prefect", "mlflow", "scheduler", "dashboard") for word in (f"--port-{name}", "0")]
-        said = where.rlvf("up", "--detach", *ports, "--storage", "s3://there/rlvf", "--storage-endpoint", endpoint)
+        kept = ("--storage", "s3://there/rlvf", "--storage-endpoint", endpoint)
+        said = where.rlvf("up", "--no-with-worker", "--detach", *ANY_PORT, *kept)
         assert "stop it with: rlvf down" in said
         yield where
 
@@ -149,6 +151,13 @@ def test_status_tells_where_everything_is_and_that_it_answers(up: Place) -> None
 
 
 def test_whoever_knows_the_scheduler_learns_the_rest(up: Place, tmp_path: Path) -> None:
+    assert up.up()["scheduler"].startswith("tls://127.0.0.1:")  # another user of this machine reaches it
+    with Place(tmp_path).started("status", "--scheduler", up.up()["scheduler"]) as stranger:
+        said, _ = stranger.communicate(timeout=60)
+        assert up.up()["storage"] not in said
+        assert "certificate" in said
+    issue(up.home, "other").write(tmp_path / "other.bundle")
+    install_bundle(tmp_path / "other.bundle", tmp_path)
     status = Place(tmp_path).status("--scheduler", up.up()["scheduler"])
     assert status["prefect"] == up.up()["prefect"]
     assert status["mlflow"] == up.up()["mlflow"]
@@ -292,7 +301,7 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
             "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow.server_port}",
             "RLVF_SCHEDULER": lab.client.scheduler.address,
         }
-        with again.started("up", **found) as process:
+        with again.started("up", "--no-with-worker", **found) as process:
             until(lambda: (again.home / "up.json").exists() and again.up()["ready"])
             known = again.up()
             assert [known["prefect"], known["mlflow"], known["scheduler"]] == [
@@ -312,6 +321,37 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
     announce(parse_address(found["RLVF_SCHEDULER"], up.home), up.home, Addresses())
 
 
+def test_this_machine_works_too_and_a_run_that_fails_says_why(lab: Any, tmp_path: Path) -> None:
+    with place(lab.fresh_home(tmp_path / "home")) as where:
+        where.rlvf("up", "--detach", *ANY_PORT)
+        workers = where.status()["workers"]
+        assert {role for worker in workers for role in worker["roles"]} == {"generator", "verifier", "trainer"}
+        assert where.home.stat().st_mode & 0o777 == 0o700
+        config = json.dumps({"placement": {"train": ["CUDA", "TRAINER"]}})
+        run = ["prefect", "deployment", "run", "rlvf/train", "--param", f"config={config}", "--watch"]
+        settings = where.rlvf("status", "--shell")
+        command = ["sh", "-c", f'{settings}\n exec "$0" -m "$@"', sys.executable, *run]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "2000"}
+        )
+        *_, last = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
+        assert done.returncode == 1, done
+        assert "placement.train needs CUDA and TRAINER but no worker offers CUDA" in last
+        assert f"rlvf worker {where.up()['scheduler']} --roles trainer --device cuda" in last
+        where.rlvf("down")
+        until(lambda: not where.alive(), 30)
+
+
+def test_down_signals_no_process_of_another_machine(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with the_only_up(home_folder), started(sys.executable, "-c", "import time; time.sleep(100)") as innocent:
+        write_up(home_folder, Up(innocent.pid, True, Addresses(), machine="nas 1 2"))
+        with pytest.raises(SystemExit) as refused:
+            main(["down"])
+        assert refused.value.code == 2
+        assert innocent.poll() is None
+    assert f"rlvf up of {home_folder} runs on nas: rlvf down there" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -320,7 +360,7 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
         (("--storage", "sftp://me:planted@host/runs"), r"storage: holds a password"),
         (("--host", "0.0.0.0"), r"--host '0.0.0.0' names no address"),
         (("--host", "203.0.113.7"), r"--host 203.0.113.7: is no address of this machine; it has 127.0.0.1"),
-        (("--port-mlflow", "70000"), r"--port-mlflow"),
+        (("--port-mlflow", "70000"), r"--port-mlflow: '70000' is no port: choose 1 to 65535, or 0 for any free one"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
@@ -432,7 +472,7 @@ def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path
     home = lab.fresh_home(tmp_path / "home")
     before = {path: path.stat().st_size for path in (home / "mlflow.db", home / "prefect" / "prefect.db")}
     with postgresql() as databases, place(home, ALONE, **databases) as first:
-        first.rlvf("up", "--detach", "--host", "10.9.0.1")
+        first.rlvf("up", "--no-with-worker", "--detach", "--host", "10.9.0.1")
         inside = ("nsenter", f"--net=/proc/{first.up()['pid']}/ns/net")
         there = Place(home, inside, mark=first.mark)
         known = first.up()
