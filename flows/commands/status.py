@@ -21,7 +21,7 @@ from infra.security.secrets import without_userinfo
 from infra.services.addresses import Addresses, read_up, running
 from infra.services.http import answers
 from infra.services.links import page_links
-from infra.services.prefect_server import api_password
+from infra.services.prefect_server import api_password, server_of
 from infra.services.served import mlflow_access
 from infra.storage import place
 
@@ -101,7 +101,7 @@ def known_addresses(home: Path, scheduler: str | None) -> tuple[Addresses, Mappi
     if scheduler is not None:
         return Addresses(scheduler=scheduler), environment
     up = read_up(home)
-    own = up.addresses if up is not None else Addresses()
+    own = up.addresses if up is not None else Addresses(prefect=server_of(home))
     given = Addresses(
         prefect=without_userinfo(os.environ.get("PREFECT_API_URL", "")) or None,
         mlflow=without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", "")) or None,

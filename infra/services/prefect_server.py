@@ -191,6 +191,12 @@ def prefect_server(home: Path, say: Callable[[str], None]) -> Iterator[PrefectSe
         server.stop()
 
 
+def server_of(home: Path) -> str | None:
+    """Where the home's own server serves, if one lives."""
+    service = service_of(home)
+    return str(service.found().get("url") or "") or None if service.lives() else None
+
+
 def server_password(home: Path) -> str:
     """`user:password` of the home's own server."""
     return os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or auth_of(home, "prefect")

@@ -360,7 +360,7 @@ def test_down_signals_no_process_of_another_machine(home_folder: Path, capsys: p
         (("--storage", "sftp://me:planted@host/runs"), r"storage: holds a password"),
         (("--host", "0.0.0.0"), r"--host '0.0.0.0' names no address"),
         (("--host", "203.0.113.7"), r"--host 203.0.113.7: is no address of this machine; it has 127.0.0.1"),
-        (("--port-mlflow", "70000"), r"--port-mlflow: '70000' is no port: choose 1 to 65535, or 0 for any free one"),
+        (("--port-mlflow", "70000"), r"--port-mlflow: 70000 is no port: give 0 to 65535; 0 takes a free one"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
