@@ -113,13 +113,9 @@ def unsatisfied(client: Client, call: str, tags: Collection[str], present: Colle
         for offer in sorted(present, key=lambda offer: offer.name)
     )
     address = client.scheduler.address if client.scheduler is not None else "<scheduler address>"
-    if set(tags) <= {*ROLES, *DEVICES}:
-        roles = ",".join(tag.lower() for tag in ROLES if tag in tags)
-        device = "".join(f" --device {tag.lower()}" for tag in DEVICES if tag in tags)
-        remedy = f"rlvf worker {address}{f' --roles {roles}' if roles else ''}{device}"
-    else:  # tags of somebody's own
-        resources = " ".join(f"{tag}=1" for tag in [*tags, *([] if set(tags) & set(DEVICES) else ["CPU"])])
-        remedy = f'dask worker {address} --nthreads 1 --resources "{resources}"'
+    roles = ",".join(tag.lower() for tag in ROLES if tag in tags)
+    device = "".join(f" --device {tag.lower()}" for tag in DEVICES if tag in tags)
+    remedy = f"rlvf worker {address}{f' --roles {roles}' if roles else ''}{device}"
     return PlacementError(
         f"placement.{call} needs {' and '.join(tags)} but {lack}. Workers: {there or 'none'}. Add one with: {remedy}"
     )
