@@ -22,6 +22,7 @@ from infra.runs.record import ABOUT, TIMELINE, read_record, send_record, version
 from infra.runs.rollouts import write_rollouts
 from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
+from infra.services.links import keyed
 from infra.storage import place as places
 from infra.storage.disk import sweep_files
 from infra.storage.patience import Patience
@@ -52,7 +53,8 @@ class Bookkeeping:
             stack.enter_context(self._background)
             stack.enter_context(self._artifacts)
             for name, (url, note) in links.items():
-                self._artifacts.link(name, url, note)
+                # Prefect's page knows who looks at it; what lies with the run gets no key
+                self._artifacts.link(name, keyed(self._place.home, name.split()[-1].lower(), url), note)
             if flow_run.id is not None:
                 url, command = prefect_page(str(flow_run.id))
                 links["Prefect"] = [url, _served_by(command)]

@@ -9,6 +9,7 @@ from prefect import flow
 from flows.as_trained import asked_evaluation
 from flows.config import EvalConfig, SftConfig
 from flows.defaults import with_eval_defaults
+from flows.failure import name_the_cause
 from flows.preflight import check_model
 from flows.runs import Run, existing_run, saved_config, with_secrets
 from flows.sft import sft
@@ -26,7 +27,7 @@ from tasks.problem_set import set_name
 from tasks.verify import check_verifiers
 
 
-@flow(name="rlvf-eval")
+@flow(name="rlvf-eval", on_failure=[name_the_cause])
 def evaluate_policy(config: EvalConfig) -> Evaluation:
     """Solve the problems greedily and sampled; a run's evaluation is kept with it and logged to its MLflow run. What is
     not given is as the run was trained."""

@@ -2,13 +2,13 @@
 
 import functools
 import urllib.error
-import urllib.request
 from http.client import HTTPException
 
 from flows.model_files import ModelFilesError, UnknownModel, find_model
 from flows.runs import meant
 from infra.runs.checkpoints import is_run, resolve_run
 from infra.security.secrets import masked, without_userinfo
+from infra.services.http import opener
 from rl.config import TINY
 
 
@@ -62,7 +62,7 @@ def check_tracking(uri: str | None) -> None:
         return
     address = without_userinfo(uri)
     try:
-        urllib.request.urlopen(address, timeout=10).close()
+        opener(address).open(address, timeout=10).close()
     except urllib.error.HTTPError:
         pass  # somebody answers; whether it is MLflow shows later
     except (OSError, ValueError, HTTPException) as error:

@@ -3,6 +3,7 @@
 from prefect import flow
 
 from flows.config import SftConfig
+from flows.failure import name_the_cause
 from flows.workplace import workplace
 from infra.cluster.machine import cores
 from tasks.calls.warm_up import WarmUpSpec
@@ -22,7 +23,7 @@ def kept_warm_up(config: SftConfig, storage: str) -> str | None:
     return uri if is_kept(uri) else None
 
 
-@flow(name="rlvf-sft")
+@flow(name="rlvf-sft", on_failure=[name_the_cause])
 def sft(config: SftConfig) -> str:
     """Warm the tiny policy up on the grammar's problems and return where it is stored, in Hugging Face layout. A
     warm-up that was made before with the same settings and the same code is used again."""

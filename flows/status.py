@@ -1,6 +1,8 @@
 """What a person sees of the services: a live table on a terminal, a line for each change in a pipe."""
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +13,7 @@ from rich.text import Text
 
 from infra.security.printable import printable
 from infra.services.addresses import Addresses
+from infra.services.links import page_links
 from infra.services.part import Row
 
 COLOURS = {"up": "green", "was there": "green", "registered": "green", "used": "green", "died": "red"}
@@ -45,8 +48,8 @@ class StackDisplay:
         """A line of its own."""
         self._console.print(Text(printable(text)), soft_wrap=True)
 
-    def show(self, rows: list[Row], ready: bool) -> None:
-        """The services as they are now."""
+    def show(self, rows: list[Row], ready: bool, pages: Callable[[], list[str]] = list) -> None:
+        """The services as they are now; `pages`: what opens them, said once when everything has worked."""
         if self._live is not None:
             if rows != self._shown:
                 self._live.update(_table(rows), refresh=True)
@@ -59,7 +62,7 @@ class StackDisplay:
         if ready and not self._was_ready:
             self._was_ready = True
             if self._live is not None:
-                self.say("everything is up; Ctrl-C stops it")
+                self.say("\n".join([*pages(), "everything is up; Ctrl-C stops it"]))
 
 
 def _table(rows: list[Row]) -> Table:
@@ -73,13 +76,14 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def rows_of(known: Addresses) -> list[str]:
-    """The addresses as lines."""
+def rows_of(known: Addresses, home: Path) -> list[str]:
+    """The addresses as lines; those of pages of ours are links that open them."""
+    links = page_links(home, known)
     shown = {
-        "Prefect": (known.prefect or "").removesuffix("/api"),
-        "MLflow": known.mlflow,
+        "Prefect": links.get("prefect", (known.prefect or "").removesuffix("/api")),
+        "MLflow": links.get("mlflow", known.mlflow),
         "scheduler": known.scheduler,
-        "dashboard": known.dashboard,
+        "dashboard": links.get("dashboard", known.dashboard),
         "storage": known.storage,
     }
     return [f"{name:<12}{address}" for name, address in shown.items() if address]

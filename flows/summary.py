@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flows.runs import Run
 from infra.home import rlvf_home, runs_uri
+from infra.services.links import keyed
 from infra.storage import store
 
 if TYPE_CHECKING:
@@ -23,9 +24,8 @@ def run_name(run: Run) -> str:
 def prefect_page(flow_run_id: str) -> tuple[str, str]:
     """The address of a flow run's page, and the command that serves it where nobody else does."""
     served = os.environ.get("PREFECT_API_URL")
-    serve = f"PREFECT_HOME={shlex.quote(str(rlvf_home() / 'prefect'))} prefect server start"
     url = (served or "http://127.0.0.1:4200/api").removesuffix("/api")
-    return f"{url}/runs/flow-run/{flow_run_id}", "" if served else serve
+    return f"{url}/runs/flow-run/{flow_run_id}", "" if served else "rlvf up"
 
 
 def summary(run: Run, result: "TrainResult", seconds: float) -> str:
@@ -52,7 +52,10 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
             if result.best
             else []
         ),
-        *[(name, f"{_venv(command)}\n{'':12}then open {url}" if command else url) for name, command, url in pages],
+        *[
+            (name, f"{_venv(command)}\n{'':12}then open {url}" if command else keyed(rlvf_home(), name.lower(), url))
+            for name, command, url in pages
+        ],
     ]
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 

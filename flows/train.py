@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
 from flows.defaults import with_defaults
+from flows.failure import name_the_cause
 from flows.preflight import check_model
 from flows.rejoining import outliving_schedulers
 from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
@@ -39,7 +40,7 @@ def title() -> str:
     return str(named).rstrip("/").rpartition("/")[2]
 
 
-@flow(name="rlvf", flow_run_name=title)
+@flow(name="rlvf", flow_run_name=title, on_failure=[name_the_cause])
 def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one. When the scheduler of a
     joined cluster dies, the run goes on from its newest checkpoint once that is back."""

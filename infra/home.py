@@ -1,6 +1,7 @@
 """Where rlvf keeps its things."""
 
 import os
+import stat
 from pathlib import Path
 
 NAME = ".rlvf"
@@ -23,6 +24,18 @@ def home_line() -> str:
     if os.environ.get("RLVF_HOME"):
         return f"home {home} ($RLVF_HOME)"
     return f"home {home}" if home.parent == Path.cwd() else f"home {home} (the nearest above this directory)"
+
+
+def private_home(home: Path) -> None:
+    """Make the home, or make an existing one, a folder that only its owner opens: databases, logs and prompts lie in
+    it with whatever rights their libraries give them. A folder that is not this user's, or holds nothing of ours, is
+    left as it is."""
+    is_new = not home.exists()
+    home.mkdir(parents=True, exist_ok=True)
+    found = home.stat()
+    is_ours = is_new or any((home / name).exists() for name in ("secrets.json", "prefect", "runs", "logs", "certs"))
+    if found.st_uid == os.getuid() and is_ours and not found.st_mode & stat.S_ISVTX:
+        home.chmod(stat.S_IMODE(found.st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
 
 
 def rlvf_storage() -> str:

@@ -6,7 +6,6 @@ import os
 import re
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict
 from http.client import HTTPException
@@ -27,6 +26,7 @@ from infra.security.certificates import SecurityError
 from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certificate, has_certificates
 from infra.security.printable import printable
 from infra.services.addresses import running
+from infra.services.http import opener
 
 EXAMPLES = """
 rlvf doctor                                            this machine, and the cluster that it belongs to
@@ -121,11 +121,9 @@ def check_service(name: str, url: str) -> Check:
     """Whether a web server answers at `url`, be it with a refusal."""
     shown = re.sub(r"://[^/@]*@", "://***@", url)
     page = f"{url.rstrip('/')}/health" if name == "prefect" else re.sub(r"://[^/@]*@", "://", url)
-    local = re.search(r"//(127\.|localhost|\[::1\])", url) is not None  # a proxy is for other machines
-    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
     began = time.perf_counter()
     try:
-        opener.open(page, timeout=ANSWER_SECONDS).close()
+        opener(page).open(page, timeout=ANSWER_SECONDS).close()
     except urllib.error.HTTPError as error:
         error.close()
     except (OSError, ValueError, HTTPException) as error:

@@ -11,6 +11,7 @@ from infra.home import rlvf_home
 from infra.services.addresses import UP, is_up, read_up
 from infra.services.part import TITLES
 from infra.services.stack import living, take_down_leftovers
+from infra.services.supervisor import this_machine
 
 EXAMPLES = """
 rlvf down                                              stop what rlvf up started; runs and their state stay
@@ -27,6 +28,9 @@ def _run(_: argparse.Namespace) -> None:
     stopped = 0
     up = read_up(home)
     if is_up(home) and up is not None:
+        if up.machine != this_machine():
+            where = up.machine.partition(" ")[0] or "another machine"
+            raise ValueError(f"rlvf up of {home} runs on {where}: rlvf down there")
         with suppress(ProcessLookupError):
             os.kill(up.pid, signal.SIGTERM)
         before = living(home)

@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import threading
-import urllib.parse
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -16,15 +15,14 @@ from flows.commands.command import Command
 from infra.cluster.reach import parse_address, reach
 from infra.cluster.scheduler import Seen, ask
 from infra.home import rlvf_home, rlvf_storage
-from infra.hosts import is_loopback
-from infra.security.identity import installed_settings
+from infra.security.identity import authority, installed_settings
 from infra.security.printable import printable
 from infra.security.secrets import without_userinfo
-from infra.services.addresses import Addresses, read_up
+from infra.services.addresses import Addresses, read_up, running
 from infra.services.http import answers
-from infra.services.passwords import kept_password
-from infra.services.prefect_server import api_password
-from infra.services.programs import USER
+from infra.services.links import page_links
+from infra.services.prefect_server import api_password, server_of
+from infra.services.served import mlflow_access
 from infra.storage import place
 
 EXAMPLES = """
@@ -82,6 +80,7 @@ def _run(given: argparse.Namespace) -> None:
             "mlflow": lambda: bool(known.mlflow) and answers(str(known.mlflow)),
             "storage": lambda: bool(known.storage) and _is_there(str(known.storage)),
             "running": lambda: _running(home, known.prefect),
+            "links": lambda: page_links(home, known),
         }
     )
     alive = {name: bool(found.get(name)) for name in SERVICES} | {"scheduler": seen is not None}
@@ -91,7 +90,8 @@ def _run(given: argparse.Namespace) -> None:
         addresses = {name: getattr(known, name) for name in (*SERVICES, "dashboard")}
         print(json.dumps({**addresses, "answers": alive, "workers": workers, "running": running}))
     else:
-        print(printable("\n".join(lines(known, alive, workers, running, trouble)), lines=True))
+        shown = [*lines(known, alive, workers, running, trouble), *_pages(found.get("links") or {})]
+        print(printable("\n".join(shown), lines=True))
 
 
 def known_addresses(home: Path, scheduler: str | None) -> tuple[Addresses, Mapping[str, str]]:
@@ -101,7 +101,7 @@ def known_addresses(home: Path, scheduler: str | None) -> tuple[Addresses, Mappi
     if scheduler is not None:
         return Addresses(scheduler=scheduler), environment
     up = read_up(home)
-    own = up.addresses if up is not None else Addresses()
+    own = up.addresses if up is not None else Addresses(prefect=server_of(home))
     given = Addresses(
         prefect=without_userinfo(os.environ.get("PREFECT_API_URL", "")) or None,
         mlflow=without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", "")) or None,
@@ -124,8 +124,10 @@ def shell_settings(home: Path, known: Addresses) -> dict[str, str]:
         "RLVF_STORAGE": known.storage,
         "AWS_ENDPOINT_URL_S3": known.storage_endpoint,
     }
-    if known.mlflow and not is_loopback(urllib.parse.urlsplit(known.mlflow).hostname or ""):
-        settings |= {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": kept_password(home, "mlflow")}
+    if known.prefect and known.prefect.startswith("https://"):
+        settings["PREFECT_API_SSL_CERT_FILE"] = authority(home)
+    if known.mlflow and known.mlflow == running(home).mlflow:
+        settings |= mlflow_access(home, known.mlflow)
     return {name: value for name, value in settings.items() if value}
 
 
@@ -155,6 +157,10 @@ def lines(
     if running:
         rows += ["", f"training: {', '.join(running)}"]
     return rows
+
+
+def _pages(links: Mapping[str, str]) -> list[str]:
+    return ["", *(f"{name:<12}{url}" for name, url in links.items()), "these links open for 12 hours"] if links else []
 
 
 def _asked(questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:

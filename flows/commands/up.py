@@ -13,13 +13,13 @@ from flows.commands.command import Command
 from flows.status import StackDisplay, rows_of
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.hosts import LOOPBACK, free_port, is_loopback, own_addresses
+from infra.security.bundles import machine_name
 from infra.security.identity import own_certificates
 from infra.security.printable import printable
 from infra.security.tls import refuse_open_address
-from infra.services.addresses import is_up, read_up, the_only_up
-from infra.services.passwords import FILE
+from infra.services.addresses import Addresses, has_worker, is_up, read_up, the_only_up
 from infra.services.ports import PORTS
-from infra.services.programs import USER, StackConfig
+from infra.services.programs import StackConfig
 from infra.services.supervisor import ServiceError
 from infra.storage.usable import check_storage, storage_uri
 
@@ -47,14 +47,19 @@ def _options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--detach", action="store_true", help="stay in the background; return when everything answers")
     command.add_argument(
-        "--insecure", action="store_true", help="do without TLS on an address that other machines reach"
+        "--insecure", action="store_true", help="do without TLS: who reaches the address can run any code"
+    )
+    command.add_argument(
+        "--with-worker",
+        action=argparse.BooleanOptionalAction,
+        help="let this machine work, too (default: unless an rlvf worker of this home runs)",
     )
     for name, port in PORTS.items():
         command.add_argument(
             f"--port-{name}",
             type=_port,
             metavar="PORT",
-            help=f"of {name} (default that of the last time, or {port}; another if it is taken)",
+            help=f"of {name} (default that of the last time, or {port}, or another if that is taken)",
         )
 
 
@@ -72,7 +77,7 @@ def _run(given: argparse.Namespace) -> None:
         return
     config = _config(given, home)
     if given.detach and DETACHED not in os.environ:
-        _detach(given, home)
+        _detach(home)
         return
     with the_only_up(home) as first:
         if not first:
@@ -96,30 +101,33 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
         os.environ["AWS_ENDPOINT_URL_S3"] = given.storage_endpoint
     storage = storage_uri(given.storage or rlvf_storage())
     check_storage(storage)
-    if not is_loopback(host):
-        if not given.insecure:
-            own_certificates(home, [host])
-        refuse_open_address(host, home, given.insecure)
-        if given.insecure:
-            print(
-                f"rlvf: INSECURE: whoever reaches {host} can run any code on this machine and on every worker",
-                file=sys.stderr,
-            )
+    if not given.insecure:
+        own_certificates(home, [host])
+    refuse_open_address(host, home, given.insecure)
+    if given.insecure:
+        who = "every user of this machine" if is_loopback(host) else f"whoever reaches {host}"
+        print(f"rlvf: INSECURE: {who} can run any code as you, here and on every worker", file=sys.stderr)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") if storage.startswith(("s3://", "s3a://")) else None
+    works = not has_worker(home) if given.with_worker is None else bool(given.with_worker)
     ports = {name: port for name in PORTS if (port := getattr(given, f"port_{name}")) is not None}
-    return StackConfig(home, storage, endpoint, host, not (is_loopback(host) or given.insecure), ports)
+    return StackConfig(home, storage, endpoint, host, not given.insecure, ports, works)
 
 
 def _stay(config: StackConfig) -> None:
     """Keep everything up until Ctrl-C, SIGTERM or the end of the terminal; then stop it."""
     from flows.deployments import Registration
     from infra.cluster.reach import parse_address
-    from infra.cluster.scheduler import announce
+    from infra.cluster.scheduler import announce, ask
     from infra.services.stack import Stack
 
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     registration = Registration(config.home)
+
+    def joined(known: Addresses) -> bool:
+        seen = ask(parse_address(str(known.scheduler), config.home), config.home)
+        return any(worker.name.startswith(f"{machine_name()}-") for worker in seen.workers)
+
     display = StackDisplay(to_log=DETACHED in os.environ)
     display.say(home_line())
     try:
@@ -127,13 +135,16 @@ def _stay(config: StackConfig) -> None:
             config,
             deploy=registration,
             announce=lambda known: announce(parse_address(str(known.scheduler), config.home), config.home, known),
+            joined=joined,
             say=display.say,
         ) as stack:
-            if not is_loopback(config.host):
-                display.say(f"sign in to the pages as {USER}, with the passwords in {config.home / FILE}")
+
+            def pages() -> list[str]:
+                return rows_of(stack.addresses, config.home)
+
             try:
                 with display:
-                    stack.keep_up(display.show)
+                    stack.keep_up(lambda rows, ready: display.show(rows, ready, pages))
             except KeyboardInterrupt:
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     signal.signal(number, signal.SIG_IGN)  # half-stopped helps nobody
@@ -144,7 +155,7 @@ def _stay(config: StackConfig) -> None:
         pass
 
 
-def _detach(given: argparse.Namespace, home: Path) -> None:
+def _detach(home: Path) -> None:
     """Start this command again, to stay; return when it says that everything answers."""
     log = home / "logs" / "up.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -177,9 +188,7 @@ def _detach(given: argparse.Namespace, home: Path) -> None:
         relay()
         raise
     relay()
-    print(printable("\n".join(rows_of(up.addresses)), lines=True))
-    if (home / FILE).exists() and not is_loopback(str(given.host)):
-        print(f"sign in     as {USER}, with the passwords in {home / FILE}")
+    print(printable("\n".join(rows_of(up.addresses, home)), lines=True))
     print("stop it with: rlvf down")
 
 
@@ -206,11 +215,11 @@ def _say_is_up(given: argparse.Namespace, home: Path) -> None:
             raise ServiceError("another rlvf up of this home was just stopping, or does not come up; try again")
         time.sleep(0.1)
     print("it is up already" + ("" if up.ready else " (starting)"))
-    print(printable("\n".join(rows_of(up.addresses)), lines=True))
+    print(printable("\n".join(rows_of(up.addresses, home)), lines=True))
     if given.storage and storage_uri(given.storage) != up.addresses.storage:
         print(f"rlvf: it uses {up.addresses.storage}; rlvf down first, to use {given.storage}", file=sys.stderr)
     if given.host != LOOPBACK and f"//{given.host}:" not in str(up.addresses.scheduler):
         print(f"rlvf: it listens elsewhere; rlvf down first, to listen on {given.host}", file=sys.stderr)
 
 
-UP = Command("up", "start the services: Prefect, MLflow, a Dask scheduler, a Prefect worker", EXAMPLES, _options, _run)
+UP = Command("up", "start the services: Prefect, MLflow, a Dask scheduler, workers", EXAMPLES, _options, _run)

@@ -13,21 +13,24 @@ from flows.config import ServeConfig
 from flows.options import add_options, read_config
 from infra.home import rlvf_home
 from infra.hosts import bracketed, is_loopback
+from infra.security.identity import certificate_names, certs_folder, own_certificates
 from infra.security.tls import refuse_open_address
+from infra.services.asgi import Gated
+from infra.services.gate import Gate
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import named
 from tasks.problem_set import open_verifier
 
 EXAMPLES = """
-rlvf verifier serve --verifier gsm8k                           at http://127.0.0.1:8900
+rlvf verifier serve --verifier gsm8k                           at https://127.0.0.1:8900
 rlvf verifier serve --verifier my_reward.py:reward --port 9000
-rlvf train --problems q.jsonl --verifier http://127.0.0.1:8900 uses it
+rlvf train --problems q.jsonl --verifier https://127.0.0.1:8900   uses it
 """
 
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["serve"], help="answer POST /verify and GET /health until Ctrl-C")
-    command.add_argument("--insecure", action="store_true", help="listen beyond this machine without certificates")
+    command.add_argument("--insecure", action="store_true", help="do without certificates")
     command.add_argument("--json", action="store_true", help="print one JSON object with the address, once it answers")
     command.usage = "%(prog)s serve [options]"
     add_options(command, ServeConfig)
@@ -40,7 +43,9 @@ def _run(given: argparse.Namespace) -> None:
     spec = open_verifier(named(config.verifier.name, ""), config.verifier)
     if spec.is_service:
         raise ValueError(f"verifier {spec.name!r} is a service already; serve one that runs here")
-    tls = {} if given.insecure or is_loopback(config.host) else _certificates(home)
+    if not given.insecure and is_loopback(config.host):
+        own_certificates(home)  # other users of this machine reach it too
+    tls = {} if given.insecure else _certificates(home)
     listening = _listen(config.host, config.port)
     with listening:
         verifier = opened(spec, home)
@@ -57,7 +62,8 @@ def _run(given: argparse.Namespace) -> None:
                 if given.json:
                     print(json.dumps({"url": address, "verifier": spec.name}), flush=True)
 
-        app = verifier_app(spec, verifier)
+        names = [config.host, *certificate_names(home)]
+        app = Gated(verifier_app(spec, verifier), Gate(None, listening.getsockname()[1], names, tls=bool(tls)))
         settings: dict[str, Any] = {"log_level": "warning", "limit_concurrency": 64, "timeout_graceful_shutdown": 5}
         try:
             Server(uvicorn.Config(app, **settings, **tls)).run(sockets=[listening])
@@ -75,10 +81,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _certificates(home: Path) -> dict[str, Any]:
-    """uvicorn's settings for TLS in which both sides show a certificate; none where there are none."""
-    folder = home / "certs"
-    if not (folder / "machine.pem").exists():
-        return {}
+    """uvicorn's settings for TLS in which both sides show a certificate."""
+    folder = certs_folder(home)
     return {
         "ssl_certfile": folder / "machine.pem",
         "ssl_keyfile": folder / "machine.key",

@@ -23,7 +23,7 @@ from infra.security.bundles import check_machine_name, machine_name
 from infra.security.certificates import SecurityError
 from infra.security.identity import adopt_settings, install_bundle
 from infra.security.printable import printable
-from infra.services.addresses import running
+from infra.services.addresses import a_worker, running
 
 EXAMPLES = """
 rlvf worker --bundle jetson.bundle                     the first time: installs the bundle, then joins
@@ -109,7 +109,7 @@ def _run(given: argparse.Namespace) -> None:
     )
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the second one: `timeout` and job systems send it twice
     try:
-        with answered_by(membership.stop):
+        with a_worker(home), answered_by(membership.stop):
             membership.start()
             membership.wait()
     except KeyboardInterrupt:

@@ -112,10 +112,10 @@ def unsatisfied(client: Client, call: str, tags: Collection[str], present: Colle
         f"{offer.name}: {' '.join(sorted(offer.resources)) or 'no tags'}"
         for offer in sorted(present, key=lambda offer: offer.name)
     )
-    device = [] if set(tags) & set(DEVICES) else ["CPU"]
-    resources = " ".join(f"{tag}=1" for tag in [*tags, *device])
     address = client.scheduler.address if client.scheduler is not None else "<scheduler address>"
+    roles = ",".join(tag.lower() for tag in ROLES if tag in tags)
+    device = "".join(f" --device {tag.lower()}" for tag in DEVICES if tag in tags)
+    remedy = f"rlvf worker {address}{f' --roles {roles}' if roles else ''}{device}"
     return PlacementError(
-        f"placement.{call} needs {' and '.join(tags)} but {lack}. Workers: {there or 'none'}. Add one with: "
-        f'dask worker {address} --nthreads 1 --resources "{resources}"'
+        f"placement.{call} needs {' and '.join(tags)} but {lack}. Workers: {there or 'none'}. Add one with: {remedy}"
     )

@@ -6,7 +6,10 @@ from typing import Any
 
 # Dask's profiler asks for the frames of all threads a hundred times a second; in Python 3.11 that can stop the process
 # for ever when a garbage collection falls into it (python/cpython#106883, dask/distributed#8616).
-WORKER_SETTINGS: Mapping[str, Any] = {"distributed.worker.profile.enabled": sys.version_info >= (3, 12)}
+WORKER_SETTINGS: Mapping[str, Any] = {
+    "distributed.worker.profile.enabled": sys.version_info >= (3, 12),
+    "distributed.worker.http.routes": [],  # plain HTTP that nobody needs: what a worker does, the scheduler knows
+}
 # What nannies need in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
 # compute.
 NANNY_SETTINGS: Mapping[str, Any] = {"distributed.nanny.pre-spawn-environ": {}, **WORKER_SETTINGS}
@@ -14,11 +17,14 @@ NANNY_SETTINGS: Mapping[str, Any] = {"distributed.nanny.pre-spawn-environ": {}, 
 # own commands start.
 DASK_SETTINGS = {
     **WORKER_SETTINGS,
+    "distributed.scheduler.preload": ["infra.cluster.dashboard"],  # its page asks who is there
     "distributed.scheduler.allowed-failures": 0,  # a worker's death is known at once, and counted by the dispatch
     "distributed.scheduler.no-workers-timeout": "60s",
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.worker-ttl": "60s",  # so long a lease waits for a machine whose lid was closed
 }
+
+DASHBOARD_PORT = "RLVF_DASHBOARD_PORT"  # in the environment of a scheduler whose page others know to be there
 
 
 def dask_environment() -> dict[str, str]:

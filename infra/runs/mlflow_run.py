@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine
 from infra.security.secrets import masked
+from infra.services.served import adopt_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -80,20 +81,20 @@ class MlflowRun:
         return self.uri.startswith(("http://", "https://"))
 
     def page(self, port: int) -> Page:
-        """Its page. The command serves it from the home on `port`."""
+        """Its page. The command serves it, on `port` if that is free, to whoever opens the link that it prints."""
         tail = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}{WORKFLOW}"
         uri = masked(self.uri)
         if self.is_served:
             return Page(None, uri.rstrip("/") + tail)
-        return Page(
-            f"mlflow server --backend-store-uri {shlex.quote(uri)} --workers 1 --port {port}",
-            f"http://127.0.0.1:{port}{tail}",
-        )
+        elsewhere = "" if self.uri == home_database(self._home) else f"MLFLOW_BACKEND_STORE_URI={shlex.quote(uri)} "
+        return Page(f"{elsewhere}rlvf up", f"http://127.0.0.1:{port}{tail}")
 
     def attach(self) -> Mapping[str, int] | None:
         """Find or create the run; the last step of each metric that MLflow has. None if that was done before."""
         if self._client is not None:
             return None
+        if self.is_served:
+            adopt_mlflow(self._home, self.uri)
         client = import_mlflow().MlflowClient(tracking_uri=self.uri)
         run = _find_run(client, self.run_id)
         if run is None:
@@ -175,6 +176,11 @@ class MlflowRun:
         changed = [RunTag(f"resumed.{k}", v) for k, v in self._params.items() if known.get(k, v) != v]
         for tags in _batches(changed, BATCH_PARAMS):
             client.log_batch(run.info.run_id, tags=tags, synchronous=True)
+
+
+def home_database(home: Path) -> str:
+    """The tracking URI of runs that name none, and what the home's MLflow server serves."""
+    return f"sqlite:///{home / 'mlflow.db'}"
 
 
 def import_mlflow() -> Any:

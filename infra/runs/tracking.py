@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
-from infra.runs.mlflow_run import MlflowRun, Page, Status, import_mlflow, quiet_retries
+from infra.runs.mlflow_run import MlflowRun, Page, Status, home_database, import_mlflow, quiet_retries
 from infra.security.secrets import masked
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Tracker:
     ) -> None:
         self._config = config
         self._log = MetricLog(local)
-        uri = tracking_uri(config) or f"sqlite:///{home / 'mlflow.db'}"
+        uri = tracking_uri(config) or home_database(home)
         self._run = MlflowRun(uri, home, experiment, run_name, run_id, params)
         self._lock = threading.RLock()
         self._monitor: SystemMetricsMonitor | None = None

@@ -159,8 +159,7 @@ def own_certificates(home: Path, addresses: Iterable[str] = ()) -> None:
     make_authority(home)
     if has_certificates(home) and _lasts(home, wanted):
         return
-    known = names(_installed(home)) if has_certificates(home) else []
-    _install(issue(home, machine, [*wanted, *known]), home)
+    _install(issue(home, machine, [*wanted, *certificate_names(home)]), home)
 
 
 def check_certificates(home: Path) -> None:
@@ -173,6 +172,17 @@ def check_certificates(home: Path) -> None:
     settings = installed_settings(home)
     machine = settings.machine if settings is not None else "NAME"
     check_dates(_installed(home), "this machine's certificate", how_to_renew(machine))
+
+
+def authority(home: Path) -> str | None:
+    """The file that says whom to trust; None where there is none."""
+    file = certs_folder(home) / "authority.pem"
+    return str(file) if file.is_file() else None
+
+
+def certificate_names(home: Path) -> list[str]:
+    """The names and addresses that this machine's certificate is for; none without one."""
+    return names(_installed(home)) if has_certificates(home) else []
 
 
 def days_of_certificate(home: Path) -> float:

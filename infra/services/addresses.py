@@ -5,10 +5,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from infra.home import private_home
+from infra.services.supervisor import this_machine
 from infra.storage import disk
 
 UP = "up.json"
@@ -43,11 +45,12 @@ class Up:
     pid: int
     ready: bool  # everything has answered once
     addresses: Addresses
+    machine: str = field(default_factory=this_machine)  # whose process it is: a home may be on a share
 
 
 def write_up(home: Path, up: Up) -> None:
     """Write `<home>/up.json`."""
-    content = {"pid": up.pid, "ready": up.ready, **asdict(up.addresses)}
+    content = {"pid": up.pid, "machine": up.machine, "ready": up.ready, **asdict(up.addresses)}
     disk.write_file(home / UP, (json.dumps(content, indent=2) + "\n").encode())
 
 
@@ -55,7 +58,7 @@ def read_up(home: Path) -> Up | None:
     """What `<home>/up.json` says; None if there is none."""
     try:
         found = json.loads((home / UP).read_text())
-        return Up(int(found["pid"]), bool(found.get("ready")), addresses(found))
+        return Up(int(found["pid"]), bool(found.get("ready")), addresses(found), str(found.get("machine", "")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -68,21 +71,31 @@ def running(home: Path) -> Addresses:
 
 def is_up(home: Path) -> bool:
     """Whether an `rlvf up` of this home lives."""
-    try:
-        with (home / "services" / "up.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return _is_held(home / "services" / "up.lock")
+
+
+@contextmanager
+def a_worker(home: Path) -> Iterator[None]:
+    """Be an `rlvf worker` of this home until the end of the context."""
+    private_home(home)
+    folder = home / "services"
+    folder.mkdir(exist_ok=True)
+    with (folder / "worker.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+def has_worker(home: Path) -> bool:
+    """Whether an `rlvf worker` of this home lives."""
+    return _is_held(home / "services" / "worker.lock")
 
 
 @contextmanager
 def the_only_up(home: Path) -> Iterator[bool]:
     """Be the `rlvf up` of this home until the end of the context; gives False, and does nothing, if another is."""
+    private_home(home)
     folder = home / "services"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     with (folder / "up.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,3 +107,15 @@ def the_only_up(home: Path) -> Iterator[bool]:
             yield True
         finally:
             (home / UP).unlink(missing_ok=True)
+
+
+def _is_held(file: Path) -> bool:
+    """Whether a process has locked it."""
+    try:
+        with file.open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -1,5 +1,6 @@
 """One service that is kept alive."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,9 +18,13 @@ TITLES = {
     "mlflow": "MLflow server",
     "scheduler": "Dask scheduler",
     "worker": "Prefect worker",
+    "machine": "worker here",
     "deployments": "deployments",
 }
 ATTEMPTS = 3  # so often a service may die before it has ever worked
+ASK_SECONDS = 5.0  # between two questions to a service that works
+SILENT_SECONDS = 20.0  # so long without an answer is shown
+HUNG_SECONDS = 120.0  # so long without one is as good as dead
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class Row:
 
 
 class Part:
-    """A service that is kept alive: started when what it `needs` works, and again, later each time, when it dies."""
+    """A service that is kept alive: started when what it `needs` works, and again, later each time, when it dies or
+    does not answer any more."""
 
     def __init__(
         self,
@@ -45,7 +51,11 @@ class Part:
         needs: Sequence["Part"] = (),
         on_start: Callable[[], None] = lambda: None,
         stop: Callable[[], bool] | None = None,
+        move: Callable[[], str | None] = lambda: None,
+        is_needed: bool = True,
     ) -> None:
+        """`works` may take its time: it is asked in a thread. `move` is asked when it died before it ever worked: its
+        new address if its port had gone to somebody else. Without one that is not needed the others go on."""
         self.name = name
         self.address = address
         self.state = "waiting"
@@ -55,14 +65,22 @@ class Part:
         self._needs = needs
         self._on_start = on_start
         self._stop = stop or service.release
+        self._move = move
+        self.is_needed = is_needed
         self._back_off = BackOff()
-        self._began = self._due = 0.0
+        self._question: _Question | None = None
+        self._began = self._due = self._heard = 0.0
         self._deaths = 0
         self._ever_worked = False
 
     @property
     def works(self) -> bool:
         return self.state == "up"
+
+    @property
+    def lives(self) -> bool:
+        """Whether it runs, for whomever."""
+        return self._service.lives()
 
     def look(self) -> None:
         """See how it is, and do what is to be done. Raises `ServiceError` for one that never comes up."""
@@ -75,8 +93,8 @@ class Part:
             self._died(now)
         elif not self._service.lives():
             self._died(now)
-        elif self.state == "starting" and self._answers():
-            self.state, self._ever_worked = "up", True
+        else:
+            self._ask(now)
 
     def stop(self) -> bool:
         """Stop it; says whether it was running, for nobody else's use."""
@@ -86,22 +104,49 @@ class Part:
     def _start(self) -> None:
         self._on_start()
         self._service.start(self._program(), {"url": self.address})
-        self.state, self._began = "starting", time.monotonic()
+        self.state, self._began, self._question = "starting", time.monotonic(), None
 
-    def _answers(self) -> bool:
-        try:
-            return self._works()
-        except (OSError, ValueError, HTTPException):
-            return False  # not yet, or not any more
+    def _ask(self, now: float) -> None:
+        if self._question is None and (self.state != "up" or now - self._heard >= ASK_SECONDS):
+            self._question = _Question(self._works)
+        if self._question is not None and self._question.answer is not None:
+            if self._question.answer:
+                self.state, self._ever_worked, self._heard = "up", True, now
+            self._question = None
+        silent = now - self._heard
+        if self.state == "up" and silent > SILENT_SECONDS:
+            self.state = "no answer"
+        elif self.state == "no answer" and silent > HUNG_SECONDS:
+            self._service.end()
+            self._died(now)
 
     def _died(self, now: float) -> None:
         end_stragglers(self._service)
+        moved = None if self._ever_worked else self._move()
+        if moved is not None:
+            self.address, self.state = moved, "waiting"
+            return
         self._deaths += 1
         if not self._ever_worked and self._deaths >= ATTEMPTS:
             raise ServiceError(
                 f"the {TITLES[self.name]} does not start; {self._service.log} ends with: {_last(self._service.log)}"
             )
         self.state, self._due = "died", now + self._back_off.pause(now - self._began)
+
+
+class _Question:
+    """Whether a service works, asked in a thread: one that hangs does not keep the others waiting."""
+
+    def __init__(self, works: Callable[[], bool]) -> None:
+        self.answer: bool | None = None  # None: not yet
+        self._works = works
+        threading.Thread(target=self._put, name="does it answer", daemon=True).start()
+
+    def _put(self) -> None:
+        try:
+            self.answer = self._works()
+        except (OSError, ValueError, HTTPException):
+            self.answer = False  # not yet, or not any more
 
 
 def end_stragglers(service: Service) -> None:

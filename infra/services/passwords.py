@@ -1,5 +1,6 @@
 """The passwords that the services of a home share: made once, kept in a file that only its owner reads."""
 
+import fcntl
 import json
 import secrets
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from infra.storage import disk
 
 FILE = "secrets.json"
+USER = "rlvf"  # who signs in, everywhere
 
 
 def kept_password(home: Path, name: str) -> str | None:
@@ -17,11 +19,22 @@ def kept_password(home: Path, name: str) -> str | None:
 
 def password(home: Path, name: str) -> str:
     """The password of that name, made now if there is none yet."""
-    kept = _read(home)
-    if name not in kept:
-        kept[name] = secrets.token_urlsafe(24)
-        disk.write_file(home / FILE, json.dumps(kept).encode(), 0o600)
-    return str(kept[name])
+    kept = kept_password(home, name)
+    if kept is not None:
+        return kept
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (home / f".{FILE}.lock").open("a") as lock:  # two processes may make their first at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = _read(home)
+        if name not in known:
+            known[name] = secrets.token_urlsafe(24)
+            disk.write_file(home / FILE, json.dumps(known).encode(), 0o600)
+        return str(known[name])
+
+
+def auth_of(home: Path, name: str) -> str:
+    """user:password of the service of that name."""
+    return f"{USER}:{password(home, name)}"
 
 
 def _read(home: Path) -> dict[str, str]:

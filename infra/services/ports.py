@@ -14,7 +14,8 @@ PORTS = {"prefect": prefect_server.PORT, "mlflow": 5000, "scheduler": 8786, "das
 
 
 class Ports:
-    """Which port each service gets: the one chosen, that of the last time, the usual one; another where it is taken."""
+    """Which port each service gets: the one chosen, that of the last time, the usual one; another where one of the
+    latter is taken."""
 
     def __init__(self, home: Path, host: str, given: Mapping[str, int], say: Callable[[str], None]) -> None:
         self.chosen: dict[str, int] = {}
@@ -28,15 +29,43 @@ class Ports:
         """The port to try first."""
         return self._given.get(name, self._last.get(name, PORTS[name]))
 
+    def is_given(self, name: str) -> bool:
+        """Whether somebody chose the port: then it is that one or none."""
+        return bool(self._given.get(name))
+
     def choose(self, name: str) -> int:
-        """A free one for the service."""
+        """A free one for the service. Raises `ValueError` where the one that somebody chose is taken."""
         wanted = self.wanted(name)
-        port = free_port(wanted, LOOPBACK if name == "dashboard" else self._host)
+        port = free_port(wanted, self._host_of(name))
         if wanted not in (port, 0):
+            if self.is_given(name):
+                raise taken(name, wanted)
             self._say(f"port {wanted} is in use: the {TITLES.get(name, 'Dask page')} listens on {port}")
         self.chosen[name] = port
+        self.keep()
         return port
+
+    def moved(self, name: str) -> bool:
+        """Choose anew for a service that is not there, if its port has gone to somebody else since; whether it had."""
+        port = self.chosen[name]
+        if free_port(port, self._host_of(name)) == port:
+            return False
+        if self.is_given(name):
+            raise taken(name, port)
+        self._last[name] = port
+        self.choose(name)
+        return True
 
     def keep(self) -> None:
         """Remember those chosen for the next time: other machines may know them."""
         disk.write_file(self._file, json.dumps({**self._last, **self.chosen}).encode())
+
+    def _host_of(self, name: str) -> str:
+        return LOOPBACK if name == "dashboard" else self._host
+
+
+def taken(name: str, port: int) -> ValueError:
+    """The error for a chosen port that another program has."""
+    return ValueError(
+        f"--port-{name} {port}: another program listens there; choose another, or leave it out to take a free one"
+    )

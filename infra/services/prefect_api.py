@@ -1,5 +1,6 @@
 """The few things that are asked of Prefect's API from a process that does not import prefect."""
 
+import socket
 import urllib.error
 from contextlib import suppress
 from typing import Any
@@ -28,6 +29,13 @@ class PrefectApi:
             raise
         return True
 
+    def has_worker(self, name: str) -> bool:
+        """Whether a worker of that name serves the work pool: it has said so within the last one and a half minutes."""
+        if not self.has(f"work_pools/{POOL}"):
+            return False
+        workers = self._ask(f"work_pools/{POOL}/workers/filter", {})
+        return any(each["name"] == name and each["status"] == "ONLINE" for each in workers)
+
     def running(self, flow: str) -> list[str]:
         """The names of this flow's runs that are under way."""
         body = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PAUSED"]}}}}
@@ -44,8 +52,12 @@ class PrefectApi:
         states = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
         ended = []
         for run in self._ask("flow_runs/filter", {"work_pools": {"name": {"any_": [POOL]}}, "flow_runs": states}):
-            pid = str(run.get("infrastructure_pid") or "").rpartition(":")[2]
-            if not pid.isdigit() or not _ended(int(pid), str(run["id"]), seconds):
+            host, _, pid = str(run.get("infrastructure_pid") or "").rpartition(":")
+            if (
+                not pid.isdigit()
+                or host not in ("", socket.gethostname())
+                or not _ended(int(pid), str(run["id"]), seconds)
+            ):
                 continue
             state = {"type": "CRASHED", "message": "its process is gone, with the worker that started it"}
             self._ask(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})

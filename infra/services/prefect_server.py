@@ -5,32 +5,33 @@ Prefect's database, `prefect.db`.
 """
 
 import os
-import sys
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.hosts import LOOPBACK, bracketed, free_port, is_loopback
+from infra.home import private_home
+from infra.hosts import LOOPBACK, bracketed, free_port
+from infra.security.identity import authority
 from infra.security.secrets import without_userinfo
-from infra.services.http import answers, get_json
-from infra.services.passwords import kept_password
+from infra.services.addresses import running
+from infra.services.http import answers, proves
+from infra.services.passwords import auth_of
+from infra.services.served import served
 from infra.services.supervisor import Program, Service, ServiceError
 
-PREFECT_USER = "rlvf"
 PORT = 4200
 
 
 def api_password(home: Path, url: str) -> str:
-    """`user:password` for the Prefect API at `url`: of the environment, or the one kept in the home; empty if none."""
-    given = os.environ.get("PREFECT_API_AUTH_STRING") or os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
-    if given:
-        return given
-    kept = kept_password(home, "prefect")
-    return f"{PREFECT_USER}:{kept}" if kept and not is_loopback(urllib.parse.urlsplit(url).hostname or "") else ""
+    """`user:password` for the Prefect API at `url`: the home's for the home's own server, else that of the environment;
+    empty if there is none."""
+    own = {running(home).prefect, service_of(home).found().get("url")}
+    if url in own and not os.environ.get("PREFECT_API_URL"):
+        return server_password(home)
+    given = os.environ.get("PREFECT_API_AUTH_STRING")
+    return given or (server_password(home) if url in own else "")
 
 
 def service_of(home: Path) -> Service:
@@ -40,31 +41,35 @@ def service_of(home: Path) -> Service:
 
 def is_of(home: Path, url: str, seconds: float) -> bool:
     """Whether it is the home's server that answers at `url`."""
-    if not answers(url, timeout=seconds):
-        return False
-    try:
-        settings = get_json(f"{url}/admin/settings", api_password(home, url), timeout=seconds)
-        return Path(settings["home"]) == home / "prefect"
-    except urllib.error.HTTPError:  # it wants a password, and does not say whose it is
-        return True
-    except (OSError, ValueError, KeyError):
-        return False
+    return proves(url, server_password(home), timeout=seconds)
 
 
 class PrefectServer:
     """The Prefect server of `home`: started by the constructor if none lives, awaited by `wait`.
 
-    A server on another address than loopback asks for a password, which is kept in the home. Raises `ValueError` when
-    the environment names an API that does not answer.
+    It asks everybody for the password that is kept in the home, or that of $PREFECT_SERVER_API_AUTH_STRING. With `tls`
+    it serves https with the certificates of the home. It listens at `port`, or at another one if that is taken and not
+    `fixed`. Raises `ValueError` when the environment names an API that does not answer, or a fixed port is taken.
     """
 
-    def __init__(self, home: Path, say: Callable[[str], None], host: str = LOOPBACK, port: int | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        say: Callable[[str], None],
+        host: str = LOOPBACK,
+        port: int | None = None,
+        *,
+        tls: bool = False,
+        fixed: bool = False,
+    ) -> None:
         self.home = home
         self.url = os.environ.get("PREFECT_API_URL", "")
         self.is_ours = not self.url
         self.service = service_of(home)
+        self._scheme = "https" if tls else "http"
         self._host = host
         self._port = PORT if port is None else port
+        self._fixed = fixed and bool(port)
         self._say = say
         if self.url:
             if not answers(self.url):
@@ -73,6 +78,7 @@ class PrefectServer:
                     "unset the variable to use a local server"
                 )
             return
+        private_home(home)
         self.service.hold()
         self._start_if_none_lives()
 
@@ -81,9 +87,10 @@ class PrefectServer:
         """What a process that is to use this server needs in its environment before it imports prefect."""
         if not self.is_ours:
             return {"PREFECT_API_URL": self.url}
-        known = _prefect_environment(self.service.folder) | {"PREFECT_API_URL": self.url}
-        auth = api_password(self.home, self.url)
-        return known | ({"PREFECT_API_AUTH_STRING": auth} if auth else {})
+        known = {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": server_password(self.home)}
+        if self.url.startswith("https://"):
+            known["PREFECT_API_SSL_CERT_FILE"] = authority(self.home) or ""
+        return _prefect_environment(self.service.folder) | known
 
     def wait(self, timeout: float = 120.0) -> str:
         """The address of the API, once it answers. Raises `ServiceError` when the server ends before that.
@@ -94,9 +101,9 @@ class PrefectServer:
         deadline = time.monotonic() + timeout
         while self.is_ours and not (self._find() and self.serves()):
             lives = self.service.lives()
-            if not lives and self._port_is_taken() and time.monotonic() < deadline:
-                self._start_if_none_lives()
-            elif not lives or time.monotonic() > deadline:
+            if not lives and time.monotonic() < deadline and self.moved():
+                continue
+            if not lives or time.monotonic() > deadline:
                 log = self.service.log
                 lines = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
                 raise ServiceError("\n".join([f"the Prefect server did not start; {log} ends with:", *lines]))
@@ -107,21 +114,29 @@ class PrefectServer:
 
     def program(self) -> Program:
         """What serves at `url`."""
-        address = urllib.parse.urlsplit(self.url)
-        host, port = str(address.hostname), str(address.port)
         folder = self.service.folder  # Prefect reads settings from the files of its working directory
-        auth = "" if is_loopback(host) else api_password(self.home, self.url)
-        return Program(
-            [sys.executable, "-P", "-m", "prefect", "server", "start", "--host", host, "--port", port],
-            _prefect_environment(folder)
-            | {"PREFECT_SERVER_LOGGING_LEVEL": "WARNING", "PREFECT_SERVER_UI_API_URL": self.url}
-            | ({"PREFECT_SERVER_API_AUTH_STRING": auth} if auth else {}),
-            folder,
-        )
+        command, secret = served("prefect", self.url, self.home, server_password(self.home))
+        settings = {
+            "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+            "PREFECT_SERVER_UI_API_URL": "/api",  # by whatever name the page was opened
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.url.removesuffix("/api"),
+            "PREFECT_SERVER_API_AUTH_STRING": "",  # the gate asks for it, and knows browsers by a cookie
+            "PREFECT_API_URL": "",
+            "PREFECT_API_AUTH_STRING": "",
+        }
+        return Program(command, _prefect_environment(folder) | settings | secret, folder)
 
     def revive(self) -> None:
         """Start the server again, at the same address, if it has died."""
         self.service.start(self.program(), {"url": self.url})
+
+    def moved(self) -> bool:
+        """Start a dead server at another port, if somebody else listens at its own; whether that was so."""
+        address = urllib.parse.urlsplit(self.url)
+        if address.port is None or free_port(address.port, address.hostname or LOOPBACK) == address.port:
+            return False
+        self._start_if_none_lives()
+        return True
 
     def serves(self) -> bool:
         """Whether the server of this folder answers: its port may have gone to another one while it started."""
@@ -135,7 +150,9 @@ class PrefectServer:
         if self.service.lives():
             return
         port = free_port(self._port, self._host)
-        self.url = f"http://{bracketed(self._host)}:{port}/api"
+        if self._fixed and port != self._port:
+            raise ValueError(f"the Prefect server cannot listen on {self._port}: another program does")
+        self.url = f"{self._scheme}://{bracketed(self._host)}:{port}/api"
         if self.service.start(self.program(), {"url": self.url}):
             if self._port not in (port, 0):
                 self._say(f"port {self._port} is in use: the Prefect server listens on {port}")
@@ -146,11 +163,6 @@ class PrefectServer:
         """Read the address of the server; of an earlier one, until the supervisor of this one has written its own."""
         self.url = str(self.service.found().get("url", self.url))
         return bool(self.url)
-
-    def _port_is_taken(self) -> bool:
-        """Whether somebody listens where the server was to listen; asked when it is known to be dead."""
-        address = urllib.parse.urlsplit(self.url)
-        return address.port is not None and free_port(address.port, address.hostname or LOOPBACK) != address.port
 
 
 @contextmanager
@@ -177,6 +189,17 @@ def prefect_server(home: Path, say: Callable[[str], None]) -> Iterator[PrefectSe
                     os.environ[name] = value
     finally:
         server.stop()
+
+
+def server_of(home: Path) -> str | None:
+    """Where the home's own server serves, if one lives."""
+    service = service_of(home)
+    return str(service.found().get("url") or "") or None if service.lives() else None
+
+
+def server_password(home: Path) -> str:
+    """`user:password` of the home's own server."""
+    return os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or auth_of(home, "prefect")
 
 
 def _prefect_environment(folder: Path) -> dict[str, str]:

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.cluster.settings import dask_environment
-from infra.hosts import LOOPBACK, bracketed, is_loopback
+from infra.cluster.settings import DASHBOARD_PORT, dask_environment
+from infra.hosts import LOOPBACK, is_loopback
 from infra.security.bundles import machine_name
 from infra.security.tls import tls_environment
 from infra.services.addresses import Addresses
-from infra.services.passwords import password
+from infra.services.passwords import auth_of
 from infra.services.prefect_api import POOL
+from infra.services.served import mlflow_access, served
 from infra.services.supervisor import Program
-from infra.storage import disk, store
+from infra.storage import store
 
-USER = "rlvf"  # who signs in to MLflow
 WORKER_STOP_SECONDS = 5.0  # its runs are not in its hands: they end when it does
 
 
@@ -34,13 +34,18 @@ class StackConfig:
     host: str = LOOPBACK
     tls: bool = False  # for Dask; the certificates are there
     ports: Mapping[str, int] = field(default_factory=dict)  # those that somebody chose, by service
+    works: bool = False  # this machine is a worker, too
+
+    @property
+    def https(self) -> bool:
+        """Whether pages are encrypted: on loopback nobody listens, and a browser would warn of an unknown authority."""
+        return self.tls and not is_loopback(self.host)
 
 
-def mlflow(config: StackConfig, folder: Path, port: int) -> Program:
+def mlflow(config: StackConfig, folder: Path, url: str) -> Program:
     """An MLflow server on the home's SQLite file, or on $MLFLOW_BACKEND_STORE_URI; artifacts go to the storage."""
-    home, host = config.home, config.host
-    command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", host, "--port", str(port)]
-    command += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
+    home = config.home
+    command, secret = served("mlflow", url, home, auth_of(home, "mlflow"))
     environment = {
         "MLFLOW_BACKEND_STORE_URI": os.environ.get("MLFLOW_BACKEND_STORE_URI") or f"sqlite:///{home}/mlflow.db",
         "MLFLOW_ARTIFACTS_DESTINATION": store.join(config.storage, "mlartifacts"),
@@ -48,29 +53,14 @@ def mlflow(config: StackConfig, folder: Path, port: int) -> Program:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
     }
-    if not is_loopback(host):
-        # its password is not in the file: the environment of a process is its owner's alone
-        settings = folder / "auth.ini"
-        lines = ["[mlflow]", "default_permission = READ", f"database_uri = sqlite:///{home}/mlflow-auth.db"]
-        disk.write_file(settings, "\n".join([*lines, f"admin_username = {USER}", ""]).encode(), 0o600)
-        at = f"{bracketed(host)}:{port}"
-        command += ["--app-name", "basic-auth", "--allowed-hosts", f"{at},{bracketed(host)}"]
-        command += ["--cors-allowed-origins", f"http://{at}"]
-        environment |= {
-            "MLFLOW_AUTH_CONFIG_PATH": str(settings),
-            "MLFLOW_AUTH_ADMIN_USERNAME": USER,
-            "MLFLOW_AUTH_ADMIN_PASSWORD": password(home, "mlflow"),
-            "MLFLOW_FLASK_SERVER_SECRET_KEY": password(home, "mlflow-sessions"),
-        }
-    return Program(command, _common(config) | environment, folder)
+    return Program(command, _common(config) | environment | secret, folder)
 
 
 def scheduler(config: StackConfig, folder: Path, port: int, page: int) -> Program:
     """A Dask scheduler."""
-    # Dask's page asks for no password: it stays on this machine
     command = [sys.executable, "-P", "-m", "distributed.cli.dask_scheduler", "--host", config.host]
     command += ["--port", str(port), "--dashboard-address", f"{LOOPBACK}:{page}"]
-    environment = dask_environment()
+    environment = {**dask_environment(), "RLVF_HOME": str(config.home), DASHBOARD_PORT: str(page)}
     if config.tls:
         command += ["--protocol", "tls"]
         environment |= tls_environment(config.home)
@@ -85,19 +75,28 @@ def worker(config: StackConfig, known: Addresses, prefect: Mapping[str, str]) ->
         "RLVF_HOME": str(home),
         "RLVF_STORAGE": config.storage,
         "RLVF_SCHEDULER": known.scheduler or "",
-        "MLFLOW_TRACKING_URI": os.environ.get("MLFLOW_TRACKING_URI") or known.mlflow or "",
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PYTHONSAFEPATH": "1",  # a folder named flows where someone stands is not ours
     }
-    if not os.environ.get("MLFLOW_TRACKING_URI") and not is_loopback(config.host):
-        environment |= {
-            "MLFLOW_TRACKING_USERNAME": USER,
-            "MLFLOW_TRACKING_PASSWORD": password(home, "mlflow"),
-        }
-    name = f"rlvf-{machine_name()}"
+    if not os.environ.get("MLFLOW_TRACKING_URI") and known.mlflow:
+        environment |= mlflow_access(home, known.mlflow)
     command = [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
     # where `rlvf up` was given, so that a run finds the files that it names as they are seen from there
-    return Program([*command, "--name", name], _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)
+    return Program([*command, "--name", worker_name()], _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)
+
+
+def machine(config: StackConfig, scheduler: str) -> Program:
+    """This machine as a worker of the cluster, in the roles that `rlvf worker` chooses."""
+    command = [sys.executable, "-P", "-c", "from flows.cli import main; main()"]
+    command += ["worker", scheduler, "--name", machine_name()]
+    command += [] if config.tls else ["--insecure"]
+    environment = {"RLVF_HOME": str(config.home), "RLVF_STORAGE": config.storage, "PYTHONUNBUFFERED": "1"}
+    return Program(command, _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)
+
+
+def worker_name() -> str:
+    """What the Prefect worker of this machine is called."""
+    return f"rlvf-{machine_name()}"
 
 
 def _common(config: StackConfig) -> dict[str, str]:

@@ -8,20 +8,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from infra.hosts import LOOPBACK, bracketed, is_loopback
+from infra.hosts import LOOPBACK, bracketed
+from infra.security.bundles import machine_name
 from infra.security.secrets import without_userinfo
 from infra.services import programs
 from infra.services.addresses import Addresses, Up, write_up
-from infra.services.http import answers
+from infra.services.http import answers, proves
 from infra.services.part import TITLES, Part, Row, end_stragglers
-from infra.services.passwords import password
+from infra.services.passwords import auth_of
 from infra.services.ports import Ports
 from infra.services.prefect_api import POOL, PrefectApi
 from infra.services.prefect_server import PrefectServer, api_password
 from infra.services.programs import StackConfig
-from infra.services.supervisor import Service, ServiceError
+from infra.services.supervisor import Program, Service, ServiceError
 
-STOPPING = ("worker", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
+STOPPING = ("worker", "machine", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
 LOOK_SECONDS = 0.2
 RUN_STOP_SECONDS = 10.0  # what a run gets to end when its worker has
 
@@ -34,17 +35,20 @@ class Stack:
         config: StackConfig,
         deploy: Callable[[Mapping[str, str], str], bool],
         announce: Callable[[Addresses], None],
+        joined: Callable[[Addresses], bool],
         say: Callable[[str], None],
     ) -> None:
         """`deploy` registers the deployments and is called until it says that it is done, `announce` tells the
-        scheduler where the others are; either raises `OSError` to be called again."""
+        scheduler where the others are, `joined` says whether this machine is one of its workers; each raises `OSError`
+        to be called again."""
         self.config = config
-        self._deploy, self._announce, self._say = deploy, announce, say
+        self._deploy, self._announce, self._joined, self._say = deploy, announce, joined, say
         self._parts: list[Part] = []
         self._foreign: list[Row] = []
         self._prefect: PrefectServer | None = None
         self._deployed = False
-        self.addresses = Addresses(storage=config.storage, storage_endpoint=config.endpoint)
+        self._ports = Ports(config.home, config.host, config.ports, say)
+        self._there: dict[str, str] = {}  # the services that were there before
 
     def __enter__(self) -> "Stack":
         try:
@@ -61,11 +65,20 @@ class Stack:
                     self._say(f"stopped the {TITLES[name]}")
                     if name == "worker":
                         self._end_runs(RUN_STOP_SECONDS)
-                elif name == "prefect":
+                elif name == "prefect" and part.lives:
                     self._say("the Prefect server stays: a run of this home uses it")
                 self._parts.remove(part)
         if self._prefect is not None:
             self._prefect.stop()
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where everything is, or will be: one that has never worked goes elsewhere if its port is taken."""
+        known = {part.name: part.address for part in self._parts if part.name in ("prefect", "mlflow", "scheduler")}
+        page = self._ports.chosen.get("dashboard")
+        dashboard = f"http://{LOOPBACK}:{page}/status" if page and "scheduler" in known else None
+        storage, endpoint = self.config.storage, self.config.endpoint
+        return Addresses(**{**self._there, **known}, dashboard=dashboard, storage=storage, storage_endpoint=endpoint)
 
     @property
     def ready(self) -> bool:
@@ -74,8 +87,15 @@ class Stack:
 
     def look(self) -> None:
         """See how each is and do what is to be done. Raises `ServiceError` for one that never comes up."""
-        for part in self._parts:
-            part.look()
+        for part in list(self._parts):
+            try:
+                part.look()
+            except ServiceError as error:
+                if part.is_needed:
+                    raise
+                self._say(f"{error}; the others go on")
+                part.stop()
+                self._parts.remove(part)
         prefect = [part for part in self._parts if part.name in ("prefect", "worker")]
         if not self._deployed and all(part.works for part in prefect):
             assert self.addresses.prefect is not None
@@ -91,48 +111,52 @@ class Stack:
 
     def keep_up(self, show: Callable[[list[Row], bool], None]) -> None:
         """Keep everything alive until a signal ends it; `show` gets the rows and whether everything has worked once."""
-        ready = False
+        ready, written = False, None
         while True:
             self.look()
-            if self.ready and not ready:
-                ready = True
-                write_up(self.config.home, Up(os.getpid(), True, self.addresses))
+            ready = ready or self.ready
+            if written != (ready, self.addresses):
+                written = (ready, self.addresses)
+                write_up(self.config.home, Up(os.getpid(), *written))
             show(self.rows(), ready)
             time.sleep(LOOK_SECONDS)
 
     # -- what there is
 
     def _plan(self) -> None:
-        home, host = self.config.home, self.config.host
+        home = self.config.home
         take_down_leftovers(home, self._say)  # of an `up` that was killed
-        ports = Ports(home, host, self.config.ports, self._say)
-        prefect = self._plan_prefect(ports)
-        mlflow = self._plan_mlflow(ports)
-        scheduler, dashboard = self._plan_scheduler(ports)
-        self.addresses = Addresses(prefect, mlflow, scheduler, dashboard, self.config.storage, self.config.endpoint)
-        ports.keep()
+        self._plan_prefect()
+        self._plan_mlflow()
+        self._plan_scheduler()
         write_up(home, Up(os.getpid(), False, self.addresses))
-        service = _held(home, "worker")
+        if self.config.works:
+            self._plan_machine()
         self._parts.append(
             Part(
                 "worker",
                 f"work pool {POOL}",
-                service,
+                _held(home, "worker"),
                 lambda: programs.worker(self.config, self.addresses, self._prefect_environment()),
-                lambda: self._api(prefect).has(f"work_pools/{POOL}"),
-                needs=[part for part in self._parts if part.name == "prefect"],
+                lambda: self._api(str(self.addresses.prefect)).has_worker(programs.worker_name()),
+                needs=[part for part in self._parts if part.name != "machine"],  # it is told where they are
                 on_start=self._end_runs,
             )
         )
 
-    def _plan_prefect(self, ports: "Ports") -> str:
-        if not is_loopback(self.config.host):
-            password(self.config.home, "prefect")
-        port = None if os.environ.get("PREFECT_API_URL") else ports.wanted("prefect")
-        self._prefect = server = PrefectServer(self.config.home, self._say, self.config.host, port)
+    def _plan_prefect(self) -> None:
+        port = None if os.environ.get("PREFECT_API_URL") else self._ports.wanted("prefect")
+        self._prefect = server = PrefectServer(
+            self.config.home,
+            self._say,
+            self.config.host,
+            port,
+            tls=self.config.https,
+            fixed=self._ports.is_given("prefect"),
+        )
         if not server.is_ours:
-            self._foreign.append(Row(TITLES["prefect"], "was there", server.url))
-            return server.url
+            self._was_there("prefect", server.url)
+            return
         deadline = time.monotonic() + 10
         while not server.url:  # a run of this home has started it
             server.url = str(server.service.found().get("url", ""))
@@ -140,17 +164,32 @@ class Stack:
                 raise ServiceError("the Prefect server of this home does not say where it listens; try again")
             time.sleep(0.05)
         found = urllib.parse.urlsplit(server.url)
-        if found.hostname != self.config.host.strip("[]"):
+        if found.hostname != self.config.host.strip("[]") or (found.scheme == "https") != self.config.https:
             raise ValueError(
-                f"host {self.config.host}: the Prefect server of this home serves a run at {found.hostname}; wait "
-                "until that run has ended"
+                f"host {self.config.host}: the Prefect server of this home serves a run at {server.url}; wait until "
+                "that run has ended"
             )
-        ports.chosen["prefect"] = int(found.port or 0)
-        part = Part("prefect", server.url, server.service, server.program, server.serves, stop=server.stop)
-        self._parts.append(part)
-        return server.url
+        if self._ports.is_given("prefect") and found.port != self._ports.wanted("prefect"):
+            raise ValueError(
+                f"--port-prefect {self._ports.wanted('prefect')}: the Prefect server of this home serves a run at "
+                f"{found.port}; wait until that run has ended, or leave the option out"
+            )
 
-    def _plan_mlflow(self, ports: "Ports") -> str:
+        def move() -> str | None:
+            if not server.moved():
+                return None
+            self._keep_port_of(server.url)
+            return server.url
+
+        self._keep_port_of(server.url)
+        part = Part("prefect", server.url, server.service, server.program, server.serves, stop=server.stop, move=move)
+        self._parts.append(part)
+
+    def _keep_port_of(self, url: str) -> None:
+        self._ports.chosen["prefect"] = int(urllib.parse.urlsplit(url).port or 0)
+        self._ports.keep()
+
+    def _plan_mlflow(self) -> None:
         given = os.environ.get("MLFLOW_TRACKING_URI")
         if given:
             if not given.startswith(("http://", "https://")):
@@ -163,23 +202,28 @@ class Stack:
                     f"MLFLOW_TRACKING_URI = {without_userinfo(given)}: no MLflow server answers there; start it, or "
                     "unset the variable to use a local one"
                 )
-            self._foreign.append(Row(TITLES["mlflow"], "was there", without_userinfo(given)))
-            return without_userinfo(given)
-        port = ports.choose("mlflow")
-        url = f"http://{bracketed(self.config.host)}:{port}"
-        service = _held(self.config.home, "mlflow")
+            self._was_there("mlflow", without_userinfo(given))
+            return
+        home = self.config.home
+        service = _held(home, "mlflow")
+
+        def address() -> str:
+            scheme = "https" if self.config.https else "http"
+            return f"{scheme}://{bracketed(self.config.host)}:{self._ports.chosen['mlflow']}"
+
+        self._ports.choose("mlflow")
         self._parts.append(
             Part(
                 "mlflow",
-                url,
+                address(),
                 service,
-                lambda: programs.mlflow(self.config, service.folder, port),
-                lambda: answers(url, timeout=1.0),
+                lambda: programs.mlflow(self.config, service.folder, address()),
+                lambda: proves(address(), auth_of(home, "mlflow"), timeout=1.0),
+                move=lambda: address() if self._ports.moved("mlflow") else None,
             )
         )
-        return url
 
-    def _plan_scheduler(self, ports: "Ports") -> tuple[str, str | None]:
+    def _plan_scheduler(self) -> None:
         given = os.environ.get("RLVF_SCHEDULER")
         if given:
             try:
@@ -188,28 +232,55 @@ class Stack:
                 raise ValueError(
                     f"RLVF_SCHEDULER = {given}: {error}; start it, or unset the variable to use a local one"
                 ) from error
-            self._foreign.append(Row(TITLES["scheduler"], "was there", given))
-            return given, None
-        port, page = ports.choose("scheduler"), ports.choose("dashboard")
-        address = f"{'tls' if self.config.tls else 'tcp'}://{bracketed(self.config.host)}:{port}"
+            self._was_there("scheduler", given)
+            return
+        ports = self._ports
         service = _held(self.config.home, "scheduler")
 
-        def works() -> bool:
-            with suppress(OSError):
-                self._announce(self.addresses)
-                return True
-            return False
+        def address() -> str:
+            return f"{'tls' if self.config.tls else 'tcp'}://{bracketed(self.config.host)}:{ports.chosen['scheduler']}"
 
+        def works() -> bool:
+            self._announce(self.addresses)
+            return True
+
+        def move() -> str | None:
+            return address() if any([ports.moved("scheduler"), ports.moved("dashboard")]) else None
+
+        ports.choose("scheduler")
+        ports.choose("dashboard")
         self._parts.append(
             Part(
                 "scheduler",
-                address,
+                address(),
                 service,
-                lambda: programs.scheduler(self.config, service.folder, port, page),
+                lambda: programs.scheduler(
+                    self.config, service.folder, ports.chosen["scheduler"], ports.chosen["dashboard"]
+                ),
                 works,
+                move=move,
             )
         )
-        return address, f"http://{LOOPBACK}:{page}/status"
+
+    def _plan_machine(self) -> None:
+        def program() -> Program:
+            return programs.machine(self.config, str(self.addresses.scheduler))
+
+        self._parts.append(
+            Part(
+                "machine",
+                machine_name(),
+                _held(self.config.home, "machine"),
+                program,
+                lambda: self._joined(self.addresses),
+                needs=[part for part in self._parts if part.name == "scheduler"],
+                is_needed=False,
+            )
+        )
+
+    def _was_there(self, name: str, url: str) -> None:
+        self._there[name] = url
+        self._foreign.append(Row(TITLES[name], "was there", url))
 
     def _prefect_environment(self) -> dict[str, str]:
         assert self._prefect is not None

@@ -16,6 +16,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,9 +26,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 LOOK_SECONDS = 0.5  # how often the supervisor looks whether anyone is left
 MARK = "RLVF_SERVICE"  # in the environment of all that a service starts: its folder
 STOP_SECONDS = 5.0  # what a service gets to stop by itself
+
+
+def this_machine() -> str:
+    """Where a process number means something: the host's name, and what tells two of one name apart."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts += [BOOT.read_text().strip(), str(Path("/proc/self/ns/pid").readlink())]
+    return " ".join(parts)
 
 
 class ServiceError(RuntimeError):
@@ -76,8 +86,9 @@ class Service:
         """Whether its supervisor was killed and it lives on."""
         if self._supervisor is not None:
             self._supervisor.poll()  # a dead child of ours would seem to live
-        supervisor = self.found().get("pid")
-        if supervisor is None or not self.lives():
+        found = self.found()
+        supervisor = found.get("pid")
+        if supervisor is None or found.get("machine") != this_machine() or not self.lives():
             return False
         try:
             os.kill(int(supervisor), 0)
@@ -140,11 +151,19 @@ class Service:
         return True
 
     def end(self) -> None:
-        """Have the supervisor end the service, and wait for it, whoever uses it."""
+        """Have the supervisor end the service, and wait for it, whoever uses it.
+
+        Raises `ServiceError` where another machine runs it, whose home this is too: its number here is a stranger's.
+        """
         asked = False
         deadline = time.monotonic() + 2 * STOP_SECONDS + float(self.found().get("stop_seconds", 0))
         while self.lives():
-            supervisor = int(self.found().get("pid", 0))
+            found = self.found()
+            if found.get("machine", this_machine()) != this_machine():
+                raise ServiceError(
+                    f"the service of {self.folder} runs on {str(found['machine']).split()[0]}: rlvf down there"
+                )
+            supervisor = int(found.get("pid", 0))
             # It leads the group of the service, and the lock says that one of the group is alive: the number is theirs.
             if supervisor and time.monotonic() > deadline:
                 with suppress(ProcessLookupError):
@@ -201,7 +220,7 @@ def _supervise(lock: int, known: Mapping[str, Any], folder: str, seconds: float,
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     found = Path("server.json.new")
-    found.write_text(json.dumps({**known, "pid": os.getpid(), "stop_seconds": seconds}))
+    found.write_text(json.dumps({**known, "pid": os.getpid(), "machine": this_machine(), "stop_seconds": seconds}))
     found.replace("server.json")
     # The service holds the lock too: if only the supervisor is killed, nobody starts a second one on the same database.
     server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, pass_fds=[lock])

@@ -113,7 +113,7 @@ def check_address(address: str) -> None:
     except ValueError:
         there = False
     if not there or parts.query or parts.fragment:
-        raise VerifierError(f"verifier {address!r} is no address of a service; write it like http://127.0.0.1:8900")
+        raise VerifierError(f"verifier {address!r} is no address of a service; write it like https://127.0.0.1:8900")
 
 
 def check_source(name: str, text: str) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 from PIL import Image
 
 from infra.services.http import get_json
+from infra.services.links import keyed
+from infra.services.prefect_server import server_password
 
 BIN = Path(sys.executable).parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -51,11 +53,12 @@ def rlvf(*words: str, home: Path) -> str:
     return done.stdout
 
 
-def run_on_prefect(api: str, config: dict[str, Any]) -> tuple[str, str]:
+def run_on_prefect(api: str, auth: str, config: dict[str, Any]) -> tuple[str, str]:
     """Start the deployment and wait for its end; gives the ids of the deployment and of the flow run."""
-    deployment = get_json(f"{api}/deployments/name/rlvf/train")["id"]
-    run = get_json(f"{api}/deployments/{deployment}/create_flow_run", body={"parameters": {"config": config}})["id"]
-    while (state := get_json(f"{api}/flow_runs/{run}")["state"]["type"]) not in ("COMPLETED", "FAILED", "CRASHED"):
+    deployment = get_json(f"{api}/deployments/name/rlvf/train", auth)["id"]
+    run = get_json(f"{api}/deployments/{deployment}/create_flow_run", auth, {"parameters": {"config": config}})["id"]
+    ends = ("COMPLETED", "FAILED", "CRASHED")
+    while (state := get_json(f"{api}/flow_runs/{run}", auth)["state"]["type"]) not in ends:
         time.sleep(2)
     if state != "COMPLETED":
         sys.exit(f"the run ended as {state}")
@@ -82,12 +85,15 @@ def main() -> None:
         try:
             at = json.loads(rlvf("status", "--json", home=home))
             page = at["prefect"].removesuffix("/api")
-            deployment, flow_run = run_on_prefect(at["prefect"], {"run": "first", "steps": given.steps})
+            config = {"run": "first", "steps": given.steps}
+            deployment, flow_run = run_on_prefect(at["prefect"], server_password(home), config)
             run = home / "runs" / "first"
             tracked = json.loads((run / "result.json").read_text())["page"]["url"]
-            shoot(browser, f"{page}/deployments/deployment/{deployment}/run", given.out / "form.png", "1400,1600")
-            shoot(browser, f"{page}/runs/flow-run/{flow_run}", given.out / "run.png", rows=(0, 500))
-            shoot(browser, tracked, given.out / "mlflow.png")
+            form = keyed(home, "prefect", f"{page}/deployments/deployment/{deployment}/run")
+            shoot(browser, form, given.out / "form.png", "1400,1600")
+            of_run = keyed(home, "prefect", f"{page}/runs/flow-run/{flow_run}")
+            shoot(browser, of_run, given.out / "run.png", rows=(0, 500))
+            shoot(browser, keyed(home, "mlflow", tracked), given.out / "mlflow.png")
             shoot(browser, (run / "report.html").as_uri(), given.out / "report.png", "1000,1800", rows=(140, 1300))
         finally:
             worker.send_signal(signal.SIGTERM)

@@ -23,8 +23,10 @@ from flows.options import read_config
 from flows.sft import warm_up_spec
 from infra.cluster.cluster import ClusterConfig, local_cluster
 from infra.cluster.placement import offers
+from infra.home import rlvf_home
 from infra.runs.metric_log import read_metrics
 from infra.services import prefect_server as services
+from infra.services.http import get_json
 from infra.weights.whole import keep_whole
 from tasks.warm_up import warm_up_uri
 from tests.processes import MARK, kill_marked, marked, started, until
@@ -66,13 +68,24 @@ class Lab:
 
     home: Path
     url: str  # of the Prefect API
+    auth: str  # user:password of it
     client: Client
     problems: Path
     policy: Path  # Hugging Face layout; also kept as the warm-up of the default configuration
+    dask_home: Path  # the home of the process that holds the scheduler
     names: Iterator[int] = field(default_factory=lambda: iter(range(10**6)))
 
     def new_name(self) -> str:
         return f"run{next(self.names)}"
+
+    @property
+    def access(self) -> dict[str, str]:
+        """What another process needs in its environment to use the Prefect API."""
+        return {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": self.auth}
+
+    def api(self, path: str, body: Any = None) -> Any:
+        """What the Prefect API answers: a POST with a body, a GET without one."""
+        return get_json(f"{self.url}/{path}", self.auth, body, timeout=30)
 
     def options(self, **changes: str) -> dict[str, str]:
         """Small, on the shared cluster; a double underscore stands for a dot, None takes an option back."""
@@ -89,6 +102,7 @@ class Lab:
         """This process uses the lab's server meanwhile, and its home or another; gives a client of the API."""
         from prefect.client.orchestration import get_client
         from prefect.settings import (
+            PREFECT_API_AUTH_STRING,
             PREFECT_API_URL,
             PREFECT_LOGGING_LEVEL,
             PREFECT_LOGGING_TO_API_ENABLED,
@@ -100,6 +114,7 @@ class Lab:
             temporary_settings(
                 {
                     PREFECT_API_URL: self.url,
+                    PREFECT_API_AUTH_STRING: self.auth,
                     PREFECT_LOGGING_LEVEL: "ERROR",
                     PREFECT_LOGGING_TO_API_ENABLED: False,  # it would still be at it when the server is gone
                 }
@@ -134,7 +149,7 @@ class Lab:
         """The command `rlvf`. Another home than the lab's gets a Prefect server of its own."""
         mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "RLVF_"))}
-        address = {} if home is not None else {"PREFECT_API_URL": self.url}
+        address = {} if home is not None else self.access
         try:
             with started(
                 *(sys.executable, "-c", "from flows.cli import main; main()", *words),
@@ -234,7 +249,7 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
     ):
         for name in server.environment:  # a test gets at the server by `Lab.prefect`, others do not see it
             patch.delenv(name, raising=False)
-        yield Lab(home, server.wait(), client, problems, half_right)
+        yield Lab(home, server.wait(), services.server_password(home), client, problems, half_right, rlvf_home())
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ CONFIGS = {"rlvf/train": TrainConfig, "rlvf-sft/warm-up": SftConfig, "rlvf-eval/
 class Server:
     """A Prefect server with the deployments on it, used as another machine would use it."""
 
-    url: str
+    lab: Any
     folder: Path  # where its commands are given; holds a copy of prefect.yaml
 
     @contextmanager
@@ -38,7 +38,7 @@ class Server:
         with started(
             *(sys.executable, "-P", "-m", "prefect", "--no-prompt", *words),
             cwd=self.folder,
-            env={**inherited, "PREFECT_API_URL": self.url, MARK: mark},
+            env={**inherited, **self.lab.access, MARK: mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         ) as process:
@@ -52,13 +52,7 @@ class Server:
 
     def api(self, path: str, **body: Any) -> Any:
         """POST with a body, GET without one."""
-        request = urllib.request.Request(
-            f"{self.url}/{path}",
-            data=json.dumps(body).encode() if body else None,
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
-            return json.load(answer)
+        return self.lab.api(path, body or None)
 
     def deployment(self, name: str) -> Any:
         return self.api(f"deployments/name/{name}")
@@ -73,7 +67,7 @@ class Server:
 def server(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Server:
     folder = tmp_path_factory.mktemp("deployer")
     shutil.copy(MANIFEST, folder)
-    server = Server(lab.url, folder)
+    server = Server(lab, folder)
     server.run("work-pool", "create", "rlvf", "--type", "process", "--overwrite")
     said = server.run("deploy", "--all")
     for name in CONFIGS:

@@ -1,10 +1,8 @@
 """What is asked for on Prefect's page: pause and resume, cancel, start again."""
 
-import json
 import math
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,24 +18,14 @@ from flows.train import train
 from tests.processes import until
 
 
-def call(url: str, path: str, body: Any = None) -> Any:
-    request = urllib.request.Request(
-        f"{url}/{path}",
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
-        return json.load(answer)
-
-
 def set_state(lab: Any, identity: str, kind: str) -> Any:
-    asked = call(lab.url, f"flow_runs/{identity}/set_state", {"state": {"type": kind, "name": kind.capitalize()}})
+    asked = lab.api(f"flow_runs/{identity}/set_state", {"state": {"type": kind, "name": kind.capitalize()}})
     assert asked["status"] == "ACCEPT", asked
     return asked
 
 
 def flow_run_named(lab: Any, name: str) -> Any:
-    found = call(lab.url, "flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
+    found = lab.api("flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
     return found[0] if found and found[0]["state"]["type"] == "RUNNING" else None
 
 
@@ -65,7 +53,7 @@ class Running:
         assert not self._thread.is_alive()
 
     def state(self) -> str:
-        return str(call(self.lab.url, f"flow_runs/{self.identity}")["state"]["type"])
+        return str(self.lab.api(f"flow_runs/{self.identity}")["state"]["type"])
 
 
 def quiet(lab: Any, seconds: float) -> Callable[[], bool]:
@@ -86,7 +74,7 @@ def test_a_paused_run_holds_still_and_goes_on(lab: Any) -> None:
     until(quiet(lab, seconds=1), seconds=6)
     reached = max(lab.metrics(running.run, "groups/used"))
     assert reached < 30
-    assert call(lab.url, f"flow_runs/{running.identity}/resume", {})["status"] == "ACCEPT"
+    assert lab.api(f"flow_runs/{running.identity}/resume", {})["status"] == "ACCEPT"
     running.join()
     assert running.error is None, running.error
     assert running.result.steps == 30

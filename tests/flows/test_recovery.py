@@ -158,7 +158,7 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undi
     words: tuple[str, ...] = ("train", "--run", run.name)
     known = 2
     for reached in (lambda: while_files_are_written, lambda: between_checkpoint_and_log, at_any_moment):
-        with lab.command(*words, options=options, home=home, PREFECT_API_URL=lab.url) as command:
+        with lab.command(*words, options=options, home=home, **lab.access) as command:
             # a resumed run logs the step of its checkpoint first, if that was not logged any more
             until(lambda known=known: logged() >= known or command.process.poll() is not None)
             until(reached(), every=0.0005)

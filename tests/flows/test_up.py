@@ -1,5 +1,6 @@
 """`rlvf up`, `rlvf down` and `rlvf status`: real services, real signals."""
 
+import http.cookiejar
 import http.server
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,11 +25,15 @@ from flows.cli import main
 from flows.deployments import Registration
 from infra.cluster.reach import parse_address
 from infra.cluster.scheduler import Seen, announce, ask
-from infra.security.identity import certs_folder, issue, make_authority, own_certificates
-from infra.services.addresses import Addresses
+from infra.security.identity import certs_folder, install_bundle, issue, make_authority, own_certificates
+from infra.services.addresses import Addresses, Up, the_only_up, write_up
+from infra.services.gate import basic
 from infra.services.http import get_json
-from infra.services.passwords import kept_password
+from infra.services.passwords import auth_of, kept_password
+from infra.services.ports import PORTS
+from infra.services.served import mlflow_access
 from tests.processes import MARK, kill_marked, marked, started, until
+from tests.strangers import refused, status
 
 PLANTED = {
     "AWS_ACCESS_KEY_ID": "tester",
@@ -35,6 +41,7 @@ PLANTED = {
     "AWS_SECRET_ACCESS_KEY": "planted-aws",
     "PREFECT_SERVER_API_AUTH_STRING": "someone:planted-prefect",
 }
+ANY_PORT = [word for name in PORTS for word in (f"--port-{name}", "0")]
 DEPLOYMENTS = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")
 SERVICES = {"worker": "services/worker", "scheduler": "services/scheduler", "mlflow": "services/mlflow"}
 
@@ -127,8 +134,8 @@ def up(lab: Any, endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """`rlvf up --detach` on free ports, on S3, with secrets in its environment."""
     home = lab.fresh_home(tmp_path_factory.mktemp("up") / "home")
     with place(home, **PLANTED, PREFECT_API_AUTH_STRING=PLANTED["PREFECT_SERVER_API_AUTH_STRING"]) as where:
-        ports = [word for name in ("prefect", "mlflow", "scheduler", "dashboard") for word in (f"--port-{name}", "0")]
-        said = where.rlvf("up", "--detach", *ports, "--storage", "s3://there/rlvf", "--storage-endpoint", endpoint)
+        kept = ("--storage", "s3://there/rlvf", "--storage-endpoint", endpoint)
+        said = where.rlvf("up", "--no-with-worker", "--detach", *ANY_PORT, *kept)
         assert "stop it with: rlvf down" in said
         yield where
 
@@ -144,22 +151,68 @@ def test_status_tells_where_everything_is_and_that_it_answers(up: Place) -> None
 
 
 def test_whoever_knows_the_scheduler_learns_the_rest(up: Place, tmp_path: Path) -> None:
+    assert up.up()["scheduler"].startswith("tls://127.0.0.1:")  # another user of this machine reaches it
+    with Place(tmp_path).started("status", "--scheduler", up.up()["scheduler"]) as stranger:
+        said, _ = stranger.communicate(timeout=60)
+        assert up.up()["storage"] not in said
+        assert "certificate" in said
+    issue(up.home, "other").write(tmp_path / "other.bundle")
+    install_bundle(tmp_path / "other.bundle", tmp_path)
     status = Place(tmp_path).status("--scheduler", up.up()["scheduler"])
     assert status["prefect"] == up.up()["prefect"]
     assert status["mlflow"] == up.up()["mlflow"]
     assert status["storage"] == "s3://there/rlvf"
 
 
-def test_the_artifacts_of_mlflow_lie_on_the_storage(up: Place, endpoint: str, tmp_path: Path) -> None:
+def test_the_artifacts_of_mlflow_lie_on_the_storage(
+    up: Place, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow import MlflowClient
 
     (tmp_path / "note.txt").write_text("kept")
+    for name, value in mlflow_access(up.home, up.up()["mlflow"]).items():
+        monkeypatch.setenv(name, value)
     client = MlflowClient(up.up()["mlflow"])
     # the default experiment may be older than this storage: the home is a copy of one in which runs were made
     run = client.create_run(client.create_experiment("kept"))
     client.log_artifact(run.info.run_id, str(tmp_path / "note.txt"))
     stored = [each["Key"] for each in bucket(endpoint).list_objects_v2(Bucket="there")["Contents"]]
     assert [key for key in stored if key.startswith("rlvf/mlartifacts/") and key.endswith("/note.txt")]
+
+
+def test_a_page_of_a_stranger_is_refused_on_every_port(up: Place) -> None:
+    known = up.up()
+    auths = {
+        "prefect": PLANTED["PREFECT_SERVER_API_AUTH_STRING"],
+        "mlflow": auth_of(up.home, "mlflow"),
+        "dashboard": auth_of(up.home, "dashboard"),
+    }
+    pages = {
+        "prefect": f"{known['prefect']}/deployments/filter",
+        "mlflow": f"{known['mlflow']}/api/2.0/mlflow/experiments/search",
+        "dashboard": known["dashboard"],
+    }
+    for name, page in pages.items():
+        password = {"Authorization": f"Basic {basic(auths[name])}"}
+        found = refused(page, password)
+        assert found.pop("nothing") == 401, name
+        assert set(found.values()) == {403}, (name, found)
+    assert status(pages["prefect"], "POST", "{}", Authorization=f"Basic {basic(auths['prefect'])}") == 200
+    assert status(pages["dashboard"], Authorization=f"Basic {basic(auths['dashboard'])}") == 200
+
+
+def test_the_links_that_are_printed_open_the_pages(up: Place) -> None:
+    printed = [line.split() for line in up.rlvf("status").splitlines() if "key=" in line]
+    assert [name for name, _ in printed] == ["prefect", "mlflow", "dashboard"]
+    for _, url in printed:
+        at, _, query = url.partition("?")
+        jar = http.cookiejar.CookieJar()
+        browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(jar))
+        with browser.open(f"{at}?{query}") as answer:
+            assert b"location.replace" in answer.read()
+        with browser.open(at) as answer:
+            assert answer.status == 200
+        assert status(at, Accept="text/html") == 401  # another browser
 
 
 def test_a_second_up_says_that_it_is_up_already(up: Place) -> None:
@@ -185,7 +238,7 @@ def test_secrets_of_the_environment_are_written_nowhere(up: Place) -> None:
 
 
 def test_deployments_that_are_there_are_left_as_they_are(up: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", PLANTED["PREFECT_SERVER_API_AUTH_STRING"])
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", PLANTED["PREFECT_SERVER_API_AUTH_STRING"])
     monkeypatch.setattr("subprocess.Popen", None)  # nothing is started to register them
     registration = Registration(up.home)
     assert registration({}, up.up()["prefect"])
@@ -244,14 +297,16 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mlflow) as mlflow, place(up.home) as again:
         threading.Thread(target=mlflow.serve_forever, daemon=True).start()
         found = {
-            "PREFECT_API_URL": lab.url,
+            **lab.access,
             "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow.server_port}",
             "RLVF_SCHEDULER": lab.client.scheduler.address,
         }
-        with again.started("up", **found) as process:
+        with again.started("up", "--no-with-worker", **found) as process:
             until(lambda: (again.home / "up.json").exists() and again.up()["ready"])
             known = again.up()
-            assert [known["prefect"], known["mlflow"], known["scheduler"]] == list(found.values())
+            assert [known["prefect"], known["mlflow"], known["scheduler"]] == [
+                found[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RLVF_SCHEDULER")
+            ]
             assert {path.name for path in (again.home / "services").iterdir() if (path / "server.json").exists()} == {
                 "worker"
             }
@@ -260,10 +315,41 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
         assert process.returncode == 0
         assert "stopped the Prefect worker" in err
         until(lambda: not again.alive(), 10)
-        assert get_json(f"{lab.url}/health") is True
+        assert lab.api("health") is True
         assert asked(found["RLVF_SCHEDULER"], again.home).workers
         mlflow.shutdown()
     announce(parse_address(found["RLVF_SCHEDULER"], up.home), up.home, Addresses())
+
+
+def test_this_machine_works_too_and_a_run_that_fails_says_why(lab: Any, tmp_path: Path) -> None:
+    with place(lab.fresh_home(tmp_path / "home")) as where:
+        where.rlvf("up", "--detach", *ANY_PORT)
+        workers = where.status()["workers"]
+        assert {role for worker in workers for role in worker["roles"]} == {"generator", "verifier", "trainer"}
+        assert where.home.stat().st_mode & 0o777 == 0o700
+        config = json.dumps({"placement": {"train": ["CUDA", "TRAINER"]}})
+        run = ["prefect", "deployment", "run", "rlvf/train", "--param", f"config={config}", "--watch"]
+        settings = where.rlvf("status", "--shell")
+        command = ["sh", "-c", f'{settings}\n exec "$0" -m "$@"', sys.executable, *run]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "2000"}
+        )
+        *_, last = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
+        assert done.returncode == 1, done
+        assert "placement.train needs CUDA and TRAINER but no worker offers CUDA" in last
+        assert f"rlvf worker {where.up()['scheduler']} --roles trainer --device cuda" in last
+        where.rlvf("down")
+        until(lambda: not where.alive(), 30)
+
+
+def test_down_signals_no_process_of_another_machine(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with the_only_up(home_folder), started(sys.executable, "-c", "import time; time.sleep(100)") as innocent:
+        write_up(home_folder, Up(innocent.pid, True, Addresses(), machine="nas 1 2"))
+        with pytest.raises(SystemExit) as refused:
+            main(["down"])
+        assert refused.value.code == 2
+        assert innocent.poll() is None
+    assert f"rlvf up of {home_folder} runs on nas: rlvf down there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -274,7 +360,7 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
         (("--storage", "sftp://me:planted@host/runs"), r"storage: holds a password"),
         (("--host", "0.0.0.0"), r"--host '0.0.0.0' names no address"),
         (("--host", "203.0.113.7"), r"--host 203.0.113.7: is no address of this machine; it has 127.0.0.1"),
-        (("--port-mlflow", "70000"), r"--port-mlflow"),
+        (("--port-mlflow", "70000"), r"--port-mlflow: 70000 is no port: give 0 to 65535; 0 takes a free one"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
@@ -386,25 +472,41 @@ def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path
     home = lab.fresh_home(tmp_path / "home")
     before = {path: path.stat().st_size for path in (home / "mlflow.db", home / "prefect" / "prefect.db")}
     with postgresql() as databases, place(home, ALONE, **databases) as first:
-        first.rlvf("up", "--detach", "--host", "10.9.0.1")
+        first.rlvf("up", "--no-with-worker", "--detach", "--host", "10.9.0.1")
         inside = ("nsenter", f"--net=/proc/{first.up()['pid']}/ns/net")
         there = Place(home, inside, mark=first.mark)
         known = first.up()
         assert known["scheduler"].startswith("tls://10.9.0.1:")
         assert all(there.status()["answers"].values())
 
-        def code(url: str, user: str = "") -> str:
-            words = [*inside, "curl", "-s", "--noproxy", "*", "-o", str(tmp_path / "out"), "-w", "%{http_code}"]
-            if user:
-                words += ["-u", user]
-            return subprocess.run([*words, url], capture_output=True, text=True, check=True).stdout
+        authority = certs_folder(home) / "authority.pem"
 
-        passwords = {name: kept_password(home, name) for name in ("prefect", "mlflow", "mlflow-sessions")}
+        def code(url: str, user: str = "", trusting: Path | None = authority) -> str:
+            words = [*inside, "curl", "-s", "--noproxy", "*", "-o", str(tmp_path / "out"), "-w", "%{http_code}"]
+            words += ["--cacert", str(trusting)] if trusting else []
+            words += ["-u", user] if user else []
+            refused = url.startswith("http:")
+            return subprocess.run([*words, url], capture_output=True, text=True, check=not refused).stdout
+
+        passwords = {name: kept_password(home, name) for name in ("prefect", "mlflow", "dashboard")}
         experiments = f"{known['mlflow']}/api/2.0/mlflow/experiments/search?max_results=1"
-        assert code(f"{known['prefect']}/version") == "401"
-        assert code(f"{known['prefect']}/version", f"rlvf:{passwords['prefect']}") == "200"
-        assert code(experiments) == "401"
-        assert code(experiments, f"rlvf:{passwords['mlflow']}") == "200"
+        for name, page in {"prefect": f"{known['prefect']}/version", "mlflow": experiments}.items():
+            assert page.startswith("https://10.9.0.1:")
+            assert code(page) == "401"
+            assert code(page, f"rlvf:{passwords[name]}") == "200"
+            assert code(page, f"rlvf:{passwords['dashboard']}") == "401"  # each opens one thing
+            with pytest.raises(subprocess.CalledProcessError):
+                code(page, trusting=None)  # curl knows no such authority
+            assert code(page.replace("https:", "http:")) == "000"  # nothing is told in the clear
+        settings = there.rlvf("status", "--shell")
+
+        def said(*words: str) -> str:
+            command = [*inside, "sh", "-c", f'{settings}\n exec "$0" "$@"', sys.executable, *words]
+            return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+        assert "rlvf/train" in said("-m", "prefect", "deployment", "ls")
+        experiments = "from mlflow import MlflowClient; print(len(MlflowClient().search_experiments()))"
+        assert int(said("-c", experiments)) >= 1
         assert (home / "secrets.json").stat().st_mode & 0o777 == 0o600
         shown = " ".join(word for process in first.alive() for word in process.cmdline()) + there.rlvf(
             "status", "--json"

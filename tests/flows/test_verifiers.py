@@ -3,10 +3,11 @@
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import pytest
 from flows.config import TrainConfig
 from flows.verifier_service import MAX_BODY, MAX_ITEMS, MAX_TEXT
 from infra.runs.metric_log import read_metrics
+from infra.security.identity import certs_folder
 from rl.judging import BrokenVerifierError
 from rl.records import Problem
 from rl.verifiers.service import Service
+from tests import strangers
 from tests.processes import started
 
 REWARD = """
@@ -31,6 +34,14 @@ def reward(problem, completion):
     return {"format": 0.25 * ("+" in completion), "sum": 0.75 * right}
 """
 ITEM = {"problem": {"prompt": "", "target": "#### 42"}, "completion": "#### 42"}
+
+
+def certified(home: Path, machine: bool = True) -> ssl.SSLContext:
+    """What trusts the authority of a home, and shows the certificate of its machine."""
+    context = ssl.create_default_context(cafile=str(certs_folder(home) / "authority.pem"))
+    if machine:
+        context.load_cert_chain(certs_folder(home) / "machine.pem", certs_folder(home) / "machine.key")
+    return context
 
 
 @contextmanager
@@ -53,12 +64,20 @@ def serving(folder: Path, *words: str) -> Iterator[str]:
         assert (out, "Traceback" in err) == ("", False), err
 
 
-def test_a_service_judges_batches_and_refuses_what_is_too_much(tmp_path: Path) -> None:
-    with serving(tmp_path, "--verifier", "gsm8k") as url:
-        assert url.startswith("http://127.0.0.1:")
-        assert httpx.get(f"{url}/health").json() == {"verifier": "gsm8k"}
+def test_a_service_judges_batches_and_refuses_what_is_too_much(tmp_path: Path, home_folder: Path) -> None:
+    with serving(tmp_path, "--verifier", "gsm8k") as url, ExitStack() as stack:
+        assert url.startswith("https://127.0.0.1:")
+        client = stack.enter_context(httpx.Client(verify=certified(home_folder)))
+        assert client.get(f"{url}/health").json() == {"verifier": "gsm8k"}
+        assert set(strangers.refused(f"{url}/verify", {}, certified(home_folder)).values()) == {403}
+        for context in (False, certified(home_folder, machine=False)):  # another user of this machine has none
+            with (
+                httpx.Client(verify=context) as stranger,
+                pytest.raises(httpx.TransportError, match=r"(?i)certif|disconn"),
+            ):
+                stranger.get(f"{url}/health")
         broken = {"problem": {"prompt": "", "target": "none"}, "completion": ""}
-        answer = httpx.post(f"{url}/verify", json={"items": [ITEM, {**ITEM, "completion": "#### 1"}, broken]}).json()
+        answer = client.post(f"{url}/verify", json={"items": [ITEM, {**ITEM, "completion": "#### 1"}, broken]}).json()
         assert answer["rewards"] == [1.0, 0.0, None]
         assert answer["reasons"] == ["right", "wrong_value", "broken_problem"]
         assert answer["parts"][0] == {"format": 1.0, "right": 1.0}
@@ -73,23 +92,23 @@ def test_a_service_judges_batches_and_refuses_what_is_too_much(tmp_path: Path) -
             {"items": [{**ITEM, "problem": {"prompt": "", "extra": {"x": "y" * 100_001}}}]},
             {"items": [ITEM], "more": 1},
         ):
-            assert httpx.post(f"{url}/verify", json=refused).status_code == 422
-        assert httpx.post(f"{url}/verify", content=b"{", timeout=20).status_code == 422
+            assert client.post(f"{url}/verify", json=refused).status_code == 422
+        assert client.post(f"{url}/verify", content=b"{", timeout=20).status_code == 422
 
         def endless() -> Iterator[bytes]:
             for _ in range(MAX_BODY // 2**20 + 2):
                 yield b" " * 2**20
 
-        assert httpx.post(f"{url}/verify", content=b" " * (MAX_BODY + 1), timeout=20).status_code == 413
+        assert client.post(f"{url}/verify", content=b" " * (MAX_BODY + 1), timeout=20).status_code == 413
         with suppress(httpx.WriteError):  # refused before all was sent
-            assert httpx.post(f"{url}/verify", content=endless(), timeout=20).status_code == 413
-        assert httpx.get(f"{url}/health").status_code == 200
+            assert client.post(f"{url}/verify", content=endless(), timeout=20).status_code == 413
+        assert client.get(f"{url}/health").status_code == 200
 
 
-def test_a_service_of_a_users_function_kills_what_does_not_end(tmp_path: Path) -> None:
+def test_a_service_of_a_users_function_kills_what_does_not_end(tmp_path: Path, home_folder: Path) -> None:
     (tmp_path / "r.py").write_text("def score(p, c):\n    while c == 'loop': pass\n    return len(c), p.extra['x']\n")
     with serving(tmp_path, "--verifier", "r.py:score", "--verifier.seconds", "0.5") as url:
-        client = Service(url, seconds=5)
+        client = Service(url, seconds=5, certificates=certs_folder(home_folder))
         problem = Problem("", "", "here", {"x": "told"})
         verdicts = client.judge([problem] * 3, ["ab", "loop", "abc"])
         client.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.home import home_line, rlvf_home, rlvf_storage, runs_uri
+from infra.home import home_line, private_home, rlvf_home, rlvf_storage, runs_uri
 
 
 def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,3 +61,17 @@ def test_runs_lie_on_the_storage_and_that_is_the_home_by_default(
     assert rlvf_storage() == str(home_folder)
     monkeypatch.setenv("RLVF_STORAGE", "s3://bucket/rlvf/")
     assert runs_uri() == "s3://bucket/rlvf/runs"
+
+
+def test_others_do_not_look_into_the_home(tmp_path: Path) -> None:
+    home, shared = tmp_path / "home", tmp_path / "shared"
+    private_home(home)
+    assert home.stat().st_mode & 0o777 == 0o700
+    home.chmod(0o755)  # of an earlier version
+    (home / "runs").mkdir()
+    private_home(home)
+    assert home.stat().st_mode & 0o777 == 0o700
+    shared.mkdir(mode=0o755)
+    (shared / "other").touch()
+    private_home(shared)  # a folder of somebody's, in which nothing is ours
+    assert shared.stat().st_mode & 0o777 == 0o755

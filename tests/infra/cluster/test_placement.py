@@ -65,11 +65,11 @@ def test_what_is_missing_is_said_with_the_command_that_adds_it(client: Client) -
     assert str(caught.value) == (
         "placement.verify needs VERIFIER but no worker offers VERIFIER. "
         f"Workers: {name}: CPU GENERATOR TRAINER. Add one with: "
-        f'dask worker {client.scheduler.address} --nthreads 1 --resources "VERIFIER=1 CPU=1"'
+        f"rlvf worker {client.scheduler.address} --roles verifier"
     )
 
 
 def test_the_device_of_the_call_is_in_the_command(client: Client) -> None:
     with pytest.raises(PlacementError, match="but no worker offers CUDA") as caught:
         check_placement(client, PlacementConfig(train=("CUDA", "TRAINER"), verify=("CPU",)))
-    assert '--resources "CUDA=1 TRAINER=1"' in str(caught.value)
+    assert str(caught.value).endswith(f"rlvf worker {client.scheduler.address} --roles trainer --device cuda")

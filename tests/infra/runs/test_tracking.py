@@ -379,7 +379,7 @@ def test_system_metrics_continue_with_the_run(home, client, monkeypatch):
 def test_the_page_command_names_the_database(home):
     with start(home) as tracker:
         page = tracker.page(port=5001)
-    assert page.command == f"mlflow server --backend-store-uri sqlite:///{home / 'mlflow.db'} --workers 1 --port 5001"
+    assert page.command == "rlvf up"
     assert (
         page.url
         == f"http://127.0.0.1:5001/#/experiments/{tracker.experiment_id}/runs/{tracker.run_id}?workflowType=machine_learning"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra.hosts import free_port
+from infra.services import part as parts
+from infra.services import supervisor
+from infra.services.http import answers
 from infra.services.part import Part
 from infra.services.supervisor import BackOff, Program, Service, ServiceError
 from tests.processes import until
@@ -107,7 +112,7 @@ def test_a_part_comes_back_after_its_death_and_is_up_when_it_works(
     until(lambda: "pid" in service.found())
     assert state() == "starting"
     works[0] = True
-    assert state() == "up"
+    until(lambda: state() == "up")
     main, child = group(service)
     os.kill(service.found()["pid"], signal.SIGKILL)  # the supervisor and the service, but not what that started
     main.kill()
@@ -133,3 +138,88 @@ def test_a_part_waits_for_what_it_needs(service: Service, tmp_path: Path) -> Non
     second.look()
     assert second.state == "waiting"
     assert not service.lives()
+
+
+SERVER = """
+import http.server, sys
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+"""
+
+
+def serving(service: Service, port: int) -> Program:
+    return Program([sys.executable, "-c", SERVER, str(port)], {}, service.folder)
+
+
+def test_a_service_that_stops_answering_is_seen_and_started_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port(0)
+    for name, seconds in {"ASK_SECONDS": 0.05, "SILENT_SECONDS": 0.5, "HUNG_SECONDS": 2.0}.items():
+        monkeypatch.setattr(parts, name, seconds)
+    part = Part(
+        "mlflow",
+        f"http://127.0.0.1:{port}",
+        service,
+        lambda: serving(service, port),
+        lambda: answers(f"http://127.0.0.1:{port}", timeout=0.2),
+    )
+    seen: list[str] = []
+
+    def state() -> str:
+        part.look()
+        if seen[-1:] != [part.state]:
+            seen.append(part.state)
+        return part.state
+
+    until(lambda: state() == "up")
+    (hung,) = psutil.Process(service.found()["pid"]).children()
+    hung.suspend()
+    until(lambda: state() == "no answer")
+    assert service.lives()
+    until(lambda: state() == "up" and not hung.is_running())
+    assert seen == ["starting", "up", "no answer", "died", "starting", "up"]
+
+
+def test_one_whose_port_went_to_another_before_it_worked_goes_elsewhere(service: Service) -> None:
+    """Between the look for a free port and the service's own start somebody else may take it."""
+    with socket.create_server(("127.0.0.1", 0)) as taker:
+        lost = taker.getsockname()[1]
+        at = [lost]
+
+        def move() -> str | None:
+            if free_port(at[0]) == at[0]:
+                return None
+            at[0] = free_port(0)
+            return f"http://127.0.0.1:{at[0]}"
+
+        part = Part(
+            "mlflow",
+            f"http://127.0.0.1:{lost}",
+            service,
+            lambda: serving(service, at[0]),
+            lambda: answers(part.address, timeout=0.5),
+            move=move,
+        )
+
+        def works() -> bool:
+            part.look()
+            return part.works
+
+        until(works)
+        assert part.address == f"http://127.0.0.1:{at[0]}"
+        assert at[0] != lost
+
+
+def test_the_processes_of_another_machine_are_left_alone(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.start(program(service), {})
+    processes = group(service)
+    with monkeypatch.context() as elsewhere:  # the home is on a share
+        elsewhere.setattr(supervisor, "this_machine", lambda: "elsewhere")
+        assert not service.is_orphan()
+        with pytest.raises(ServiceError, match=rf"runs on {socket.gethostname()}: rlvf down there"):
+            service.end()
+    assert not gone(processes)

@@ -1,0 +1,26 @@
+"""Why a deployment's run has failed, where whoever started it looks: `prefect deployment run … --watch` ends with the
+name of the last state, and with nothing else."""
+
+from contextlib import suppress
+from typing import Any
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import PrefectException
+from prefect.states import Failed
+
+from infra.security.printable import printable
+from infra.security.secrets import masked
+
+LONGEST = 300  # characters
+
+
+def name_the_cause(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - Prefect looks at the names
+    """A hook of a flow: the state that it failed in gets the cause as its name."""
+    if flow_run.deployment_id is None or not state.message:
+        return  # the command says it itself
+    cause = state.message.removeprefix("Flow run encountered an exception: ").strip().partition("\n")[0]
+    name = f"Failed: {printable(masked(cause))[:LONGEST]}"
+    with suppress(httpx.HTTPError, PrefectException, OSError), get_client(sync_client=True) as client:
+        client.set_flow_run_state(flow_run.id, Failed(name=name, message=state.message), force=True)

@@ -1,0 +1,43 @@
+"""The links that open the pages of the services of a home, so that nobody has to type a password."""
+
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+
+from infra.services.addresses import Addresses
+from infra.services.gate import KEY, LINK_SECONDS, signed
+from infra.services.http import proves
+from infra.services.passwords import auth_of
+from infra.services.prefect_server import server_password
+
+PASSWORDS: dict[str, Callable[[Path], str]] = {
+    "prefect": server_password,
+    "mlflow": lambda home: auth_of(home, "mlflow"),
+    "dashboard": lambda home: auth_of(home, "dashboard"),
+}
+
+
+def page_links(home: Path, known: Addresses) -> dict[str, str]:
+    """By service, a link for each page that a server of this home serves: one that is not ours gets no key of ours."""
+    pages = {
+        "prefect": (known.prefect or "").removesuffix("/api"),
+        "mlflow": known.mlflow or "",
+        "dashboard": known.dashboard or "",
+    }
+    links = {name: keyed(home, name, url) for name, url in pages.items() if url}
+    return {name: found for name, found in links.items() if found != pages[name]}
+
+
+def keyed(home: Path, name: str, url: str) -> str:
+    """The page as a link, if the service of that name at `url` is this home's; else as it is."""
+    auth = PASSWORDS[name](home)
+    return link(url, auth) if proves(url, auth) else url
+
+
+def link(url: str, auth: str) -> str:
+    """The address of a page with a key in it; it opens for `LINK_SECONDS`."""
+    where = urllib.parse.urlsplit(url)
+    key = f"{KEY}={signed(auth, 'link', time.time() + LINK_SECONDS)}"
+    query = f"{where.query}&{key}" if where.query else key
+    return urllib.parse.urlunsplit(where._replace(path=where.path or "/", query=query))

@@ -1,0 +1,83 @@
+"""Prefect's server or MLflow's, served by this process behind the gate: `python -m infra.services.serve prefect …`.
+
+Their own commands start the same applications with the same settings, and let everybody in.
+"""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from infra.services.asgi import Application, Gated
+from infra.services.gate import Gate
+from infra.services.served import AUTH
+
+
+def prefect_application() -> tuple[Application, dict[str, Any]]:
+    """Prefect's API and pages, as `prefect server start` serves them, with its settings of uvicorn."""
+    from prefect.server.api.server import create_app
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings().server.api
+    return create_app(final=True), {
+        "timeout_keep_alive": settings.keepalive_timeout,
+        "ws_ping_interval": settings.websocket_ping_interval,
+        "ws_ping_timeout": settings.websocket_ping_timeout,
+    }
+
+
+def mlflow_application() -> tuple[Application, dict[str, Any]]:
+    """MLflow's tracking server, as `mlflow server` serves it: it stores artifacts itself."""
+    from mlflow.server import constants, handlers
+
+    backend = os.environ["MLFLOW_BACKEND_STORE_URI"]
+    os.environ |= {
+        constants.BACKEND_STORE_URI_ENV_VAR: backend,
+        constants.REGISTRY_STORE_URI_ENV_VAR: backend,
+        constants.ARTIFACT_ROOT_ENV_VAR: "mlflow-artifacts:/",
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: os.environ["MLFLOW_ARTIFACTS_DESTINATION"],
+        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+        "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "true",  # the gate asks for all that it asks for, and more
+    }
+    handlers.initialize_backend_stores(backend, backend, "mlflow-artifacts:/")
+    from mlflow.server.fastapi_app import app
+
+    return app, {}
+
+
+APPLICATIONS: dict[str, Callable[[], tuple[Application, dict[str, Any]]]] = {
+    "prefect": prefect_application,
+    "mlflow": mlflow_application,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("application", choices=APPLICATIONS)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--name", action="append", default=[], help="what this machine is called beside its host")
+    parser.add_argument("--certificate", nargs=2, metavar=("PEM", "KEY"), help="serve https")
+    given = parser.parse_args()
+    auth = os.environ.pop(AUTH)
+    try:
+        listening = socket.create_server(
+            (given.host, given.port), family=socket.AF_INET6 if ":" in given.host else socket.AF_INET
+        )
+    except OSError as error:
+        sys.exit(f"cannot listen at {given.host}, port {given.port}: {error.strerror or error}")
+    application, settings = APPLICATIONS[given.application]()
+    tls = {}
+    if given.certificate:
+        tls = dict(zip(("ssl_certfile", "ssl_keyfile"), given.certificate, strict=True))
+    gate = Gate(auth, given.port, [given.host, *given.name], tls=bool(tls))
+    import uvicorn
+
+    config = uvicorn.Config(Gated(application, gate), log_level="warning", **settings, **tls)
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""How Prefect's server and MLflow's are started behind the gate, and what their clients need."""
+
+import os
+import sys
+import urllib.parse
+from pathlib import Path
+
+from infra.security.identity import authority, certificate_names, certs_folder
+from infra.services.addresses import running
+from infra.services.passwords import USER, password
+
+AUTH = "RLVF_GATE_PASSWORD"  # user:password, in the environment: every user of the machine can read a command line
+
+
+def served(application: str, url: str, home: Path, auth: str) -> tuple[list[str], dict[str, str]]:
+    """The command that serves `prefect` or `mlflow` at `url`, and what belongs into its environment."""
+    where = urllib.parse.urlsplit(url)
+    command = [sys.executable, "-P", "-m", "infra.services.serve", application]
+    command += ["--host", str(where.hostname), "--port", str(where.port)]
+    if where.scheme == "https":
+        folder = certs_folder(home)
+        command += ["--certificate", str(folder / "machine.pem"), str(folder / "machine.key")]
+        command += [word for name in certificate_names(home) for word in ("--name", name)]
+    return command, {AUTH: auth}
+
+
+def mlflow_access(home: Path, url: str) -> dict[str, str]:
+    """What a client of the home's MLflow server at `url` needs in its environment."""
+    access = {
+        "MLFLOW_TRACKING_URI": url,
+        "MLFLOW_TRACKING_USERNAME": USER,
+        "MLFLOW_TRACKING_PASSWORD": password(home, "mlflow"),
+    }
+    if url.startswith("https://"):
+        access["MLFLOW_TRACKING_SERVER_CERT_PATH"] = authority(home) or ""
+    return access
+
+
+def adopt_mlflow(home: Path, uri: str) -> None:
+    """Let this process use the MLflow server at `uri`, if that is the home's own."""
+    if uri.rstrip("/") == running(home).mlflow:
+        for name, value in mlflow_access(home, uri.rstrip("/")).items():
+            os.environ.setdefault(name, value)

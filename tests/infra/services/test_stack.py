@@ -1,0 +1,74 @@
+"""All services together: what one of them loses or lacks, and what is left when they end."""
+
+import socket
+import urllib.parse
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from infra.cluster.reach import parse_address
+from infra.cluster.scheduler import announce, ask
+from infra.hosts import LOOPBACK
+from infra.services.http import proves
+from infra.services.passwords import auth_of
+from infra.services.ports import PORTS
+from infra.services.programs import StackConfig
+from infra.services.stack import Stack, living
+from infra.services.supervisor import BackOff, ServiceError
+from tests.processes import until
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BackOff, "FIRST", 0.05)
+    for name in ("PREFECT_API_URL", "RLVF_SCHEDULER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def stack(home: Path, say: Callable[[str], None]) -> Stack:
+    return Stack(
+        StackConfig(home, str(home), ports=dict.fromkeys(PORTS, 0)),
+        deploy=lambda *_: True,
+        announce=lambda known: announce(parse_address(str(known.scheduler), home), home, known),
+        joined=lambda _: True,
+        say=say,
+    )
+
+
+def test_ports_that_are_lost_between_the_look_and_the_start_are_replaced(home_folder: Path) -> None:
+    said: list[str] = []
+    with stack(home_folder, said.append) as services, ExitStack() as takers:
+        before = services.addresses
+        lost = [urllib.parse.urlsplit(str(url)).port for url in (before.mlflow, before.scheduler, before.dashboard)]
+        for port in lost:  # another home's `rlvf up` is quicker
+            takers.enter_context(socket.create_server((LOOPBACK, int(port or 0))))
+
+        def works() -> bool:
+            services.look()
+            known = services.addresses
+            return all(row.state == "up" for row in services.rows() if row.address in (known.mlflow, known.scheduler))
+
+        until(works)
+        after = services.addresses
+        found = [urllib.parse.urlsplit(str(url)).port for url in (after.mlflow, after.scheduler, after.dashboard)]
+        assert not set(found) & set(lost)
+        assert proves(str(after.mlflow), auth_of(home_folder, "mlflow"))
+        assert proves(str(after.dashboard), auth_of(home_folder, "dashboard"))
+        assert ask(parse_address(str(after.scheduler), home_folder), home_folder).services.mlflow == after.mlflow
+    assert living(home_folder) == []
+
+
+def test_one_that_cannot_start_ends_them_all_and_leaves_nothing(
+    home_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", "nothing://there")
+    said: list[str] = []
+    with (
+        pytest.raises(ServiceError, match=r"the MLflow server does not start; .*mlflow\.log ends with: .*nothing"),
+        stack(home_folder, said.append) as services,
+    ):
+        until(lambda: services.look())
+    assert living(home_folder) == []
+    assert not [line for line in said if "stays" in line]
