@@ -46,7 +46,7 @@ def trusted(run: Run, trust: bool = False) -> None:
 
 def remember(run: Run) -> None:
     """This home has seen what the run brings: sources by their digest."""
-    record = {"run": run.uri, "brings": brought(run.config)}
+    record = {"run": run.uri, "brings": {**_remembered(run), **brought(run.config)}}
     disk.write_file(_record(run), json.dumps(record).encode(), 0o600)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.as_trained import asked_evaluation
 from flows.cli import main
-from flows.config import TrainConfig
+from flows.config import EvalConfig, TrainConfig
 from flows.options import read_config
 from flows.runs import Run
 from flows.trust import NotTrustedError, remember, trusted
@@ -112,3 +113,20 @@ def test_at_a_terminal_it_is_asked(
         with pytest.raises(NotTrustedError, match="nothing of it was run"):
             trusted(run)
     assert f"its verifier {reward}:reward (sha256 " in capsys.readouterr().err
+
+
+def test_an_evaluation_of_such_a_run_is_refused_too_and_not_with_a_verifier_of_ones_own(
+    elsewhere: str, reward: Path, tmp_path: Path
+) -> None:
+    problems = tmp_path / "sums.csv"
+    problems.write_text("python_expression,natural_language\n" + "".join(f"{n} + 1,add {n} and 1\n" for n in range(40)))
+    saved(elsewhere, verifier=f"{reward}:reward", problems=str(problems), held_out="8")
+
+    def asked(**options: str) -> EvalConfig:
+        return read_config(EvalConfig, file=None, overrides={"policy": elsewhere, **options}, defaults=False)
+
+    with pytest.raises(NotTrustedError, match="say --trust once"):
+        asked_evaluation(asked())
+    asked_evaluation(asked(verifier="arithmetic"))
+    asked_evaluation(asked(), trust=True)
+    asked_evaluation(asked())
