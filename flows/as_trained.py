@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from flows.config import EvalConfig, TrainConfig
 from flows.option_tree import leaf_values
-from flows.runs import existing_run, saved_config, with_secrets
+from flows.runs import Run, existing_run, saved_config, with_secrets
+from flows.trust import trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from rl.config import PolicyConfig, ProblemsConfig
@@ -29,16 +30,23 @@ class Asked:
     notes: tuple[str, ...] = ()  # what a person has to know of it, a line each
 
 
-def asked_evaluation(config: EvalConfig) -> Asked:
-    """What is to be evaluated, in full; nothing is started or written.
+def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
+    """What is to be evaluated, in full; nothing is started or written. A run's own code is used if it is `trusted`.
 
     Raises:
+        NotTrustedError: it is not.
         ValueError: what was asked for cannot be read or makes no sense; one line.
     """
     uri = existing_run(config.policy.model, runs_uri())
     if not is_run(uri):
         return asked_of_model(config)
-    return asked_of_run(config, uri.rstrip("/").rpartition("/")[2], saved_config(uri))
+    trained = saved_config(uri)
+    now = _laid_over(config, trained)
+    used = trained.model_copy(
+        update={"verifier": now.verifier, "problems": now.problems, "mix": now.mix, "cluster": config.cluster}
+    )
+    trusted(Run(uri, used, resumed=True), trust)
+    return asked_of_run(config, uri.rstrip("/").rpartition("/")[2], trained)
 
 
 def asked_of_model(config: EvalConfig) -> Asked:

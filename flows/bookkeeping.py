@@ -3,6 +3,7 @@
 import json
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Any, Self
 from prefect.runtime import flow_run
 
 from flows.artifacts import Artifacts
+from flows.hold import Lost
 from flows.report import DASHBOARD, PICTURE, REPORT, draw_reward, write_report
 from flows.runs import Run
 from flows.summary import prefect_page
@@ -18,8 +20,8 @@ from flows.workplace import Workplace
 from infra.background import Background
 from infra.cluster import timeline
 from infra.cluster.placement import offers
-from infra.runs.record import ABOUT, TIMELINE, read_record, send_record, versions
-from infra.runs.rollouts import write_rollouts
+from infra.runs.record import ABOUT, TAIL, TIMELINE, read_record, send_record, send_tail, versions
+from infra.runs.rollouts import remove_rollouts_after, write_rollouts
 from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
 from infra.services.links import keyed
@@ -35,26 +37,27 @@ class Bookkeeping:
     """A context manager within the tracker's. None of it costs a step more than a millisecond or ends a run: what goes
     wrong is said. At the end it makes the report, however the run has ended."""
 
-    def __init__(self, run: Run, place: Workplace, folder: Path, tracker: Tracker) -> None:
+    def __init__(self, run: Run, place: Workplace, folder: Path, tracker: Tracker, check: Callable[[], None]) -> None:
+        """`check` raises once the run is another's: nothing is written then."""
+        self._check = check
         self._run, self._place, self._folder, self._tracker = run, place, folder, tracker
         self._background = Background(place.display.say)
         self._artifacts = Artifacts(run.name, place.display.say, place.prefect.serves)
         self._about: dict[str, Any] = {}
         self._sent = time.monotonic()
+        self._copied: Mapping[str, int] | None = None  # bytes of the record's files that are in the storage
 
     def __enter__(self) -> Self:
         for folder in (self._folder, self._folder / "rollouts"):
             sweep_files(folder)  # of an earlier session that was killed
-        dispatch, page = self._place.dispatch, self._tracker.page()
-        links = {"MLflow": [page.url, _served_by(page.command)]}
-        if dashboard := dispatch.client.dashboard_link:
-            links[DASHBOARD] = [dashboard, "while the cluster is up"]
+        dispatch = self._place.dispatch
         with ExitStack() as stack:
             stack.enter_context(self._background)
             stack.enter_context(self._artifacts)
-            for name, (url, note) in links.items():
-                # Prefect's page knows who looks at it; what lies with the run gets no key
-                self._artifacts.link(name, keyed(self._place.home, name.split()[-1].lower(), url), note)
+            links = self._link_mlflow()
+            if dashboard := dispatch.client.dashboard_link:
+                links[DASHBOARD] = [dashboard, "while the cluster is up"]
+                self._link(DASHBOARD, *links[DASHBOARD])
             if flow_run.id is not None:
                 url, command = prefect_page(str(flow_run.id))
                 links["Prefect"] = [url, _served_by(command)]
@@ -77,23 +80,66 @@ class Bookkeeping:
         why = "" if status != "failed" else str(error).strip().partition("\n")[0] or str(kind)
         with self._stack:
             try:
+                self._check()
                 self._write_spans()
                 self._note(status=status, ended=time.time(), why=why, lost=dict(self._place.dispatch.lost))
                 self._background.wait()  # the report shows the completions of the last step
                 self._report()
+            except Lost:
+                return
             except Exception as error:  # noqa: BLE001 - the run has done its work, and its report can be made again
                 words = f"{type(error).__name__}: {error}"
                 self._place.display.say(
                     f"warning: no report could be made ({words}); try: rlvf report {self._run.name}"
                 )
-            self._background.submit("copying the record", lambda: send_record(self._run.uri, self._folder))
+            self._submit("copying the record", lambda: send_record(self._run.uri, self._folder))
+
+    def _send(self) -> None:
+        """To where the run lies: all of the record now and then, what has come since at every step."""
+        self._check()
+        if self._copied is None or time.monotonic() - self._sent > SEND_SECONDS:
+            self._copied = send_record(self._run.uri, self._folder)
+            self._sent = time.monotonic()
+        else:
+            send_tail(self._run.uri, self._folder, self._copied)
+
+    def go_back(self, step: int) -> None:
+        """Forget what is kept and logged of steps after ``step``, that of the newest checkpoint: all made again."""
+        logged = self._tracker.last_step("reward/mean") or 0
+        if not self._tracker.go_back(step):
+            return
+        again = f"step {logged} is" if logged == step + 1 else f"steps {step + 1} to {logged} are"
+        self._place.display.say(f"the newest checkpoint is of step {step}: {again} made again")
+        self._run.save_mlflow_run(self._tracker.run_id)
+        self._check()
+        remove_rollouts_after(self._run.uri, step)
+        self._copied = send_record(self._run.uri, self._folder)
+        for name in self._copied:
+            places.remove_file(places.join(self._run.uri, TAIL, name))
+        self._note(links=self._about["links"] | self._link_mlflow())
+
+    def _link_mlflow(self) -> dict[str, list[str]]:
+        page = self._tracker.page()
+        self._link("MLflow", page.url, _served_by(page.command))
+        return {"MLflow": [page.url, _served_by(page.command)]}
+
+    def _link(self, name: str, url: str, note: str) -> None:
+        """On Prefect's page, which knows who looks at it; what lies with the run gets no key."""
+        self._artifacts.link(name, keyed(self._place.home, name.split()[-1].lower(), url), note)
+
+    def _submit(self, name: str, write: Callable[[], object]) -> None:
+        def checked() -> None:
+            self._check()
+            write()
+
+        self._background.submit(name, checked)
 
     def keep(self, step: int, batch: Collected) -> None:
         """Keep the completions that make the version after ``step``, before the update that might fail on them."""
         every = self._run.config.tracking.rollouts_every
         if every and (step + 1) % every == 0:
             write = Patience(self._run.config.sync.patience)
-            self._background.submit(
+            self._submit(
                 "keeping rollouts", lambda: write(lambda: write_rollouts(self._run.uri, step + 1, batch.rows()))
             )
 
@@ -102,9 +148,7 @@ class Bookkeeping:
         for it."""
         spans = self._write_spans()
         self._artifacts.progress(step, self._run.config.steps, last=step == self._run.config.steps)
-        if time.monotonic() - self._sent > SEND_SECONDS:
-            self._sent = time.monotonic()
-            self._background.offer("copying the record", lambda: send_record(self._run.uri, self._folder))
+        self._background.offer("copying the record", self._send)
         fetched = defaultdict[str, float](float)
         for span in spans:
             if span.call in ("generate", "evaluate"):
@@ -138,7 +182,7 @@ class Bookkeeping:
         self._tracker.log_file(path)
         if places.local_path(self._run.uri) is None:
             there, data = places.join(self._run.uri, REPORT), path.read_bytes()
-            self._background.submit("copying the report", lambda: places.write_bytes(there, data))
+            self._submit("copying the report", lambda: places.write_bytes(there, data))
         page = self._tracker.page()  # a browser follows no link from Prefect's page to a file
         self._artifacts.link("report", page.artifact(REPORT), _served_by(page.command) or str(path))
 

@@ -23,6 +23,7 @@ from flows.commands.worker import WORKER
 from flows.parser import OneLineParser
 from infra.security.printable import printable
 from infra.security.secrets import masked
+from infra.storage.faults import explained
 
 COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER, BENCH)
 
@@ -59,10 +60,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         top.error(masked(str(error)))
     except KeyboardInterrupt:
         sys.exit(130)
-    except (OSError, RuntimeError) as error:
-        if os.environ.get("RLVF_TRACEBACK"):
+    except Exception as error:
+        known = explained(error)
+        if os.environ.get("RLVF_TRACEBACK") or not (known or isinstance(error, OSError | RuntimeError)):
             raise
-        said = "; ".join(masked(str(error)).split("\n")) or type(error).__name__
+        said = "; ".join(masked(known or str(error)).split("\n")) or type(error).__name__
         print(f"rlvf: {printable(said)} (set RLVF_TRACEBACK=1 for the whole story)", file=sys.stderr)
         sys.exit(1)
 

@@ -14,6 +14,7 @@ from infra.runs.tracking import Tracker
 from infra.weights.version import PolicyVersion
 from tasks.calls.generator import GeneratorSpec
 from tasks.evaluate import Evaluation, evaluate
+from tasks.mending import Mend
 from tasks.problem_set import ProblemSet
 
 
@@ -35,10 +36,14 @@ class Evaluations:
         return {f"{plan.name}:{name}": spec for plan in self.plans for name, spec in plan.problems.verifiers.items()}
 
     def begin(
-        self, logged: Iterable[MetricLine], tracker: Tracker, export: Callable[[int, str, dict[str, Any]], str]
+        self,
+        logged: Iterable[MetricLine],
+        tracker: Tracker,
+        export: Callable[[int, str, dict[str, Any]], str],
+        mend: Mend,
     ) -> None:
         """Take over what earlier sessions of the run have made."""
-        self._tracker, self._export = tracker, export
+        self._tracker, self._export, self._mend = tracker, export, mend
         for line in logged:
             for plan in self.plans:
                 if plan.metric("pass_at_1") in line.metrics:
@@ -53,7 +58,7 @@ class Evaluations:
         """Evaluate this version on what is due, keep it if it is the best so far, and log it."""
         for plan in self.due(policy.step):
             spec = replace(self._spec, samples=plan.samples)
-            made = evaluate(self._place.dispatch, spec, policy, plan.problems)
+            made = evaluate(self._place.dispatch, spec, policy, plan.problems, self._mend)
             if self._config.checkpoint.keep_best and plan is self.plans[0]:
                 self._keep_if_best(made)
             self._made[plan.name, policy.step] = made

@@ -1,15 +1,19 @@
 """The versions of a run on their way to generators: published beside the next update, one at a time, and logged."""
 
 import threading
+from collections import Counter
 
 from prefect.futures import PrefectFuture
 
 from flows.workplace import Workplace
 from infra.runs.tracking import Tracker
+from infra.storage.manifest import StoreError
 from infra.weights.publisher import Published
 from infra.weights.version import PolicyVersion
-from tasks.calls.trainer import TrainerSpec
+from tasks.calls.trainer import TrainerSpec, mend
 from tasks.publish import publish
+
+MENDS = 8  # of one version: several batches may find it damaged at once
 
 
 class Publishing:
@@ -21,6 +25,8 @@ class Publishing:
         self._trainer = trainer
         self._tracker = tracker
         self._under_way: PrefectFuture[Published] | None = None
+        self._mending = threading.Lock()
+        self._mended: Counter[int] = Counter()  # by version
         self.policy: PolicyVersion  # the newest that is published
         self._arrived(publish(place.dispatch, trainer, step))
 
@@ -42,6 +48,18 @@ class Publishing:
     def newest(self, at_least: int) -> PolicyVersion:
         """The newest version that is published now, if that is none before ``at_least``; else that one, when it is."""
         return self.policy if self.policy.step >= at_least else self.end()
+
+    def mend(self, error: StoreError) -> None:
+        """Have the trainer publish the newest version once more, whole, which a generator cannot get at. Raises
+        ``error`` where that was of no use before."""
+        with self._mending:
+            step = self.policy.step
+            self._mended[step] += 1
+            if self._mended[step] > MENDS:
+                raise error
+            if self._mended[step] == 1:
+                self._place.display.say(f"warning: {error}; v{step} is published whole")
+            self._place.dispatch.run("train", mend, self._trainer, step, error.damaged, aside="publish")
 
     def _arrived(self, published: Published) -> None:
         """A version is published: generators may have it."""

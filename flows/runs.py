@@ -16,6 +16,7 @@ from flows.options import OptionError, differences, read_config, to_yaml
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
+from infra.weights.version import published
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -118,10 +119,11 @@ def meant(name: str, home_runs: str) -> str:
 
 
 def existing_run(name: str, home_runs: str) -> str:
-    """The URI of the run of that name, or of the newest one; it need not be there unless it is the newest.
+    """The URI of the run of that name, or of the newest one that has made a step; it need not be there unless it is the
+    newest.
 
     Raises:
-        NotARun: there is no run at all.
+        NotARun: no run has made a step.
     """
     if name != NEWEST:
         return resolve_run(name, home_runs)
@@ -129,7 +131,10 @@ def existing_run(name: str, home_runs: str) -> str:
     found = {uri: when for uri, when in written.items() if when is not None}
     if not found:
         raise NotARun(f"there is no run at {home_runs} yet")
-    return max(found, key=found.__getitem__)
+    for uri in sorted(found, key=found.__getitem__, reverse=True):
+        if any(step > 0 for step in published(uri)):
+            return uri
+    raise NotARun(f"no run at {home_runs} has made a step yet")
 
 
 def known_run(name: str, home_runs: str) -> str:

@@ -15,6 +15,7 @@ from flows.rejoining import outliving_schedulers
 from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
 from flows.sft import kept_warm_up, sft
 from flows.training import Training, TrainResult
+from flows.trust import trusted
 from flows.workplace import Workplace, workplace
 from infra.runs.checkpoints import is_run, resolve_run
 from rl.config import TINY
@@ -100,7 +101,14 @@ def collect(run: Training, step: int) -> Collecting:
     """Start the batch of ``step``: generate in leases, verify as they come in, replace groups without variance."""
     collection = Collection(step, run.problems, run.config.batch)
     return Collecting(
-        generate.submit(run.place.dispatch, collection, run.generator, run.publishing.newest, run.admission),
+        generate.submit(
+            run.place.dispatch,
+            collection,
+            run.generator,
+            run.publishing.newest,
+            run.admission,
+            run.publishing.mend,
+        ),
         verify.submit(run.place.dispatch, collection),
     )
 
@@ -128,6 +136,7 @@ def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     config, _ = with_defaults(config)  # one that Prefect starts again has them as they were asked for
     run = Run(resolve_run(resume, place.runs), config, resumed=True)
     refuse_contradictions(resume, saved_config(run.uri), config)
+    trusted(run)
     return run
 
 

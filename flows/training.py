@@ -14,13 +14,14 @@ from prefect.runtime import flow_run
 from flows.advice import Advice
 from flows.bookkeeping import Bookkeeping
 from flows.evaluations import Evaluations
+from flows.hold import Hold, Lost
 from flows.page import CancelledOnPage, obeyed
 from flows.publishing import Publishing
 from flows.report import PICTURE, REPORT
 from flows.runs import Run
+from flows.trust import remember
 from flows.workplace import Workplace
 from infra.cluster.placement import workers_with
-from infra.cluster.turn import turn
 from infra.interrupts import answered_by
 from infra.runs.checkpoints import Best, best_version
 from infra.runs.metric_log import read_metrics
@@ -36,6 +37,7 @@ from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
 from tasks.collection import Collected
 from tasks.generate import Admission
 from tasks.problem_set import open_problems
+from tasks.update import learned_figures
 from tasks.verify import check_verifiers
 
 
@@ -107,10 +109,10 @@ class Training:
 
     def __enter__(self) -> Self:
         self._folder = self.run.local_folder(self.place.home)
-        if self.run.resumed:
-            bring_record(self.run.uri, self._folder)
         with ExitStack() as stack:
-            stack.enter_context(turn(self.place.dispatch.client, self.run.name, self.place.display.say))
+            self._hold = stack.enter_context(Hold(self.run, self.place))
+            if self.run.resumed:
+                bring_record(self.run.uri, self._folder)
             self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
             self._cancelled = stack.enter_context(
                 obeyed(self.place.dispatch, self.place.display, self.place.prefect.serves)
@@ -125,11 +127,15 @@ class Training:
                     run_id=self.run.mlflow_run,
                     params=self.config.model_dump(mode="json"),
                     local=self._folder / METRICS,
+                    check=self._hold.check,
                 )
             )
             self.run.save_config()
+            remember(self.run)
             self.run.save_mlflow_run(self.tracker.run_id)
-            self._books = stack.enter_context(Bookkeeping(self.run, self.place, self._folder, self.tracker))
+            self._books = stack.enter_context(
+                Bookkeeping(self.run, self.place, self._folder, self.tracker, self._hold.check)
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -138,10 +144,17 @@ class Training:
     ) -> None:
         if kind is not None:
             self.place.dispatch.stop()  # the tasks that generate ahead would keep the flow from ending
+        self._hold.ending = True
+        try:
+            self._hold.check()
+        except Lost as lost:  # and whatever the work raised is because of it
+            kind, error = type(lost), lost
         stopped = bool(self._signals) or self._cancelled.is_set()
         if stopped:  # what the work raised because of it is not why the run ends
             kind, error = KeyboardInterrupt, KeyboardInterrupt()
         self._stack.__exit__(kind, error, trace)  # a signal takes effect here
+        if isinstance(error, Lost):
+            raise error
         if stopped:
             raise CancelledOnPage("cancelled on Prefect's page")
 
@@ -158,24 +171,28 @@ class Training:
             loss=config.loss,
             temperature=config.sampling.temperature,
             max_tokens=config.sampling.limit,
+            every=config.checkpoint.every,
             keep_last=config.checkpoint.keep_last,
             sync=config.sync,
             window=config.staleness + 1,
             sampling=tuple(config.sampling.model_dump(mode="json").items()),
             steps=config.steps,
+            fence=self._hold.fence,
         )
         self.place.display.stage("load the policy")
         begun: Begun = self.place.dispatch.run("train", begin, self.trainer)
         for warning in begun.warnings:
             self.place.display.say(f"warning: {warning}")
+        self._books.go_back(begun.step)
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
-            self.tracker.log(begun.step, begun.figures | self._learned_figures(begun.learned))
+            self.tracker.log(begun.step, begun.figures | learned_figures(begun.learned))
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.place, self.trainer, self.tracker, begun.step)
         self.evaluations.begin(
             read_metrics(self._folder / METRICS),
             self.tracker,
             lambda step, name, meta: self.place.dispatch.run("train", export, self.trainer, step, name, meta),
+            self.publishing.mend,
         )
         return self.publishing.policy
 
@@ -209,6 +226,7 @@ class Training:
 
     def keep(self, step: int, batch: Collected) -> None:
         """Write the completions of ``step`` down for people, in the background."""
+        self._hold.check()
         self._books.keep(step, batch)
 
     def log(self, batch: Collected, learned: Learned) -> None:
@@ -220,7 +238,7 @@ class Training:
         idle = max(0.0, seconds - self._spent["rollouts"] - learned.seconds)
         figures = {
             **batch.figures(),
-            **self._learned_figures(learned),
+            **learned_figures(learned),
             "perf/step_seconds": seconds,
             "perf/rollouts_per_second": pace,
             "perf/generated_tokens_per_second": batch.tokens / seconds,
@@ -249,18 +267,6 @@ class Training:
         note = f"{learned.groups}/{batch.drawn} groups"
         rates = {} if batch.pass_rate == batch.reward else {"pass_rate": batch.pass_rate}
         self.place.display.step(learned.step, reward=batch.reward, **rates, rollouts_per_second=pace, note=note)
-
-    @staticmethod
-    def _learned_figures(learned: Learned) -> dict[str, float]:
-        return {
-            "loss/policy": learned.loss,
-            "policy/entropy": learned.entropy,
-            "policy/mismatch_kl": learned.mismatch_kl,
-            "policy/clip_fraction": learned.clip_fraction,
-            "policy/grad_norm": learned.grad_norm,
-            "staleness/mean": learned.staleness_mean,
-            "staleness/max": float(learned.staleness_max),
-        }
 
     # -- the end
 
@@ -294,5 +300,6 @@ class Training:
             page=self.tracker.page(),
             flow_run_id=flow_run.id,
         )
+        self._hold.check()
         store.write_text(str(self._folder / RESULT), json.dumps(asdict(result), indent=2) + "\n")
         return result

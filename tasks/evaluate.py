@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import nan
 
 import numpy as np
@@ -18,6 +19,7 @@ from rl.records import Problem, Rollouts
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
 from tasks.collection import mean_reward, pass_rate
+from tasks.mending import Mend, leased, no_mend
 from tasks.problem_set import ProblemSet
 from tasks.verify import judged
 
@@ -81,19 +83,21 @@ class Evaluation:
 
 
 @task(name="evaluate", task_run_name="evaluate v{version.step}", cache_policy=NO_CACHE)
-def evaluate(dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: ProblemSet) -> Evaluation:
+def evaluate(
+    dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: ProblemSet, mend: Mend = no_mend
+) -> Evaluation:
     """Solve the held-out problems greedily and with ``spec.samples`` samples each.
 
     Raises:
         BrokenVerifierError: every completion failed in its verifier.
     """
-    sampled = _rewards(dispatch, replace(spec, seed=spec.seed + NOISE), version, problems)
-    greedy = _rewards(dispatch, replace(spec, samples=1, greedy=True), version, problems)
+    sampled = _rewards(dispatch, replace(spec, seed=spec.seed + NOISE), version, problems, mend)
+    greedy = _rewards(dispatch, replace(spec, samples=1, greedy=True), version, problems, mend)
     return Evaluation.of(version.step, problems.held_out, greedy, sampled)
 
 
 def _rewards(
-    dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: ProblemSet
+    dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: ProblemSet, mend: Mend
 ) -> NDArray[np.float32]:
     """[P, G] rewards."""
     asked = problems.held_out
@@ -106,7 +110,8 @@ def _rewards(
         versions = range(version.step, version.step + 1)
         return refusal(returned, Asked(of, spec.samples, spec.sampling.limit, versions))
 
-    for index, rollouts in dispatch.lease("evaluate", generator.generate, items, check=check):
+    lease = partial(dispatch.lease, "evaluate", generator.generate)
+    for index, rollouts in leased(lease, items, check, mend):
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)
     everything = Judgement.join([judgements[index] for index in range(len(parts))])
     if np.isnan(everything.rewards).all():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prefect import task
@@ -14,6 +15,7 @@ from rl.records import Rollouts
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
 from tasks.collection import Collection, Lease
+from tasks.mending import Mend, leased, no_mend
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def generate(
     spec: GeneratorSpec,
     newest: Callable[[int], PolicyVersion],
     admission: Admission,
+    mend: Mend = no_mend,
 ) -> None:
     """Generate the collection's leases, wave by wave, each with the newest policy when it is handed out. All batches on
     the way share one queue, in which the leases of an earlier step, and of an earlier wave of it, come first.
@@ -72,5 +75,6 @@ def generate(
             collection.refused += bool(why)
             return why
 
-        for index, rollouts in dispatch.lease("generate", generator.generate, items, order=(step, wave), check=check):
+        lease = partial(dispatch.lease, "generate", generator.generate, order=(step, wave))
+        for index, rollouts in leased(lease, items, check, mend):
             collection.arrive(leases[index], rollouts)

@@ -28,13 +28,16 @@ FIRST = ("policy", "problems", "verifier", "samples", "held_out", "sampling.max_
 
 
 def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trust", action="store_true", help="use the code and the addresses that a run brings with it"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object with the figures")
     add_options(command, EvalConfig)
 
 
 def _run(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides, defaults=False)
-    asked_evaluation(with_secrets(config))
+    asked_evaluation(with_secrets(config), given.trust)
     if not is_run(existing_run(config.policy.model, runs_uri())):
         check_model(config.policy.model, runs_uri(), also_run=True)
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,13 @@ from flows.plans import plans
 from flows.preflight import check_model, check_tracking
 from flows.runs import Run, new_run, resume_run, without_secrets
 from flows.summary import run_name, summary
+from flows.trust import trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from infra.runs.tracking import tracking_uri
 from infra.security.printable import printable
+from infra.storage.fence import LockLostError
+from infra.storage.lock import held
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
@@ -45,6 +49,9 @@ MEASURED = tuple(
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--resume", metavar="RUN", help="go on with this run: its URI or its folder's name")
+    command.add_argument(
+        "--trust", action="store_true", help="with --resume: use the code and the addresses that the run brings with it"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object with the figures")
     add_options(command, TrainConfig)
 
@@ -53,6 +60,7 @@ def _run(given: argparse.Namespace) -> None:
     runs = runs_uri()
     if given.resume is not None:
         run = resume_run(given.resume, runs, given.config, given.overrides)
+        trusted(run, given.trust)
     else:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
         check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
@@ -61,9 +69,12 @@ def _run(given: argparse.Namespace) -> None:
     check_model(run.config.policy.model, runs)
     began = time.monotonic()
     try:
-        result = in_workplace(run.config.cluster, run.config.placement, lambda display: _train(run, display))
-    except ValueError:
-        raise  # a mistake in what was asked: going on would meet it again
+        with ExitStack() as stack:
+            if run.resumed:  # before anything starts
+                stack.enter_context(held(run.uri, lambda line: print(f"rlvf: {line}", file=sys.stderr)))
+            result = in_workplace(run.config.cluster, run.config.placement, lambda display: _train(run, display))
+    except (ValueError, LockLostError):
+        raise  # a mistake in what was asked: going on would meet it again; or another process goes on
     except BaseException:
         if is_run(run.uri):
             print(f"rlvf: stopped; go on with: rlvf train --resume {printable(run_name(run))}", file=sys.stderr)

@@ -71,7 +71,11 @@ def check_storage(uri: str, megabytes: float = 0.01) -> Check:
     """Write, read and remove a file of random bytes; a large one tells how fast."""
     payload = secrets.token_bytes(max(1, int(megabytes * MEGABYTE)))
     shown = re.sub(r"://[^/@]*@", "://***@", uri)
-    remedy = "check RLVF_STORAGE and its credentials (`rlvf certs --with-storage` puts them into a bundle)"
+    remedy = (
+        "check RLVF_STORAGE and its credentials (`rlvf certs --with-storage` puts them into a bundle)"
+        if place.local_path(uri) is None
+        else "free space there, mount it with write access, or set RLVF_HOME or RLVF_STORAGE to another folder"
+    )
     try:
         fs, path = place.remote(place.join(uri, f".check-{secrets.token_hex(8)}"))
         place.make_parent(fs, path)

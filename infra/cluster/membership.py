@@ -125,7 +125,7 @@ class Membership:
             if isinstance(outcome, BaseException):
                 raise JoinError(f"{role.name} did not start: {_reason(outcome, role.name)}") from outcome
         self.joined += 1
-        tags = " ".join(dict.fromkeys(tag for role in self._roles for tag in role.tags))
+        tags = " ".join(dict.fromkeys(tag for role in missing for tag in role.tags))
         again = " again" if self.joined > 1 else ""
         self._say(f"joined {self._address}{again} as {self._machine}: {tags}")
 

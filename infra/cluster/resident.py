@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+ANY = object()  # a key that every object has
 
 
 @dataclass
@@ -44,13 +45,13 @@ def resident(name: str, key: Hashable, build: Callable[[], T]) -> T:
         return kept
 
 
-def resident_now(name: str, key: Hashable) -> object | None:
+def resident_now(name: str, key: Hashable = ANY) -> object | None:
     """The object `name`, if it is there as of `key` and not being built; never waits."""
     slot = _slot(name)
     if not slot.lock.acquire(blocking=False):
         return None
     try:
-        return slot.kept[0] if slot.kept and slot.key == key else None
+        return slot.kept[0] if slot.kept and key in (slot.key, ANY) else None
     finally:
         slot.lock.release()
 

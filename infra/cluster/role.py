@@ -12,6 +12,7 @@ from typing import Any
 from distributed import Nanny, Status, Worker
 
 from infra.cluster import pace
+from infra.logs import log_at
 
 logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0  # what a busy worker gets to finish its call at the end
@@ -26,7 +27,7 @@ class RoleWorker(Worker):
 
     def __init__(self, *args: Any, log_file: str | None = None, warm: str | None = None, **kwargs: Any) -> None:
         if log_file is not None:
-            out = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            out = os.open(log_at(Path(log_file)), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             # The descriptors, not sys.stderr: native libraries write there too.
             os.dup2(out, 1)
             os.dup2(out, 2)
@@ -87,7 +88,7 @@ def role_options(
 @contextmanager
 def logs_to(path: Path) -> Iterator[None]:
     """Send what Dask logs in this process to a file instead of the terminal."""
-    to_file = logging.FileHandler(path, delay=True)
+    to_file = logging.FileHandler(log_at(path), delay=True)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     loggers = [
         logging.getLogger(name)

@@ -1,36 +1,86 @@
 """One training run at a time on a cluster: a second one waits for its turn."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from distributed import Client, Lock
 
-TRAINING = ["rlvf", "training"]  # the scheduler's metadata: the name of the run that trains
+TRAINING = ["rlvf", "training"]  # the scheduler's metadata: the run that trains, and how many have before it
 LOOK_SECONDS = 1.0
+SURE_SECONDS = 10.0  # a third of what Dask gives a lock whose owner gives no sign
+
+
+class TurnLostError(RuntimeError):
+    """Another run has the cluster by now."""
+
+
+class Turn:
+    """A run's turn on a cluster, with the epoch that keeps whoever slept from working beside the next one."""
+
+    def __init__(self, client: Client, name: str, lock: Lock) -> None:
+        self.lock = lock
+        self._client, self._name = client, name
+        self._epoch = _told(client)["epoch"] + 1
+        self._sure = -float("inf")
+        self._tell(name)
+        self.check()
+
+    def check(self) -> None:
+        """Raise TurnLostError if another run has taken the turn since. Asks the scheduler only now and then."""
+        now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # goes on in a machine's sleep
+        if now - self._sure > SURE_SECONDS and self._client.status == "running":
+            try:
+                told = _told(self._client)
+            except OSError:
+                return  # the scheduler is gone, and with it whatever could be done there
+            if told["epoch"] > self._epoch:
+                raise TurnLostError(
+                    f"{self._name} gave no sign for so long that {told['name'] or 'another run'} got the cluster; its "
+                    "steps are saved, resume it"
+                )
+            self._sure = now
+
+    def end(self) -> None:
+        """Nobody trains by now."""
+        self._tell(None)
+
+    def _tell(self, name: str | None) -> None:
+        self._client.set_metadata(TRAINING, {"name": name, "epoch": self._epoch})  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def turn(client: Client, name: str, say: Callable[[str], None]) -> Iterator[None]:
+def turn(client: Client, name: str, say: Callable[[str], None]) -> Iterator[Turn]:
     """Wait until no other run trains on the cluster, and keep others waiting until the end of the context.
 
     A run that is killed loses its turn when the scheduler has not heard of it for 30 s (Dask's
-    ``distributed.scheduler.locks.lease-timeout``).
+    ``distributed.scheduler.locks.lease-timeout``), and so does one that sleeps: see `Turn.check`.
     """
     lock = Lock("rlvf training", scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
     if not lock.acquire(timeout=LOOK_SECONDS):  # type: ignore[no-untyped-call]
         say(f"waiting: {training(client) or 'another run'} trains on this cluster")
         while not lock.acquire(timeout=LOOK_SECONDS):  # type: ignore[no-untyped-call]
             pass
+    mine = Turn(client, name, lock)
     try:
-        client.set_metadata(TRAINING, name)  # type: ignore[no-untyped-call]
-        yield
+        yield mine
     finally:
         if client.status == "running":
-            client.set_metadata(TRAINING, None)  # type: ignore[no-untyped-call]
+            try:
+                mine.check()
+                mine.end()
+            except TurnLostError:
+                pass  # the next one's
             lock.release()  # type: ignore[no-untyped-call]
 
 
 def training(client: Client) -> str | None:
     """The name of the run that trains on the cluster now."""
-    name = client.get_metadata(TRAINING, default=None)  # type: ignore[no-untyped-call]
+    name = _told(client)["name"]
     return None if name is None else str(name)
+
+
+def _told(client: Client) -> dict[str, Any]:
+    found = client.get_metadata(TRAINING, default=None)  # type: ignore[no-untyped-call]
+    return found or {"name": None, "epoch": 0}

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from infra.storage import store
+from infra.storage.fence import Fence
 from infra.storage.patience import Patience
 from infra.storage.store import Folder, NotThere, Torn
 
@@ -20,6 +21,12 @@ class CheckpointConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    every: int = Field(
+        1,
+        ge=1,
+        description="steps between two checkpoints, each of which is the weights and the optimizer; what was done "
+        "since the last one is done again by --resume",
+    )
     keep_last: int = Field(2, ge=1, description="checkpoints kept; older ones are removed after each new one")
     keep_best: bool = Field(
         False, description="keep the version with the best mean reward in the first of evals, as model-best/"
@@ -38,19 +45,21 @@ def save(
     keep_last: int,
     *,
     patience: float = 0.0,
+    fence: Fence | None = None,
 ) -> None:
     """Store the local folder `source` as the run's checkpoint of `step`, then prune to the newest `keep_last`. A
     storage elsewhere may be away for `patience` seconds. `source` is gone afterwards.
 
     Checkpoints of later steps are removed: a run that went back to an earlier one continues from here, and they belong
-    to a future that it left.
+    to a future that it left. Raises LockLostError, and neither replaces nor removes anything, when the `fence`
+    says that the run is another's by now.
     """
     uri = state_uri(run_uri)
-    store.write_patiently(store.join(uri, str(step)), source, meta, patience)
+    store.write_patiently(store.join(uri, str(step)), source, meta, patience, fence)
 
     def prune() -> None:
         reached = [version for version in store.versions(uri) if version <= step]
-        store.prune(uri, keep=reached[-keep_last:])
+        store.prune(uri, keep=reached[-keep_last:], fence=fence)
 
     Patience(patience)(prune)
 

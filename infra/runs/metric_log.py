@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from infra.storage.disk import write_file
+
 logger = logging.getLogger(__name__)
 
 
@@ -69,6 +71,18 @@ class MetricLog:
                 os.fsync(file.fileno())
         self._note(line)
         return line
+
+    def cut(self, step: int) -> bool:
+        """Remove what was logged of later steps; whether there was any."""
+        lines = self.lines()
+        kept = [line for line in lines if line.step <= step]
+        if self.path is None or len(kept) == len(lines):
+            return False
+        write_file(self.path, "".join(line.dumps() + "\n" for line in kept).encode())
+        self.last.clear()
+        for line in kept:
+            self._note(line)
+        return True
 
     def lines(self) -> list[MetricLine]:
         return read_metrics(self.path) if self.path is not None else []

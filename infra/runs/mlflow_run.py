@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine
 from infra.security.secrets import masked
 from infra.services.served import adopt_mlflow
+from infra.storage.disk import own_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -74,6 +76,7 @@ class MlflowRun:
         self._params = dict(_flatten(masked(params)))
         self._client: MlflowClient | None = None  # set once the run is known to be there
         self._tables: list[dict[str, str]] = []
+        self._replaced: tuple[str, int] | None = None  # the run that this one follows, and the step up to which
 
     @property
     def is_served(self) -> bool:
@@ -102,6 +105,8 @@ class MlflowRun:
                 logger.warning("MLflow at %s no longer knows run %s: created again", masked(self.uri), self.run_id)
             run = client.create_run(self._find_experiment(client), run_name=self._name, tags=self._note())
             self.run_id = run.info.run_id
+            self._follow(client, run.info.run_id)
+            run = client.get_run(run.info.run_id)
         else:
             client.update_run(run.info.run_id, status="RUNNING")
         self.experiment_id = run.info.experiment_id
@@ -109,6 +114,25 @@ class MlflowRun:
         self._send_params(client, run)
         self._client = client
         return {metric.key: metric.step for metric in run.data.to_proto().metrics}
+
+    def begin_anew(self, step: int) -> None:
+        """Follow this run with a new one, which gets its tables up to `step`, at the next `attach`."""
+        if self.run_id is not None:
+            self._replaced = self.run_id, step
+        self.run_id, self._client = None, None
+
+    def _follow(self, client: "MlflowClient", run_id: str) -> None:
+        if self._replaced is None or (old := _find_run(client, self._replaced[0])) is None:
+            return
+        tables = json.loads(old.data.tags.get(SAMPLES_TAG, "[]"))
+        kept = [each for each in tables if int(Path(each["path"]).stem) <= self._replaced[1]]
+        with tempfile.TemporaryDirectory(dir=own_folder()) as folder:
+            for each in kept:
+                found = client.download_artifacts(old.info.run_id, each["path"], folder)
+                client.log_artifact(run_id, found, str(Path(each["path"]).parent))
+        client.set_tag(run_id, SAMPLES_TAG, json.dumps(kept))
+        client.delete_run(old.info.run_id)
+        self._replaced = None
 
     def log(self, lines: Iterable[MetricLine]) -> None:
         """Send points; one that is there already is no second one."""

@@ -1,7 +1,7 @@
 """A run's record: the small files that say how it went, beside its log and under its URI.
 
-They are written on the machine that trains. Where the run lies elsewhere they are copied there now and then, so that a
-report can be made, and the run resumed, on any machine.
+They are written on the machine that trains. Where the run lies elsewhere they are copied there now and then, and what
+has come since at every step, so that a report can be made, and the run resumed, on any machine.
 """
 
 import json
@@ -17,6 +17,7 @@ from infra.cluster.timeline import Span
 from infra.runs.metric_log import MetricLine, parse_metrics
 from infra.storage import place
 
+TAIL = "tail"  # folder of what the files have more than when they were copied last
 METRICS, TIMELINE, ABOUT, RESULT = "metrics.jsonl", "timeline.jsonl", "about.json", "result.json"
 PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow fsspec s3fs".split()
 
@@ -52,12 +53,27 @@ def read_record(run_uri: str, folder: Path) -> Record:
     )
 
 
-def send_record(run_uri: str, folder: Path) -> None:
-    """Copy the record from this machine to where the run lies."""
+def send_record(run_uri: str, folder: Path) -> dict[str, int]:
+    """Copy the record from this machine to where the run lies; returns the bytes of each file that are there."""
+    sent = {}
     if place.local_path(run_uri) is None:
         for name in (METRICS, TIMELINE, ABOUT, RESULT):
             if (folder / name).exists():
-                place.write_bytes(place.join(run_uri, name), (folder / name).read_bytes())
+                data = (folder / name).read_bytes()
+                place.write_bytes(place.join(run_uri, name), data)
+                sent[name] = len(data)
+    return sent
+
+
+def send_tail(run_uri: str, folder: Path, sent: Mapping[str, int]) -> None:
+    """Copy what the record has more by now than was `sent`: little enough for every step."""
+    if place.local_path(run_uri) is None:
+        for name in (METRICS, TIMELINE):
+            if (folder / name).exists():
+                at = sent.get(name, 0)
+                with (folder / name).open("rb") as file:
+                    file.seek(at)
+                    place.write_bytes(place.join(run_uri, TAIL, name), b"%d\n" % at + file.read())
 
 
 def bring_record(run_uri: str, folder: Path) -> None:
@@ -75,10 +91,13 @@ def versions() -> dict[str, str]:
 
 
 def _newer(run_uri: str, folder: Path, name: str) -> bytes:
-    """The longer one, as both only grow; b"" where there is none."""
+    """What the storage has, or what this machine has if that goes on from there; b"" where there is none."""
     there = place.read(place.join(run_uri, name)) or b""
+    at, _, tail = (place.read(place.join(run_uri, TAIL, name)) or b"").partition(b"\n")
+    if at.isdigit() and int(at) <= len(there):
+        there = max(there, there[: int(at)] + tail, key=len)
     here = b"" if place.local_path(run_uri) == folder else place.read(str(folder / name)) or b""
-    return here if len(here) > len(there) else there
+    return here if here.startswith(there) else there
 
 
 def _object(data: bytes) -> Mapping[str, Any]:

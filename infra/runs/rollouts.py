@@ -32,5 +32,12 @@ def kept_steps(run_uri: str) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
+def remove_rollouts_after(run_uri: str, step: int) -> None:
+    """Remove what is kept of later steps."""
+    for kept in kept_steps(run_uri):
+        if kept > step:
+            place.remove_file(_uri(run_uri, kept))
+
+
 def _uri(run_uri: str, step: int) -> str:
     return place.join(run_uri, "rollouts", f"{step}.jsonl.gz")

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # least pause after a failed attempt to reach MLflow
 PAUSE_RATIO = 10  # and at least this many times what the attempt took, so that an outage costs a run a tenth at most
 SYSTEM_METRICS_SECONDS = 10
+NOT_OURS = "system/"  # metrics of MLflow's own, which count their own steps
 
 
 class TrackingConfig(BaseModel):
@@ -66,14 +67,16 @@ def open_run(
     run_id: str | None,
     params: Mapping[str, Any],
     local: Path | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> "Tracker":
     """Create an MLflow run, or continue `run_id`; a run that MLflow no longer knows is created again from `local`.
 
     `params` may be nested: names are joined with dots. `experiment` is used where the config names none. `local` is the
-    run's metrics.jsonl; without it nothing outlives this process while MLflow is away.
+    run's metrics.jsonl; without it nothing outlives this process while MLflow is away. `check` is called before
+    anything is written, and what it raises ends the tracking: the run is another's by then.
     Raises TrackingError when a new run cannot be created. A continued run goes on without MLflow and catches up later.
     """
-    return Tracker(config, home.resolve(), config.experiment or experiment, run_name, run_id, params, local)
+    return Tracker(config, home.resolve(), config.experiment or experiment, run_name, run_id, params, local, check)
 
 
 class Tracker:
@@ -88,7 +91,9 @@ class Tracker:
         run_id: str | None,
         params: Mapping[str, Any],
         local: Path | None,
+        check: Callable[[], None],
     ) -> None:
+        self._check = check
         self._config = config
         self._log = MetricLog(local)
         uri = tracking_uri(config) or home_database(home)
@@ -96,6 +101,7 @@ class Tracker:
         self._lock = threading.RLock()
         self._monitor: SystemMetricsMonitor | None = None
         self._backlog: list[MetricLine] = []
+        self._have: dict[str, int] = {}  # the last step of each metric in MLflow
         self._uploads: dict[str, Callable[[], None]] = {}  # by artifact path, the newest of each
         self._status: Status | None = None
         self._away = False
@@ -136,10 +142,29 @@ class Tracker:
         Raises ValueError for a name that MLflow would refuse.
         """
         with self._lock:
+            self._check()
             line = self._log.append(step, metrics)
             if line is not None:
                 self._backlog.append(line)
                 self._deliver_when_due()
+
+    def go_back(self, step: int) -> bool:
+        """Forget what was logged of later steps, which are made again; whether there was any.
+
+        MLflow takes no point back, so that the run there is followed by a new one, which gets all points up to `step`
+        and the tables; the old one is deleted (MLflow keeps it in its trash).
+        """
+        with self._lock:
+            self._check()
+            there = any(last > step for name, last in self._have.items() if not name.startswith(NOT_OURS))
+            if not self._log.cut(step) and not there:
+                return False
+            self._stop_monitor()
+            self._backlog = self._log.lines()
+            self._run.begin_anew(step)
+            self._have = {}
+            self._deliver()
+            return True
 
     def last_step(self, metric: str | None = None) -> int | None:
         """The last step logged, of one metric or of any; None when there is none."""
@@ -174,6 +199,7 @@ class Tracker:
                 return
             self._status = status
             self._stop_monitor()
+            self._check()
             self._deliver()
 
     def page(self, port: int = 5000) -> Page:
@@ -217,19 +243,25 @@ class Tracker:
 
     def _send(self) -> None:
         have = self._run.attach()
-        if have is not None and self._log.path is not None:
-            lacking = (
-                MetricLine(line.step, line.time, {k: v for k, v in line.metrics.items() if line.step > have.get(k, -1)})
-                for line in self._log.lines()
-            )
-            self._backlog = [line for line in lacking if line.metrics]
-        self._run.log(self._backlog)
+        if have is not None:
+            self._have = dict(have)
+            if self._log.path is not None:
+                self._backlog = self._log.lines()
+        lacking = [self._lacking(line) for line in self._backlog]
+        self._run.log(lacking)
         self._backlog.clear()
+        for line in lacking:
+            self._have.update(dict.fromkeys(line.metrics, line.step))
         for path in list(self._uploads):
             self._uploads[path]()
             del self._uploads[path]
         if self._status is not None:
             self._run.end(self._status)
+
+    def _lacking(self, line: MetricLine) -> MetricLine:
+        """What MLflow has not: a step that is done again, be it on a machine with another log, is none twice."""
+        metrics = {k: v for k, v in line.metrics.items() if line.step > self._have.get(k, -1)}
+        return MetricLine(line.step, line.time, metrics)
 
     def _start_monitor(self) -> None:
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor

@@ -112,7 +112,9 @@ class Service:
             (self.folder / "server.json").unlink(missing_ok=True)  # of a service that was killed
             told = {"known": dict(known), "folder": str(program.folder), "seconds": program.stop_seconds}
             environment = {**os.environ, **program.environment, MARK: str(self.folder)}
-            with self.log.open("ab") as log:
+            from infra.logs import log_at  # here: as a script this file has the standard library only
+
+            with log_at(self.log).open("ab") as log:
                 self._supervisor = subprocess.Popen(
                     # Isolated, without site: it needs the standard library only.
                     [sys.executable, "-I", "-S", __file__, str(lock.fileno()), json.dumps(told), *program.command],

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -69,8 +69,9 @@ def take(source: Path, target: Path, move: bool) -> None:
     shutil.copyfile(source, target)
 
 
-def put_in_place(made: Path, path: Path) -> None:
-    """Flush the folder `made` to the disk and rename it to `path`, replacing what is there.
+def put_in_place(made: Path, path: Path, check: Callable[[], None] = lambda: None) -> None:
+    """Flush the folder `made` to the disk and rename it to `path`, replacing what is there; `check` is called between
+    the two and may raise.
 
     A folder cannot be renamed onto a full one: the old one is moved aside first. A writer that dies between the two
     renames leaves neither.
@@ -79,6 +80,7 @@ def put_in_place(made: Path, path: Path) -> None:
         for name in names:
             _flush(Path(folder, name))
         _flush(Path(folder))
+    check()
     aside = []
     while True:
         try:

@@ -20,6 +20,8 @@ MANIFEST = "manifest.json"
 class StoreError(Exception):
     """What is stored cannot be used; the message is one line that names the URI and why."""
 
+    damaged: tuple[str, ...] = ()  # URIs of the folders that were looked at and cannot be used
+
 
 class NotThere(StoreError):  # noqa: N818
     """Nothing whole is stored at the URI."""
@@ -44,6 +46,7 @@ class Manifest:
     files: Mapping[str, Entry]  # by path inside the folder, with "/"
     meta: Mapping[str, JsonValue]  # the writer's own words
     digest: str  # sha256 over files and meta: two folders are the same if theirs is
+    at: str = ""  # in a store elsewhere: the folder beside the manifest in which the files lie, one for each writer
     format: Literal[1] = 1
 
     @property
@@ -96,6 +99,8 @@ def parse(data: bytes) -> Manifest:
         inside = path.parts and path.as_posix() == name and not path.is_absolute() and ".." not in path.parts
         if not inside or name == MANIFEST or re.search(r"[\\\x00]", name):
             raise ValueError(f"names {name!r}, which is no file inside the folder")
+    if not re.fullmatch(r"(e\d+)?", manifest.at):
+        raise ValueError(f"says that its files are at {manifest.at!r}, which is no folder of ours")
     if _digest(manifest.files, manifest.meta) != manifest.digest:
         raise ValueError("does not match its own digest")
     return manifest

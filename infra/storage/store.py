@@ -12,15 +12,16 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from pydantic import JsonValue
 
 from infra.storage import disk, place
+from infra.storage.fence import Fence
 from infra.storage.manifest import (
     MANIFEST,
     Entry,
@@ -45,10 +46,12 @@ __all__ = [
     "StoreError",
     "Torn",
     "Version",
+    "check_of",
     "exists",
     "join",
     "list_versions",
     "local_path",
+    "look",
     "prune",
     "read_folder",
     "read_manifest",
@@ -92,36 +95,47 @@ class Version:
 
 
 def write_folder(
-    uri: str, source: Path, *, meta: Mapping[str, JsonValue] | None = None, move: bool = False
+    uri: str,
+    source: Path,
+    *,
+    meta: Mapping[str, JsonValue] | None = None,
+    move: bool = False,
+    fence: Fence | None = None,
+    flat: bool = False,
 ) -> Manifest:
     """Store every file of the local folder `source` at `uri`; whatever else was there is replaced.
 
     A no-op if the very same files and `meta` are stored there whole. A `manifest.json` at the top of `source` is left
     out, so a folder that was read from a store can be written to another. With `move` the folder becomes the store's:
-    its files are renamed into place where that is possible, and `source` is gone afterwards.
+    its files are renamed into place where that is possible, and `source` is gone afterwards. With a `fence` nothing is
+    replaced once its run is another's: in a store elsewhere the files lie in a folder of its epoch's own, so that not
+    even a request that was on its way meanwhile writes over another's; `flat` keeps them beside the manifest.
 
-    Raises ValueError if `source` holds no file or one whose name cannot be stored, or if `meta` is not JSON.
+    Raises ValueError if `source` holds no file or one whose name cannot be stored, or if `meta` is not JSON;
+    LockLostError.
     """
     manifest = describe(source, meta or {})
     path = local_path(uri)
     if path is None:
-        _upload(uri, source, manifest)
+        _upload(uri, source, replace(manifest, at="" if flat or fence is None else f"e{fence.epoch}"), check_of(fence))
     elif not _holds(uri, manifest):
         with disk.temporary_beside(path) as made:
             for name in manifest.files:
                 disk.take(source / name, made / name, move)
             (made / MANIFEST).write_bytes(render(manifest))
-            disk.put_in_place(made, path)
+            disk.put_in_place(made, path, check_of(fence))
     if move and path != source.absolute():
         shutil.rmtree(source, ignore_errors=True)
     return manifest
 
 
-def write_patiently(uri: str, source: Path, meta: Mapping[str, JsonValue], patience: float) -> Manifest:
+def write_patiently(
+    uri: str, source: Path, meta: Mapping[str, JsonValue], patience: float, fence: Fence | None = None
+) -> Manifest:
     """`write_folder`, for so many seconds where the store is elsewhere and away; `source` is gone afterwards."""
     if local_path(uri) is not None:
-        return write_folder(uri, source, meta=meta, move=True)
-    manifest = Patience(patience)(lambda: write_folder(uri, source, meta=meta))
+        return write_folder(uri, source, meta=meta, move=True, fence=fence)
+    manifest = Patience(patience)(lambda: write_folder(uri, source, meta=meta, fence=fence))
     shutil.rmtree(source, ignore_errors=True)
     return manifest
 
@@ -158,6 +172,23 @@ def read_manifest(uri: str) -> Manifest:
         raise Torn(f"{uri} is torn: {MANIFEST} {error}") from None
 
 
+def look(uri: str) -> None:
+    """Raise NotThere or Torn unless the folder at `uri` is whole: its files are read where they lie on this machine,
+    elsewhere their sizes are compared."""
+    path, manifest = local_path(uri), read_manifest(uri)
+    if path is not None:
+        verify(path, manifest, uri)
+        return
+    fs, root = place.remote(uri)
+    for name, entry in manifest.files.items():
+        try:
+            size = fs.info(_payload(root, manifest, name))["size"]
+        except FileNotFoundError:
+            raise Torn(f"{uri} is torn: {name!r} is missing") from None
+        if size != entry.bytes:
+            raise Torn(f"{uri} is torn: {name!r} has {size} bytes, its manifest says {entry.bytes}")
+
+
 def list_versions(uri: str, prefix: str = "") -> list[Version]:
     """The folders `<prefix><number>` under `uri`, by rising number, those without a manifest included."""
     pattern = re.compile(re.escape(prefix) + "([0-9]+)")
@@ -171,7 +202,7 @@ def versions(uri: str, prefix: str = "") -> list[int]:
     return sorted({version.number for version in list_versions(uri, prefix) if version.whole})
 
 
-def prune(uri: str, keep: Collection[int], prefix: str = "") -> None:
+def prune(uri: str, keep: Collection[int], prefix: str = "", fence: Fence | None = None) -> None:
     """Remove the versions under `uri` whose number is not in `keep`, and what dead writers left.
 
     A version vanishes for readers before its files go. A folder without a manifest is left alone if its number is above
@@ -180,6 +211,7 @@ def prune(uri: str, keep: Collection[int], prefix: str = "") -> None:
     newest = max(keep, default=-1)
     for version in list_versions(uri, prefix):
         if version.number not in keep and (version.whole or version.number <= newest):
+            check_of(fence)()
             place.remove(version.uri)
     if (path := local_path(uri)) is not None:
         disk.sweep(path)
@@ -197,6 +229,11 @@ def scratch(uri: str) -> Iterator[Path]:
     disk.sweep(local)
     with disk.temporary_beside(local / "scratch") as folder:
         yield folder
+
+
+def check_of(fence: Fence | None) -> Callable[[], None]:
+    """What is called before something of a run is replaced or removed."""
+    return (lambda: None) if fence is None else fence.check
 
 
 def _holds(uri: str, manifest: Manifest) -> bool:
@@ -228,22 +265,30 @@ def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
                 else:
                     fs, root = place.remote(uri)
                     (made / name).parent.mkdir(parents=True, exist_ok=True)
-                    fs.get_file(join(root, name), str(made / name))
+                    fs.get_file(_payload(root, manifest, name), str(made / name))
             except FileNotFoundError:
                 raise Torn(f"{uri} is torn: {name!r} is missing") from None
         verify(made, manifest, uri)
-        (made / MANIFEST).write_bytes(render(manifest))
+        (made / MANIFEST).write_bytes(render(replace(manifest, at="")))
         disk.put_in_place(made, target)
     return Folder(target, manifest, temporary=into is None)
 
 
-def _upload(uri: str, source: Path, manifest: Manifest) -> None:
+def _upload(uri: str, source: Path, manifest: Manifest, check: Callable[[], None]) -> None:
     fs, root = place.remote(uri)
     if place.files(fs, root):
         if _holds(uri, manifest):
             return
+        check()
         place.remove(uri)
     for name in manifest.files:
-        place.make_parent(fs, join(root, name))
-        fs.put_file(str(source / name), join(root, name))
+        at = _payload(root, manifest, name)
+        place.make_parent(fs, at)
+        fs.put_file(str(source / name), at)
+    check()
     fs.pipe_file(join(root, MANIFEST), render(manifest))
+
+
+def _payload(root: str, manifest: Manifest, name: str) -> str:
+    """Where a file of a folder lies in a store elsewhere."""
+    return join(root, manifest.at, name) if manifest.at else join(root, name)

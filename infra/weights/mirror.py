@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,7 +110,7 @@ class Mirror:
                 if attempt + 1 == ATTEMPTS:
                     raise
         if self._version != want:
-            raise next(reversed(damaged.values()))
+            raise _last(damaged)
 
     def _way(
         self, version: PolicyVersion, want: Version, damaged: dict[str, Torn], check: Callable[[], None]
@@ -122,6 +122,9 @@ class Mirror:
                 direct = intact(read_edge, version.uri)
             except NotThere:
                 edges = read_edges(self.uri)
+            except Torn as error:
+                damaged[version.uri] = error
+                edges = read_edges(self.uri)
             else:
                 if direct.makes != want:
                     raise Torn(f"{version.uri} holds other weights than were published as {version}")
@@ -132,7 +135,7 @@ class Mirror:
             if way is not None:
                 return way
             if damaged:
-                raise next(reversed(damaged.values()))
+                raise _last(damaged)
             newest = max((edge.told.step for edge in edges), default=-1)
             if newest > version.step:
                 raise Gone(f"{version.uri} was removed: the newest version is v{newest}")
@@ -200,3 +203,10 @@ class Mirror:
     def _forget(self) -> None:
         self._weights.clear()
         self._version = None
+
+
+def _last(damaged: Mapping[str, Torn]) -> Torn:
+    """The error of the folder that was tried last, which names them all."""
+    error = list(damaged.values())[-1]
+    error.damaged = tuple(damaged)
+    return error

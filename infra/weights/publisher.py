@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,8 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from infra.storage import disk, place, store
-from infra.storage.manifest import StoreError
+from infra.storage.fence import Fence
+from infra.storage.manifest import NotThere, StoreError, Torn
 from infra.storage.patience import Patience
 from infra.weights.chain import Version, cheapest, needed, read_edges
 from infra.weights.difference import (
@@ -67,9 +68,11 @@ class Publisher:
         files: Path,
         sampling: Mapping[str, JsonValue] | None = None,
         public: PublicModel | None = None,
+        fence: Fence | None = None,
     ) -> None:
         """`window`: versions that a generator may be behind; `files`: a folder with what lies beside whole weights,
-        the model's configuration and its tokenizer; `public`: the model that is version 0, which is not stored then."""
+        the model's configuration and its tokenizer; `public`: the model that is version 0, which is not stored then;
+        `fence`: of the run, without which it is nobody else's."""
         self._run_uri = run_uri
         self._uri = store.join(run_uri, "weights")
         self._config = config
@@ -78,6 +81,8 @@ class Publisher:
         self._files = files
         self._sampling = dict(sampling or {})
         self._public = public
+        self._fence = fence
+        self._check = store.check_of(fence)
         self._weights: Weights = {}  # of the version that was published last
         self._version: Version | None = None
         self._root = -1  # the step of the whole version that all start from
@@ -86,16 +91,26 @@ class Publisher:
         self._warnings: list[str] = []
         self._thread = ThreadPoolExecutor(1, "publisher")
 
+    @property
+    def has_published(self) -> bool:
+        """Whether it has published a version, and holds it."""
+        return self._version is not None
+
     def publish(self, step: int, weights: Weights) -> Published:
         """Publish `weights`, which nobody changes any more, as version `step`. Publishing the same again changes
         nothing; after a failure the next version starts from the last one that was published.
 
-        Raises what the storage raises for longer than the patience.
+        Raises what the storage raises for longer than the patience, and LockLostError.
         """
         publishing: Future[Published] = self._thread.submit(self._publish, step, weights)
         published = publishing.result()
         self._thread.submit(self._extend)
         return published
+
+    def mend(self, damaged: Collection[str]) -> None:
+        """Store the version that was published last once more, whole, because nobody gets to it through the folders
+        `damaged`; whichever of them is damaged here too is removed. Raises as `publish` does."""
+        self._thread.submit(self._mend, frozenset(damaged)).result()
 
     def finish(self) -> None:
         """Wait until all is done that goes on in the background."""
@@ -148,6 +163,7 @@ class Publisher:
         edges = self._patience(read_edges, self._uri)
         for edge in edges:
             if edge.told.step > version[0] or (edge.told.step == version[0] and edge.makes != version):
+                self._patience(self._check)
                 self._patience(place.remove, edge.uri)
         edges = [edge for edge in edges if edge.told.step < version[0] or edge.makes == version]
         newest = max(edges, key=lambda edge: edge.told.step, default=None)
@@ -159,7 +175,9 @@ class Publisher:
                 with mirror.at(PolicyVersion(newest.told.step, newest.uri, newest.told.digest)) as found:
                     weights = found
             for edge in way:
-                if edge.base is not None:
+                if edge.base is None:
+                    self._patience(store.look, edge.uri)
+                else:
                     with self._patience(store.read_folder, edge.uri) as folder:
                         self._stack.append(self._keep(edge.base, edge.told.step, folder.path / DIFFERENCE))
         except StoreError as error:
@@ -167,6 +185,21 @@ class Publisher:
             self._warnings.append(f"the weights that were published before cannot be used: {error}")
             return
         self._root, self._weights, self._version = way[0].told.step, weights, newest.makes
+
+    def _mend(self, damaged: frozenset[str]) -> None:
+        assert self._version is not None
+        own = store.join(self._uri, f"v{self._version[0]}")
+        # a version is looked for at its own place first
+        self._anchor_whole(self._version, "" if own in damaged else "-whole")
+        for uri in damaged - {own}:
+            try:
+                with self._patience(store.read_folder, uri):
+                    pass
+            except Torn:
+                self._patience(self._check)
+                self._patience(place.remove, uri)
+            except NotThere:
+                continue
 
     def _extend(self) -> None:
         """Merge differences as one counts in binary: two of the same length become one of twice that, for those who
@@ -210,10 +243,10 @@ class Publisher:
             each.path.unlink()
         return kept
 
-    def _anchor_whole(self, version: Version) -> None:
+    def _anchor_whole(self, version: Version, ending: str = "-whole") -> None:
         with store.scratch(self._uri) as folder:
             self._write_whole(folder, self._weights)
-            self._store(f"v{version[0]}-whole", folder, self._tell(self._weights, *version, None, 1.0))
+            self._store(f"v{version[0]}{ending}", folder, self._tell(self._weights, *version, None, 1.0))
         self._root = version[0]
         self._forget_all_but(0)
 
@@ -223,6 +256,7 @@ class Publisher:
         stays = needed(edges, self._version[0], self._window)
         for edge in edges:
             if edge.uri not in stays:
+                self._patience(self._check)
                 place.remove(edge.uri)
 
     def _tell(
@@ -245,7 +279,7 @@ class Publisher:
     def _store(self, name: str, folder: Path, told: Told) -> int:
         """Store the folder, whose files are gone then; returns the bytes."""
         uri = store.join(self._uri, name)
-        return store.write_patiently(uri, folder, told.model_dump(mode="json"), self._config.patience).size
+        return store.write_patiently(uri, folder, told.model_dump(mode="json"), self._config.patience, self._fence).size
 
     def _take_warnings(self) -> tuple[str, ...]:
         taken, self._warnings = tuple(self._warnings), []

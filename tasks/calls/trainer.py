@@ -15,6 +15,8 @@ from infra.cluster.dispatch import leave_thread
 from infra.cluster.resident import drop, resident, resident_now
 from infra.runs import checkpoints
 from infra.storage import disk, store
+from infra.storage.fence import Fence
+from infra.storage.patience import Patience
 from infra.weights.difference import Weights
 from infra.weights.publisher import Published, Publisher
 from infra.weights.version import SyncConfig
@@ -37,13 +39,16 @@ class TrainerSpec:
     loss: LossConfig
     temperature: float
     max_tokens: int  # where completions are cut
+    every: int  # steps between two checkpoints
     keep_last: int  # checkpoints
     sync: SyncConfig
     window: int  # versions that a generator may be behind
     sampling: tuple[tuple[str, JsonValue], ...]  # how generators sample, for whoever reads the weights
     steps: int  # of the whole run, over which the learning rate decays
+    fence: Fence  # of the session that trains: once another has taken the run, nothing is written any more
 
 
+MODEL = "model"  # the folder of a run's result
 _learning = threading.Lock()  # weights are not read while an update changes them, however many threads a worker has
 
 
@@ -81,7 +86,9 @@ def _save(spec: TrainerSpec, learner: Learner, figures: Mapping[str, float]) -> 
     with store.scratch(spec.run_uri) as folder:
         learner.save(folder)
         meta: dict[str, JsonValue] = {"figures": dict(figures)}
-        checkpoints.save(spec.run_uri, learner.step, folder, meta, spec.keep_last, patience=spec.sync.patience)
+        checkpoints.save(
+            spec.run_uri, learner.step, folder, meta, spec.keep_last, patience=spec.sync.patience, fence=spec.fence
+        )
 
 
 @contextmanager
@@ -97,6 +104,11 @@ def _weights_of(source: str) -> Iterator[str]:
 def _load(source: str, policy: PolicyConfig) -> Policy:
     with _weights_of(source) as path:
         return load_policy(path, policy, master=True)
+
+
+def _check(spec: TrainerSpec) -> None:
+    """Raise LockLostError if another session has the run by now."""
+    Patience(spec.sync.patience)(spec.fence.check)
 
 
 def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int) -> list[str]:
@@ -134,11 +146,9 @@ class Begun:
 
 def begin(spec: TrainerSpec) -> Begun:
     """Load the newest checkpoint, or version 0 and save it as the first one."""
+    _check(spec)
     drop("learner")
-    earlier = resident_now("publisher", _published_by(spec))
-    if isinstance(earlier, Publisher):  # of a session of this run that has ended; others may have published since
-        earlier.close()
-        drop("publisher")
+    _drop_publisher()
     learner, warnings = _learner(spec, None)
     if learner.step == 0:
         _save(spec, learner, {})
@@ -148,11 +158,13 @@ def begin(spec: TrainerSpec) -> Begun:
 
 
 def update(spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
-    """Make version ``step + 1`` from ``step`` and save it; if it was made before, say what that update did.
+    """Make version ``step + 1`` from ``step`` and save it, if it is its turn; if it was made before, say what that
+    update did.
 
     ``figures`` of the batch are kept with the checkpoint, so that a run that is killed before they are logged has them.
     """
     started = time.perf_counter()
+    _check(spec)  # the resident learner may be that of the session which took the run
     with _learning:
         learner, _ = _learner(spec, step)
         if learner.step == step + 1:
@@ -162,7 +174,8 @@ def update(spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, flo
             learner.decay = decayed(spec.optimizer.decay, step, spec.steps)
             learned = learner.update(batch, spec.loss, spec.temperature, spec.max_tokens)
             learner.learned = learned = replace(learned, seconds=time.perf_counter() - started)
-            _save(spec, learner, figures)
+            if learner.step % spec.every == 0:
+                _save(spec, learner, figures)
         except BaseException:
             drop("learner")  # it may be half-way between two versions
             raise
@@ -171,26 +184,53 @@ def update(spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, flo
 
 def publish(spec: TrainerSpec, step: int) -> Published:
     """Publish version ``step``, of the last update or the one before. The next update may run meanwhile."""
+    _check(spec)
     with _learning:
-        weights = _weights_at(spec, step)
+        weights = _weights_at(spec, step, _learner(spec, step)[0])
         publisher = resident("publisher", _published_by(spec), lambda: _publisher(spec))
     leave_thread()
     return publisher.publish(step, weights)
 
 
-def export(spec: TrainerSpec, step: int, name: str = "model", meta: Mapping[str, JsonValue] | None = None) -> str:
-    """Store version ``step``, the trainer's last, for everybody who loads models with transformers; returns where."""
+def mend(spec: TrainerSpec, step: int, damaged: Sequence[str]) -> None:
+    """Publish version ``step``, the last that was published, once more and whole: generators found these folders
+    damaged, or missed some, and cannot get at it."""
+    _check(spec)
+    with _learning:
+        publisher = resident("publisher", _published_by(spec), lambda: _publisher(spec))
+        weights = None if publisher.has_published else _weights_at(spec, step, _learner(spec, None)[0])
+    leave_thread()
+    if weights is not None:  # this process is new
+        publisher.publish(step, weights)
+    publisher.mend(damaged)
+
+
+def export(spec: TrainerSpec, step: int, name: str = MODEL, meta: Mapping[str, JsonValue] | None = None) -> str:
+    """Store version ``step``, the trainer's last, for everybody who loads models with transformers; returns where. With
+    the result of a run, its checkpoint is there too."""
+    _check(spec)
     learner, _ = _learner(spec, step)
     assert learner.step == step
     uri = store.join(spec.run_uri, name)
+    if name == MODEL and step % spec.every:
+        with _learning:
+            _save(spec, learner, {})
     with _learning, store.scratch(spec.run_uri) as folder:
         save_policy(learner.policy, folder, learner.policy.dtype)
-        store.write_folder(uri, folder, meta=meta, move=True)
+        store.write_folder(uri, folder, meta=meta, move=True, fence=spec.fence, flat=True)  # for whoever copies it
     return uri
 
 
 def _published_by(spec: TrainerSpec) -> tuple[Any, ...]:
-    return spec.run_uri, spec.sync, spec.window
+    return spec.run_uri, spec.sync, spec.window, spec.fence
+
+
+def _drop_publisher() -> None:
+    """That of a session which has ended; others may have published since."""
+    earlier = resident_now("publisher")
+    if isinstance(earlier, Publisher):
+        earlier.close()
+        drop("publisher")
 
 
 def _publisher(spec: TrainerSpec) -> Publisher:
@@ -204,12 +244,12 @@ def _publisher(spec: TrainerSpec) -> Publisher:
         files=files,
         sampling=dict(spec.sampling),
         public=public_model(spec.source, spec.policy) if spec.sync.base == "public" else None,
+        fence=spec.fence,
     )
 
 
-def _weights_at(spec: TrainerSpec, step: int) -> Weights:
-    """The weights of version ``step`` as they are published."""
-    learner, _ = _learner(spec, step)
+def _weights_at(spec: TrainerSpec, step: int, learner: Learner) -> Weights:
+    """The weights of version ``step``, the learner's or a kept one, as they are published."""
     auto = str(learner.policy.dtype).removeprefix("torch.")
     dtype = auto if spec.sync.dtype == "auto" else spec.sync.dtype
     if learner.step == step:

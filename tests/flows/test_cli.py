@@ -406,3 +406,34 @@ def test_a_port_in_use_is_passed_over_and_said(lab: Any, tmp_path: Path) -> None
     (line,) = [line for line in err.splitlines() if "port 4200" in line]
     assert line.startswith("port 4200 is in use: the Prefect server listens on ")
     assert 0 < int(line.rpartition(" ")[2]) != 4200
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--run", "s3://nobody/run"],
+        ["train", "--resume", "s3://nobody/run"],
+        ["train", "--config", "s3://nobody/my.yaml"],
+        ["report", "s3://nobody/run"],
+        ["eval", "--policy", "s3://nobody/run"],
+    ],
+)
+@pytest.mark.parametrize("lacking", ["credentials", "endpoint"])
+def test_a_storage_that_cannot_be_used_is_one_line(
+    words: list[str], lacking: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s3fs = pytest.importorskip("s3fs", reason="needs s3fs: install the extra 's3'")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    if lacking == "endpoint":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tester's")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code in (1, 2)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert ("AWS_ACCESS_KEY_ID" if lacking == "credentials" else "AWS_ENDPOINT_URL_S3") in line
+    s3fs.S3FileSystem.clear_instance_cache()

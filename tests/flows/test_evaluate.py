@@ -1,6 +1,8 @@
 """Evaluations against an independent computation: transformers' own `generate`, one problem at a time."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flows.runs import existing_run
 from infra.runs.checkpoints import NotARun
+from infra.storage import store
 
 SAMPLES = 16
 
@@ -142,4 +145,21 @@ def points(lab: Any, run: Path, metric: str) -> list[Any]:
 
 def test_there_must_be_a_run_to_be_the_newest(tmp_path: Path) -> None:
     with pytest.raises(NotARun, match=r"there is no run at .* yet"):
+        existing_run("newest", str(tmp_path))
+
+
+def test_a_run_that_failed_before_its_first_step_is_not_the_newest(tmp_path: Path) -> None:
+    for moment, (name, steps) in enumerate({"first": (0, 1, 2), "failed": (0,), "not-begun": ()}.items()):
+        config = tmp_path / name / "config.yaml"
+        config.parent.mkdir()
+        config.write_text("{}")
+        os.utime(config, (moment, moment))
+        for step in steps:
+            made = tmp_path / "made"
+            made.mkdir()
+            (made / "weights").write_text(name)
+            store.write_folder(str(tmp_path / name / "weights" / f"v{step}"), made, move=True)
+    assert existing_run("newest", str(tmp_path)) == str(tmp_path / "first")
+    shutil.rmtree(tmp_path / "first")
+    with pytest.raises(NotARun, match="has made a step yet"):
         existing_run("newest", str(tmp_path))

@@ -14,11 +14,17 @@ from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM, Signals
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from flows import workplace
+from flows.runs import Run, saved_config
+from flows.trust import remember
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import offers
+from infra.runs.record import read_record
+from infra.runs.rollouts import kept_steps
 from infra.storage import store
+from infra.storage.lock import Claim
 from tests.processes import started, until
 
 STEPS = 14
@@ -214,3 +220,84 @@ def test_a_corrupt_checkpoint_is_passed_over_with_a_warning(
     assert "warning: checkpoint 4 is skipped" in capsys.readouterr().err
     check_steps(lab, run)
     assert lab.weights_digest(run, STEPS) == undisturbed
+
+
+def test_damaged_weights_are_published_whole_while_the_run_goes_on_and_when_it_is_resumed(
+    lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = lab.new_name()
+    run = lab.run_folder(name)
+    lab.settle()
+
+    def damage() -> None:
+        until(lambda: 3 in lab.metrics(run, "groups/used"))
+        (run / "weights" / "v0" / "model.safetensors").write_bytes(b"nothing")
+        os.kill(lab.worker("generator-0")[1], SIGKILL)  # the next one starts with nothing
+
+    damaging = threading.Thread(target=damage)
+    damaging.start()
+    lab.train(run=name, steps="10", staleness="0")
+    damaging.join()
+    err = capsys.readouterr().err
+    assert "warning: " in err
+    assert "weights/v0 is torn: 'model.safetensors' has 7 bytes" in err
+    assert "is published whole" in err
+    for whole in (run / "weights").glob("*/model.safetensors"):
+        whole.write_bytes(b"nothing")
+    lab.train(resume=name, steps=str(STEPS), staleness="0")
+    check_steps(lab, run)
+    assert lab.weights_digest(run, STEPS) == undisturbed
+
+
+def test_steps_since_the_last_checkpoint_are_made_again_and_replace_what_was_logged(
+    lab: Any, undisturbed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = lab.fresh_home(tmp_path / "home")
+    run = home / "runs" / "seldom-saved"
+    own = {"cluster__scheduler": None, "cluster__threads": "1", "checkpoint__every": "5"}
+    options = lab.options(run=run.name, steps=str(STEPS), staleness="0", **own)
+    with lab.command("train", options=options, home=home, PREFECT_API_URL=lab.url) as command:
+        until(lambda: 8 in lab.metrics(run, "groups/used") or command.process.poll() is not None)
+        command.signal_group(SIGKILL)
+        assert command.finish()[0] == -SIGKILL
+    assert store.versions(str(run / "state"))[-1] % 5 == 0
+    capsys.readouterr()
+    result = lab.train(resume=str(run), home=home, steps=str(STEPS), staleness="0", checkpoint__every="5")
+    assert result.steps == STEPS
+    assert " are made again" in capsys.readouterr().err
+    check_steps(lab, run, home=home)
+    assert lab.weights_digest(run, STEPS) == undisturbed
+    assert kept_steps(str(run)) == list(range(1, STEPS + 1))
+    assert store.versions(str(run / "state")) == [10, STEPS]
+
+
+def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp_path: Path) -> None:
+    uri = f"{s3}/travels"
+    tracked = f"sqlite:///{lab.home}/mlflow.db"
+    homes = [lab.fresh_home(tmp_path / name) for name in ("one", "other")]
+    options = lab.options(run=uri, steps="500", cluster__scheduler=None, cluster__threads="1", tracking__uri=tracked)
+    first = homes[0] / "runs" / "travels"
+    with lab.command("train", options=options, home=homes[0], PREFECT_API_URL=lab.url) as command:
+        until(lambda: 4 in lab.metrics(first, "groups/used") or command.process.poll() is not None)
+        command.signal_group(SIGKILL)
+        assert command.finish()[0] == -SIGKILL
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Claim, "is_gone", True)  # that the owner has ended is seen on its machine only: it takes 30 s
+        remember_in(homes[1], uri)
+        reached = store.versions(f"{uri}/state")[-1] + 2
+        lab.train(resume=uri, home=homes[1], steps=str(reached), tracking__uri=tracked)
+    record = read_record(uri, homes[1] / "runs" / "travels")
+    assert record.steps == list(range(1, reached + 1))
+    seconds = record.curve("perf/step_seconds")
+    assert set(range(1, reached + 1)) - set(seconds) <= {reached - 3, reached - 2}  # that of the kill
+    mlflow = MlflowClient(tracking_uri=tracked)
+    run_id = json.loads(store.read_text(f"{uri}/tracking.json"))["run_id"]
+    for name in ("reward/mean", "groups/used", "policy/entropy"):
+        assert [point.step for point in mlflow.get_metric_history(run_id, name)] == list(range(1, reached + 1))
+
+
+def remember_in(home: Path, uri: str) -> None:
+    """Somebody there has said that the run may bring its tracking address."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLVF_HOME", str(home))
+        remember(Run(uri, saved_config(uri), resumed=True))

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.runs.record import bring_record, read_record, send_record
-from infra.runs.rollouts import kept_steps, read_rollouts, write_rollouts
+from infra.runs.metric_log import MetricLog
+from infra.runs.record import METRICS, bring_record, read_record, send_record, send_tail
+from infra.runs.rollouts import kept_steps, read_rollouts, remove_rollouts_after, write_rollouts
 
 ROWS = [{"prompt": "add 1 and 2", "completion": "</script>\n☃\ud800", "reward": None, "tokens": 3}]
 
@@ -54,3 +55,39 @@ def test_a_record_follows_a_run_that_lies_elsewhere(tmp_path: Path) -> None:
     assert record.curve("reward/mean") == {1: 0.5, 2: 0.6}
     assert record.about == {"status": "stopped"}
     assert record.sessions == ()
+
+
+def test_what_came_since_the_last_copy_is_there_at_every_step(s3: str, tmp_path: Path) -> None:
+    uri, here, there = f"{s3}/run", tmp_path / "here", tmp_path / "there"
+    log = MetricLog(here / METRICS)
+    log.append(1, {"reward/mean": 0.1})
+    sent = send_record(uri, here)
+    for step in (2, 3):
+        log.append(step, {"reward/mean": step / 10})
+        send_tail(uri, here, sent)
+        assert read_record(uri, there).curve("reward/mean") == {at: at / 10 for at in range(1, step + 1)}
+    bring_record(uri, there)
+    other = MetricLog(there / METRICS)
+    other.append(4, {"reward/mean": 0.4})
+    send_record(uri, there)
+    assert read_record(uri, here).curve("reward/mean") == {at: at / 10 for at in range(1, 5)}
+
+
+def test_the_storage_counts_where_this_machine_has_another_future(s3: str, tmp_path: Path) -> None:
+    uri, here, there = f"{s3}/run", tmp_path / "here", tmp_path / "there"
+    log = MetricLog(here / METRICS)
+    for step in range(1, 9):
+        log.append(step, {"reward/mean": 0.1})
+    other = MetricLog(there / METRICS)
+    for step in range(1, 4):
+        other.append(step, {"reward/mean": 0.2})
+    send_record(uri, there)
+    bring_record(uri, here)
+    assert read_record(uri, here).curve("reward/mean") == {1: 0.2, 2: 0.2, 3: 0.2}
+
+
+def test_completions_of_steps_that_are_made_again_go(place: str) -> None:
+    for step in (1, 2, 10):
+        write_rollouts(place, step, [])
+    remove_rollouts_after(place, 2)
+    assert kept_steps(place) == [1, 2]

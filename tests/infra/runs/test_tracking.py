@@ -400,3 +400,51 @@ def test_the_tracking_uri_of_the_environment_is_used_where_the_config_names_none
     with start(elsewhere) as tracker:
         assert MlflowClient(f"sqlite:///{home / 'mlflow.db'}").get_run(tracker.run_id)
     assert not (elsewhere / "mlflow.db").exists()
+
+
+def test_steps_that_are_made_again_are_none_twice_on_a_machine_with_another_log(home, client, tmp_path):
+    with start(home, local=tmp_path / "one" / "metrics.jsonl") as tracker:
+        for step in range(1, 4):
+            tracker.log(step, {"reward/mean": step / 4, "perf/step_seconds": 1.0})
+    other = tmp_path / "other" / "metrics.jsonl"
+    other.parent.mkdir()
+    lines = (tmp_path / "one" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    other.write_text("".join(lines[:2]))  # what had come there before the first machine was lost
+    with start(home, run_id=tracker.run_id, local=other) as again:
+        again.log(3, {"reward/mean": 0.75})
+        again.log(4, {"reward/mean": 1.0})
+    assert points(client, tracker.run_id, "reward/mean") == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
+    assert [line.step for line in read_metrics(other)] == [1, 2, 3, 4]
+
+
+def test_a_run_that_went_back_has_the_later_steps_once_and_as_they_were_made_last(home, client, tmp_path):
+    local = tmp_path / "metrics.jsonl"
+    with start(home, local=local) as tracker:
+        for step in range(1, 6):
+            tracker.log(step, {"reward/mean": step / 10})
+            tracker.log_samples(step, [{"completion": f"of {step}"}])
+    left = tracker.run_id
+    with start(home, run_id=left, local=local) as again:
+        assert again.go_back(5) is False
+        assert again.run_id == left
+        assert again.go_back(3) is True
+        assert again.last_step("reward/mean") == 3
+        for step in (4, 5):
+            again.log(step, {"reward/mean": 0.9})
+    assert points(client, again.run_id, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.9), (5, 0.9)]
+    assert [line.metrics["reward/mean"] for line in read_metrics(local)] == [0.1, 0.2, 0.3, 0.9, 0.9]
+    assert client.get_run(left).info.lifecycle_stage == "deleted"
+    assert table(client, again.run_id, "samples/000003.json", tmp_path)["data"] == [["of 3"]]
+    shown = json.loads(client.get_run(again.run_id).data.tags["mlflow.loggedArtifacts"])
+    assert [each["path"] for each in shown] == [f"samples/{step:06d}.json" for step in (1, 2, 3)]
+
+
+def test_what_only_mlflow_knows_of_later_steps_is_left_too(home, client, tmp_path):
+    with start(home, local=tmp_path / "one.jsonl") as tracker:
+        for step in (1, 2, 3):
+            tracker.log(step, {"reward/mean": 0.0})
+    with start(home, run_id=tracker.run_id, local=tmp_path / "empty.jsonl") as again:
+        assert again.go_back(2) is True
+        for step in (3, 4):
+            again.log(step, {"reward/mean": 1.0})
+    assert points(client, again.run_id, "reward/mean") == [(3, 1.0), (4, 1.0)]

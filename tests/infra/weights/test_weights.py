@@ -307,3 +307,61 @@ def test_who_is_not_wanted_any_more_waits_for_no_storage(tmp_path: Path) -> None
 def test_an_anchor_comes_every_power_of_two() -> None:
     with pytest.raises(ValueError, match="24 is no power of two; take 16 or 32"):
         SyncConfig(anchor_every=24)
+
+
+def break_first(place: str, how: str) -> None:
+    uri = f"{place}/weights/v0"
+    if how == "weights":
+        damage(uri, "model.safetensors", lambda data: data[:-1])
+    elif how == "manifest":
+        damage(uri, "manifest.json", lambda _: b"{")
+    else:
+        places.remove(uri)
+
+
+@pytest.mark.parametrize("how", ["weights", "manifest", "removed"])
+def test_a_trainer_that_begins_goes_round_a_damaged_first_version(
+    place: str, open_publisher: Callable[..., Publisher], how: str
+) -> None:
+    publish_all(open_publisher(), range(6))
+    break_first(place, how)
+    writer = open_publisher()
+    done = publish_all(writer, [5, 6])
+    for each in done:
+        with fresh(place).at(each.version) as weights:
+            assert same(weights, version(each.version.step))
+
+
+@pytest.mark.parametrize("how", ["weights", "manifest", "removed"])
+def test_what_a_reader_found_damaged_is_mended_by_the_trainer(
+    place: str, open_publisher: Callable[..., Publisher], how: str
+) -> None:
+    writer = open_publisher()
+    newest = publish_all(writer, range(6))[-1].version
+    break_first(place, how)
+    reader = fresh(place)
+    with pytest.raises((Torn, NotThere)) as refused, reader.at(newest):
+        pass
+    writer.mend(refused.value.damaged)
+    with reader.at(newest) as weights:
+        assert same(weights, version(5))
+    for step in range(6, 11):  # and the ways of those who come later do not begin at what is damaged
+        later = writer.publish(step, version(step)).version
+        writer.finish()
+        with fresh(place).at(later) as weights:
+            assert same(weights, version(step))
+
+
+def test_a_damaged_difference_that_is_the_version_itself_is_mended(
+    place: str, open_publisher: Callable[..., Publisher]
+) -> None:
+    writer = open_publisher()
+    newest = publish_all(writer, range(6))[-1].version
+    damage(newest.uri, "manifest.json", lambda _: b"{")
+    with pytest.raises(Torn) as refused, fresh(place).at(newest):
+        pass
+    assert refused.value.damaged == (newest.uri,)
+    writer.mend(refused.value.damaged)
+    with fresh(place).at(newest) as weights:
+        assert same(weights, version(5))
+    assert newest_version(place) == newest

@@ -1,0 +1,54 @@
+"""What a training run holds while it goes on: the run itself, and its turn on the cluster."""
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from flows.runs import Run
+from flows.workplace import Workplace
+from infra.cluster.turn import TurnLostError, turn
+from infra.runs.checkpoints import is_run
+from infra.storage.fence import Fence, LockLostError
+from infra.storage.lock import held
+from infra.storage.patience import Patience
+
+Lost = (LockLostError, TurnLostError)  # another process has the run, or another run the cluster
+
+
+class Hold:
+    """A context manager; entering it waits for the turn. Raises RunInUseError, and ValueError for a new run that
+    another process has begun meanwhile."""
+
+    def __init__(self, run: Run, place: Workplace) -> None:
+        self.ending = False
+        self._run, self._place = run, place
+
+    def __enter__(self) -> Self:
+        client, say = self._place.dispatch.client, self._place.display.say
+        with ExitStack() as stack:
+            self._lock = stack.enter_context(held(self._run.uri, say))
+            if not self._run.resumed and is_run(self._run.uri):
+                raise ValueError(f"run {self._run.name!r} exists by now; go on with it by --resume, or name another")
+            self._turn = stack.enter_context(turn(client, self._run.name, say))
+            self._lock.when_lost(self._place.dispatch.stop)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def fence(self) -> Fence:
+        return self._lock.fence
+
+    def check(self) -> None:
+        """Raise LockLostError or TurnLostError. A storage that is away is waited for, unless the run is `ending`: what
+        would be written there fails then by itself."""
+        try:
+            Patience(0 if self.ending else self._run.config.sync.patience)(self._lock.check)
+        except Exception as error:
+            if isinstance(error, LockLostError) or not self.ending:
+                raise
+        self._turn.check()

@@ -1,0 +1,86 @@
+"""What a storage, a disk or a damaged file raises, in one line that says what to do."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from infra.home import rlvf_home
+from infra.storage.manifest import StoreError
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
+NO_SPACE = 1 << 20  # bytes free, below which whatever failed has failed for that
+
+
+def explained(error: BaseException) -> str | None:
+    """One line for what went wrong with a storage, the first of `error` and what caused it that is such a thing; None
+    if it was something else."""
+    chain = list(_chain(error))
+    for each in chain:
+        if isinstance(each, OSError) and each.errno in FULL:
+            return _full(each.filename)
+        if os.strerror(errno.ENOSPC) in str(each):  # a library's own exception
+            return _full(None)
+    home = rlvf_home()
+    if (space := _free(home)) is not None and space < NO_SPACE:
+        return f"{_full(None)} ({' '.join(str(error).split())})"
+    return next((line for each in chain if (line := _line_for(each)) is not None), None)
+
+
+def _line_for(error: BaseException) -> str | None:
+    kind = type(error)
+    package = kind.__module__.partition(".")[0]
+    text = " ".join(str(error).split()) or kind.__name__
+    if isinstance(error, StoreError):
+        return f"{text}; a run goes on from its newest intact checkpoint by `rlvf train --resume RUN`"
+    if package in ("safetensors", "safetensors_rust"):
+        return f"weights cannot be read ({text}): the file is damaged or cut off; fetch or make it again"
+    if package in ("botocore", "aiobotocore"):
+        if "Credentials" in kind.__name__ or "Token" in kind.__name__:
+            return f"S3: {text}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        if "Endpoint" in kind.__name__ or "Connect" in kind.__name__:
+            return f"S3: {text}; is the network up, and AWS_ENDPOINT_URL_S3 the address of your store?"
+        return f"S3: {text}; check AWS_ENDPOINT_URL_S3, the name of the bucket and the credentials"
+    if isinstance(error, OSError) and error.errno in FORBIDDEN and error.filename is not None:
+        path, home = Path(os.fsdecode(error.filename)).absolute(), rlvf_home()
+        if path == home or home in path.parents or path in home.parents:
+            return (
+                f"{path} cannot be written ({os.strerror(error.errno or 0)}); set RLVF_HOME to a folder that can, now "
+                f"{home}"
+            )
+    if isinstance(error, PermissionError | FileNotFoundError) and _is_of_s3(error):
+        return f"S3: {text}; check the name of the bucket, the credentials and AWS_ENDPOINT_URL_S3"
+    return None
+
+
+def _full(name: object) -> str:
+    """No space left."""
+    where = f" for {os.fsdecode(name)}" if isinstance(name, str | bytes) else ""
+    return (
+        f"no space left on the disk{where}; free some, or set RLVF_HOME (now {rlvf_home()}) or RLVF_STORAGE to another "
+        "one; what was saved before is there, and a run goes on by --resume"
+    )
+
+
+def _free(folder: Path) -> int | None:
+    """Bytes that are left on the disk of `folder`."""
+    try:
+        return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    except OSError:
+        return None
+
+
+def _is_of_s3(error: BaseException) -> bool:
+    return any(type(each).__module__.partition(".")[0] == "botocore" for each in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it came from."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__

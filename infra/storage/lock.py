@@ -1,0 +1,283 @@
+"""One writer of a run at a time, wherever the run lies: a lock with a heartbeat, and a fencing epoch for every write.
+
+Under `<run>/lock/` lies a claim for each epoch. The highest epoch holds the run, and its owner writes its claim anew
+every few seconds. Who finds a claim that does not change for `DEAD_SECONDS` while he looks, takes the next epoch; what
+clocks say is never compared. An owner who slept meanwhile finds the newer epoch before his next write, and writes no
+more.
+
+In a folder an epoch is one file, which the file system lets one process make. A store elsewhere offers no such thing
+everywhere (some refuse `If-None-Match`): there each puts a claim of his own name, waits until all can be seen, and the
+first name holds the epoch, unless another had been confirmed before.
+"""
+
+import getpass
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from infra.storage import disk, place
+from infra.storage.fence import Fence, LockLostError, claims
+
+BEAT_SECONDS = 3.0
+DEAD_SECONDS = 30.0  # an owner who gave no sign for so long, while somebody looked, is dead
+SURE_SECONDS = DEAD_SECONDS / 3  # after a sign of one's own nobody else can hold the lock for longer than that
+SETTLE_SECONDS = 1.0  # after which a claim in a store elsewhere is seen by all
+LOOK_SECONDS = 0.5
+
+
+class RunInUseError(ValueError):
+    """Another process trains the run; one line that says who, and since when."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an owner says of himself."""
+
+    user: str
+    host: str
+    machine: str  # that started once: process ids mean the same wherever this is the same
+    pid: int
+    started: float  # of the process, seconds since 1970
+    since: float  # of the claim
+    state: Literal["claimed", "held", "released"] = "claimed"
+    beat: int = 0
+
+    @classmethod
+    def of_this_process(cls) -> "Claim":
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container may have no name for it
+            user = str(os.getuid())
+        pid = os.getpid()
+        return cls(user, socket.gethostname(), _machine(), pid, psutil.Process(pid).create_time(), time.time())
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended, as far as that can be seen from here."""
+        if self.machine != _machine():
+            return False
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) > 1
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.AccessDenied:
+            return False
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since).astimezone()
+        return f"{self.user}@{self.host} (process {self.pid}) since {since:%Y-%m-%d %H:%M:%S %Z}"
+
+
+class RunLock:
+    """A run that this process holds, until `release`. Safe to ask from several threads."""
+
+    def __init__(self, fence: Fence, claim: Claim) -> None:
+        self.fence = fence
+        self._claim = claim
+        self._lost = threading.Event()
+        self._sure = _now()
+        self._when_lost: Callable[[], None] = lambda: None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise LockLostError if another has taken the run. Asks the storage only when the last sign is old."""
+        if self._lost.is_set() or _now() - self._sure > SURE_SECONDS:
+            self.fence.check()
+
+    def when_lost(self, told: Callable[[], None]) -> None:
+        """Have `told` called, in a thread of its own, when another has taken the run."""
+        self._when_lost = told
+        if self._lost.is_set():
+            told()
+
+    def release(self) -> None:
+        """Let others have the run at once."""
+        self._over.set()
+        self._thread.join(DEAD_SECONDS)
+        with suppress(LockLostError):
+            self.fence.check()
+            self._write(replace(self._claim, state="released"))
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_SECONDS):
+            began = _now()
+            try:
+                self.fence.check()
+                self._write(replace(self._claim, beat=self._claim.beat + 1))
+                self._sure = began
+            except LockLostError:
+                self._lost.set()
+                self._when_lost()
+                return
+            except Exception:  # noqa: BLE001 - the storage is away: `check` asks it before anything is written
+                continue
+
+    def _write(self, claim: Claim) -> None:
+        self._claim = claim
+        place.write_text(self.fence.claim, json.dumps(asdict(claim)))
+
+
+_open: ContextVar[RunLock | None] = ContextVar("run lock", default=None)
+
+
+@contextmanager
+def held(uri: str, say: Callable[[str], None]) -> Iterator[RunLock]:
+    """The lock of the run at `uri`: the one that is held around this already, or a new one, released at the end. `say`
+    gets a line when there is something to wait for.
+
+    Raises RunInUseError, at the latest after `DEAD_SECONDS`, and what the storage raises.
+    """
+    present = _open.get()
+    if present is not None and present.fence.run == uri:
+        yield present
+        return
+    lock = acquire(uri, say)
+    token = _open.set(lock)
+    try:
+        yield lock
+    finally:
+        _open.reset(token)
+        with suppress(OSError):  # the storage is away: the next one waits until this lock is dead
+            lock.release()
+
+
+def acquire(uri: str, say: Callable[[str], None]) -> RunLock:
+    """Take the run, from a dead owner too. Raises as `held` does."""
+    while True:
+        newest = _newest(uri)
+        if newest is not None:
+            _outlive(newest, say)
+        epoch = 1 if newest is None else newest.epoch + 1
+        claim = Claim.of_this_process()
+        fence = Fence(uri, epoch, secrets.token_hex(8) if place.local_path(uri) is None else "")
+        path = place.local_path(fence.claim)
+        taken = _settle(fence, claim) if path is None else _make(path, replace(claim, state="held"))
+        if taken:
+            for name in claims(uri):
+                if int(name.partition("-")[0].removesuffix(".json")) < epoch:
+                    place.remove_file(place.join(uri, "lock", name))
+            return RunLock(fence, replace(claim, state="held"))
+
+
+def _make(path: Path, claim: Claim) -> bool:
+    """In a folder: whether the claim is the first of its epoch."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x") as file:
+            file.write(json.dumps(asdict(claim)))
+    except FileExistsError:
+        return False
+    disk.sweep_files(path.parent)  # half-written signs of dead owners
+    return True
+
+
+def _settle(fence: Fence, claim: Claim) -> bool:
+    """In a store elsewhere: whether the claim is the one that counts."""
+    states: tuple[Literal["claimed", "held"], ...] = ("claimed", "held")
+    for state in states:
+        place.write_text(fence.claim, json.dumps(asdict(replace(claim, state=state))))
+        time.sleep(SETTLE_SECONDS)
+        rivals = [seen for seen in _of_newest_epoch(fence.run) if seen.epoch >= fence.epoch and seen.uri != fence.claim]
+        newer = any(rival.epoch > fence.epoch for rival in rivals)
+        first = any(rival.uri < fence.claim and (rival.is_held or state == "claimed") for rival in rivals)
+        confirmed = state == "claimed" and any(rival.is_held for rival in rivals)
+        if newer or first or confirmed:
+            place.remove_file(fence.claim)
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A claim as it lies there."""
+
+    uri: str
+    epoch: int
+    content: bytes
+
+    @property
+    def claim(self) -> Claim | None:
+        """None while it is being written."""
+        try:
+            return Claim(**json.loads(self.content))
+        except (ValueError, TypeError):
+            return None
+
+    @property
+    def is_held(self) -> bool:
+        return self.claim is not None and self.claim.state == "held"
+
+
+def _of_newest_epoch(uri: str) -> list[_Seen]:
+    names = claims(uri)
+    found = []
+    for name in names:
+        if name[:8] == names[-1][:8]:
+            at = place.join(uri, "lock", name)
+            content = place.read(at)
+            if content is not None:
+                found.append(_Seen(at, int(name[:8]), content))
+    return found
+
+
+def _newest(uri: str) -> _Seen | None:
+    """The claim that counts."""
+    return min(_of_newest_epoch(uri), key=lambda seen: (not seen.is_held, seen.uri), default=None)
+
+
+def _outlive(seen: _Seen, say: Callable[[str], None]) -> None:
+    """Return when the owner has released the run or is dead. Raises RunInUseError at his first sign."""
+    run = seen.uri.rpartition("/lock/")[0]
+    began = time.monotonic()
+    said = False
+    now: _Seen | None = seen
+    while now == seen:
+        claim = seen.claim
+        if claim is not None and (claim.state == "released" or claim.is_gone):
+            return
+        waited = time.monotonic() - began
+        if waited > DEAD_SECONDS:
+            return
+        if waited > 2 * BEAT_SECONDS and not said:
+            said = True
+            say(
+                f"{claim or 'somebody'} holds {run} and gives no sign; it is taken over in "
+                f"{DEAD_SECONDS - waited:.0f} s"
+            )
+        time.sleep(LOOK_SECONDS)
+        now = _newest(run)
+        if now is not None and now.claim is None:
+            now = seen  # just being written
+    if now is None or (now.claim is not None and now.claim.state == "released"):
+        return
+    raise RunInUseError(
+        f"{run} is in use by {now.claim or 'another process'}; wait for its end, or stop it there: it is saved"
+    )
+
+
+def _now() -> float:
+    """Seconds that go on while this machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _machine() -> str:
+    """What tells this machine, since it was started, from any other; a container is one of its own."""
+    boot, pids = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if boot.exists() and pids.exists():
+        return f"{boot.read_text().strip()} {pids.readlink()}"
+    return f"{uuid.getnode()} {socket.gethostname()}"

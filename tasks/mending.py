@@ -1,0 +1,45 @@
+"""Leases of generators that cannot get at the weights: once these are mended, what is left is leased again."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from infra.storage.manifest import NotThere, StoreError, Torn
+
+T = TypeVar("T")
+Mend = Callable[[StoreError], None]  # raises what it cannot mend
+
+
+def no_mend(error: StoreError) -> None:
+    """Where nobody holds the weights."""
+    raise error
+
+
+class _Left(Sequence[tuple[Any, ...]]):
+    """The items that are left, each made when it is handed out."""
+
+    def __init__(self, items: Sequence[tuple[Any, ...]], indices: Sequence[int]) -> None:
+        self.items, self.indices = items, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[self.indices[index]]
+
+
+def leased(
+    lease: Callable[..., Iterator[tuple[int, T]]],
+    items: Sequence[tuple[Any, ...]],
+    check: Callable[[int, T], str],
+    mend: Mend,
+) -> Iterator[tuple[int, T]]:
+    """What ``lease(items, check=check)`` yields, of every item once."""
+    left = list(range(len(items)))
+    while left:
+        asked = tuple(left)
+        try:
+            for index, result in lease(_Left(items, asked), check=lambda at, got, asked=asked: check(asked[at], got)):
+                left.remove(asked[index])
+                yield asked[index], result
+        except (Torn, NotThere) as error:
+            mend(error)

@@ -1,0 +1,58 @@
+"""Two processes and one run, with the real commands and real signals."""
+
+import time
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+from typing import Any
+
+import pytest
+
+from infra.storage import lock, store
+from tests.processes import until
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """What a run holds, apart from signs of life."""
+    found = {}
+    for path in sorted(run.rglob("*")):
+        if path.is_file() and path.parent.name != "lock" and ".tmp" not in str(path):
+            found[str(path.relative_to(run))] = path.read_bytes()
+    return found
+
+
+def test_one_run_has_one_trainer_whoever_sleeps_meanwhile(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = lab.fresh_home(tmp_path / "home")
+    run = home / "runs" / "shared"
+    options = lab.options(run=run.name, steps="500", cluster__scheduler=None, cluster__threads="1")
+    with lab.command("train", options=options, home=home, PREFECT_API_URL=lab.url) as first:
+        until(lambda: 2 in lab.metrics(run, "groups/used") or first.process.poll() is not None)
+        with lab.command("train", "--resume", run.name, options={}, home=home) as second:
+            code, out, err = second.finish(60)
+        assert (code, out) == (2, "")
+        (line,) = err.strip().splitlines()
+        assert f"{run} is in use by " in line
+        assert f"(process {first.process.pid}) since 20" in line
+        assert first.process.poll() is None
+
+        first.signal_group(SIGSTOP)
+        monkeypatch.setattr(lock, "DEAD_SECONDS", 3.0)
+        reached = max(store.versions(str(run / "state"))) + 3
+        lab.train(resume=str(run), home=home, steps=str(reached))
+        after = contents(run)
+        first.signal_group(SIGCONT)
+        began = time.monotonic()
+        code, out, err = first.finish(120)
+        assert (code, out) == (1, ""), err
+        assert time.monotonic() - began < 100
+        assert err.strip().splitlines()[-1].startswith(f"rlvf: {run} was taken over by another process")
+        assert "Traceback" not in err
+        assert contents(run) == after
+    assert max(store.versions(str(run / "state"))) == reached
+    assert list(lab.metrics(run, "groups/used")) == list(range(1, reached + 1))
+    mlflow, logged = lab.mlflow(run, home)
+    assert logged.info.status == "FINISHED"
+    for name in ("reward/mean", "groups/used"):
+        steps = [point.step for point in mlflow.get_metric_history(logged.info.run_id, name)]
+        assert steps == list(range(1, reached + 1))

@@ -1,0 +1,132 @@
+"""A run that lies elsewhere brings code and addresses: they are used when somebody here has said so."""
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.as_trained import asked_evaluation
+from flows.cli import main
+from flows.config import EvalConfig, TrainConfig
+from flows.options import read_config
+from flows.runs import Run
+from flows.trust import NotTrustedError, remember, trusted
+
+
+def saved(uri: str, **options: str) -> Run:
+    dotted = {name.replace("__", "."): value for name, value in options.items()}
+    run = Run(uri, read_config(TrainConfig, file=None, overrides=dotted), resumed=True)
+    run.save_config()
+    return run
+
+
+@pytest.fixture
+def elsewhere() -> str:
+    return f"memory://{uuid.uuid4().hex}/run"
+
+
+@pytest.fixture
+def reward(tmp_path: Path) -> Path:
+    file = tmp_path / "my_reward.py"
+    file.write_text("def reward(problem, completion):\n    return 1.0\n")
+    return file
+
+
+def test_a_run_that_brings_nothing_needs_no_trust(elsewhere: str) -> None:
+    trusted(saved(elsewhere))
+
+
+def test_code_is_refused_in_one_line_until_it_is_trusted_and_again_when_it_changes(
+    elsewhere: str, reward: Path, home_folder: Path
+) -> None:
+    run = saved(elsewhere, verifier=f"{reward}:reward")
+    with pytest.raises(NotTrustedError) as refused:
+        trusted(run)
+    line = str(refused.value)
+    assert line.startswith(
+        f"{elsewhere} was never trained from here, and going on would use its verifier {reward}:reward ("
+    )
+    assert line.endswith("; if you know who wrote that, say --trust once")
+    assert "\n" not in line
+    trusted(run, trust=True)
+    trusted(run)
+    (record,) = (home_folder / "trusted").iterdir()
+    assert record.stat().st_mode & 0o777 == 0o600
+    reward.write_text(reward.read_text() + "import os\n")
+    with pytest.raises(NotTrustedError, match="brings something else than it did here before"):
+        trusted(run)
+    remember(run)
+    trusted(run)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("verifier", "http://198.51.100.1:8900"),
+        ("problems__verifier", "http://198.51.100.1:8900"),
+        ("tracking__uri", "http://198.51.100.1:5000"),
+        ("cluster__scheduler", "tcp://198.51.100.1:8786"),
+    ],
+)
+def test_addresses_are_refused_too_unless_they_are_ones_own(elsewhere: str, setting: str, value: str) -> None:
+    run = saved(elsewhere, **{setting: value})
+    with pytest.raises(NotTrustedError, match=r"198\.51\.100\.1"):
+        trusted(run)
+    if setting in ("tracking__uri", "cluster__scheduler"):
+        own = read_config(
+            TrainConfig, file=None, overrides={setting.replace("__", "."): value.replace("198.51.100.1", "10.0.0.1")}
+        )
+        trusted(replace(run, config=own))
+
+
+def test_a_run_of_this_home_needs_no_trust(home_folder: Path, reward: Path) -> None:
+    trusted(saved(str(home_folder / "runs" / "mine"), verifier=f"{reward}:reward"))
+
+
+def test_the_command_refuses_before_anything_starts(
+    tmp_path: Path, reward: Path, home_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = saved(str(tmp_path / "shared" / "run"), verifier=f"{reward}:reward")
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--resume", run.uri])
+    assert ended.value.code == 2
+    assert "say --trust once" in capsys.readouterr().err
+    assert not home_folder.exists()
+
+
+@pytest.mark.parametrize("answer", ["y\n", "\n"])
+def test_at_a_terminal_it_is_asked(
+    elsewhere: str,
+    reward: Path,
+    answer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin.readline", lambda: answer, raising=False)
+    run = saved(elsewhere, verifier=f"{reward}:reward")
+    if answer.strip():
+        trusted(run)
+    else:
+        with pytest.raises(NotTrustedError, match="nothing of it was run"):
+            trusted(run)
+    assert f"its verifier {reward}:reward (sha256 " in capsys.readouterr().err
+
+
+def test_an_evaluation_of_such_a_run_is_refused_too_and_not_with_a_verifier_of_ones_own(
+    elsewhere: str, reward: Path, tmp_path: Path
+) -> None:
+    problems = tmp_path / "sums.csv"
+    problems.write_text("python_expression,natural_language\n" + "".join(f"{n} + 1,add {n} and 1\n" for n in range(40)))
+    saved(elsewhere, verifier=f"{reward}:reward", problems=str(problems), held_out="8")
+
+    def asked(**options: str) -> EvalConfig:
+        return read_config(EvalConfig, file=None, overrides={"policy": elsewhere, **options}, defaults=False)
+
+    with pytest.raises(NotTrustedError, match="say --trust once"):
+        asked_evaluation(asked())
+    asked_evaluation(asked(verifier="arithmetic"))
+    asked_evaluation(asked(), trust=True)
+    asked_evaluation(asked())

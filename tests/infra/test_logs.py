@@ -1,0 +1,29 @@
+"""Logs are set aside when they are large and removed when they are old."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from infra import logs
+from infra.logs import log_at
+
+
+def test_a_large_log_is_set_aside_and_an_old_one_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LARGEST", 100)
+    path = tmp_path / "logs" / "dask.log"
+    for content in (b"x" * 101, b"y" * 101):
+        log_at(path).write_bytes(content)
+    old, recent, other = (path.with_name(name) for name in ("gone.log.1", "generator-0.log", "notes.txt"))
+    month = time.time() - 40 * 86400
+    for each in (old, recent, other):
+        each.write_text("a line")
+    for each in (old, other):
+        os.utime(each, (month, month))
+    assert log_at(path) == path
+    assert path.with_name("dask.log.1").read_bytes() == b"y" * 101
+    assert not path.exists()
+    assert (old.exists(), recent.exists(), other.exists()) == (False, True, True)
+    path.write_bytes(b"short")
+    assert log_at(path).read_bytes() == b"short"
