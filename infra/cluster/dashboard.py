@@ -20,6 +20,8 @@ from infra.security.identity import certificate_names
 from infra.services.gate import Answer, Gate
 from infra.services.passwords import auth_of
 
+HEALTH = "/health"  # says "ok" and nothing else, to whatever looks after processes, such as Kubernetes
+
 
 def dask_setup(scheduler: Scheduler) -> None:
     """Called by Dask once the page listens. Raises `OSError` where it listens elsewhere because its port was taken."""
@@ -57,7 +59,8 @@ class _Request(HTTPMessageDelegate):
         assert isinstance(start_line, RequestStartLine)
         path, _, query = start_line.path.partition("?")
         given = [(name.lower(), value) for name, value in headers.get_all()]
-        self._answer = self._gate.answer(start_line.method, path, query, given)
+        if (start_line.method, path) != ("GET", HEALTH):
+            self._answer = self._gate.answer(start_line.method, path, query, given)
         return None if self._answer is not None else self._inner.headers_received(start_line, headers)
 
     def data_received(self, chunk: bytes) -> Any:

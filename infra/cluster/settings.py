@@ -8,7 +8,7 @@ from typing import Any
 # for ever when a garbage collection falls into it (python/cpython#106883, dask/distributed#8616).
 WORKER_SETTINGS: Mapping[str, Any] = {
     "distributed.worker.profile.enabled": sys.version_info >= (3, 12),
-    "distributed.worker.http.routes": [],  # plain HTTP that nobody needs: what a worker does, the scheduler knows
+    "distributed.worker.http.routes": ["distributed.http.health"],  # the rest asks nobody who he is, and is not needed
 }
 # What nannies need in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
 # compute.

@@ -1,21 +1,14 @@
 """The links that open the pages of the services of a home, so that nobody has to type a password."""
 
+import os
 import time
 import urllib.parse
-from collections.abc import Callable
 from pathlib import Path
 
 from infra.services.addresses import Addresses
 from infra.services.gate import KEY, LINK_SECONDS, signed
 from infra.services.http import proves
-from infra.services.passwords import auth_of
-from infra.services.prefect_server import server_password
-
-PASSWORDS: dict[str, Callable[[Path], str]] = {
-    "prefect": server_password,
-    "mlflow": lambda home: auth_of(home, "mlflow"),
-    "dashboard": lambda home: auth_of(home, "dashboard"),
-}
+from infra.services.passwords import USER, kept_password
 
 
 def page_links(home: Path, known: Addresses) -> dict[str, str]:
@@ -31,8 +24,8 @@ def page_links(home: Path, known: Addresses) -> dict[str, str]:
 
 def keyed(home: Path, name: str, url: str) -> str:
     """The page as a link, if the service of that name at `url` is this home's; else as it is."""
-    auth = PASSWORDS[name](home)
-    return link(url, auth) if proves(url, auth) else url
+    auth = _auth(home, name)
+    return link(url, auth) if auth and proves(url, auth) else url
 
 
 def link(url: str, auth: str) -> str:
@@ -41,3 +34,10 @@ def link(url: str, auth: str) -> str:
     key = f"{KEY}={signed(auth, 'link', time.time() + LINK_SECONDS)}"
     query = f"{where.query}&{key}" if where.query else key
     return urllib.parse.urlunsplit(where._replace(path=where.path or "/", query=query))
+
+
+def _auth(home: Path, name: str) -> str:
+    """user:password of the home's server of that name, empty where there is none yet: looking makes none."""
+    given = os.environ.get("PREFECT_SERVER_API_AUTH_STRING") if name == "prefect" else None
+    kept = kept_password(home, name)
+    return given or (f"{USER}:{kept}" if kept else "")

@@ -26,6 +26,7 @@ def test_dask_of_a_run(lab: Any) -> None:
     assert found.pop("nothing") == 401
     assert set(found.values()) == {403}
     assert status(page, **password) == 200
+    assert status(page.replace("/status", "/health"), Host="10.0.0.7:8787") == 200  # Kubernetes asks so
 
 
 def listening() -> list[int]:

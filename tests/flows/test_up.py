@@ -162,6 +162,7 @@ def test_whoever_knows_the_scheduler_learns_the_rest(up: Place, tmp_path: Path) 
     assert status["prefect"] == up.up()["prefect"]
     assert status["mlflow"] == up.up()["mlflow"]
     assert status["storage"] == "s3://there/rlvf"
+    assert not (tmp_path / "secrets.json").exists()  # a guest has no password, and looking makes none
 
 
 def test_the_artifacts_of_mlflow_lie_on_the_storage(
