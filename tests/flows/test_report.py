@@ -20,6 +20,7 @@ from flows.train import DivergedError
 from infra.cluster.timeline import read_sessions
 from infra.runs.record import read_record
 from infra.runs.rollouts import kept_steps, read_rollouts, write_rollouts
+from infra.services.passwords import USER, password
 from infra.storage import store
 
 SECTIONS = ["learning", "samples", "machines", "config", "versions", "links"]
@@ -289,7 +290,8 @@ def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypa
     )
     assert "served by: " in shown["links-1-report"].description
     assert lab.client.dashboard_link in shown["links-1-dask-dashboard"].data
-    assert b"bokeh" in httpx.get(lab.client.dashboard_link).content.lower()
+    known = (USER, password(lab.dask_home, "dashboard"))
+    assert b"bokeh" in httpx.get(lab.client.dashboard_link, auth=known).content.lower()
     # the same run, another time: both pages keep theirs
     again = lab.train(resume=first.run, run=first.run, steps="4")
     assert artifacts(lab, again.flow_run_id)["links-1-progress"].data == 100
