@@ -34,8 +34,8 @@ SEND_SECONDS = 60.0  # between two copies of the record of a run that lies elsew
 
 
 class Bookkeeping:
-    """A context manager within the tracker's. None of it costs a step more than a millisecond or ends a run: what goes
-    wrong is said. At the end it makes the report, however the run has ended."""
+    """A context manager within the tracker's. None of it ends a run, or costs a step more than a millisecond and a
+    small file in the run's storage: what goes wrong is said. At the end it makes the report, however it ended."""
 
     def __init__(self, run: Run, place: Workplace, folder: Path, tracker: Tracker, check: Callable[[], None]) -> None:
         """`check` raises once the run is another's: nothing is written then."""
@@ -45,6 +45,7 @@ class Bookkeeping:
         self._artifacts = Artifacts(run.name, place.display.say, place.prefect.serves)
         self._about: dict[str, Any] = {}
         self._sent = time.monotonic()
+        self._lags = False  # whether the last step's copy failed
         self._copied: Mapping[str, int] | None = None  # bytes of the record's files that are in the storage
 
     def __enter__(self) -> Self:
@@ -94,14 +95,23 @@ class Bookkeeping:
                 )
             self._submit("copying the record", lambda: send_record(self._run.uri, self._folder))
 
+    def logged(self) -> None:
+        """A step is logged: what the record has more than its last copy is copied before the next update, whose
+        checkpoint would be the newest: so whoever goes on elsewhere lacks nothing. One small file where the run lies in
+        a store, else nothing; a storage that is away costs a line."""
+        try:
+            send_tail(self._run.uri, self._folder, self._copied or {})
+            self._lags = False
+        except Exception as error:  # noqa: BLE001 - the step is on this machine's disk
+            if not self._lags:
+                self._place.display.say(f"warning: copying the record: {str(error).partition(chr(10))[0]}")
+            self._lags = True
+
     def _send(self) -> None:
-        """To where the run lies: all of the record now and then, what has come since at every step."""
+        """All of the record, to where the run lies."""
         self._check()
-        if self._copied is None or time.monotonic() - self._sent > SEND_SECONDS:
-            self._copied = send_record(self._run.uri, self._folder)
-            self._sent = time.monotonic()
-        else:
-            send_tail(self._run.uri, self._folder, self._copied)
+        self._copied = send_record(self._run.uri, self._folder)
+        self._sent = time.monotonic()
 
     def go_back(self, step: int) -> None:
         """Forget what is kept and logged of steps after ``step``, that of the newest checkpoint: all made again."""
@@ -148,7 +158,8 @@ class Bookkeeping:
         for it."""
         spans = self._write_spans()
         self._artifacts.progress(step, self._run.config.steps, last=step == self._run.config.steps)
-        self._background.offer("copying the record", self._send)
+        if self._copied is None or time.monotonic() - self._sent > SEND_SECONDS:
+            self._background.offer("copying the record", self._send)
         fetched = defaultdict[str, float](float)
         for span in spans:
             if span.call in ("generate", "evaluate"):

@@ -249,6 +249,7 @@ class Training:
             **{f"perf/{stage}_seconds": spent for stage, spent in self._spent.items()},
         }
         self.tracker.log(learned.step, figures)
+        self._books.logged()
         for line in self._advice.after(figures):
             self.place.display.say(line)
         if self.tracker.samples_due(learned.step):

@@ -66,14 +66,12 @@ def send_record(run_uri: str, folder: Path) -> dict[str, int]:
 
 
 def send_tail(run_uri: str, folder: Path, sent: Mapping[str, int]) -> None:
-    """Copy what the record has more by now than was `sent`: little enough for every step."""
-    if place.local_path(run_uri) is None:
-        for name in (METRICS, TIMELINE):
-            if (folder / name).exists():
-                at = sent.get(name, 0)
-                with (folder / name).open("rb") as file:
-                    file.seek(at)
-                    place.write_bytes(place.join(run_uri, TAIL, name), b"%d\n" % at + file.read())
+    """Copy what the metrics have more by now than was `sent`: little enough for every step."""
+    if place.local_path(run_uri) is None and (folder / METRICS).exists():
+        at = sent.get(METRICS, 0)
+        with (folder / METRICS).open("rb") as file:
+            file.seek(at)
+            place.write_bytes(place.join(run_uri, TAIL, METRICS), b"%d\n" % at + file.read())
 
 
 def bring_record(run_uri: str, folder: Path) -> None:
