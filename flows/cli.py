@@ -19,13 +19,14 @@ from flows.commands.status import STATUS
 from flows.commands.train import TRAIN
 from flows.commands.up import UP
 from flows.commands.verifier import VERIFIER
+from flows.commands.verify import VERIFY
 from flows.commands.worker import WORKER
 from flows.parser import OneLineParser
 from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.storage.faults import explained
 
-COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER, BENCH)
+COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER, VERIFY, BENCH)
 
 
 def parser() -> OneLineParser:

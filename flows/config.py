@@ -104,6 +104,13 @@ class ServeConfig(ConfigTree):
     port: int = Field(8900, ge=0, le=65535, description="0 takes a free one")
 
 
+class VerifyConfig(ConfigTree):
+    """Command `rlvf verify`."""
+
+    problems: ProblemsConfig = ProblemsConfig()
+    verifier: VerifierConfig = VerifierConfig()
+
+
 class TrainConfig(ConfigTree):
     """Flow `rlvf`: reinforcement learning with verifiable reward."""
 

@@ -37,7 +37,8 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
     with workplace(config.cluster, config.placement) as place:
         for note in asked.notes:
             place.display.say(note)
-        check_verifiers(place.dispatch, problems.verifiers)
+        for note in check_verifiers(place.dispatch, problems.verifiers, problems.held_out):
+            place.display.say(note)
         version, run = chosen_policy(config, place)
         config, chosen = with_eval_defaults(config, None if run is None else run.config)
         for line in chosen:
@@ -48,7 +49,7 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
         public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
         spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed, public=public)
         place.display.stage("evaluate")
-        evaluation = evaluate(place.dispatch, spec, version, problems)
+        evaluation = evaluate(place.dispatch, spec, version, problems, saw=place.failures.saw)
         if run is not None:
             log(config, place, run, evaluation)
             keep(run, evaluation, config)

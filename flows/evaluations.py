@@ -58,7 +58,8 @@ class Evaluations:
         """Evaluate this version on what is due, keep it if it is the best so far, and log it."""
         for plan in self.due(policy.step):
             spec = replace(self._spec, samples=plan.samples)
-            made = evaluate(self._place.dispatch, spec, policy, plan.problems, self._mend)
+            place = self._place
+            made = evaluate(place.dispatch, spec, policy, plan.problems, self._mend, place.failures.saw)
             if self._config.checkpoint.keep_best and plan is self.plans[0]:
                 self._keep_if_best(made)
             self._made[plan.name, policy.step] = made

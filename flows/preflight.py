@@ -1,15 +1,21 @@
 """What can be found wrong with a request before anything is started or written."""
 
 import functools
+import os
 import urllib.error
 from http.client import HTTPException
 
 from flows.model_files import ModelFilesError, UnknownModel, find_model
 from flows.runs import meant
+from infra.cluster.cluster import ClusterConfig
+from infra.home import rlvf_home
 from infra.runs.checkpoints import is_run, resolve_run
 from infra.security.secrets import masked, without_userinfo
 from infra.services.http import opener
 from rl.config import TINY
+from rl.judging import warm
+from rl.verifiers.spec import BUILT_IN
+from tasks.problem_set import ProblemSet
 
 
 @functools.cache  # a command asks before it starts anything, its flow before it makes a run
@@ -54,6 +60,14 @@ def _check_kind(source: str) -> None:
     # without its files transformers makes an empty one of the right class
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
         raise ModelFilesError("it has no tokenizer files (tokenizer.json, or tokenizer.model, vocab.json and the like)")
+
+
+def check_verifiers(problems: ProblemSet, cluster: ClusterConfig) -> None:
+    """Refuse a verifier that cannot work, or fails on the first problem of its set, before anything starts or is
+    written. Where a cluster judges, the flow asks that: this machine may lack what a verifier imports."""
+    if cluster.scheduler is None and not os.environ.get("RLVF_SCHEDULER"):
+        isolated = {name: spec for name, spec in problems.verifiers.items() if spec.name not in BUILT_IN}
+        warm(isolated, problems.some() if isolated else (), rlvf_home())
 
 
 def check_tracking(uri: str | None) -> None:

@@ -109,7 +109,7 @@ def collect(run: Training, step: int) -> Collecting:
             run.admission,
             run.publishing.mend,
         ),
-        verify.submit(run.place.dispatch, collection),
+        verify.submit(run.place.dispatch, collection, run.place.failures.saw),
     )
 
 

@@ -84,7 +84,9 @@ class Training:
             public=config.policy.model if config.sync.base == "public" else None,
         )
         self.evaluations = Evaluations(config, self.problems, self.generator, place, run.uri)
-        check_verifiers(place.dispatch, {**self.problems.verifiers, **self.evaluations.verifiers})
+        verifiers = {**self.problems.verifiers, **self.evaluations.verifiers}
+        for note in check_verifiers(place.dispatch, verifiers, self.problems.some()):
+            place.display.say(note)
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: TrainerSpec  # set by begin
@@ -258,10 +260,6 @@ class Training:
         for stage, spent in self._spent.items():
             self._stages[stage] += spent
         self._spent.clear()
-        if batch.errors:
-            self.place.display.say(
-                f"step {learned.step}: {batch.error_rate:.1%} of the completions could not be judged: {batch.errors[0]}"
-            )
         if not learned.applied:
             what = learned.refused or "no group has rewards that differ, so there was nothing to learn from"
             self.place.display.say(f"step {learned.step}: {what}")

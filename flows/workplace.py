@@ -15,6 +15,7 @@ from infra.cluster.placement import PlacementConfig, check_placement
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.storage import store
 from infra.storage.usable import check_storage
+from tasks.failures import Failures
 
 if TYPE_CHECKING:
     from flows.prefect_session import PrefectSession
@@ -30,6 +31,7 @@ class Workplace:
     home: Path
     display: Display
     dispatch: Dispatch
+    failures: Failures  # of verifiers
     storage: str  # where what other machines read lies: runs, models; the home unless $RLVF_STORAGE names another
     prefect: "PrefectSession"
 
@@ -70,7 +72,7 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
         dispatch = stack.enter_context(Dispatch(client, placement, display.say))
         prefect = stack.enter_context(PrefectSession(home, display.say))
         prefect.bind()
-        place = Workplace(home, display, dispatch, storage, prefect)
+        place = Workplace(home, display, dispatch, Failures(display.say), storage, prefect)
         stack.enter_context(opened(place))
         yield place
 

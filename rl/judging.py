@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.records import Problem, Verdict
+from rl.verifiers.isolation import NOT_TRIED
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierError, VerifierSpec
 
@@ -74,6 +75,14 @@ class Judgement:
             ),
         )
 
+    @property
+    def given_up(self) -> str:
+        """Why a verifier that hangs was not asked any more; nothing where it was asked for every completion."""
+        for reasons, messages in zip(self.reasons, self.messages, strict=True):
+            if NOT_TRIED in reasons:
+                return messages[reasons.index(NOT_TRIED)]
+        return ""
+
     def part(self, name: str) -> NDArray[np.float32]:
         """[P, G], NaN where there is no such part."""
         return self.parts[name] if name in self.parts else np.full_like(self.rewards, nan)
@@ -113,10 +122,28 @@ def _worth(verdict: Verdict, spec: VerifierSpec) -> Verdict:
     return Verdict(spec.timeout_reward, verdict.reason)
 
 
-def warm(verifiers: Iterable[VerifierSpec], home: Path | None = None) -> None:
-    """Open the verifiers on this machine. Raises VerifierError with one line for the first that cannot work here."""
-    for spec in dict.fromkeys(verifiers):
+def warm(
+    verifiers: Mapping[str, VerifierSpec], problems: Iterable[Problem] = (), home: Path | None = None
+) -> tuple[str, ...]:
+    """Open the verifiers on this machine, by the set that they judge, and look at one problem of each set that there is
+    one of. What a person should know of them, a line each.
+
+    Raises VerifierError with one line for the first that cannot work here, or fails on a problem's own target and on an
+    empty completion.
+    """
+    first = {problem.set: problem for problem in reversed(list(problems))}
+    notes: dict[str, None] = {}
+    for name, spec in verifiers.items():
         try:
-            opened(spec, home).warm()
+            verifier = opened(spec, home)
+            verifier.warm()
         except ValueError as error:
             raise VerifierError(str(error)) from error
+        if verifier.about:
+            notes[f"verifier {spec.name}: {verifier.about}"] = None
+        if name in first:
+            problem = first[name]
+            found = verifier.judge([problem] * 2, [problem.target, ""])
+            if all(verdict.error for verdict in found):
+                raise VerifierError(f"{found[0].error} (tried on {problem.source}; rlvf verify tries more)")
+    return tuple(notes)

@@ -1,6 +1,6 @@
 """Evaluation on held-out problems: greedy and sampled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import nan
@@ -84,20 +84,30 @@ class Evaluation:
 
 @task(name="evaluate", task_run_name="evaluate v{version.step}", cache_policy=NO_CACHE)
 def evaluate(
-    dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: ProblemSet, mend: Mend = no_mend
+    dispatch: Dispatch,
+    spec: GeneratorSpec,
+    version: PolicyVersion,
+    problems: ProblemSet,
+    mend: Mend = no_mend,
+    saw: Callable[[Judgement], None] = lambda _: None,
 ) -> Evaluation:
-    """Solve the held-out problems greedily and with ``spec.samples`` samples each.
+    """Solve the held-out problems greedily and with ``spec.samples`` samples each; ``saw`` gets each judgement.
 
     Raises:
-        BrokenVerifierError: every completion failed in its verifier.
+        BrokenVerifierError: every completion failed in its verifier, or one took too long again and again.
     """
-    sampled = _rewards(dispatch, replace(spec, seed=spec.seed + NOISE), version, problems, mend)
-    greedy = _rewards(dispatch, replace(spec, samples=1, greedy=True), version, problems, mend)
+    sampled = _rewards(dispatch, replace(spec, seed=spec.seed + NOISE), version, problems, mend, saw)
+    greedy = _rewards(dispatch, replace(spec, samples=1, greedy=True), version, problems, mend, saw)
     return Evaluation.of(version.step, problems.held_out, greedy, sampled)
 
 
 def _rewards(
-    dispatch: Dispatch, spec: GeneratorSpec, version: PolicyVersion, problems: ProblemSet, mend: Mend
+    dispatch: Dispatch,
+    spec: GeneratorSpec,
+    version: PolicyVersion,
+    problems: ProblemSet,
+    mend: Mend,
+    saw: Callable[[Judgement], None],
 ) -> NDArray[np.float32]:
     """[P, G] rewards."""
     asked = problems.held_out
@@ -113,6 +123,9 @@ def _rewards(
     lease = partial(dispatch.lease, "evaluate", generator.generate)
     for index, rollouts in leased(lease, items, check, mend):
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)
+        saw(judgements[index])
+        if given_up := judgements[index].given_up:
+            raise BrokenVerifierError(f"the evaluation was stopped: {given_up}")
     everything = Judgement.join([judgements[index] for index in range(len(parts))])
     if np.isnan(everything.rewards).all():
         raise BrokenVerifierError(f"no completion could be judged: {printable(everything.errors[0])}")

@@ -16,6 +16,7 @@ def judge(
     return judging.judge(problems, completions, verifiers, rlvf_home())
 
 
-def warm(verifiers: Sequence[VerifierSpec]) -> None:
-    """Raise VerifierError with one line for a verifier that cannot work on this machine."""
-    judging.warm(verifiers, rlvf_home())
+def warm(verifiers: Mapping[str, VerifierSpec], problems: Sequence[Problem] = ()) -> tuple[str, ...]:
+    """Raise VerifierError with one line for a verifier that cannot work on this machine, with one problem of each set.
+    What a person should know of the others."""
+    return judging.warm(verifiers, problems, rlvf_home())

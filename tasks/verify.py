@@ -1,6 +1,6 @@
 """Verification: every lease is judged as it comes in, spread over the verifiers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 
 import numpy as np
@@ -17,23 +17,30 @@ from tasks.judge import judge, warm
 
 
 @task(name="verify", task_run_name="verify {collection.step}", cache_policy=NO_CACHE)
-def verify(dispatch: Dispatch, collection: Collection) -> Collected:
-    """Judge the collection's leases until it is complete, and return it."""
+def verify(dispatch: Dispatch, collection: Collection, saw: Callable[[Judgement], None] = lambda _: None) -> Collected:
+    """Judge the collection's leases until it is complete, and return it; `saw` gets each judgement."""
     try:
         for lease, rollouts in collection.arrivals():
             verdicts = judged(dispatch, rollouts, collection.verifiers, order=(collection.step,))
+            saw(verdicts)
             collection.judged(lease, rollouts, verdicts)
     finally:
         collection.abandon()
     return collection.collected()
 
 
-def check_verifiers(dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec]) -> None:
-    """Raise VerifierError if one of them cannot work where it would run: a file that cannot be imported there, a
-    service that does not answer."""
-    isolated = [spec for spec in verifiers.values() if spec.name not in BUILT_IN]
-    if isolated:
-        dispatch.run("verify", warm, isolated)
+def check_verifiers(
+    dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec], problems: Sequence[Problem] = ()
+) -> tuple[str, ...]:
+    """Raise VerifierError if one of them cannot work where it would run: a file that cannot be imported there, one that
+    fails on the first of the problems of its set, a service that does not answer. What a person should know of them."""
+    isolated = {name: spec for name, spec in verifiers.items() if spec.name not in BUILT_IN}
+    return dispatch.run("verify", warm, isolated, rows(problems)) if isolated else ()
+
+
+def rows(problems: Sequence[Problem]) -> list[Problem]:
+    """The first problem of each set."""
+    return list({problem.set: problem for problem in reversed(problems)}.values())
 
 
 def judged(

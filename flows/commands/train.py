@@ -14,7 +14,7 @@ from flows.config import TrainConfig
 from flows.display import Display
 from flows.options import add_options, read_config
 from flows.plans import plans
-from flows.preflight import check_model, check_tracking
+from flows.preflight import check_model, check_tracking, check_verifiers
 from flows.runs import Run, new_run, resume_run, without_secrets
 from flows.summary import run_name, summary
 from flows.trust import trusted
@@ -65,6 +65,7 @@ def _run(given: argparse.Namespace) -> None:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
         check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
     problems = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
+    check_verifiers(problems, run.config.cluster)
     plans(run.config, problems)
     check_model(run.config.policy.model, runs)
     began = time.monotonic()

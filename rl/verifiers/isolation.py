@@ -7,6 +7,7 @@ A supervisor ends it with everything that it started. Messages are JSON: nothing
 
 import atexit
 import os
+import re
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from rl.verifiers.process import Cell, LoadError, LostError, Process
 
 IN_A_ROW = 16  # time-outs before the rest is not tried: two groups of eight, so that one problem alone never does it
 MAX_REWARD = 1e6
+_NETWORK = re.compile(r"Errno 101\b|Errno -[235]\b|Name or service|name resolution|Connect(?:ion)?Error|APIConnection")
+_READ_ONLY = re.compile(r"Errno 30\b|Read-only file system")
 NOT_TRIED = "not_tried"  # the reason of what a verifier that hangs was not asked
 
 
@@ -72,6 +75,12 @@ class Pool:
         if self._hangs() and problems:
             first = [self._one(problems[0], completions[0], probe=True)]
         return first + list(self._threads.map(self._one, problems[len(first) :], completions[len(first) :]))
+
+    @property
+    def about(self) -> str:
+        """What stands around its processes."""
+        network = "" if self.cell.sandbox == sandbox.NONE else f", {'with' if self.cell.network else 'no'} network"
+        return f"sandbox {self.cell.sandbox}{network}"
 
     def warm(self) -> None:
         """Have a process ready. Raises LoadError."""
@@ -128,7 +137,9 @@ class Pool:
             self._idle.put(process)
         self._count(timeout=False)
         verdict = _verdict(answer)
-        return failed(verdict.reason, verdict.error + self._printed()) if verdict.error else verdict
+        if not verdict.error:
+            return verdict
+        return failed(verdict.reason, verdict.error + self._denied(verdict.error) + self._printed())
 
     def _hangs(self) -> bool:
         return self._timeouts >= IN_A_ROW
@@ -136,6 +147,14 @@ class Pool:
     def _count(self, timeout: bool) -> None:
         with self._lock:
             self._timeouts = self._timeouts + 1 if timeout else 0
+
+    def _denied(self, error: str) -> str:
+        """What to do about an error that looks like its sandbox's."""
+        if self.cell.sandbox == sandbox.NONE:
+            return ""
+        if not self.cell.network and _NETWORK.search(error):
+            return "; its sandbox has no network: --verifier.network true"
+        return "; its sandbox lets it write to $TMPDIR alone" if _READ_ONLY.search(error) else ""
 
     def _printed(self) -> str:
         """Where to read what the function printed, if it did."""

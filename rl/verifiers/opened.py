@@ -18,6 +18,10 @@ KEPT = 4  # a user who edits a file makes a new verifier each time
 class Verifier(Protocol):
     """Judges completions."""
 
+    @property
+    def about(self) -> str:
+        """What a person should know of how it runs here; nothing where there is nothing."""
+
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         """A verdict on each completion of the problem beside it, failures included."""
 
@@ -33,6 +37,7 @@ class BuiltIn:
 
     def __init__(self, name: str) -> None:
         self._verify = BUILT_IN[name].verify
+        self.about = ""
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         return [self._one(problem, text) for problem, text in zip(problems, completions, strict=True)]

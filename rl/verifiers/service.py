@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from rl.records import Problem, Verdict
-from rl.verifiers.isolation import failed, finite
+from rl.verifiers.isolation import NOT_TRIED, failed, finite
 
 BATCH = 64  # completions in one request
+FIRST = 8  # in the first one: it may be the one that shows that the service hangs
+HANGS = 3  # requests without an answer in time, in a row, after which the rest of a call is not asked
 ATTEMPTS = 4
 BACK_OFF = 0.25  # seconds before the second attempt; each further one waits twice as long
 CONNECT_SECONDS = 5.0
@@ -30,6 +32,10 @@ class ServiceError(ValueError):
     """A service that cannot be reached, or does not answer as a verifier does."""
 
 
+class ServiceHangsError(ServiceError):
+    """One that took a request and gave no answer in time."""
+
+
 class Service:
     """A client of one address. Any thread may call it."""
 
@@ -39,6 +45,9 @@ class Service:
         self.address = address.rstrip("/")
         self.shown = urlsplit(self.address)._replace(netloc=urlsplit(self.address).netloc.rpartition("@")[2]).geturl()
         self.seconds = seconds
+        self.about = ""
+        self._answered = False  # it has, once
+        self._hung = 0  # requests in a row
         verify: ssl.SSLContext | bool = True
         if certificates is not None and self.address.startswith("https://") and (certificates / "machine.pem").exists():
             verify = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
@@ -48,11 +57,17 @@ class Service:
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         """A verdict on each completion of the problem beside it, failures included."""
         verdicts: list[Verdict] = []
-        for at in range(0, len(problems), BATCH):
-            asked = problems[at : at + BATCH]
+        while (at := len(verdicts)) < len(problems):
+            if at and self._hung >= HANGS:
+                said = f"{self.shown}: gave no answer in time {HANGS} times in a row; the rest was not tried"
+                return verdicts + [failed(NOT_TRIED, said)] * (len(problems) - at)
+            size = 1 if self._hung else BATCH if self._answered else FIRST
+            asked = problems[at : at + size]
             try:
-                verdicts += self._ask(asked, completions[at : at + BATCH])
+                verdicts += self._ask(asked, completions[at : at + size])
+                self._answered, self._hung = True, 0
             except ServiceError as error:
+                self._hung = self._hung + 1 if isinstance(error, ServiceHangsError) else 0
                 verdicts += [failed("service_error", str(error))] * len(asked)
         return verdicts
 
@@ -105,7 +120,7 @@ class Service:
                 timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
                 response = self._client.request(method, f"{self.address}{path}", json=content, timeout=timeout)
             except httpx.ReadTimeout:
-                raise ServiceError(f"{self.shown}: no answer within {seconds:g} s") from None
+                raise ServiceHangsError(f"{self.shown}: no answer within {seconds:g} s") from None
             except httpx.TransportError as error:
                 said = f"cannot be reached ({' '.join(str(error).split()) or type(error).__name__})"
                 continue

@@ -168,7 +168,9 @@ def test_a_run_with_a_function_and_problems_of_ones_own(
     rates = [lab.metrics(run, f"reward/{name}pass_rate")[1] for name in ("", "mine/", "sums/")]
     assert min(rates[1:]) <= rates[0] <= max(rates[1:])
     said = capsys.readouterr().err
-    assert "of the completions could not be judged: my_reward.py:4: RuntimeError: odd" in said
+    assert "completions could not be judged so far: my_reward.py:4: RuntimeError: odd" in said
+    assert "verifier " in said  # which sandbox stands around it
+    assert ": sandbox " in said
     assert 0 < max(line.metrics.get("eval/error_rate", 0) for line in read_metrics(run / "metrics.jsonl")) < 0.5
     again = lab.train(resume=result.run, steps="3", **{**options, "run": result.run, "verifier.seconds": "3"})
     assert again.steps == 3
@@ -178,6 +180,16 @@ def test_a_run_whose_verifier_always_fails_stops_with_its_message(lab: Any, tmp_
     (tmp_path / "broken.py").write_text("def reward(problem, completion):\n    return 1 / 0\n")
     with pytest.raises(BrokenVerifierError, match=r"^no completion could be judged: broken\.py:2: ZeroDivisionError"):
         lab.train(steps="2", verifier=f"{tmp_path}/broken.py:reward")
+
+
+def test_an_evaluation_whose_verifier_hangs_is_stopped(
+    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow.py").write_text("def reward(problem, completion):\n    while completion: pass\n    return 1\n")
+    hangs = r"^the evaluation was stopped: slow\.py: reward took longer than 0\.2 s 16 times in a row; the rest was not"
+    with pytest.raises(BrokenVerifierError, match=hangs):
+        lab.train(steps="1", verifier=f"{tmp_path}/slow.py:reward", **{"verifier.seconds": "0.2"})
+    assert "completions could not be judged so far: slow.py: reward took longer than 0.2 s" in capsys.readouterr().err
 
 
 def test_the_command_evaluates_with_a_verifier_of_ones_own(lab: Any, tmp_path: Path) -> None:
@@ -200,9 +212,59 @@ def test_configurations_from_before_there_were_sets_are_accepted(old: Any) -> No
 
 def test_the_schema_is_one_that_a_form_can_be_made_of() -> None:
     schema = TrainConfig.model_json_schema()
-    assert schema["properties"]["mix"]["items"] == {"$ref": "#/$defs/ProblemsConfig"}
+    assert {"$ref": "#/$defs/ProblemsConfig"} in schema["properties"]["mix"]["items"]["anyOf"]
     assert schema["$defs"]["ProblemsConfig"]["type"] == "object"
     assert set(schema["$defs"]["VerifierConfig"]["properties"]) == {
-        *("name", "seconds", "memory_mb", "sandbox", "network", "env")
+        *("name", "seconds", "memory_mb", "sandbox", "network", "env", "truncated", "timeout_reward")
     }
     assert np.isfinite(schema["$defs"]["ProblemsConfig"]["properties"]["weight"]["maximum"])
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "RLVF_HOME": str(folder / "home")}
+    program = [sys.executable, "-c", "from flows.cli import main; main()", *words]
+    return subprocess.run(program, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_reward_is_tried_on_a_few_rows(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(
+        "def reward(p, c):\n    print('saw', c)\n    return {'a': 0.25 * bool(c), 'b': 0.75 * (c == p.target)}\n"
+    )
+    rows = [{"prompt": f"q{i}", "target": str(i)} for i in range(9)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = command(tmp_path, "verify", "r.py:reward", "--problems", "p.jsonl", "--rows", "2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.rpartition("  ")[0] for line in lines] == [
+        "p.jsonl:1  '0'  reward 1 (right)  a 0.25, b 0.75",
+        "p.jsonl:1  ''  reward 0 (wrong)  a 0, b 0",
+        "p.jsonl:2  '1'  reward 1 (right)  a 0.25, b 0.75",
+        "p.jsonl:2  ''  reward 0 (wrong)  a 0, b 0",
+    ]
+    assert "verifier r.py:reward: sandbox " in done.stderr
+    assert "saw 1" in (tmp_path / "home" / "logs" / "verifier-r.log").read_text()
+    done = command(tmp_path, "verify", "r.py:reward", "--problems", "p.jsonl", "--completion", "0", "--json")
+    assert [json.loads(line)["reward"] for line in done.stdout.splitlines()] == [1.0, 0.25, 0.25]
+    (tmp_path / "r.py").write_text("def reward(p, c):\n    return p.extra['x']\n")
+    done = command(tmp_path, "verify", "r.py:reward", "--problems", "p.jsonl", "--rows", "1")
+    assert done.returncode == 1
+    assert "p.jsonl:1  '0'  could not be judged: r.py:2: KeyError: 'x'" in done.stdout
+    assert "2 of 2 completions could not be judged" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import nothing_here\ndef reward(p, c): return 1\n", "r.py:1: ModuleNotFoundError: No module named"),
+        ("def reward(p): return 1\n", "r.py: TypeError: reward(p) is called as reward(problem, completion)"),
+        ("def reward(p, c): return p.extra['x']\n", "r.py:1: KeyError: 'x'"),
+    ],
+)
+def test_training_looks_at_a_reward_before_anything_starts(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "r.py").write_text(text)
+    done = command(tmp_path, "train", "--verifier", "r.py:reward")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"rlvf: {says}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "home" / "runs").exists()
+    assert not (tmp_path / "home" / "prefect").exists()  # no service was started

@@ -83,9 +83,20 @@ def test_judgements_are_joined_and_parts_that_one_lacks_are_unknown() -> None:
 
 
 def test_a_verifier_that_cannot_work_is_told_before_it_is_needed() -> None:
-    warm([VerifierSpec("gsm8k"), VerifierSpec("ok.py:reward", 5.0, 512, REWARD)])
+    own = VerifierSpec("ok.py:reward", 5.0, 512, REWARD)
+    problems = [Problem("", "many", "a:1", set="own"), Problem("", "x", "a:2", set="own")]
+    (note,) = warm({"gsm": VerifierSpec("gsm8k"), "own": own}, problems)
+    assert note.startswith("verifier ok.py:reward: sandbox ")
     with pytest.raises(VerifierError, match="no_such_module"):
-        warm([VerifierSpec("r.py:reward", 5.0, 512, "import no_such_module\ndef reward(p, c): return 1\n")])
+        warm({"a": VerifierSpec("r.py:reward", 5.0, 512, "import no_such_module\ndef reward(p, c): return 1\n")})
+    with pytest.raises(VerifierError, match="called as reward"):
+        warm({"a": VerifierSpec("r.py:reward", 5.0, 512, "def reward(p): return 1\n")})
+    always = VerifierSpec("r.py:reward", 5.0, 512, "def reward(p, c):\n    return p.extra['level']\n")
+    warm({"own": always})
+    with pytest.raises(VerifierError, match=r"r\.py:2: KeyError: 'level' .*tried on a:1"):
+        warm({"own": always}, problems)
+    empty = VerifierSpec("r.py:reward", 5.0, 512, "def reward(p, c):\n    return 1 / len(c)\n")
+    warm({"own": empty}, problems)  # it fails now and then: no reason to refuse it
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from rl.records import Problem, Verdict
 from rl.verifiers import service
-from rl.verifiers.service import BATCH, Service, ServiceError
+from rl.verifiers.service import BATCH, FIRST, HANGS, Service, ServiceError
 
 PROBLEMS = [Problem(f"q{i}", str(i), f"p:{i}", {"level": i}) for i in range(3)]
 GOOD = {"rewards": [1, 0.5, None], "reasons": ["right", "near", "timeout"], "parts": [{"a": 1}, {}, {}]}
@@ -78,7 +78,7 @@ def test_batches_are_bounded() -> None:
 
     with answering(echo) as (address, asked):
         assert len(judged(address, BATCH * 2 + 1)) == BATCH * 2 + 1
-    assert [len(each["items"]) for each in asked] == [BATCH, BATCH, 1]
+    assert [len(each["items"]) for each in asked] == [FIRST, BATCH, BATCH + 1 - FIRST]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,30 @@ def test_an_answer_that_is_none_is_an_error(answer: str, says: str) -> None:
     assert first.reward != first.reward
     assert says in first.error
     assert "\n" not in first.error
+
+
+def test_a_service_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CONNECT_SECONDS", 0.1)
+    hung = threading.Event()
+
+    def answer(asked: Any) -> tuple[int, str]:
+        if not hung.is_set():
+            hung.wait(20)
+        n = len(asked["items"])
+        return 200, json.dumps({"rewards": [1] * n, "reasons": [""] * n, "parts": [{}] * n, "errors": [None] * n})
+
+    with answering(answer) as (address, asked):
+        client = Service(address, 0.05)
+        verdicts = client.judge([PROBLEMS[0]] * 500, ["c"] * 500)
+        assert [len(each["items"]) for each in asked] == [FIRST] + [1] * (HANGS - 1)
+        assert [verdict.reason for verdict in verdicts].count("not_tried") == 500 - FIRST - (HANGS - 1)
+        again = client.judge([PROBLEMS[0]] * 100, ["c"] * 100)
+        assert [verdict.reason for verdict in again] == ["service_error"] + ["not_tried"] * 99
+        assert "3 times in a row; the rest was not tried" in again[-1].error
+        hung.set()
+        client.seconds = 5
+        assert [verdict.reward for verdict in client.judge([PROBLEMS[0]] * 100, ["c"] * 100)] == [1.0] * 100
+        client.close()
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(500, 1), (404, 1), (422, 1), (503, 4)])

@@ -1,0 +1,94 @@
+"""`rlvf verify`."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flows.commands.command import Command
+from flows.config import VerifyConfig
+from flows.options import add_options, read_config
+from infra.home import rlvf_home
+from infra.security.printable import printable
+from rl.records import Problem, Verdict
+from rl.verifiers.opened import Verifier, opened
+from tasks.problem_set import problems_to_solve
+
+EXAMPLES = """
+rlvf verify my_reward.py:reward --problems problems.jsonl      its first rows, each with its target and with nothing
+rlvf verify my_reward.py:reward --problems problems.jsonl --completion '3 + 4'
+rlvf verify gsm8k --problems gsm8k.jsonl --rows 100 --json
+"""
+SHOWN = 60  # characters of a text
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("verifier", metavar="VERIFIER", help="my_reward.py:reward, a name or an address")
+    command.add_argument(
+        "--completion", metavar="TEXT", action="append", help="judge this one on each row instead; may be repeated"
+    )
+    command.add_argument("--rows", metavar="N", type=int, default=3, help="problems to look at (default 3)")
+    command.add_argument("--json", action="store_true", help="print a JSON object for each verdict")
+    command.usage = "%(prog)s VERIFIER [options]"
+    add_options(command, VerifyConfig)
+
+
+def _run(given: argparse.Namespace) -> None:
+    if given.rows < 1:
+        raise ValueError(f"--rows {given.rows}: give 1 or more")
+    overrides = {**given.overrides, "verifier": given.verifier}
+    config = read_config(VerifyConfig, file=given.config, overrides=overrides)
+    problems = problems_to_solve((config.problems,), config.verifier, 0, 0)
+    (spec,) = problems.verifiers.values()
+    verifier = opened(spec, rlvf_home())
+    failed = count = 0
+    try:
+        verifier.warm()
+        if verifier.about:
+            print(f"verifier {spec.name}: {verifier.about}", file=sys.stderr)
+        for problem, completion, verdict, seconds in _tried(
+            verifier, problems.held_out[: given.rows], given.completion
+        ):
+            count += 1
+            failed += bool(verdict.error)
+            print(
+                _row(problem, completion, verdict, seconds)
+                if given.json
+                else _line(problem, completion, verdict, seconds)
+            )
+    finally:
+        verifier.close()
+    if failed:
+        raise RuntimeError(f"{failed} of {count} completions could not be judged")
+
+
+def _tried(
+    verifier: Verifier, problems: Sequence[Problem], completions: Sequence[str] | None
+) -> Iterator[tuple[Problem, str, Verdict, float]]:
+    for problem in problems:
+        for completion in completions or dict.fromkeys([problem.target, ""]):
+            began = time.perf_counter()
+            (verdict,) = verifier.judge([problem], [completion])
+            yield problem, completion, verdict, time.perf_counter() - began
+
+
+def _line(problem: Problem, completion: str, verdict: Verdict, seconds: float) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in verdict.parts.items())
+    said = f"could not be judged: {verdict.error}" if verdict.error else f"reward {verdict.reward:g} ({verdict.reason})"
+    line = f"{problem.source}  {_short(completion)}  {said}{f'  {parts}' if parts else ''}  {seconds * 1000:.1f} ms"
+    return printable(line)
+
+
+def _row(problem: Problem, completion: str, verdict: Verdict, seconds: float) -> str:
+    row: dict[str, Any] = {"source": problem.source, "completion": completion, "reward": verdict.reward}
+    row |= {"reason": verdict.reason, "parts": dict(verdict.parts), "error": verdict.error or None, "seconds": seconds}
+    return json.dumps({**row, "reward": None} if verdict.error else row)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…")
+
+
+VERIFY = Command("verify", "try a verifier on a few problems, before anything is trained", EXAMPLES, _options, _run)

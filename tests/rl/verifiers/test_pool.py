@@ -1,0 +1,98 @@
+"""What a pool of processes is told, tells, and gives up."""
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from rl.records import Problem, Verdict
+from rl.verifiers import isolation, process, sandbox
+from rl.verifiers.isolation import NOT_TRIED, Pool
+from rl.verifiers.process import Cell, LoadError
+from rl.verifiers.sandbox import AUTO, SandboxError, chosen
+
+PROBLEM = Problem("what?", "42", "p.csv:2", {"level": 3})
+
+
+def test_only_the_variables_that_are_named_are_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "k1")
+    monkeypatch.setenv("OTHER_KEY", "k2")
+    text = "import os\ndef reward(p, c): return 1, f\"{os.environ['JUDGE_KEY']} {os.environ.get('OTHER_KEY')}\"\n"
+    cell = Cell(chosen(AUTO), env=["JUDGE_KEY"])
+    pool = Pool(text, "r.py", "reward", seconds=5, memory_mb=512, size=1, cell=cell)
+    assert pool.judge([PROBLEM], [""])[0].reason == "k1 None"
+    pool.close()
+    monkeypatch.delenv("JUDGE_KEY")
+    pool = Pool(text, "r.py", "reward", seconds=5, memory_mb=512, size=1, cell=cell)
+    with pytest.raises(LoadError, match=r"verifier\.env: JUDGE_KEY is not set on "):
+        pool.warm()
+    pool.close()
+
+
+def test_what_is_printed_is_in_a_log_that_a_failure_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_LOG", 10_000)
+    text = (
+        "def reward(p, c):\n    print('looked at', c * 100)\n    if c == 'bad': raise KeyError(c)\n"
+        "    while c == 'loop': pass\n    return 1\n"
+    )
+    log = tmp_path / "logs" / "verifier-r.log"
+    pool = Pool(text, "r.py", "reward", seconds=1, memory_mb=512, size=1, cell=Cell(chosen(AUTO), log=log))
+    good, bad, hung = pool.judge([PROBLEM] * 3, ["good", "bad", "loop"])
+    assert good == Verdict(1.0, "right", {})
+    assert bad.error == f"r.py:3: KeyError: 'bad'; log: {socket.gethostname()}:{log}"
+    assert hung.error.endswith(f"took longer than 1 s (p.csv:2); log: {socket.gethostname()}:{log}")
+    said = log.read_text()
+    for words in ("looked at good", "looked at bad", "looked at loop", "p.csv:2:", "Traceback", "KeyError: 'bad'"):
+        assert words in said
+    assert log.stat().st_mode & 0o777 == 0o600
+    pool.judge([PROBLEM] * 100, ["good"] * 100)
+    pool.close()
+    assert 0 < log.stat().st_size < 20_000  # it began anew
+
+
+def test_what_a_sandbox_denies_says_what_to_do() -> None:
+    text = (
+        "import socket, os\ndef reward(p, c):\n    if c == 'net': socket.getaddrinfo('example.org', 443)\n"
+        "    if c == 'write': raise OSError(30, 'Read-only file system')\n"
+        "    return os.path.isdir(os.environ['TMPDIR'])\n"
+    )
+    if chosen(AUTO) != "bubblewrap":
+        pytest.skip("needs bwrap and user namespaces")
+    pool = Pool(text, "r.py", "reward", seconds=5, memory_mb=512, size=1)
+    net, write, fine = pool.judge([PROBLEM] * 3, ["net", "write", "fine"])
+    pool.close()
+    assert net.error.startswith("r.py:3: gaierror")
+    assert net.error.endswith("; its sandbox has no network: --verifier.network true")
+    assert write.error.endswith("; its sandbox lets it write to $TMPDIR alone")
+    assert fine.reward == 1
+
+
+def test_a_sandbox_that_the_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox.missing.cache_clear()
+    try:
+        with pytest.raises(
+            SandboxError, match=r"verifier.sandbox: 'bubblewrap' does not work .* apt install bubblewrap"
+        ):
+            chosen("bubblewrap")
+        assert chosen(AUTO) != "bubblewrap"
+    finally:
+        sandbox.missing.cache_clear()
+
+
+def test_a_verifier_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "IN_A_ROW", 4)
+    text = "import os\ndef reward(p, c):\n    while c == 'loop': pass\n    return 1\n"
+    pool = Pool(text, "r.py", "reward", seconds=0.3, memory_mb=512, size=2)
+    began = time.perf_counter()
+    reasons = [verdict.reason for verdict in pool.judge([PROBLEM] * 500, ["loop"] * 500)]
+    assert time.perf_counter() - began < 60  # and not 75 s and more
+    assert 4 <= reasons.count("timeout") <= 5
+    assert reasons.count("timeout") + reasons.count(NOT_TRIED) == 500
+    (*_, last) = again = pool.judge([PROBLEM] * 100, ["loop"] * 100)
+    assert [verdict.reason for verdict in again] == ["timeout"] + [NOT_TRIED] * 99
+    assert last.error == "r.py: reward took longer than 0.3 s 4 times in a row; the rest was not tried"
+    verdicts = pool.judge([PROBLEM] * 20, ["right", "loop"] * 10)  # never so many in a row
+    pool.close()
+    assert [verdict.reason for verdict in verdicts] == ["right", "timeout"] * 10
