@@ -1,7 +1,7 @@
 """A run's own settings as the defaults of its evaluation: what is measured is what was trained."""
 
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,7 +14,6 @@ from flows.trust import trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from rl.config import PolicyConfig, ProblemsConfig
-from rl.verifiers.spec import is_file, named
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve, set_name
 
 C = TypeVar("C", bound=BaseModel)
@@ -43,7 +42,13 @@ def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
     trained = saved_config(uri)
     now = _laid_over(config, trained)
     used = trained.model_copy(
-        update={"verifier": now.verifier, "problems": now.problems, "mix": now.mix, "cluster": config.cluster}
+        update={
+            "verifier": now.verifier,
+            "problems": now.problems,
+            "mix": now.mix,
+            "evals": (),
+            "cluster": config.cluster,
+        }
     )
     trusted(Run(uri, used, resumed=True), trust)
     return asked_of_run(config, uri.rstrip("/").rpartition("/")[2], trained)
@@ -87,20 +92,6 @@ def asked_of_run(config: EvalConfig, name: str, trained: TrainConfig) -> Asked:
         f"{now.sampling.temperature:g}, {now.samples} samples"
     )
     return Asked(now, problems, tuple(notes))
-
-
-def brings_code(config: EvalConfig, trained: TrainConfig) -> bool:
-    """Whether the evaluation would run a verifier file that the run names and the person does not."""
-    usual = _laid_over(EvalConfig(policy=PolicyConfig(model=config.policy.model)), trained)
-    now = _laid_over(config, trained)
-    own = set(_files(usual))
-    given = set(_files(config)) if {"verifier", "problems", "mix"} & config.model_fields_set else set[str]()
-    return bool((set(_files(now)) & own) - given)
-
-
-def _files(config: EvalConfig) -> Iterable[str]:
-    names = (named(each.verifier or config.verifier.name, each.path) for each in config.sets)
-    return (name for name in names if is_file(name))
 
 
 def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:

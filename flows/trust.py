@@ -54,7 +54,9 @@ def brought(config: TrainConfig) -> dict[str, str]:
     """Code that a run's configuration would have run, and the addresses that it would be told to, by setting."""
     found = {}
     names = {"verifier": config.verifier.name}
-    names.update({f"verifier of {each.path}": each.verifier for each in config.sets if each.verifier is not None})
+    sets = (*config.sets, *config.evals)
+    # by both, as a path may be there twice
+    names.update({f"verifier {each.verifier} of {each.path}": each.verifier for each in sets if each.verifier})
     for setting, name in names.items():
         if is_file(name):
             text = open_verifier(name, config.verifier).text

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.as_trained import Asked, asked_of_run, brings_code
+from flows.as_trained import Asked, asked_of_run
 from flows.config import EvalConfig, TrainConfig
 from flows.options import read_config
 from flows.runs import without_secrets
@@ -80,12 +80,3 @@ def test_a_run_that_held_nothing_out_says_what_to_do(sums: str) -> None:
         asked(trained)
     assert len(asked(trained, held_out="0").problems.held_out) == 50
     assert len(asked(trained, problems="grammar").problems.held_out) == 200
-
-
-def test_whose_verifier_would_run_is_told(sums: str) -> None:
-    trained = given(TrainConfig, problems=sums, verifier="theirs.py:reward")
-    assert brings_code(given(EvalConfig, policy="mine"), trained)
-    assert brings_code(given(EvalConfig, policy="mine", problems="other.csv"), trained)
-    assert not brings_code(given(EvalConfig, policy="mine", verifier="arithmetic"), trained)
-    assert not brings_code(given(EvalConfig, policy="mine", verifier="theirs.py:reward"), trained)
-    assert not brings_code(given(EvalConfig, policy="mine"), given(TrainConfig, problems=sums))

@@ -65,6 +65,7 @@ def test_code_is_refused_in_one_line_until_it_is_trusted_and_again_when_it_chang
     [
         ("verifier", "http://198.51.100.1:8900"),
         ("problems__verifier", "http://198.51.100.1:8900"),
+        ("evals", "[{path: grammar, verifier: 'http://198.51.100.1:8900'}, {path: grammar, verifier: arithmetic}]"),
         ("tracking__uri", "http://198.51.100.1:5000"),
         ("cluster__scheduler", "tcp://198.51.100.1:8786"),
     ],
