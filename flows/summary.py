@@ -13,7 +13,7 @@ from infra.services.links import keyed
 from infra.storage import store
 
 if TYPE_CHECKING:
-    from flows.training import TrainResult
+    from flows.result import TrainResult
 
 
 def run_name(run: Run) -> str:

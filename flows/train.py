@@ -12,9 +12,10 @@ from flows.defaults import with_defaults
 from flows.failure import name_the_cause
 from flows.preflight import check_model
 from flows.rejoining import outliving_schedulers
+from flows.result import TrainResult
 from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
 from flows.sft import kept_warm_up, sft
-from flows.training import Training, TrainResult
+from flows.training import Training
 from flows.trust import trusted
 from flows.workplace import Workplace, workplace
 from infra.runs.checkpoints import is_run, resolve_run

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
@@ -18,14 +18,14 @@ from flows.hold import Hold, Lost
 from flows.page import CancelledOnPage, obeyed
 from flows.publishing import Publishing
 from flows.report import PICTURE, REPORT
+from flows.result import TrainResult
 from flows.runs import Run
 from flows.trust import remember
 from flows.workplace import Workplace
 from infra.cluster.placement import workers_with
 from infra.interrupts import answered_by
-from infra.runs.checkpoints import Best, best_version
+from infra.runs.checkpoints import best_version
 from infra.runs.metric_log import read_metrics
-from infra.runs.mlflow_run import Page
 from infra.runs.record import METRICS, RESULT, bring_record
 from infra.runs.tracking import Tracker, open_run
 from infra.storage import store
@@ -39,32 +39,6 @@ from tasks.generate import Admission
 from tasks.problem_set import open_problems
 from tasks.update import learned_figures
 from tasks.verify import check_verifiers
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """How a run ended."""
-
-    run: str  # its URI
-    steps: int  # the version of the final policy
-    reward_before: float | None  # mean reward of greedy completions of held-out problems, before the first step
-    reward_after: float | None  # and after the last; None where no problems are held out
-    reward_sampled_before: float | None
-    reward_sampled_after: float | None
-    pass_rate_before: float | None  # share of them with reward 1
-    pass_rate_after: float | None
-    sampled_before: float | None
-    sampled_after: float | None
-    rollouts_per_second: float  # over this session's steps
-    seconds: float  # of this session
-    stages: dict[str, float]  # share of the steps' time by stage, as the flow saw it
-    lost: dict[str, int]  # calls that died with their worker
-    picture: str
-    report: str
-    checkpoint: str
-    best: Best | None  # the version that was kept as the best
-    page: Page
-    flow_run_id: str | None  # of Prefect
 
 
 class Training:

@@ -9,8 +9,8 @@ from contextlib import suppress
 from flows.commands.command import Command
 from infra.home import rlvf_home
 from infra.services.addresses import UP, is_up, read_up
+from infra.services.of_home import living, take_down_leftovers
 from infra.services.part import TITLES
-from infra.services.stack import living, take_down_leftovers
 from infra.services.supervisor import this_machine
 
 EXAMPLES = """

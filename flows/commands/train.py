@@ -27,7 +27,7 @@ from infra.storage.lock import held
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
-    from flows.training import TrainResult
+    from flows.result import TrainResult
 
 EXAMPLES = """
 rlvf train                                             the tiny policy on problems from the grammar

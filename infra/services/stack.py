@@ -6,7 +6,6 @@ import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from infra.hosts import LOOPBACK, bracketed
 from infra.security.bundles import machine_name
@@ -14,15 +13,15 @@ from infra.security.secrets import without_userinfo
 from infra.services import programs
 from infra.services.addresses import Addresses, Up, write_up
 from infra.services.http import answers, proves
-from infra.services.part import TITLES, Part, Row, end_stragglers
+from infra.services.of_home import STOPPING, held, take_down_leftovers
+from infra.services.part import TITLES, Part, Row
 from infra.services.passwords import auth_of
 from infra.services.ports import Ports
 from infra.services.prefect_api import POOL, PrefectApi
 from infra.services.prefect_server import PrefectServer, api_password
 from infra.services.programs import StackConfig
-from infra.services.supervisor import Program, Service, ServiceError
+from infra.services.supervisor import Program, ServiceError
 
-STOPPING = ("worker", "machine", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
 LOOK_SECONDS = 0.2
 RUN_STOP_SECONDS = 10.0  # what a run gets to end when its worker has
 
@@ -136,7 +135,7 @@ class Stack:
             Part(
                 "worker",
                 f"work pool {POOL}",
-                _held(home, "worker"),
+                held(home, "worker"),
                 lambda: programs.worker(self.config, self.addresses, self._prefect_environment()),
                 lambda: self._api(str(self.addresses.prefect)).has_worker(programs.worker_name()),
                 needs=[part for part in self._parts if part.name != "machine"],  # it is told where they are
@@ -205,7 +204,7 @@ class Stack:
             self._was_there("mlflow", without_userinfo(given))
             return
         home = self.config.home
-        service = _held(home, "mlflow")
+        service = held(home, "mlflow")
 
         def address() -> str:
             scheme = "https" if self.config.https else "http"
@@ -235,7 +234,7 @@ class Stack:
             self._was_there("scheduler", given)
             return
         ports = self._ports
-        service = _held(self.config.home, "scheduler")
+        service = held(self.config.home, "scheduler")
 
         def address() -> str:
             return f"{'tls' if self.config.tls else 'tcp'}://{bracketed(self.config.host)}:{ports.chosen['scheduler']}"
@@ -270,7 +269,7 @@ class Stack:
             Part(
                 "machine",
                 machine_name(),
-                _held(self.config.home, "machine"),
+                held(self.config.home, "machine"),
                 program,
                 lambda: self._joined(self.addresses),
                 needs=[part for part in self._parts if part.name == "scheduler"],
@@ -297,31 +296,3 @@ class Stack:
         with suppress(OSError, ValueError):  # it is away itself; the next start sees to it
             for name in self._api(url).end_runs(seconds):
                 self._say(f"run {name} was stopped with its worker: rlvf train --resume {name} goes on with it")
-
-
-def take_down_leftovers(home: Path, say: Callable[[str], None]) -> int:
-    """Stop what an `up` that was killed has left, and say what; gives how many that were."""
-    stopped = [name for name in STOPPING if _service(home, name).stop_unused()]
-    for service in (_service(home, name) for name in STOPPING):
-        if not service.lives():
-            end_stragglers(service)
-    for name in stopped:
-        say(f"stopped the {TITLES[name]}")
-    return len(stopped)
-
-
-def living(home: Path) -> list[str]:
-    """The services of this home that run."""
-    return [name for name in STOPPING if _service(home, name).lives()]
-
-
-def _service(home: Path, name: str) -> Service:
-    if name == "prefect":
-        return Service(home / "prefect", home / "logs" / "prefect-server.log")
-    return Service(home / "services" / name, home / "logs" / f"{name}.log")
-
-
-def _held(home: Path, name: str) -> Service:
-    service = _service(home, name)
-    service.hold()
-    return service
