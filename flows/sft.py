@@ -4,10 +4,10 @@ from prefect import flow
 
 from flows.config import SftConfig
 from flows.failure import name_the_cause
-from flows.workplace import workplace
+from flows.workplace import Workplace, workplace
 from infra.cluster.machine import cores
 from tasks.calls.warm_up import WarmUpSpec
-from tasks.warm_up import is_kept, warm_up, warm_up_uri
+from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri
 
 
 def warm_up_spec(config: SftConfig) -> WarmUpSpec:
@@ -17,10 +17,12 @@ def warm_up_spec(config: SftConfig) -> WarmUpSpec:
     return WarmUpSpec(asked.steps, asked.batch, asked.optimizer, asked.seed, config.policy, threads)
 
 
-def kept_warm_up(config: SftConfig, storage: str) -> str | None:
-    """Where this warm-up is kept, None if it has yet to be made."""
-    uri = warm_up_uri(storage, warm_up_spec(config))
-    return uri if is_kept(uri) else None
+def kept_warm_up(config: SftConfig, place: Workplace) -> str | None:
+    """Where this warm-up is kept, None if it has yet to be made. One that lies in the home is brought to a storage
+    elsewhere."""
+    spec = warm_up_spec(config)
+    uri, at_home = warm_up_uri(place.storage, spec), warm_up_uri(place.home, spec)
+    return uri if is_kept(uri) or bring(at_home, uri) else None
 
 
 @flow(name="rlvf-sft", on_failure=[name_the_cause])
@@ -28,7 +30,7 @@ def sft(config: SftConfig) -> str:
     """Warm the tiny policy up on the grammar's problems and return where it is stored, in Hugging Face layout. A
     warm-up that was made before with the same settings and the same code is used again."""
     with workplace(config.cluster, config.placement) as place:
-        kept = kept_warm_up(config, place.storage)
+        kept = kept_warm_up(config, place)
         if kept is not None:
             place.display.say(f"the warm-up is there already: {kept}")
             return kept

@@ -119,7 +119,7 @@ def first_weights(config: TrainConfig, place: Workplace) -> str:
     if config.policy.model != TINY:
         return config.policy.model
     warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
-    return kept_warm_up(warm, place.storage) or sft(warm)
+    return kept_warm_up(warm, place) or sft(warm)
 
 
 def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:

@@ -15,7 +15,7 @@ from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUpSpec
 
 CHUNK = 10  # updates per call: how often the display moves
-SOURCES = ("config", "grammar", "learner", "packing", "policy", "records", "supervised", "tiny")
+SOURCES = ("config", "grammar", "head", "learner", "packing", "policy", "prompting", "records", "supervised", "tiny")
 
 
 def warm_up_uri(storage: str | Path, spec: WarmUpSpec) -> str:
@@ -33,6 +33,15 @@ def is_kept(uri: str) -> bool:
             return True
     except store.StoreError:
         return False
+
+
+def bring(source: str, uri: str) -> bool:
+    """Copy a warm-up that is kept elsewhere; whether there was one."""
+    if not is_kept(source):
+        return False
+    with store.read_folder(source) as kept:
+        store.write_folder(uri, kept.path, meta=kept.manifest.meta)
+    return True
 
 
 @task(name="warm up", cache_policy=NO_CACHE)
