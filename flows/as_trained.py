@@ -13,7 +13,7 @@ from flows.runs import Run, existing_run, saved_config, with_secrets
 from flows.trust import trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
-from rl.config import PolicyConfig, ProblemsConfig
+from rl.config import PolicyConfig, ProblemsConfig, SamplingConfig
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve, set_name
 
 C = TypeVar("C", bound=BaseModel)
@@ -110,7 +110,7 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
             "problems": _as_trained(first, trained.sets),
             "mix": tuple(_as_trained(each, trained.sets) for each in mix),
             "verifier": _over(trained.verifier, config.verifier),
-            "sampling": _over(trained.sampling, config.sampling),
+            "sampling": _sampling(trained.sampling, config.sampling),
             "samples": config.samples if "samples" in given else trained.batch.samples,
             "seed": config.seed if "seed" in given else trained.seed,
         }
@@ -120,6 +120,12 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
 def _over(base: C, over: C) -> C:
     """A section with the fields that were given of another one."""
     return base.model_copy(update={name: getattr(over, name) for name in over.model_fields_set})
+
+
+def _sampling(trained: SamplingConfig, asked: SamplingConfig) -> SamplingConfig:
+    """A limit that is given as none, as a form's section gives it, is the run's too."""
+    over = _over(trained, asked)
+    return over.model_copy(update={"max_tokens": trained.max_tokens}) if over.max_tokens is None else over
 
 
 def _as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig]) -> ProblemsConfig:

@@ -116,9 +116,8 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
         share=True,
     )  # fmt: skip
     yield from _lines(
-        "kl", "KL", "Between the policy that sampled and the one that learned from it, before the update, by token; to "
-        "the reference where there is one.",
-        record, {"mismatch": "policy/mismatch_kl", "reference": "loss/kl_reference"}, unit="nats per token",
+        "kl", "KL", "Between the policy that sampled and the one that learned from it, before the update, by token.",
+        record, {"mismatch": "policy/mismatch_kl"}, unit="nats per token",
     )  # fmt: skip
     yield from _lines("gradient", "Gradient norm", "Before clipping.", record, {"norm": "policy/grad_norm"})
     yield from _lines(

@@ -119,8 +119,5 @@ def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) 
     ) as tracker:
         tracker.log(
             evaluation.step,
-            {
-                **{f"eval/{name}/{what}": of for what, of in evaluation.figures().items() if what != "pass_at_k"},
-                f"eval/{name}/pass_at_{evaluation.k}": evaluation.pass_at_k,
-            },
+            {f"eval/{name}/{what}": of for what, of in evaluation.figures().items()},
         )

@@ -206,7 +206,7 @@ class Training:
         self._books.keep(step, batch)
 
     def log(self, batch: Collected, learned: Learned) -> None:
-        """Log a finished step: its checkpoint is durable, so it is complete."""
+        """Log a finished step."""
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
         pace = batch.completions / seconds

@@ -30,14 +30,12 @@ class Judgement:
     rewards: NDArray[np.float32]  # [P, G]; NaN where the verifier failed
     reasons: tuple[tuple[str, ...], ...]  # [P] of [G]
     parts: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # [P, G] each; NaN where there is none
-    errors: tuple[str, ...] = ()  # the first of the different failures, a line each
     messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G]: why there is no verdict, "" where there is one
 
     @classmethod
     def of(cls, verdicts: Sequence[Sequence[Verdict]]) -> "Judgement":
         """[P] of [G] verdicts."""
         names = dict.fromkeys(name for row in verdicts for verdict in row for name in verdict.parts)
-        errors = dict.fromkeys(verdict.error for row in verdicts for verdict in row if verdict.error)
         return cls(
             rewards=np.array([[verdict.reward for verdict in row] for row in verdicts], dtype=np.float32),
             reasons=tuple(tuple(verdict.reason for verdict in row) for row in verdicts),
@@ -45,7 +43,6 @@ class Judgement:
                 name: np.array([[verdict.parts.get(name, nan) for verdict in row] for row in verdicts], np.float32)
                 for name in names
             },
-            errors=tuple(errors)[:MESSAGES],
             messages=tuple(tuple(verdict.error for verdict in row) for row in verdicts),
         )
 
@@ -57,23 +54,26 @@ class Judgement:
             rewards=np.concatenate([judgement.rewards for judgement in judgements]),
             reasons=tuple(row for judgement in judgements for row in judgement.reasons),
             parts={name: np.concatenate([judgement.part(name) for judgement in judgements]) for name in names},
-            errors=tuple(dict.fromkeys(error for judgement in judgements for error in judgement.errors))[:MESSAGES],
             messages=tuple(row for judgement in judgements for row in judgement.messages),
         )
 
     def without_ends(self, truncated: NDArray[np.bool_]) -> "Judgement":
-        """The same with a reward of 0 and the reason "truncated" where a completion lacks the end that it is judged by:
-        truncated is [P, G]."""
+        """The same with a reward of 0, in all its parts, and the reason "truncated" where a completion lacks the end
+        that it is judged by, whether or not its verifier failed: truncated is [P, G]."""
         if not truncated.any():
             return self
         return replace(
             self,
             rewards=np.where(truncated, np.float32(0), self.rewards),
-            reasons=tuple(
-                tuple("truncated" if cut else reason for cut, reason in zip(row, reasons, strict=True))
-                for row, reasons in zip(truncated.tolist(), self.reasons, strict=True)
-            ),
+            reasons=_where(truncated, "truncated", self.reasons),
+            parts={name: np.where(truncated & ~np.isnan(part), 0, part) for name, part in self.parts.items()},
+            messages=_where(truncated, "", self.messages),
         )
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """The first of the different failures, a line each."""
+        return tuple(dict.fromkeys(message for row in self.messages for message in row if message))[:MESSAGES]
 
     @property
     def given_up(self) -> str:
@@ -86,6 +86,14 @@ class Judgement:
     def part(self, name: str) -> NDArray[np.float32]:
         """[P, G], NaN where there is no such part."""
         return self.parts[name] if name in self.parts else np.full_like(self.rewards, nan)
+
+
+def _where(marked: NDArray[np.bool_], text: str, others: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """[P] of [G]: ``text`` where it is marked."""
+    return tuple(
+        tuple(text if here else other for here, other in zip(row, row_of_others, strict=True))
+        for row, row_of_others in zip(marked.tolist(), others, strict=True)
+    )
 
 
 def judge(

@@ -62,7 +62,6 @@ class Collected:
     error_rate: float  # share of completions whose verifier failed
     parts: dict[str, float]  # mean of each part of the reward, over the completions that have it
     sets: dict[str, dict[str, float]]  # figures by problem set; a set of which nothing was judged is left out
-    errors: tuple[str, ...]  # the first of the different failures, a line each
     reasons: dict[str, int]  # completions by reason
     tokens: int  # generated
     truncated: float  # share of completions cut at the token limit
@@ -253,7 +252,6 @@ class Collection:
                 name: {"mean": mean_reward(rewards), "pass_rate": pass_rate(rewards)}
                 for name, rewards in by_set(rollouts.problems, everything.rewards).items()
             },
-            errors=judgement.errors,
             messages=judgement.messages,
             refused=self.refused,
             mixed=len(self._problems.verifiers) > 1,

@@ -14,8 +14,8 @@ from tasks.calls.trainer import TrainerSpec
 
 @task(name="update", task_run_name="update {step}", cache_policy=NO_CACHE)
 def update(dispatch: Dispatch, spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
-    """Make version ``step + 1`` on the trainer. When this returns, its checkpoint is durable, with
-    ``figures`` of the batch in it."""
+    """Make version ``step + 1`` on the trainer. When this returns, its checkpoint is durable if
+    ``checkpoint.every`` makes one of this version, with ``figures`` of the batch in it."""
     return dispatch.run("train", trainer.update, spec, step, batch, figures)
 
 

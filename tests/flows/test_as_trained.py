@@ -43,6 +43,8 @@ def test_what_is_not_given_is_as_in_training_and_what_is_given_wins(sums: str) -
     assert (config.policy.model, config.policy.dtype, config.policy.device) == ("mine", "bfloat16", "auto")
     assert len(as_it_was.problems.held_out) == 7
     assert not any("was trained with" in note for note in as_it_was.notes)
+    folded = asked(trained, sampling__max_tokens="null")  # as a section of Prefect's form sends it
+    assert (folded.config.sampling, folded.notes) == (trained.sampling, as_it_was.notes)
     other = asked(trained, sampling__max_tokens="40", samples="8", policy__dtype="float32")
     assert other.config.sampling.max_tokens == 40
     assert other.config.sampling.temperature == 0.6

@@ -73,13 +73,31 @@ def test_a_broken_problem_is_an_error_and_no_wrong_answer() -> None:
 
 
 def test_judgements_are_joined_and_parts_that_one_lacks_are_unknown() -> None:
-    with_part = Judgement(np.ones((1, 2), np.float32), (("a", "a"),), {"x": np.ones((1, 2), np.float32)}, ("e1", "e2"))
-    without = Judgement(np.zeros((2, 2), np.float32), (("b", "b"),) * 2, {}, ("e2", "e3"))
+    with_part = Judgement(
+        np.ones((1, 2), np.float32), (("a", "a"),), {"x": np.ones((1, 2), np.float32)}, (("e1", "e2"),)
+    )
+    without = Judgement(np.zeros((2, 2), np.float32), (("b", "b"),) * 2, {}, (("e2", "e3"), ("", "e1")))
     joined = Judgement.join([with_part, without])
     assert joined.rewards.tolist() == [[1, 1], [0, 0], [0, 0]]
     assert joined.reasons == (("a", "a"), ("b", "b"), ("b", "b"))
     assert np.isnan(joined.parts["x"]).tolist() == [[False] * 2, [True] * 2, [True] * 2]
     assert joined.errors == ("e1", "e2", "e3")
+
+
+def test_what_lacks_its_end_is_worth_nothing_whatever_its_verifier_said_or_failed_to_say() -> None:
+    nan = np.nan
+    judged = Judgement(
+        np.array([[1, nan], [nan, 1]], np.float32),
+        (("right", "timeout"), ("timeout", "right")),
+        {"format": np.array([[1, nan], [nan, 1]], np.float32)},
+        (("", "too slow"), ("too slow", "")),
+    )
+    found = judged.without_ends(np.array([[True, True], [False, False]]))
+    assert np.array_equal(found.rewards, [[0, 0], [nan, 1]], equal_nan=True)
+    assert found.reasons == (("truncated", "truncated"), ("timeout", "right"))
+    assert np.array_equal(found.parts["format"], [[0, nan], [nan, 1]], equal_nan=True)
+    assert found.messages == (("", ""), ("too slow", ""))
+    assert found.errors == ("too slow",)
 
 
 def test_a_verifier_that_cannot_work_is_told_before_it_is_needed() -> None:

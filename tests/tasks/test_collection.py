@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain, repeat
 from random import Random
 
 import numpy as np
@@ -246,9 +247,10 @@ def judged_as(
     marked = replace(lease, problems=tuple(replace(p, set=sets[i % len(sets)]) for i, p in enumerate(lease.problems)))
     values = np.array(rewards, np.float32)
     reasons = tuple(tuple("timeout" if r != r else "judged" for r in row) for row in rewards)
-    errors = (said, "and again") if np.isnan(values).any() else ()
+    why = chain([said], repeat("and again"))
+    messages = tuple(tuple(next(why) if r != r else "" for r in row) for row in rewards)
     parts = {"format": np.where(np.isnan(values), np.nan, 0.5).astype(np.float32)}
-    collection.judged(lease, rollouts(marked, values.shape[1]), Judgement(values, reasons, parts, errors))
+    collection.judged(lease, rollouts(marked, values.shape[1]), Judgement(values, reasons, parts, messages))
     return collection
 
 
@@ -264,7 +266,7 @@ def test_a_group_with_less_than_two_verdicts_is_not_trained_on_and_a_failure_is_
     assert figures["reward/format"] == pytest.approx(0.5)
     assert (figures["groups/drawn"], figures["groups/failed"], figures["groups/zero_variance"]) == (5, 2, 1)
     assert figures["reasons/timeout"] == pytest.approx(0.3)
-    assert found.errors == ("it broke", "and again")
+    assert found.messages == (("", ""), ("", "it broke"), ("", ""), ("and again", "and again"), ("", ""))
     assert not np.isnan(found.batch.rewards).any()
 
 
