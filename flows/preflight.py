@@ -1,13 +1,12 @@
 """What can be found wrong with a request before anything is started or written."""
 
 import functools
-import os
 import urllib.error
 from http.client import HTTPException
 
 from flows.model_files import ModelFilesError, UnknownModel, find_model
 from flows.runs import meant
-from infra.cluster.cluster import ClusterConfig
+from infra.cluster.cluster import ClusterConfig, joined_scheduler
 from infra.home import rlvf_home
 from infra.runs.checkpoints import is_run, resolve_run
 from infra.security.secrets import masked, without_userinfo
@@ -65,7 +64,7 @@ def _check_kind(source: str) -> None:
 def check_verifiers(problems: ProblemSet, cluster: ClusterConfig) -> None:
     """Refuse a verifier that cannot work, or fails on the first problem of its set, before anything starts or is
     written. Where a cluster judges, the flow asks that: this machine may lack what a verifier imports."""
-    if cluster.scheduler is None and not os.environ.get("RLVF_SCHEDULER"):
+    if joined_scheduler(cluster) is None:
         isolated = {name: spec for name, spec in problems.verifiers.items() if spec.name not in BUILT_IN}
         warm(isolated, problems.some() if isolated else (), rlvf_home())
 

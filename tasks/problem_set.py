@@ -28,12 +28,12 @@ class ProblemSet:
     held_out: tuple[Problem, ...]  # shares no prompt with what ``draw`` gives
     verifiers: Mapping[str, VerifierSpec]  # by the name of the set that a problem is of
 
+    trained: frozenset[str] = frozenset()  # the prompts of its files that ``draw`` gives
+    left_out: int = 0  # problems of its files that an evaluation passes over, as the policy was trained on them
+
     def some(self) -> list[Problem]:
         """A few problems to look at."""
         return [*self.held_out, *self.draw(0, 64, 0)]
-
-    trained: frozenset[str] = frozenset()  # the prompts of its files that ``draw`` gives
-    left_out: int = 0  # problems of its files that an evaluation passes over, as the policy was trained on them
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,6 @@ FIRST = (
     *("problems", "verifier", "policy", "steps", "held_out", "batch.samples", "sampling.max_tokens", "optimizer.lr"),
     *("staleness", "run", "resume", "config", "json"),
 )
-
-
 MEASURED = tuple(
     f"{what}_{when}" for what in ("reward", "reward_sampled", "pass_rate", "sampled") for when in ("before", "after")
 )

@@ -94,7 +94,7 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
         raise ValueError(f"--host {host!r} names no address: give the one by which others reach this machine ({here})")
     try:
         free_port(0, host)
-    except (ServiceError, OSError) as error:
+    except OSError as error:
         here = ", ".join([LOOPBACK, *own_addresses()])
         raise ValueError(f"--host {host}: is no address of this machine; it has {here}") from error
     if given.storage_endpoint:

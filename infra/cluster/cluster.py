@@ -98,13 +98,9 @@ def cluster(
     processes have to say goes to files in `log_dir`, or to the terminal if there is none.
     Raises `ClusterError` when `config.scheduler` does not answer.
     """
-    named = os.environ.get("RLVF_SCHEDULER") or None
-    if config.scheduler is not None:
-        with _joined(config.scheduler, f"cluster.scheduler = {config.scheduler!r}") as client:
-            yield client
-        return
-    if named is not None:
-        with _joined(named, f"RLVF_SCHEDULER = {named!r}") as client:
+    if (address := joined_scheduler(config)) is not None:
+        named = "RLVF_SCHEDULER" if config.scheduler is None else "cluster.scheduler"
+        with _joined(address, f"{named} = {address!r}") as client:
             yield client
         return
     with local_cluster(config, temporary_security(), log_dir=log_dir, preload=preload) as client:

@@ -1,6 +1,5 @@
 """Asking the services that speak HTTP, without a library that takes long to import."""
 
-import base64
 import ipaddress
 import json
 import secrets
@@ -13,7 +12,7 @@ from typing import Any
 
 from infra.home import rlvf_home
 from infra.security.identity import authority
-from infra.services.gate import PROOF, proof, same
+from infra.services.gate import PROOF, basic, proof, same
 
 
 def answers(url: str, timeout: float = 5.0) -> bool:
@@ -51,7 +50,7 @@ def get_json(url: str, auth: str = "", body: Any = None, timeout: float = 5.0) -
     if body is not None:
         request.add_header("Content-Type", "application/json")
     if auth:
-        request.add_header("Authorization", f"Basic {base64.b64encode(auth.encode()).decode()}")
+        request.add_header("Authorization", f"Basic {basic(auth)}")
     with opener(url).open(request, timeout=timeout) as answer:
         return json.load(answer)
 
