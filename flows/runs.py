@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from flows.config import TrainConfig
 from flows.options import OptionError, differences, read_config, to_yaml
-from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
+from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
 from infra.weights.version import published
@@ -181,6 +181,9 @@ def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[s
     now = read_config(TrainConfig, file=file, overrides=overrides, base=saved.model_dump(mode="json"))
     now = with_secrets(now)
     refuse_contradictions(name, saved, now)
+    made = max(store.versions(state_uri(uri)), default=0)
+    if now.steps < made:
+        raise OptionError(f"--steps {now.steps}: {name} has made {made} already; give more, or leave it out")
     if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
         raise OptionError(f"--resume {name} and run {now.run!r} are different runs; leave one of them out")
     return Run(uri, now, resumed=True)

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import sys
+import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,12 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
             else []
         ),
         *[
-            (name, f"{_venv(command)}\n{'':12}then open {url}" if command else keyed(rlvf_home(), name.lower(), url))
+            (
+                name,
+                f"{_venv(command)}\n{'':12}open the link that it prints, then {_within(url)}"
+                if command
+                else keyed(rlvf_home(), name.lower(), url),
+            )
             for name, command, url in pages
         ],
     ]
@@ -74,6 +80,11 @@ def _learning(result: "TrainResult") -> list[tuple[str, str]]:
         if before is not None and after is not None
     ]
     return shown or [("reward", "not evaluated: no problems are held out (--held_out 0)")]
+
+
+def _within(url: str) -> str:
+    """A page without the address of its server, which may be another one the next time."""
+    return urllib.parse.urlunsplit(urllib.parse.urlsplit(url)._replace(scheme="", netloc=""))
 
 
 def _venv(command: str) -> str:

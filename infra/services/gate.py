@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 KEY = "key"  # the parameter of a link
 LINK_SECONDS = 12 * 3600.0  # what is printed ends up in logs
-PAGE_SECONDS = 30 * 86400.0
+PAGE_SECONDS = 12 * 3600.0  # a browser sends a cookie to every port of a host
 PROOF = "/.rlvf/proof"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 

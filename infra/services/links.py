@@ -10,12 +10,14 @@ from infra.services.gate import KEY, LINK_SECONDS, signed
 from infra.services.http import proves
 from infra.services.passwords import USER, kept_password
 
+MLFLOW_PAGE = "#/experiments?workflowType=machine_learning"  # without it MLflow 3.17 opens on traces of applications
+
 
 def page_links(home: Path, known: Addresses) -> dict[str, str]:
     """By service, a link for each page that a server of this home serves: one that is not ours gets no key of ours."""
     pages = {
         "prefect": (known.prefect or "").removesuffix("/api"),
-        "mlflow": known.mlflow or "",
+        "mlflow": f"{known.mlflow}/{MLFLOW_PAGE}" if known.mlflow else "",
         "dashboard": known.dashboard or "",
     }
     links = {name: keyed(home, name, url) for name, url in pages.items() if url}

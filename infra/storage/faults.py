@@ -23,10 +23,10 @@ def explained(error: BaseException) -> str | None:
             return _full(each.filename)
         if os.strerror(errno.ENOSPC) in str(each):  # a library's own exception
             return _full(None)
-    home = rlvf_home()
-    if (space := _free(home)) is not None and space < NO_SPACE:
+    known = next((line for each in chain if (line := _line_for(each)) is not None), None)
+    if known is None and (space := _free(rlvf_home())) is not None and space < NO_SPACE:
         return f"{_full(None)} ({' '.join(str(error).split())})"
-    return next((line for each in chain if (line := _line_for(each)) is not None), None)
+    return known
 
 
 def _line_for(error: BaseException) -> str | None:
@@ -43,9 +43,10 @@ def _line_for(error: BaseException) -> str | None:
         if "Endpoint" in kind.__name__ or "Connect" in kind.__name__:
             return f"S3: {text}; is the network up, and AWS_ENDPOINT_URL_S3 the address of your store?"
         return f"S3: {text}; check AWS_ENDPOINT_URL_S3, the name of the bucket and the credentials"
-    if isinstance(error, OSError) and error.errno in FORBIDDEN and error.filename is not None:
+    if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
         path, home = Path(os.fsdecode(error.filename)).absolute(), rlvf_home()
-        if path == home or home in path.parents or path in home.parents:
+        within = path == home or path in home.parents  # what is missing there could not be made
+        if (within and error.errno == errno.ENOENT) or ((within or home in path.parents) and error.errno in FORBIDDEN):
             return (
                 f"{path} cannot be written ({os.strerror(error.errno or 0)}); set RLVF_HOME to a folder that can, now "
                 f"{home}"

@@ -184,6 +184,16 @@ def test_what_is_said_again_but_not_differently_contradicts_nothing(saved: Run) 
     assert resume_run(saved.uri, "", None, same).config == saved.config
 
 
+def test_fewer_steps_than_were_made_are_refused(saved: Run, tmp_path: Path) -> None:
+    for step in (11, 12):
+        (tmp_path / "made").mkdir()
+        (tmp_path / "made" / "weights").write_text("w")
+        store.write_folder(store.join(saved.uri, "state", str(step)), tmp_path / "made", move=True)
+    with pytest.raises(OptionError, match="^--steps 3: .* has made 12 already; give more, or leave it out$"):
+        resume_run(saved.uri, "", None, {"steps": "3"})
+    assert resume_run(saved.uri, "", None, {"steps": "12"}).config.steps == 12
+
+
 def test_two_runs_cannot_be_meant_at_once(saved: Run, tmp_path: Path) -> None:
     home_runs = str(tmp_path / "runs")
     with pytest.raises(

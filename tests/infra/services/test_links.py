@@ -45,6 +45,7 @@ def test_a_page_of_this_home_gets_a_key_and_no_other_does(tmp_path: Path) -> Non
         links = page_links(home, Addresses(mlflow=url, prefect=f"{strangers}/api"))
         assert list(links) == ["mlflow"]
         assert links["mlflow"].startswith(f"{url}/?key=")
+        assert links["mlflow"].endswith("#/experiments?workflowType=machine_learning")
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with browser.open(links["mlflow"]) as first, browser.open(f"{url}/deeper") as second:
             assert b"location.replace" in first.read()

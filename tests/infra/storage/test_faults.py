@@ -105,3 +105,9 @@ def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pyt
             f"{where} cannot be written (Read-only file system); set RLVF_HOME to a folder that can, now {home}"
         )
     assert explained(PermissionError(errno.EACCES, "Permission denied", "/elsewhere/file")) is None
+    assert explained(FileNotFoundError(errno.ENOENT, "No such file", str(home / "runs" / "x"))) is None
+    monkeypatch.setenv("RLVF_HOME", "/proc/home")  # which has no space, and that is not why
+    line = explained(FileNotFoundError(errno.ENOENT, "No such file", "/proc/home"))
+    assert (line or "").startswith(
+        "/proc/home cannot be written (No such file or directory); set RLVF_HOME to a folder"
+    )
