@@ -189,7 +189,7 @@ def test_fewer_steps_than_were_made_are_refused(saved: Run, tmp_path: Path) -> N
         (tmp_path / "made").mkdir()
         (tmp_path / "made" / "weights").write_text("w")
         store.write_folder(store.join(saved.uri, "state", str(step)), tmp_path / "made", move=True)
-    with pytest.raises(OptionError, match="^--steps 3: .* has made 12 already; give more, or leave it out$"):
+    with pytest.raises(OptionError, match=r"^--steps 3: .* has made 12 already; give more, or leave it out$"):
         resume_run(saved.uri, "", None, {"steps": "3"})
     assert resume_run(saved.uri, "", None, {"steps": "12"}).config.steps == 12
 
