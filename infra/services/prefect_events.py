@@ -20,7 +20,7 @@ from prefect.events.worker import EventsWorker, ProcessPoolForwardingEventsClien
 LOOK_SECONDS = 0.1  # between two looks at an empty queue
 AWAY_SECONDS = 1.0  # before a server that was away is looked for again
 TELL_SECONDS = 10.0  # what it gets to take an event
-RECENT_SECONDS = 10.0  # so long a server may have an event in memory only; what it was told twice it keeps once
+RECENT_SECONDS = 60.0  # so long a busy server may have an event in memory only; what it was told twice it keeps once
 KEPT = 20_000  # events: some 40 MB
 
 

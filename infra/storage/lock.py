@@ -154,6 +154,20 @@ def held(uri: str, say: Callable[[str], None]) -> Iterator[RunLock]:
         _open.reset(token)
         with suppress(OSError):  # the storage is away: the next one waits until this lock is dead
             lock.release()
+            _leave_nothing(lock.fence)
+
+
+def _leave_nothing(fence: Fence) -> None:
+    """Where no run was begun after all, its place is left as it was; not where an earlier owner may be asleep, who must
+    not find an epoch of his name again."""
+    others = place.names(fence.run) or [uri for uri in place.folders(fence.run) if not uri.endswith("/lock")]
+    if others or fence.epoch > 1:
+        return
+    place.remove_file(fence.claim)
+    if (path := place.local_path(fence.run)) is not None:
+        with suppress(OSError):  # somebody else takes it just now
+            (path / "lock").rmdir()
+            path.rmdir()
 
 
 def acquire(uri: str, say: Callable[[str], None]) -> RunLock:
@@ -180,7 +194,7 @@ def _make(path: Path, claim: Claim) -> bool:
     try:
         with path.open("x") as file:
             file.write(json.dumps(asdict(claim)))
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):  # the latter: an owner that began no run has just left
         return False
     disk.sweep_files(path.parent)  # half-written signs of dead owners
     return True

@@ -101,7 +101,10 @@ def test_a_server_that_dies_is_started_again_and_misses_nothing(lab: Any, tmp_pa
     assert "Prefect missed" not in err
     assert url
     assert asked(home, "select state_type from flow_run where name = 'missed-nothing'") == [("COMPLETED",)]
-    updates = "select count(*) from task_run where name like 'update %' and state_type = 'COMPLETED'"
+    updates = (
+        "select count(*) from task_run join flow_run on flow_run.id = task_run.flow_run_id where flow_run.name = "
+        "'missed-nothing' and task_run.name like 'update %' and task_run.state_type = 'COMPLETED'"
+    )
     assert asked(home, updates) == [(STEPS,)]
 
 

@@ -256,7 +256,7 @@ def test_steps_since_the_last_checkpoint_are_made_again_and_replace_what_was_log
     run = home / "runs" / "seldom-saved"
     own = {"cluster__scheduler": None, "cluster__threads": "1", "checkpoint__every": "5"}
     options = lab.options(run=run.name, steps=str(STEPS), staleness="0", **own)
-    with lab.command("train", options=options, home=home, PREFECT_API_URL=lab.url) as command:
+    with lab.command("train", options=options, home=home, **lab.access) as command:
         until(lambda: 8 in lab.metrics(run, "groups/used") or command.process.poll() is not None)
         command.signal_group(SIGKILL)
         assert command.finish()[0] == -SIGKILL
@@ -277,7 +277,7 @@ def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp
     homes = [lab.fresh_home(tmp_path / name) for name in ("one", "other")]
     options = lab.options(run=uri, steps="500", cluster__scheduler=None, cluster__threads="1", tracking__uri=tracked)
     first = homes[0] / "runs" / "travels"
-    with lab.command("train", options=options, home=homes[0], PREFECT_API_URL=lab.url) as command:
+    with lab.command("train", options=options, home=homes[0], **lab.access) as command:
         until(lambda: 4 in lab.metrics(first, "groups/used") or command.process.poll() is not None)
         command.signal_group(SIGKILL)
         assert command.finish()[0] == -SIGKILL

@@ -26,7 +26,7 @@ def test_one_run_has_one_trainer_whoever_sleeps_meanwhile(
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "shared"
     options = lab.options(run=run.name, steps="500", cluster__scheduler=None, cluster__threads="1")
-    with lab.command("train", options=options, home=home, PREFECT_API_URL=lab.url) as first:
+    with lab.command("train", options=options, home=home, **lab.access) as first:
         until(lambda: 2 in lab.metrics(run, "groups/used") or first.process.poll() is not None)
         with lab.command("train", "--resume", run.name, options={}, home=home) as second:
             code, out, err = second.finish(60)

@@ -237,8 +237,8 @@ def test_what_was_sent_before_a_sleep_and_arrives_after_it_writes_over_nothing(s
         (made / "model.safetensors").write_bytes(b"the first owner's")
         checks = iter([True, False])
 
-        def check(_: Fence) -> None:  # it slept behind the first one, and sent a file when it woke
-            if not next(checks):
+        def check(fence: Fence) -> None:  # it slept behind the first one, and sent a file when it woke
+            if fence == first.fence and not next(checks):
                 raise LockLostError("late")
 
         with pytest.MonkeyPatch.context() as patch:
@@ -258,3 +258,13 @@ def test_a_folder_by_its_uri_is_that_folder(tmp_path: Path, monkeypatch: pytest.
             acquire(str(tmp_path / "run"), print)
         mine.check()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_that_was_begun_keeps_its_lock_and_one_that_was_not_leaves_nothing(place: str) -> None:
+    run = f"{place}/run"
+    with held(run, print):
+        assert store.exists(run)
+    assert lock.claims(run) == []
+    with held(run, print):
+        store.write_text(f"{run}/config.yaml", "steps: 1")
+    assert store.exists(f"{run}/lock")
