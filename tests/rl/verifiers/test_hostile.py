@@ -123,5 +123,21 @@ def test_what_a_killed_supervisor_leaves_is_removed_later(tmp_path: Path, monkey
     for folder in (left, young):
         folder.mkdir()
     os.utime(left, (1, 1))
-    sweep()
+    sweep({os.geteuid()})
     assert sorted(tmp_path.iterdir()) == [young]
+
+
+def test_what_others_put_beside_the_folders_neither_hangs_a_verifier_nor_is_removed(tmp_path: Path) -> None:
+    elsewhere, foreign, pipe, link = (tmp_path / name for name in ("kept", f"{PREFIX}b", f"{PREFIX}a", f"{PREFIX}c"))
+    os.mkfifo(pipe)
+    for folder in (elsewhere, foreign):
+        folder.mkdir()
+        os.utime(folder, (1, 1))
+    link.symlink_to(elsewhere)
+    sweeping = "from rl.verifiers.supervisor import sweep; sweep({1 + __import__('os').geteuid()})"
+    command, env = [sys.executable, "-c", sweeping], {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=env, timeout=20, check=True)
+    assert sorted(tmp_path.iterdir()) == sorted([elsewhere, foreign, pipe, link])
+    sweeping = "from rl.verifiers.supervisor import sweep; sweep({__import__('os').geteuid()})"
+    subprocess.run([*command[:2], sweeping], env=env, timeout=20, check=True)
+    assert sorted(tmp_path.iterdir()) == sorted([elsewhere, pipe, link])
