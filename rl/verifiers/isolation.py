@@ -21,7 +21,7 @@ from weakref import WeakSet
 from rl.records import Problem, Verdict
 from rl.verifiers import sandbox, supervisor
 from rl.verifiers.confinement import close_environment
-from rl.verifiers.process import Cell, LoadError, LostError, Process
+from rl.verifiers.process import Cell, LoadError, LostError, Process, folder_owner
 
 IN_A_ROW = 16  # time-outs before the rest is not tried: two groups of eight, so that one problem alone never does it
 MAX_REWARD = 1e6
@@ -59,7 +59,7 @@ class Pool:
         self._timeouts = 0  # in a row
         if self.cell.sandbox == sandbox.NONE:
             close_environment()
-        supervisor.sweep()
+        supervisor.sweep({os.geteuid(), folder_owner()})
         _pools.add(self)
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:

@@ -76,8 +76,9 @@ class Process:
         environment = cell.environment()
         ours, theirs = socket.socketpair()
         control, supervised = socket.socketpair()
-        owner = UNPRIVILEGED if is_linux() and os.geteuid() == 0 else None
-        asked = json.dumps({"command": cell.command(theirs.fileno()), "owner": owner})
+        owner = folder_owner()
+        given = None if owner == os.geteuid() else owner
+        asked = json.dumps({"command": cell.command(theirs.fileno()), "owner": given})
         output = _opened(cell.log)
         with theirs, supervised:
             self._supervisor = subprocess.Popen(
@@ -181,6 +182,11 @@ class Process:
         if "exit" in said:
             return "verifier_error", f"ended its process with exit code {said['exit']}"
         return "verifier_error", said.get("stopped", "ended its supervisor")
+
+
+def folder_owner() -> int:
+    """The user that the folder of a process is given to: its own."""
+    return UNPRIVILEGED if is_linux() and os.geteuid() == 0 else os.geteuid()
 
 
 def _opened(log: Path | None) -> int:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,13 +69,15 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep() -> None:
-    """Remove the folders of supervisors that were killed themselves."""
+def sweep(owners: Collection[int]) -> None:
+    """Remove the folders of supervisors that were killed themselves; those of other users, and what is no folder, stay.
+    Whoever may write to the temporary folder can put there what has such a name."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
-            opened = os.open(left, os.O_RDONLY)
+            opened = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                if os.fstat(opened).st_mtime < time.time() - 60:  # else it may not have its lock yet
+                found = os.fstat(opened)
+                if found.st_uid in owners and found.st_mtime < time.time() - 60:  # else it may not have its lock yet
                     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(left, ignore_errors=True)
             finally:
@@ -86,8 +89,9 @@ def _watch(control: socket.socket, wakes: int, child: int, folder: Path, bubblew
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
     waiting.register(wakes, select.POLLIN)
+    look = time.monotonic() + LOOK_SECONDS
     while True:
-        ready = dict(waiting.poll(LOOK_SECONDS * 1000))
+        ready = dict(waiting.poll(max(0.0, look - time.monotonic()) * 1000))
         if control.fileno() in ready:
             return {"stopped": "it was told to end"}
         with suppress(BlockingIOError):
@@ -96,12 +100,13 @@ def _watch(control: socket.socket, wakes: int, child: int, folder: Path, bubblew
         if ended is not None:
             by_signal = os.WIFSIGNALED(ended)
             return {"signal": os.WTERMSIG(ended)} if by_signal else {"exit": os.WEXITSTATUS(ended)}
-        if not ready:
+        if time.monotonic() >= look:  # by the clock: orphans that end without a pause leave no poll empty
             _end_orphans(child, bubblewrapped)
             try:
                 _measure(folder)
             except TooMuchError as much:
                 return {"stopped": str(much)}
+            look = time.monotonic() + LOOK_SECONDS
 
 
 def _collect() -> dict[int, int]:

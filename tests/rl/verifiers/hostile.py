@@ -90,6 +90,30 @@ def fill(problem):
                 file.write(bytes(2**20))
     time.sleep(60)
 
+def double_fork():
+    if (pid := os.fork()) == 0:
+        if os.fork() == 0:
+            time.sleep(0.005)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    time.sleep(0.02)
+
+def fill_amid_orphans(problem):
+    for number in range(400):
+        with open(f"part{number}", "wb") as file:
+            file.write(bytes(2**20))
+        if number % 10 == 0:
+            double_fork()
+    while True:
+        double_fork()
+
+def orphan_amid_orphans(problem):
+    started = ["sh", "-c", f"setsid sleep {problem.extra['mark']} > /dev/null & echo $!"]
+    pid = int(subprocess.run(started, capture_output=True).stdout)
+    while os.path.exists(f"/proc/{pid}"):
+        double_fork()
+    return 1.0
+
 def outside(problem): return tried(lambda: open(problem.extra["outside"], "w").write("x"))
 def secret(problem): return tried(lambda: open(problem.extra["secret"]).read())
 def parent(problem): return tried(lambda: "".join(map(environment, [problem.extra["parent"]])))
@@ -169,7 +193,8 @@ def main() -> None:
     pool.close()
     found["left"] = sleeping()
     pool = Pool(REWARD, "r.py", "reward", seconds=20, memory_mb=300, size=1, cell=cell)
-    ask("fill")
+    for name in ("fill", "fill_amid_orphans", "orphan_amid_orphans"):
+        ask(name)
     pool.close()
     pool = Pool(REWARD, "r.py", "reward", seconds=1, memory_mb=300, size=1, cell=cell)
     ask("forever")

@@ -87,7 +87,8 @@ def test_limits_cannot_be_raised_and_hold(found: dict[str, Any]) -> None:
 
 def test_files_are_bounded_in_size_and_in_number(found: dict[str, Any]) -> None:
     assert found["write"] == [0, "OSError 27"]  # EFBIG
-    assert found["fill"] == [None, "r.py: reward wrote more than 256 MB or 10000 files (here)"]
+    for name in ("fill", "fill_amid_orphans"):
+        assert found[name] == [None, "r.py: reward wrote more than 256 MB or 10000 files (here)"], name
 
 
 def test_the_environment_and_the_memory_of_other_processes_are_closed(found: dict[str, Any]) -> None:
@@ -96,7 +97,7 @@ def test_the_environment_and_the_memory_of_other_processes_are_closed(found: dic
 
 
 def test_a_process_of_another_session_and_an_orphan_end(found: dict[str, Any]) -> None:
-    assert found["orphan"] == found["session"] == [1, "right"]
+    assert found["orphan"] == found["session"] == found["orphan_amid_orphans"] == [1, "right"]
     assert found["orphans"] == 0
     assert 0 < found["most"] <= PROCESSES
     assert found["left"] == 0
@@ -122,5 +123,21 @@ def test_what_a_killed_supervisor_leaves_is_removed_later(tmp_path: Path, monkey
     for folder in (left, young):
         folder.mkdir()
     os.utime(left, (1, 1))
-    sweep()
+    sweep({os.geteuid()})
     assert sorted(tmp_path.iterdir()) == [young]
+
+
+def test_what_others_put_beside_the_folders_neither_hangs_a_verifier_nor_is_removed(tmp_path: Path) -> None:
+    elsewhere, foreign, pipe, link = (tmp_path / name for name in ("kept", f"{PREFIX}b", f"{PREFIX}a", f"{PREFIX}c"))
+    os.mkfifo(pipe)
+    for folder in (elsewhere, foreign):
+        folder.mkdir()
+        os.utime(folder, (1, 1))
+    link.symlink_to(elsewhere)
+    sweeping = "from rl.verifiers.supervisor import sweep; sweep({1 + __import__('os').geteuid()})"
+    command, env = [sys.executable, "-c", sweeping], {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=env, timeout=20, check=True)
+    assert sorted(tmp_path.iterdir()) == sorted([elsewhere, foreign, pipe, link])
+    sweeping = "from rl.verifiers.supervisor import sweep; sweep({__import__('os').geteuid()})"
+    subprocess.run([*command[:2], sweeping], env=env, timeout=20, check=True)
+    assert sorted(tmp_path.iterdir()) == sorted([elsewhere, pipe, link])
