@@ -1,7 +1,7 @@
 """A run's own settings as the defaults of its evaluation: what is measured is what was trained."""
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -9,12 +9,13 @@ from pydantic import BaseModel
 
 from flows.config import EvalConfig, TrainConfig
 from flows.option_tree import leaf_values
-from flows.runs import Run, existing_run, saved_config, with_secrets
+from flows.runs import Run, existing_run, saved_config, saved_problems, with_secrets
 from flows.trust import trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from rl.config import PolicyConfig, ProblemsConfig, SamplingConfig
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve, set_name
+from tasks.trained_on import TrainedOn, prompts_of, short_digest
 
 C = TypeVar("C", bound=BaseModel)
 OWN = ("policy.model", "policy.device", "again", "cluster", "placement", "tracking")  # not of what is measured
@@ -51,7 +52,7 @@ def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
         }
     )
     trusted(Run(uri, used, resumed=True), trust)
-    return asked_of_run(config, uri.rstrip("/").rpartition("/")[2], trained)
+    return asked_of_run(config, uri.rstrip("/").rpartition("/")[2], trained, saved_problems(uri))
 
 
 def asked_of_model(config: EvalConfig) -> Asked:
@@ -59,9 +60,12 @@ def asked_of_model(config: EvalConfig) -> Asked:
     return Asked(config, problems_to_solve(config.sets, config.verifier, config.held_out, config.seed))
 
 
-def asked_of_run(config: EvalConfig, name: str, trained: TrainConfig) -> Asked:
+def asked_of_run(
+    config: EvalConfig, name: str, trained: TrainConfig, kept: Mapping[str, TrainedOn] | None = None
+) -> Asked:
     """The evaluation of the run ``name``: whatever ``config`` does not give is as in its training, and problems that it
-    was trained on are left out unless ``held_out`` is given.
+    was trained on are left out unless ``held_out`` is given. Which these are is ``kept`` with the run; None: as its
+    files are now.
 
     Raises:
         ProblemError: problems that cannot be read, or nothing is left of them.
@@ -70,15 +74,18 @@ def asked_of_run(config: EvalConfig, name: str, trained: TrainConfig) -> Asked:
     usual = with_secrets(_laid_over(EvalConfig(policy=PolicyConfig(model=config.policy.model)), trained))
     now = with_secrets(_laid_over(config, trained))
     notes = [f"{name} was trained with {line}" for line in _differences(usual, now)]
-    seen: frozenset[str] = frozenset()
+    seen: frozenset[bytes] = frozenset()
     try:
-        seen = open_problems(usual.sets, usual.verifier, trained.held_out, trained.seed).trained
+        files = (
+            open_problems(usual.sets, usual.verifier, trained.held_out, trained.seed).files if kept is None else kept
+        )
+        seen = prompts_of(files.values())
     except (ValueError, OSError) as error:
         if now.sets == usual.sets:
             raise
         notes.append(f"whether {name} was trained on some of these problems cannot be told: {error}")
     problems = problems_to_solve(now.sets, now.verifier, now.held_out, now.seed, seen, trained.held_out or None)
-    included = sum(problem.prompt in seen for problem in problems.held_out)
+    included = sum(short_digest(problem.prompt) in seen for problem in problems.held_out)
     if problems.left_out:
         notes.append(
             f"{len(problems.held_out)} problems of {problems.name}; {problems.left_out} that {name} was trained on are "

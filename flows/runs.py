@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from flows.config import TrainConfig
 from flows.options import OptionError, differences, read_config, to_yaml
@@ -17,10 +17,14 @@ from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
 from infra.weights.version import published
+from rl.tables import ProblemError
+from tasks.problem_set import ProblemSet, set_names
+from tasks.trained_on import BY_SET, TrainedOn
 
 M = TypeVar("M", bound=BaseModel)
 
 TRACKING = "tracking.json"
+PROBLEMS = "problems.json"  # what the run is trained on: its files may be others later
 NEWEST = "newest"  # instead of a run's name: the one that was begun or resumed last
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
 MAY_CHANGE = (
@@ -57,6 +61,27 @@ class Run:
     def save_config(self) -> None:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
         store.write_text(store.join(self.uri, CONFIG), to_yaml(without_secrets(self.config)))
+
+    def save_problems(self, problems: ProblemSet) -> None:
+        """Write down what the run is trained on, for `refuse_other_problems` and for its evaluation."""
+        store.write_text(
+            store.join(self.uri, PROBLEMS), BY_SET.dump_json(dict(problems.files), indent=2).decode() + "\n"
+        )
+
+    def refuse_other_problems(self, problems: ProblemSet) -> None:
+        """Raise ProblemError if these are not the problems that the run has been trained on. A run of an older version
+        of the program does not know."""
+        kept = saved_problems(self.uri)
+        if kept is None:
+            return
+        paths = dict(zip(set_names(self.config.sets), (each.path for each in self.config.sets), strict=True))
+        for name, now in problems.files.items():
+            if (was := kept.get(name)) != now:
+                counts = f"{was.rows if was else 0} then, {now.rows} now"
+                raise ProblemError(
+                    f"{self.name} cannot be resumed: the problems of {paths[name]} are not those that it was trained "
+                    f"on ({counts}); restore the file, or start a new run"
+                )
 
     @property
     def mlflow_run(self) -> str | None:
@@ -167,6 +192,22 @@ def saved_config(uri: str) -> TrainConfig:
     if not isinstance(base, Mapping):
         raise NotARun(f"{saved} is damaged: it holds no settings")
     return read_config(TrainConfig, file=None, overrides={}, base=base)
+
+
+def saved_problems(uri: str) -> dict[str, TrainedOn] | None:
+    """What the run was trained on, by the name of each set that is read from files; None if it does not know.
+
+    Raises:
+        NotARun: that is damaged.
+    """
+    saved = store.join(uri, PROBLEMS)
+    data = place.read(saved)
+    if data is None:
+        return None
+    try:
+        return BY_SET.validate_json(data)
+    except ValidationError as error:
+        raise NotARun(f"{saved} is damaged: {error.errors()[0]['msg']}") from error
 
 
 def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[str, str]) -> Run:

@@ -49,6 +49,8 @@ class Training:
         self.place = place
         self.config = config = run.config
         self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
+        if run.resumed:
+            run.refuse_other_problems(self.problems)
         self.generator = GeneratorSpec(
             config.policy,
             config.sampling,
@@ -106,6 +108,8 @@ class Training:
                     check=self._hold.check,
                 )
             )
+            if not self.run.resumed:
+                self.run.save_problems(self.problems)  # before it exists: no run of this version is without
             self.run.save_config()
             remember(self.run)
             self.run.save_mlflow_run(self.tracker.run_id)

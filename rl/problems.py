@@ -56,8 +56,8 @@ def split(problems: Iterable[Problem], held_out: int | None) -> tuple[list[Probl
     Ranks by the prompts' digests, so which are held out, and the order of both lists, depend on neither seed nor file
     order. Raises ProblemError if nothing is left to train on.
     """
-    ranked = sorted(problems, key=lambda problem: (_digest(problem.prompt), problem.target))
-    prompts = sorted({problem.prompt for problem in ranked}, key=_digest)
+    ranked = sorted(problems, key=lambda problem: (digest(problem.prompt), problem.target))
+    prompts = sorted({problem.prompt for problem in ranked}, key=digest)
     if held_out is None:
         held_out = min(HELD_OUT, len(prompts) // 5)
     if not 0 <= held_out < len(prompts):
@@ -191,5 +191,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _digest(prompt: str) -> bytes:
+def digest(prompt: str) -> bytes:
+    """By which problems are ranked."""
     return sha256(prompt.encode(errors="surrogatepass")).digest()

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from infra.storage.files import as_text, open_files, open_texts
@@ -14,6 +14,7 @@ from rl.tables import ProblemError
 from rl.verifiers.opened import require_math
 from rl.verifiers.spec import MATH, VerifierError, VerifierSpec, check_source, is_file, named, split_name
 from tasks.mixture import Draw, Mixture, Source, streams
+from tasks.trained_on import TrainedOn, prompts_of, short_digest
 
 MADE = {GRAMMAR: grammar.draw, COUNTDOWN: countdown.draw}  # problems that are made in code
 
@@ -28,8 +29,15 @@ class ProblemSet:
     held_out: tuple[Problem, ...]  # shares no prompt with what ``draw`` gives
     verifiers: Mapping[str, VerifierSpec]  # by the name of the set that a problem is of
 
-    trained: frozenset[str] = frozenset()  # the prompts of its files that ``draw`` gives
+    files: Mapping[str, TrainedOn] = field(
+        default_factory=dict
+    )  # what each set that is read from files gives to ``draw``
     left_out: int = 0  # problems of its files that an evaluation passes over, as the policy was trained on them
+
+    @property
+    def trained(self) -> frozenset[bytes]:
+        """The short digests of the prompts of its files that ``draw`` gives."""
+        return prompts_of(self.files.values())
 
     def some(self) -> list[Problem]:
         """A few problems to look at."""
@@ -98,7 +106,7 @@ def open_problems(
     kept = {problem.prompt for _, out in split.values() for problem in out}
     sources: list[Source] = []
     out: list[Problem] = []
-    trained: set[str] = set()
+    files: dict[str, TrainedOn] = {}
     for each, stream in zip(named_sets, streams(seed, len(named_sets)), strict=True):
         if each.config.path in MADE:
             sources.append(_made(each, stream))
@@ -109,14 +117,14 @@ def open_problems(
             if not train:
                 raise ProblemError(f"{each.config.path}: all of its problems are held out of training by another set")
             sources.append(_from(train, stream, each.config.weight))
-            trained.update(problem.prompt for problem in train)
+            files[each.name] = TrainedOn.of(split[each.name], train)
             out += split[each.name][1]
     return ProblemSet(
         name=set_name(sets),
         draw=Mixture(sources, seed, prompts),
         held_out=tuple(out),
         verifiers={each.name: each.verifier for each in named_sets},
-        trained=frozenset(trained),
+        files=files,
     )
 
 
@@ -125,14 +133,14 @@ def problems_to_solve(
     verifier: VerifierConfig,
     held_out: int | None,
     seed: int,
-    trained: Set[str] = frozenset(),
+    trained: Set[bytes] = frozenset(),
     made: int | None = None,
 ) -> ProblemSet:
     """What an evaluation solves, as the held-out part of a set.
 
     Args:
         held_out: the part of each set that training with that ``held_out`` keeps out; 0 for everything in the files;
-            None for everything but problems whose prompt is among ``trained``.
+            None for everything but problems whose prompt's short digest is among ``trained``.
         made: how many problems are taken where they are made in code, always of the side that is never trained on.
 
     Raises:
@@ -151,8 +159,8 @@ def problems_to_solve(
         whole = each.read()
         if known:  # in the order of a split, so that a run is evaluated on what it was evaluated on in training
             whole, _ = problems.split(whole, 0)
-        found += [problem for problem in whole if problem.prompt not in known]
-        left_out += sum(problem.prompt in known for problem in whole)
+        found += [problem for problem in whole if short_digest(problem.prompt) not in known]
+        left_out += sum(short_digest(problem.prompt) in known for problem in whole)
     if not found:
         raise ProblemError(
             f"{set_name(sets)}: the policy was trained on all {left_out} problems; give others by --problems, or "

@@ -63,6 +63,8 @@ def _run(given: argparse.Namespace) -> None:
         run = new_run(read_config(TrainConfig, file=given.config, overrides=given.overrides), runs)
         check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
     problems = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
+    if run.resumed:
+        run.refuse_other_problems(problems)
     check_verifiers(problems, run.config.cluster)
     plans(run.config, problems)
     check_model(run.config.policy.model, runs)

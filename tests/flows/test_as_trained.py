@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from flows.as_trained import Asked, asked_of_run
+from flows.as_trained import Asked, asked_evaluation, asked_of_run
 from flows.config import EvalConfig, TrainConfig
 from flows.options import read_config
-from flows.runs import without_secrets
+from flows.runs import PROBLEMS, Run, without_secrets
 from rl.tables import ProblemError
+from tasks.problem_set import open_problems
 
 HEAD = "python_expression,natural_language\n"
 
@@ -74,6 +75,35 @@ def test_problems_that_were_trained_on_are_left_out_wherever_they_lie(sums: str,
     assert any("cannot be told" in note for note in asked(trained, problems=str(copy)).notes)
     with pytest.raises(ValueError, match="sums"):
         asked(trained)
+
+
+def test_problems_that_were_trained_on_are_left_out_even_if_the_file_was_edited(tmp_path: Path) -> None:
+    file, uri = tmp_path / "sums.csv", str(tmp_path / "mine")
+    rows = [f"{n} + 1,add 1 to {n}\n" for n in range(400)]
+    file.write_text(HEAD + "".join(rows[:300]))
+    run = Run(uri, given(TrainConfig, problems=str(file)), resumed=False)
+    begun = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
+    run.save_problems(begun)
+    run.save_config()
+    trained = {problem.prompt for problem in begun.draw(0, 240, 0)}
+    held_out = {problem.prompt for problem in begun.held_out}
+    new = {f"add 1 to {n}" for n in range(300, 400)}
+    assert (len(trained), len(held_out)) == (240, 60)
+
+    def evaluated(**options: str) -> Asked:
+        return asked_evaluation(given(EvalConfig, policy=uri, **options))
+
+    assert {problem.prompt for problem in evaluated().problems.held_out} == held_out
+    file.write_text(HEAD + "".join(rows))
+    grown = evaluated()
+    assert {problem.prompt for problem in grown.problems.held_out} == held_out | new
+    assert "160 problems of sums; 240 that mine was trained on are left out (--held_out 0 takes all)" in grown.notes
+    assert "400 problems of sums: mine was trained on 240 of them" in evaluated(held_out="0").notes
+    copy = file.rename(tmp_path / "copy.csv")  # and where the file is gone
+    assert {problem.prompt for problem in evaluated(problems=str(copy)).problems.held_out} == held_out | new
+    (tmp_path / "mine" / PROBLEMS).unlink()  # a run of an older version
+    copy.rename(file)
+    assert len(evaluated().problems.held_out) == 80
 
 
 def test_a_run_that_held_nothing_out_says_what_to_do(sums: str) -> None:

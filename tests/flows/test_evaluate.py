@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flows.runs import existing_run
 from infra.runs.checkpoints import NotARun
 from infra.storage import store
+from rl.tables import ProblemError
 
 SAMPLES = 16
 
@@ -136,6 +137,31 @@ def test_the_newest_run_is_evaluated_once_a_version(lab: Any, monkeypatch: pytes
     assert other.greedy == found.greedy
     lab.train(resume=str(run), steps="2")
     assert lab.evaluate(**asked).step == 2
+
+
+def test_a_run_whose_problem_file_was_edited_is_not_resumed_and_evaluated_on_none_that_it_was_trained_on(
+    lab: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "edited.csv"
+    head, *rows = lab.problems.read_text().splitlines(keepends=True)
+    file.write_text("".join([head, *rows[:50]]))
+    options = {"problems": str(file), "held_out": None}
+    run = Path(lab.train(steps="1", **options).run)
+    kept = (run / "problems.json").read_bytes()
+    file.write_text("".join([head, *rows]))
+    with pytest.raises(
+        ProblemError, match=r"edited\.csv are not those .*\(50 then, 100 now\); restore the file, or start"
+    ):
+        lab.train(resume=str(run), steps="2", **options)
+    with lab.command("train", options={**lab.options(steps="2", **options), "resume": str(run)}) as command:
+        code, _, err = command.finish()
+    assert code != 0
+    assert err.count("\n") == 1
+    assert "(50 then, 100 now); restore the file, or start a new run" in err
+    assert lab.evaluate(policy=run.name).problems == 10 + 50
+    file.write_text("".join([head, *rows[:50]]))
+    assert lab.train(resume=str(run), steps="2", **options).steps == 2
+    assert (run / "problems.json").read_bytes() == kept
 
 
 def points(lab: Any, run: Path, metric: str) -> list[Any]:

@@ -1,0 +1,51 @@
+"""What a problem file gave to a training run: enough to tell later whether it is the same, and what was trained on."""
+
+import json
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from rl.problems import digest
+from rl.records import Problem
+
+SHORT = 8  # bytes of a prompt's digest: among a million prompts, two share theirs with a probability of 1e-7
+
+
+class TrainedOn(BaseModel):
+    """One problem set, as it was when a run began."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+
+    rows: int
+    digest: str  # of every prompt and target, in the order of a split
+    trained: bytes  # the short digests of the prompts that are trained on, one after another
+
+    @classmethod
+    def of(cls, split: tuple[Sequence[Problem], Sequence[Problem]], trained: Iterable[Problem]) -> Self:
+        """Of a set's problems as (training, held-out), of the first of which ``trained`` are drawn."""
+        sums = sha256()
+        for side in split:
+            sums.update(f"{len(side)}\n".encode())
+            for problem in side:
+                sums.update(json.dumps([problem.prompt, problem.target]).encode() + b"\n")
+        prompts = sorted({short_digest(problem.prompt) for problem in trained})
+        return cls(rows=sum(map(len, split)), digest=sums.hexdigest(), trained=b"".join(prompts))
+
+    def prompts(self) -> frozenset[bytes]:
+        """The short digests of the prompts that are trained on."""
+        return frozenset(self.trained[at : at + SHORT] for at in range(0, len(self.trained), SHORT))
+
+
+BY_SET = TypeAdapter(dict[str, TrainedOn])
+
+
+def short_digest(prompt: str) -> bytes:
+    """By which a prompt is known again."""
+    return digest(prompt)[:SHORT]
+
+
+def prompts_of(sets: Iterable[TrainedOn]) -> frozenset[bytes]:
+    """The short digests of the prompts of all of these sets that are trained on."""
+    return frozenset().union(*(each.prompts() for each in sets))
