@@ -19,7 +19,9 @@ OTHER_TOKENS = 512  # of a function or a service of the user's
 
 
 def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-    """The configuration with every such option set, and a line for each that was chosen, with the reason."""
+    """The configuration with every such option set, and a line for each that was chosen, with the reason.
+
+    Raises ValueError where the penalty of long completions would begin before their first token."""
     lines = []
     if config.optimizer.lr is None:
         size = parameters(config.policy.model)
@@ -27,6 +29,8 @@ def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
         lines.append(f"optimizer.lr {rate:g}: for a policy of {_said(size)} parameters")
         config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": rate})})
     sampling, why = _sampling(config.sampling, config.policy.model, config.sets, config.verifier)
+    if config.loss.overlong > sampling.limit:
+        raise ValueError(f"loss.overlong {config.loss.overlong}: give at most sampling.max_tokens, {sampling.limit}")
     return config.model_copy(update={"sampling": sampling}), [*lines, *why]
 
 

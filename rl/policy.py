@@ -63,8 +63,11 @@ class Policy:
 
     @property
     def positions(self) -> int | None:
-        """How many tokens the model can tell apart by position, None if it has no such limit."""
-        size = getattr(self.text, "max_position_embeddings", None)
+        """How many tokens the model can tell apart by position, None if it has no such limit. With `longrope` (Phi-3)
+        those of its first training: beyond them the longest row of a batch says how all are rotated."""
+        rope = getattr(self.text, "rope_parameters", None) or {}
+        own = "original_" if rope.get("rope_type") == "longrope" else ""
+        size = getattr(self.text, f"{own}max_position_embeddings", None) or rope.get(f"{own}max_position_embeddings")
         return int(size) if isinstance(size, int) and size > 0 else None
 
     @property

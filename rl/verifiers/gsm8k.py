@@ -5,14 +5,15 @@ r"""Verifier `gsm8k`: one number after ``####`` or in ``\boxed{}``, the last of 
     no_answer     neither ``####`` nor ``\boxed{}``
     no_number     what stands there does not begin with a number ("#### forty-two", "1/0", "1,23")
     ambiguous     more than one number, sides of an equation that differ, or what makes another number of it: a word of
-                  scale, a power, a variable ("41 or 42", "x = 41 = 42", "42 million", "42k", "42²", "42x", "42½")
+                  scale, a power, a variable ("41 or 42", "x = 41 = 42", "42 million", "42k", "42²", "42x", "42½"), or
+                  takes it back ("not: 42", "half of: 42", "42 (negative)", "42 is wrong")
     too_large     more digits than are read
     empty         nothing but white space
 
 A currency, thousands commas, a trailing dot, a percent sign and units are passed over: ``#### $1,234.50.`` is 1234.5,
-``#### USD 42`` and ``\boxed{42\text{ km}^2}`` are 42. So is a label: ``#### Answer: 42``, ``#### x = 42``. A line of
-``####`` that is a heading ("#### Verification") is no answer where there is one above it. ``3/4``, ``\frac{3}{4}`` and
-``.75`` are the same number.
+``#### USD 42`` and ``\boxed{42\text{ km}^2}`` are 42. So are a label (``#### Answer: 42``, ``#### x = 42``) and tags
+(``#### 42</answer>``). A line of ``####`` that is a heading ("#### Verification") is no answer where there is one above
+it. ``3/4``, ``\frac{3}{4}`` and ``.75`` are the same number.
 """
 
 import re
@@ -59,9 +60,26 @@ _NUMERAL = re.compile(rf"\b(?:{_WORDS}|hundred|thousand|zero)\b", re.IGNORECASE)
 _OTHER = re.compile(  # what makes another number of the one before it, or adds one
     r"\b(?:hundred|thousand|million|billion|trillion|dozen|score|gross|grand|lakh|crore)s?\b|\b(?:squared|cubed|factorial)\b"
     rf"|\b(?:or|and|to|plus|minus|times|over|less|more)\s+(?:an?\s+)?(?:{_WORDS})\b"
-    r"|\b(?:hundred|thousand|million)ths?\b",
+    r"|\b(?:hundred|thousand|million)ths?\b"
+    r"|\b(?:halves|thirds|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)tie)ths)\b",  # quarters are coins, too
     re.IGNORECASE,
 )
+_DENIED = r"\b(?:not|wrong|incorrect|false)\s+(?:(?:the|an?|right|correct)\s+)*answer\b"
+_TURNING = re.compile(  # a label that makes another number of what follows, or takes it back
+    rf"(?:twice|double|triple|times|wrong|incorrect|false|{_WORDS})\W*$"
+    r"|.*\b(?:not|minus|negative|plus|of|than|at\s+least|at\s+most|about|around|approximately|roughly|nearly|almost)\W*$"
+    rf"|.*{_DENIED}",
+    re.IGNORECASE | re.DOTALL,
+)
+_TAKEN_BACK = re.compile(  # by what follows it
+    r"^\W*(?:negative|minus|wrong|incorrect|false|not)\W*$|\bbelow\s+zero\b|\b(?:isn|wasn|aren)['’]?t\b|"
+    + _DENIED
+    + r"|\b(?:is|was|are)\s+(?:(?:the|an?|also|clearly|probably)\s+)?(?:not|never|wrong|incorrect|false|negative)\b",
+    re.IGNORECASE,
+)
+_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9]*\s*/?>")  # <answer>, </b>
+_LEADING = re.compile(r"\s*[+-]?\s*[0-9][0-9,]*(?:\.[0-9]+)?(?:\s*/\s*[0-9]+)?(?=\s*[A-Za-z%])")  # 42 of 42 apples
 _SCALE = re.compile(r"\s*(?:k|K|M|B|b|G|bn|mn|tn|mil|mio|mill)\b")  # 42k, 42 mil
 _VARIABLE = re.compile(r"\s*(?:[xyzXYZ](?![A-Za-z])|[abcdefinopqrtuvw]\s*(?![A-Za-z\s])|(?:pi|sqrt)\b)")  # 42x, 42n
 _HEADING = re.compile(r"(?:step|part|case|problem|question|example|check|method)\b\W*[0-9]", re.IGNORECASE)
@@ -115,11 +133,13 @@ def number(text: str) -> Fraction:
     """The one number that the text is. Raises NoNumber."""
     if len(text) > MAX_CHARACTERS:
         raise NoNumber("too_large" if text[:MAX_CHARACTERS].strip().isdigit() else "no_number")
-    text = text.replace("−", "-").replace("{,}", ",").replace("\\!", "").replace("\\,", "")
+    text = _TAG.sub(" ", text).replace("−", "-").replace("{,}", ",").replace("\\!", "").replace("\\,", "")
     text = text.replace("\\$", "$").replace("\\%", "%").replace("#", " ")
     text = _TEXT.sub(r" \1 ", _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text))
     text = _SPACE.sub(" ", text)
     if label := _LABEL.match(text):
+        if _TURNING.match(label[0].strip(" *_`:=")):
+            raise NoNumber("ambiguous")
         text = text[label.end() :]
     text = _equal_sides(text)
     text = _CURRENCY.sub("", text.lstrip(" *_`({["), count=1) if _CURRENCY.match(text.lstrip(" *_`({[")) else text
@@ -137,12 +157,15 @@ def number(text: str) -> Fraction:
 
 
 def _equal_sides(text: str) -> str:
-    """Of ``6 * 7 = 42`` what stands last, if the sides are the same number; else the text as it is."""
+    """Of ``6 * 7 = 42 apples`` what stands last, if the sides are the same number; else the text as it is."""
     *first, last = text.split("=")
     if not first or not any(side.strip(" $*`") for side in first):
         return text
     try:
-        values = [evaluate(plain(_MONEY.sub("", side))) for side in [*first, last]]
+        bare = [_MONEY.sub("", side) for side in [*first, last]]
+        if counted := _LEADING.match(bare[-1]):  # what it counts is looked at with the rest of the answer
+            bare[-1] = counted[0].replace(",", "")
+        values = [evaluate(plain(side)) for side in bare]
     except UnfitExpression:
         return text
     return last if len(set(values)) == 1 else text
@@ -158,6 +181,8 @@ def _check_rest(rest: str, *, money: bool) -> None:
         raise NoNumber("ambiguous")
     rest = _UNIT_POWER.sub("", rest)
     if re.search(r"[=+<>√±×÷≠≈∞π\\]", rest) or any(character.isnumeric() for character in rest) or _OTHER.search(rest):
+        raise NoNumber("ambiguous")
+    if _TAKEN_BACK.search(rest):
         raise NoNumber("ambiguous")
 
 

@@ -10,19 +10,22 @@ it in a process that can be killed: the library's own time-out does not fire on 
     empty         nothing but white space
 
 A name before the value is passed over (``P(A)=\frac68=\frac34``), a percent sign is a unit (``42\%`` is 42, not 0.42),
-a set is no pair.
+a set is no pair. Numerals of a target that names their base are right in that base alone (``101_2`` is neither 101 nor
+``101_3``), and no decimal is an irrational number (1.41421356 is not ``\sqrt2``).
 """
 
 import re
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Basic, Float, Rational, preorder_traversal
 
 READ = [LatexExtractionConfig(boxed_match_priority=0)]
 MAX_CHARACTERS = 2000
 
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
 _SIGNS = re.compile(r"[(\[{)\]}=]|\\equiv\b")
+_BASE = re.compile(r"[0-9][0-9A-F]*\s*_\s*(?:\{\s*(\d+)\s*\}|(\d))")  # 101_2, 2A_{16}
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,;! ]|,\\!|\{,\}|~)\d{3})+(?!\d)")
 _NAMES = re.compile(
     r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
@@ -51,8 +54,30 @@ def expression(latex: str) -> list[Any]:
     return found
 
 
-def same(one: list[Any], other: list[Any]) -> bool:
-    return bool(verify(one, other, timeout_seconds=None))
+def same(wanted: list[Any], stated: list[Any]) -> bool:
+    """Whether math-verify finds them equal, which passes over bases, and takes a decimal for what it is close to."""
+    asked = bases(wanted)
+    if asked and asked != bases(stated):
+        return False
+    if any(isinstance(each, Basic) and is_irrational(each) for each in wanted):
+        stated = [exact(each) if isinstance(each, Basic) else each for each in stated]
+    return bool(verify(wanted, stated, timeout_seconds=None))
+
+
+def bases(found: list[Any]) -> list[int]:
+    """The indices of its numerals."""
+    latex = next((each for each in found if isinstance(each, str)), "")
+    return sorted(int(index[1] or index[2]) for index in _BASE.finditer(latex))
+
+
+def is_irrational(expression: Basic) -> bool:
+    """Whether it is written with an irrational number and without a decimal."""
+    return not expression.has(Float) and any(part.is_irrational for part in preorder_traversal(expression))
+
+
+def exact(expression: Basic) -> Any:
+    """With its decimals as the fractions that they are."""
+    return expression.xreplace({each: Rational(str(each)) for each in expression.atoms(Float)})
 
 
 def tidied(latex: str) -> str:

@@ -90,3 +90,9 @@ def test_an_evaluation_of_a_run_is_as_long_as_its_training(large: str) -> None:
     assert (config.sampling.max_tokens, lines) == (99, [])
     alone, lines = with_eval_defaults(asked(EvalConfig, policy=large, verifier="gsm8k"), None)
     assert (alone.sampling.max_tokens, lines) == (512, ["sampling.max_tokens 512: for the verifier gsm8k"])
+
+
+def test_a_penalty_that_begins_before_the_first_token_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"loss.overlong 41: give at most sampling.max_tokens, 40"):
+        with_defaults(asked(loss__overlong="41"))
+    assert with_defaults(asked(loss__overlong="40"))[0].loss.overlong == 40
