@@ -121,10 +121,12 @@ def test_a_generator_that_nobody_named_and_that_stops_does_not_stop_the_run(
     run = lab.run_folder(name)
     command = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--resources", "GENERATOR=1 CPU=1"]
     scheduler = lab.client.scheduler.address
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # as the others: sums depend on it
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(lab.train, run=name, steps=str(STEPS), staleness="0")
         until(lambda: training.done() or 1 in lab.metrics(run, "reward/mean"))
-        with started(sys.executable, "-m", "distributed.cli.dask_worker", scheduler, *command) as worker:
+        dask_worker = (sys.executable, "-m", "distributed.cli.dask_worker", scheduler, *command)
+        with started(*dask_worker, env=one_thread) as worker:
             known = {f"{role}-0" for role in ("generator", "verifier")} | {"trainer"}
             until(lambda: {offer.name for offer in offers(lab.client)} - known)
             (stranger,) = {offer.name for offer in offers(lab.client)} - known
