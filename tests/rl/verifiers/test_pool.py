@@ -96,3 +96,11 @@ def test_a_verifier_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch:
     verdicts = pool.judge([PROBLEM] * 20, ["right", "loop"] * 10)  # never so many in a row
     pool.close()
     assert [verdict.reason for verdict in verdicts] == ["right", "timeout"] * 10
+
+
+def test_a_run_under_landlock_says_what_stays_open_without_seccomp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl.verifiers.seccomp.works", lambda: False)
+    pool = Pool("", "r.py", "reward", seconds=1, memory_mb=512, size=1, cell=Cell(sandbox.LANDLOCK))
+    pool.close()
+    assert "Unix sockets and UDP are open" in pool.about
+    assert "apt install bubblewrap" in pool.about
