@@ -21,7 +21,10 @@ from rl.verifiers.confinement import is_linux
 AUTO, BUBBLEWRAP, LANDLOCK, NONE = "auto", "bubblewrap", "landlock", "none"
 PROBE_SECONDS = 20.0
 # where people keep their keys; below their home
-SECRETS = (".ssh", ".aws", ".config", ".netrc", ".kube", ".docker", ".gnupg", ".azure", ".cache/huggingface/token")
+SECRETS = (
+    *(".ssh", ".aws", ".config", ".netrc", ".kube", ".docker", ".gnupg", ".azure", ".git-credentials"),
+    *(".cache/huggingface/token", ".cache/huggingface/stored_tokens"),
+)
 AS_ROOT = ("SETUID", "SETGID", "DAC_READ_SEARCH")  # that confinement needs to leave root, and drops
 COVERED = ("/tmp", "/run", "/var/tmp")  # where other programs put their sockets; the first is its own folder
 RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")  # where /etc/resolv.conf may lead

@@ -104,3 +104,12 @@ def test_a_run_under_landlock_says_what_stays_open_without_seccomp(monkeypatch: 
     pool.close()
     assert "Unix sockets and UDP are open" in pool.about
     assert "apt install bubblewrap" in pool.about
+
+
+@pytest.mark.parametrize("name", [".git-credentials", ".cache/huggingface/stored_tokens", ".cache/huggingface/token"])
+def test_files_with_keys_below_the_home_are_hidden(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    key = tmp_path / name
+    key.parent.mkdir(parents=True, exist_ok=True)
+    key.write_text("told nobody")
+    assert sandbox.hidden(None) == [str(key.resolve())]
