@@ -2,6 +2,7 @@
 
 Everywhere hard limits on address space, files and what they hold. On Linux also new privileges; root, which no limit on
 processes holds, becomes a user of its own, and without bubblewrap Landlock closes the rest, where the kernel has it.
+In both sandboxes seccomp closes Unix sockets.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl.verifiers import landlock
+from rl.verifiers import landlock, seccomp
 
 FILE_BYTES = 64 * 2**20  # that one file may grow to
 OPEN_FILES = 256
@@ -57,6 +58,9 @@ def confine(to: Confinement) -> None:
     _prctl(SET_NO_NEW_PRIVILEGES, 1)
     if rules is not None:
         landlock.restrict(rules)
+    if to.sandbox != "none" and seccomp.works():
+        # bubblewrap has a network of its own: nothing outside is in reach on it
+        seccomp.restrict(network=to.network or to.sandbox == "bubblewrap")
 
 
 def limit(which: int, amount: int) -> None:

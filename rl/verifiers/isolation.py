@@ -80,7 +80,7 @@ class Pool:
     def about(self) -> str:
         """What stands around its processes."""
         network = "" if self.cell.sandbox == sandbox.NONE else f", {'with' if self.cell.network else 'no'} network"
-        return f"sandbox {self.cell.sandbox}{network}"
+        return f"sandbox {self.cell.sandbox}{network}{sandbox.leaves_open(self.cell.sandbox)}"
 
     def warm(self) -> None:
         """Have a process ready. Raises LoadError."""

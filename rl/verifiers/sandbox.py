@@ -1,8 +1,10 @@
 """What stands around a verifier's process on this machine, beside the limits that it always has.
 
 bubblewrap  nothing outside is in reach: read-only files, a temporary folder of its own, no other process, no network
-landlock    the same files and folder; other processes can be seen, not looked into; no TCP
+landlock    the same files and folder; other processes can be seen, not looked into; no network
 none        limits alone
+
+In both of the first, seccomp leaves no Unix sockets but pairs.
 """
 
 import os
@@ -13,14 +15,18 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from rl.verifiers import landlock
+from rl.verifiers import landlock, seccomp
 from rl.verifiers.confinement import is_linux
 
 AUTO, BUBBLEWRAP, LANDLOCK, NONE = "auto", "bubblewrap", "landlock", "none"
 PROBE_SECONDS = 20.0
 # where people keep their keys; below their home
-SECRETS = (".ssh", ".aws", ".config", ".netrc", ".kube", ".docker", ".gnupg", ".azure", ".cache/huggingface/token")
+SECRETS = (
+    *(".ssh", ".aws", ".config", ".netrc", ".kube", ".docker", ".gnupg", ".azure", ".git-credentials"),
+    *(".cache/huggingface/token", ".cache/huggingface/stored_tokens"),
+)
 AS_ROOT = ("SETUID", "SETGID", "DAC_READ_SEARCH")  # that confinement needs to leave root, and drops
+COVERED = ("/tmp", "/run", "/var/tmp")  # where other programs put their sockets; the first is its own folder
 RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")  # where /etc/resolv.conf may lead
 
 
@@ -60,7 +66,9 @@ def bubblewrap(folder: str, hidden: Sequence[str], *, network: bool) -> list[str
     """The command that runs what follows it, with ``folder`` as /tmp; "/" does without one."""
     words = ["bwrap", "--die-with-parent", "--new-session", "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
     words += ["--unshare-cgroup-try", *([] if network else ["--unshare-net"])]
-    words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/run"]
+    words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    covered = [path for path in COVERED[1:] if Path(path).is_dir() and not Path(path).is_symlink()]
+    words += [word for path in covered for word in ("--tmpfs", path)]
     if folder != "/":
         words += ["--bind", folder, "/tmp", "--bind", f"{folder}/shm", "/dev/shm", "--remount-ro", "/dev"]
         for path in _needed():
@@ -76,9 +84,17 @@ def bubblewrap(folder: str, hidden: Sequence[str], *, network: bool) -> list[str
     if network:
         for path in RESOLVERS:
             words += ["--ro-bind-try", path, path]
+    words += [word for path in covered for word in ("--remount-ro", path)]
     if os.geteuid() == 0:
         words += ["--cap-drop", "ALL", *[word for name in AS_ROOT for word in ("--cap-add", f"CAP_{name}")]]
     return [*words, "--"]
+
+
+def leaves_open(sandbox: str) -> str:
+    """What of the network it does not close on this machine, and the remedy."""
+    if sandbox != LANDLOCK or seccomp.works():
+        return ""
+    return ", but Unix sockets and UDP are open (no seccomp here); on Debian and Ubuntu: apt install bubblewrap"
 
 
 def hidden(home: Path | None) -> list[str]:
@@ -92,12 +108,12 @@ def hidden(home: Path | None) -> list[str]:
 
 
 def _needed() -> list[str]:
-    """What Python reads that /tmp and /run would cover."""
+    """What Python reads that would be covered."""
     return [path for path in _python() if _covered(path)]
 
 
 def _covered(path: str) -> bool:
-    return any(folder in Path(path).parents for folder in map(Path, ("/tmp", "/run")))
+    return any(folder in Path(path).parents for folder in map(Path, COVERED))
 
 
 def _python() -> list[str]:

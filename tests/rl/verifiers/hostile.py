@@ -135,6 +135,28 @@ def memory_of_parent(problem): return tried(lambda: open(f"/proc/{problem.extra[
 def connect(problem):
     return tried(lambda: socket.create_connection(("127.0.0.1", problem.extra["port"]), timeout=5))
 
+def unix(problem):
+    def one():
+        with socket.socket(socket.AF_UNIX) as to:
+            to.connect(problem.extra["unix"])
+    return tried(one)
+
+def unix_datagram_of_a_pair(problem):
+    return tried(lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b"x", problem.extra["datagrams"]))
+
+def udp(problem):
+    def one():
+        with socket.socket(type=socket.SOCK_DGRAM) as to:
+            to.sendto(b"x", ("127.0.0.1", problem.extra["udp"]))
+    return tried(one)
+
+def pair(problem):
+    ours, theirs = socket.socketpair()
+    ours.sendall(b"x")
+    return theirs.recv(1) == b"x"
+
+def var_tmp(problem): return float(len(os.listdir("/var/tmp"))), "seen"
+
 def kill_parent(problem): return tried(lambda: os.kill(problem.extra["parent"], signal.SIGTERM))
 
 def new_privileges(problem):
@@ -180,6 +202,8 @@ def main() -> None:
     for name in ("raise_limits", "memory", "write", "outside", "secret", "parent", "everybody", "memory_of_parent"):
         ask(name)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in ("unix", "unix_datagram_of_a_pair", "udp", "pair", "var_tmp"):
+        ask(name)
     for name in ("connect", "kill_parent", "new_privileges", "orphan"):
         ask(name)
     deadline = time.monotonic() + 20

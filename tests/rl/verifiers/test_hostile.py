@@ -47,15 +47,28 @@ def sandbox(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module", params=["root", "user"])
 def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
-    folder = Path("/var/tmp") / f"rlvf-hostile-{os.getpid()}"  # which no sandbox covers
+    # best where bubblewrap covers nothing; an ordinary user has only this one
+    folder = Path("/srv" if os.access("/srv", os.W_OK) else "/var/tmp") / f"rlvf-hostile-{os.getpid()}"
     (folder / "keys").mkdir(parents=True)
     (folder / "tmp").mkdir()
     (folder / "keys" / "key").write_text("told nobody")
     for path in (folder, folder / "keys", folder / "keys" / "key", folder / "tmp"):
         path.chmod(0o777)
     try:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listening,
+            socket.socket(socket.AF_UNIX) as unix,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
+            socket.socket(type=socket.SOCK_DGRAM) as udp,
+        ):
             given = {"port": listening.getsockname()[1], "outside": str(folder / "outside")}
+            for one, name in ((unix, "unix"), (datagrams, "datagrams")):
+                one.bind(given.setdefault(name, str(folder / name)))
+                (folder / name).chmod(0o777)
+            unix.listen()
+            udp.bind(("127.0.0.1", 0))
+            udp.settimeout(0)
+            given["udp"] = udp.getsockname()[1]
             asked = json.dumps({**given, "secret": str(folder / "keys" / "key")})
             command = [sys.executable, str(Path(__file__).with_name("hostile.py")), sandbox, asked]
             if request.param == "root" and os.geteuid():
@@ -71,6 +84,10 @@ def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
             )
             assert done.returncode == 0, done.stderr
             answers = json.loads(done.stdout)
+            try:
+                answers["udp"] = [float(len(udp.recv(1))), "heard"]
+            except BlockingIOError:
+                answers["udp"] = [0, "heard nothing"]
     finally:
         shutil.rmtree(folder)
     if "missing" in answers:
@@ -111,10 +128,13 @@ def test_processes_that_multiply_end_and_the_next_call_works(found: dict[str, An
 
 def test_a_sandbox_closes_files_keys_and_the_network(sandbox: str, found: dict[str, Any]) -> None:
     closed = sandbox != NONE
-    for name in ("outside", "secret", "connect"):
+    for name in ("outside", "secret", "connect", "udp", "unix", "unix_datagram_of_a_pair"):
         assert found[name][0] == (0 if closed else 1), name
     if closed or found["as"] == "root":
         assert found["kill_parent"][0] == 0
+    assert found["pair"] == [1, "right"]
+    if sandbox == BUBBLEWRAP:
+        assert found["var_tmp"] == [0, "seen"]
 
 
 def test_what_a_killed_supervisor_leaves_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

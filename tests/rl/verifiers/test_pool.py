@@ -96,3 +96,20 @@ def test_a_verifier_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch:
     verdicts = pool.judge([PROBLEM] * 20, ["right", "loop"] * 10)  # never so many in a row
     pool.close()
     assert [verdict.reason for verdict in verdicts] == ["right", "timeout"] * 10
+
+
+def test_a_run_under_landlock_says_what_stays_open_without_seccomp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl.verifiers.seccomp.works", lambda: False)
+    pool = Pool("", "r.py", "reward", seconds=1, memory_mb=512, size=1, cell=Cell(sandbox.LANDLOCK))
+    pool.close()
+    assert "Unix sockets and UDP are open" in pool.about
+    assert "apt install bubblewrap" in pool.about
+
+
+@pytest.mark.parametrize("name", [".git-credentials", ".cache/huggingface/stored_tokens", ".cache/huggingface/token"])
+def test_files_with_keys_below_the_home_are_hidden(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    key = tmp_path / name
+    key.parent.mkdir(parents=True, exist_ok=True)
+    key.write_text("told nobody")
+    assert sandbox.hidden(None) == [str(key.resolve())]
