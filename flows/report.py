@@ -117,7 +117,19 @@ def _samples(run_uri: str) -> Iterator[tuple[int, Sequence[Mapping[str, Any]], s
         except ValueError as error:
             yield step, [], str(error)
             continue
-        yield step, [_sample(row) for row in _varied(rows)], ""
+        whole = [row for row in rows if _is_whole(row)]
+        lacking = f"{len(rows) - len(whole)} of {len(rows)} completions are damaged and left out"
+        yield step, [_sample(row) for row in _varied(whole)], lacking if len(whole) < len(rows) else ""
+
+
+def _is_whole(row: Any) -> bool:
+    """Whether a row is as one is written: the file may be damaged, or anybody's."""
+    return (
+        isinstance(row, Mapping)
+        and all(isinstance(row.get(name), str) for name in ("prompt", "target", "source", "completion", "reason"))
+        and all(isinstance(row.get(name), int) for name in ("group", "version", "tokens"))
+        and isinstance(row.get("reward", ""), int | float | None)
+    )
 
 
 def _varied(rows: Sequence[Row]) -> list[Row]:

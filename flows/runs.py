@@ -85,9 +85,17 @@ class Run:
 
     @property
     def mlflow_run(self) -> str | None:
-        """The id of its MLflow run, if it has one."""
+        """The id of its MLflow run, if it has one. Raises NotARun where the file that says so is damaged."""
         uri = store.join(self.uri, TRACKING)
-        return str(json.loads(store.read_text(uri))["run_id"]) if store.exists(uri) else None
+        if not store.exists(uri):
+            return None
+        try:
+            found = json.loads(store.read_text(uri))
+        except ValueError:
+            found = None
+        if not isinstance(found, Mapping) or not isinstance(found.get("run_id", 0), str | None):
+            raise NotARun(f"{uri} is damaged; remove it, and the run goes on in a new MLflow run")
+        return found["run_id"]
 
     def save_mlflow_run(self, run_id: str | None) -> None:
         store.write_text(store.join(self.uri, TRACKING), json.dumps({"run_id": run_id}))

@@ -6,18 +6,22 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.config import TrainConfig
+from flows.config import HELD_OUT, TrainConfig
 from flows.runs import Run, saved_config, without_secrets
 from infra.home import rlvf_home
 from infra.security.printable import printable
 from infra.storage import disk
 from infra.storage.store import local_path
+from rl.config import COUNTDOWN, GRAMMAR, TINY
 from rl.verifiers.spec import is_file
 from tasks.problem_set import open_verifier
 
+STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
+ELSEWHERE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
+
 
 class NotTrustedError(ValueError):
-    """A run brings code or addresses that this home has not seen with it; one line that shows them."""
+    """A run brings code, addresses or paths that this home has not seen with it; one line that shows them."""
 
 
 def trusted(run: Run, trust: bool = False) -> None:
@@ -51,7 +55,8 @@ def remember(run: Run) -> None:
 
 
 def brought(config: TrainConfig) -> dict[str, str]:
-    """Code that a run's configuration would have run, and the addresses that it would be told to, by setting."""
+    """What a run's configuration chooses that its owner would not have others choose, by setting: code that is run, and
+    how it is confined, addresses that are told of the run, files of this machine that are read into it."""
     found = {}
     names = {"verifier": config.verifier.name}
     sets = (*config.sets, *config.evals)
@@ -63,12 +68,37 @@ def brought(config: TrainConfig) -> dict[str, str]:
             found[setting] = f"{name} (sha256 {hashlib.sha256(text.encode()).hexdigest()})"
         elif name.startswith(("http://", "https://")):
             found[setting] = name
+    if config.verifier.env:
+        found["verifier.env"] = ", ".join(config.verifier.env)
+    if config.verifier.network:
+        found["verifier.network"] = "true"
+    if config.verifier.sandbox not in STRICT:
+        found["verifier.sandbox"] = config.verifier.sandbox
     shown = without_secrets(config)
+    read = {"problems": (shown.problems,), "mix": shown.mix, "evals": shown.evals}
+    for setting, several in read.items():
+        if files := dict.fromkeys(each.path for each in several if _is_local(each.path)):
+            found[setting] = ", ".join(files)
+    if _is_folder(shown.policy.model):
+        found["policy.model"] = shown.policy.model
     if shown.tracking.uri is not None:
         found["tracking.uri"] = shown.tracking.uri
     if shown.cluster.scheduler is not None:
         found["cluster.scheduler"] = shown.cluster.scheduler
     return found
+
+
+def _is_local(path: str) -> bool:
+    """Whether problems are read from this machine; of what fsspec knows (`local`, `simplecache::file`, `git`) only what
+    is surely elsewhere is not."""
+    protocol, separator, rest = path.partition("://")
+    made = path in (GRAMMAR, COUNTDOWN, HELD_OUT)
+    return not made and (not separator or protocol not in ELSEWHERE or "::" in rest)
+
+
+def _is_folder(model: str) -> bool:
+    """Whether a model is no name at a hub but files of this machine."""
+    return model != TINY and (model.startswith(("/", ".", "~")) or Path(model).exists())
 
 
 def _remembered(run: Run) -> Mapping[str, str]:

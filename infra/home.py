@@ -7,13 +7,24 @@ from pathlib import Path
 NAME = ".rlvf"
 
 
+class ForeignHomeError(ValueError):
+    """The home in the working directory is another user's; one line that names it."""
+
+
 def rlvf_home() -> Path:
     """The folder of all state: `$RLVF_HOME`, or `.rlvf` of the working directory or, as git looks for its own, of the
-    nearest directory above that has one of this user's; a new one is made in the working directory."""
+    nearest directory above that has one of this user's; a new one is made in the working directory.
+
+    Raises ForeignHomeError if the working directory has one that is another user's.
+    """
     if given := os.environ.get("RLVF_HOME"):
         return Path(given).expanduser().absolute()
     here = Path.cwd()
-    # what somebody else put above could make this user run code: a home holds addresses and verifiers
+    # what somebody else put there could make this user run code: a home holds addresses and verifiers
+    if (here / NAME).is_dir() and not _is_own(here / NAME):
+        raise ForeignHomeError(
+            f"{here / NAME} belongs to another user, whose code it could run; set RLVF_HOME to a folder of yours"
+        )
     above = (folder / NAME for folder in here.parents if _is_own(folder / NAME))
     return here / NAME if (here / NAME).is_dir() else next(above, here / NAME)
 

@@ -27,6 +27,12 @@ _USERINFO = re.compile(r"(?<=://)[^/@\s'\"]+:[^/\s'\"]*@|(?<=http://)[^/@\s'\"]+
 # also of a libpq connection string: `host=db password=…`
 _PARAMETER = re.compile(rf"(?P<name>(?:^|[?&;\s])(?:{_WORDS})=)[^&;#\s'\"]+", re.IGNORECASE)
 
+# settings that hold an address: what the environment completes of these goes to the very host that is named in it
+_ADDRESSES = re.compile(
+    r"tracking\.uri|cluster\.scheduler|(?:problems|mix\.\d+|evals\.\d+)\.(?:path|verifier)|verifier\.name"
+)
+_HOST = re.compile(r"://(?:[^/@\s]*@)?(?P<host>[^/@?#\s]+)")
+
 _known: dict[str, str] = {}  # what this process has hidden, by how it looks masked
 
 
@@ -52,12 +58,13 @@ def hidden(value: T) -> T:
 
 
 def revealed(value: T, path: str = "") -> T:
-    """The tree with what `hidden` has taken out; what a variable of the environment holds is found there, too.
+    """The tree with what `hidden` has taken out; an address that a variable of the environment holds is found there,
+    too. Others may have written the tree: a mask alone, or in any other setting, fetches nothing from the environment.
 
     Raises MaskedError for a masked text that is known to neither.
     """
     if isinstance(value, str) and MASK in value:
-        found = _known.get(value) or next((each for each in os.environ.values() if masked(each) == value), None)
+        found = None if value == MASK else _known.get(value) or _from_environment(value, path)
         if found is None:
             raise MaskedError(
                 f"{path or 'a setting'}: {value!r} was saved without its secret; give it again by --{path}, or let an "
@@ -69,6 +76,14 @@ def revealed(value: T, path: str = "") -> T:
     if isinstance(value, (list, tuple)):
         return type(value)(revealed(inner, f"{path}.{at}") for at, inner in enumerate(value))
     return value
+
+
+def _from_environment(shown: str, path: str) -> str | None:
+    """The address in the environment that looks like this one masked; its host is no secret."""
+    host = _HOST.search(shown)
+    if not _ADDRESSES.fullmatch(path) or host is None or MASK in host["host"]:
+        return None
+    return next((each for each in os.environ.values() if masked(each) == shown), None)
 
 
 def _walk(value: Any, change: Any, key: str = "") -> Any:

@@ -10,25 +10,20 @@ everywhere (some refuse `If-None-Match`): there each puts a claim of his own nam
 first name holds the epoch, unless another had been confirmed before.
 """
 
-import getpass
 import json
-import os
 import secrets
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
+from infra.security.secrets import masked
 from infra.storage import disk, place
+from infra.storage.claim import Claim, read_claim
 from infra.storage.fence import Fence, LockLostError, claims
 
 BEAT_SECONDS = 3.0
@@ -40,45 +35,6 @@ LOOK_SECONDS = 0.5
 
 class RunInUseError(ValueError):
     """Another process trains the run; one line that says who, and since when."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What an owner says of himself."""
-
-    user: str
-    host: str
-    machine: str  # that started once: process ids mean the same wherever this is the same
-    pid: int
-    started: float  # of the process, seconds since 1970
-    since: float  # of the claim
-    state: Literal["claimed", "held", "released"] = "claimed"
-    beat: int = 0
-
-    @classmethod
-    def of_this_process(cls) -> "Claim":
-        try:
-            user = getpass.getuser()
-        except (KeyError, OSError):  # a container may have no name for it
-            user = str(os.getuid())
-        pid = os.getpid()
-        return cls(user, socket.gethostname(), _machine(), pid, psutil.Process(pid).create_time(), time.time())
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether its process has ended, as far as that can be seen from here."""
-        if self.machine != _machine():
-            return False
-        try:
-            return abs(psutil.Process(self.pid).create_time() - self.started) > 1
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.AccessDenied:
-            return False
-
-    def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.since).astimezone()
-        return f"{self.user}@{self.host} (process {self.pid}) since {since:%Y-%m-%d %H:%M:%S %Z}"
 
 
 class RunLock:
@@ -138,7 +94,7 @@ _open: ContextVar[RunLock | None] = ContextVar("run lock", default=None)
 @contextmanager
 def held(uri: str, say: Callable[[str], None]) -> Iterator[RunLock]:
     """The lock of the run at `uri`: the one that is held around this already, or a new one, released at the end. `say`
-    gets a line when there is something to wait for.
+    gets a line when there is something to wait for, now or, as the lock could not be released, for who comes next.
 
     Raises RunInUseError, at the latest after `DEAD_SECONDS`, and what the storage raises.
     """
@@ -152,9 +108,12 @@ def held(uri: str, say: Callable[[str], None]) -> Iterator[RunLock]:
         yield lock
     finally:
         _open.reset(token)
-        with suppress(OSError):  # the storage is away: the next one waits until this lock is dead
+        try:
             lock.release()
             _leave_nothing(lock.fence)
+        except Exception as error:  # noqa: BLE001 - the storage is away: its library's own errors, too
+            why = " ".join(masked(str(error)).split()) or type(error).__name__
+            say(f"{masked(uri)} could not be released ({why}); who wants it next waits {DEAD_SECONDS:.0f} s")
 
 
 def _leave_nothing(fence: Fence) -> None:
@@ -226,11 +185,8 @@ class _Seen:
 
     @property
     def claim(self) -> Claim | None:
-        """None while it is being written."""
-        try:
-            return Claim(**json.loads(self.content))
-        except (ValueError, TypeError):
-            return None
+        """None while it is being written, and where it is damaged."""
+        return read_claim(self.content)
 
     @property
     def is_held(self) -> bool:
@@ -287,11 +243,3 @@ def _outlive(seen: _Seen, say: Callable[[str], None]) -> None:
 def _now() -> float:
     """Seconds that go on while this machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def _machine() -> str:
-    """What tells this machine, since it was started, from any other; a container is one of its own."""
-    boot, pids = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    if boot.exists() and pids.exists():
-        return f"{boot.read_text().strip()} {pids.readlink()}"
-    return f"{uuid.getnode()} {socket.gethostname()}"

@@ -24,7 +24,7 @@ from infra.cluster.placement import offers
 from infra.runs.record import read_record
 from infra.runs.rollouts import kept_steps
 from infra.storage import store
-from infra.storage.lock import Claim
+from infra.storage.claim import Claim
 from tests.processes import started, until
 
 STEPS = 14

@@ -1,6 +1,7 @@
 """Runs by name: how one begins, what may change when it goes on."""
 
 import os
+import re
 import uuid
 from datetime import datetime
 from pathlib import Path
@@ -92,6 +93,16 @@ def test_a_run_keeps_the_id_of_its_mlflow_run(saved: Run) -> None:
     assert saved.mlflow_run is None
     saved.save_mlflow_run("0123abcd")
     assert saved.mlflow_run == "0123abcd"
+    saved.save_mlflow_run(None)
+    assert saved.mlflow_run is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"run_id": 7}', "{"])
+def test_a_damaged_record_of_the_mlflow_run_is_named_with_its_remedy(saved: Run, content: str) -> None:
+    at = store.join(saved.uri, "tracking.json")
+    store.write_text(at, content)
+    with pytest.raises(NotARun, match=rf"^{re.escape(at)} is damaged; remove it, and the run goes on in a new MLflow"):
+        _ = saved.mlflow_run
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,47 @@ def test_addresses_are_refused_too_unless_they_are_ones_own(elsewhere: str, sett
         trusted(replace(run, config=own))
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "named"),
+    [
+        ("problems", "{folder}/*.csv", "problems {folder}/*.csv"),
+        ("problems", "file://{folder}/a.csv", "problems file://{folder}/a.csv"),
+        ("problems", "simplecache::file://{folder}/a.csv", "problems simplecache::file://{folder}/a.csv"),
+        ("problems", "s3://b/a.zip::file://{folder}", "problems s3://b/a.zip::file://{folder}"),
+        ("mix", "[{{path: a.csv}}, {{path: b.csv}}, {{path: 's3://bucket/c.csv'}}]", "mix a.csv, b.csv"),
+        ("evals", "[{{path: ~/a.csv}}, {{path: held_out}}]", "evals ~/a.csv"),
+        ("policy__model", "{folder}", "policy.model {folder}"),
+        ("policy__model", "~/models/mine", "policy.model ~/models/mine"),
+        ("verifier__env", "OPENAI_API_KEY,HF_TOKEN", "verifier.env OPENAI_API_KEY, HF_TOKEN"),
+        ("verifier__network", "true", "verifier.network true"),
+        ("verifier__sandbox", "none", "verifier.sandbox none"),
+        ("verifier__sandbox", "landlock", "verifier.sandbox landlock"),
+    ],
+)
+def test_files_of_this_machine_and_a_looser_sandbox_are_refused_by_name(
+    elsewhere: str, tmp_path: Path, setting: str, value: str, named: str
+) -> None:
+    run = saved(elsewhere, **{setting: value.format(folder=tmp_path)})
+    with pytest.raises(NotTrustedError) as refused:
+        trusted(run)
+    assert f"would use its {named.format(folder=tmp_path)}; if you know" in str(refused.value)
+    trusted(run, trust=True)
+    trusted(run)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("problems", "s3://bucket/*.csv"),
+        ("problems", "countdown"),
+        ("policy__model", "Qwen/Qwen3-0.6B"),
+        ("verifier__sandbox", "bubblewrap"),
+    ],
+)
+def test_what_lies_elsewhere_or_is_as_strict_needs_no_trust(elsewhere: str, setting: str, value: str) -> None:
+    trusted(saved(elsewhere, **{setting: value}))
+
+
 def test_a_run_of_this_home_needs_no_trust(home_folder: Path, reward: Path) -> None:
     trusted(saved(str(home_folder / "runs" / "mine"), verifier=f"{reward}:reward"))
 
@@ -128,6 +169,8 @@ def test_an_evaluation_of_such_a_run_is_refused_too_and_not_with_a_verifier_of_o
 
     with pytest.raises(NotTrustedError, match="say --trust once"):
         asked_evaluation(asked())
-    asked_evaluation(asked(verifier="arithmetic"))
+    own = problems.with_name("own.csv")
+    own.write_text(problems.read_text())
+    asked_evaluation(asked(verifier="arithmetic", problems=str(own)))
     asked_evaluation(asked(), trust=True)
     asked_evaluation(asked())

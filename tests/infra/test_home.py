@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.home import home_line, private_home, rlvf_home, rlvf_storage, runs_uri
+from infra.home import ForeignHomeError, home_line, private_home, rlvf_home, rlvf_storage, runs_uri
 
 
 def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,6 +53,20 @@ def test_a_home_above_that_another_user_made_is_not_taken(standing: Path, tmp_pa
     (tmp_path / "project" / "file").touch()
     (tmp_path / ".rlvf").write_text("a file is no home")
     assert rlvf_home() == standing / ".rlvf"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_home_here_that_another_user_made_is_refused(standing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = standing / ".rlvf"
+    planted.mkdir()
+    os.chown(planted, 12345, 12345)
+    with pytest.raises(ForeignHomeError) as refused:
+        rlvf_home()
+    assert str(refused.value).startswith(f"{planted} belongs to another user")
+    assert str(refused.value).endswith("set RLVF_HOME to a folder of yours")
+    assert "\n" not in str(refused.value)
+    monkeypatch.setenv("RLVF_HOME", str(planted))  # by name, somebody wants it
+    assert rlvf_home() == planted
 
 
 def test_runs_lie_on_the_storage_and_that_is_the_home_by_default(

@@ -61,6 +61,30 @@ def test_what_was_hidden_is_found_again_here_and_elsewhere_only_with_help(monkey
     assert revealed({"tracking": shown["tracking"]}) == {"tracking": tree["tracking"]}
 
 
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        ("policy.model", "***"),
+        ("tracking.uri", "***"),
+        ("tracking.uri", "token=***"),
+        ("tracking.uri", "https://***"),
+        ("policy.model", "postgresql://***@db/rlvf"),
+        ("sampling.stop.0", "postgresql://***@db/rlvf"),
+    ],
+)
+def test_what_others_wrote_fetches_no_secret_of_the_environment(
+    setting: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    monkeypatch.setenv("LOGIN", "token=t0t0t0")
+    monkeypatch.setenv("HOOK", "https://wJalrXUtnFEMI")
+    monkeypatch.setenv("DATABASE", "postgresql://me:pa55word@db/rlvf")
+    hidden("wJalrXUtnFEMI")
+    section, _, name = setting.partition(".")
+    with pytest.raises(MaskedError, match=setting):
+        revealed({section: {name: shown}})
+
+
 def test_an_address_without_its_user() -> None:
     assert without_userinfo("http://u:p@host:1/x") == "http://host:1/x"
     assert without_userinfo("http://host:1/x") == "http://host:1/x"

@@ -15,8 +15,9 @@ import pytest
 
 from infra.runs import checkpoints
 from infra.storage import lock, place, store
+from infra.storage.claim import Claim
 from infra.storage.fence import Fence, LockLostError
-from infra.storage.lock import Claim, RunInUseError, RunLock, acquire, held
+from infra.storage.lock import RunInUseError, RunLock, acquire, held
 from tests.processes import started, until
 
 DEAD = 2.0  # seconds, of an owner without a sign

@@ -1,0 +1,74 @@
+"""What the owner of a run's lock says of himself, as it lies in storage: see `infra.storage.lock`."""
+
+import getpass
+import os
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import psutil
+from pydantic import Field, TypeAdapter
+
+_Moment = Annotated[float, Field(ge=0, lt=2**37)]  # seconds since 1970, that a calendar has
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an owner says of himself."""
+
+    user: str
+    host: str
+    machine: str  # that started once: process ids mean the same wherever this is the same
+    pid: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    started: _Moment  # of the process
+    since: _Moment  # of the claim
+    state: Literal["claimed", "held", "released"] = "claimed"
+    beat: Annotated[int, Field(ge=0)] = 0
+
+    @classmethod
+    def of_this_process(cls) -> "Claim":
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container may have no name for it
+            user = str(os.getuid())
+        pid = os.getpid()
+        return cls(user, socket.gethostname(), _machine(), pid, psutil.Process(pid).create_time(), time.time())
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended, as far as that can be seen from here."""
+        if self.machine != _machine():
+            return False
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) > 1
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.AccessDenied:
+            return False
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since).astimezone()
+        return f"{self.user}@{self.host} (process {self.pid}) since {since:%Y-%m-%d %H:%M:%S %Z}"
+
+
+_CLAIM = TypeAdapter(Claim)
+
+
+def read_claim(content: bytes) -> Claim | None:
+    """The claim that lies there; None where it is damaged or half written."""
+    try:
+        return _CLAIM.validate_json(content)
+    except ValueError:
+        return None
+
+
+def _machine() -> str:
+    """What tells this machine, since it was started, from any other; a container is one of its own."""
+    boot, pids = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if boot.exists() and pids.exists():
+        return f"{boot.read_text().strip()} {pids.readlink()}"
+    return f"{uuid.getnode()} {socket.gethostname()}"

@@ -1,0 +1,57 @@
+"""A lock's owner of whom nothing can be read, and one who cannot write that he has ended."""
+
+import json
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from infra.storage import lock
+from infra.storage.claim import Claim
+from infra.storage.lock import held
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"BEAT": 0.1, "LOOK": 0.05, "DEAD": 2.0, "SETTLE": 0.1}.items():
+        monkeypatch.setattr(lock, f"{name}_SECONDS", seconds)
+
+
+def test_a_storage_that_goes_away_at_the_end_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class EndpointConnectionError(Exception):  # as botocore's: no OSError
+        pass
+
+    def away(*_: object) -> None:
+        raise EndpointConnectionError("Could not connect to http://me:pa55@store:9000")
+
+    lines: list[str] = []
+    run = f"memory://{uuid.uuid4().hex}/run"
+    with held(run, lines.append):
+        monkeypatch.setattr("infra.storage.place.write_text", away)
+    (line,) = lines
+    assert (
+        line == f"{run} could not be released (Could not connect to http://***@store:9000); who wants it next waits 2 s"
+    )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"since": 1e30},
+        {"since": "soon"},
+        {"pid": "many"},
+        {"pid": -1},
+        {"started": "then"},
+    ],
+)
+def test_a_damaged_claim_counts_as_one_without_a_sign(tmp_path: Path, damage: dict[str, object]) -> None:
+    run = tmp_path / "run"
+    (run / "lock").mkdir(parents=True)
+    claim = asdict(Claim.of_this_process()) | {"state": "held"} | damage
+    (run / "lock" / "00000001.json").write_text(json.dumps(claim))
+    lines: list[str] = []
+    with held(str(run), lines.append) as mine:
+        assert mine.fence.epoch == 2
+    assert len(lines) == 1
+    assert lines[0].startswith(f"somebody holds {run} and gives no sign")
