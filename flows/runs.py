@@ -93,9 +93,10 @@ class Run:
             found = json.loads(store.read_text(uri))
         except ValueError:
             found = None
-        if not isinstance(found, Mapping) or not isinstance(found.get("run_id", 0), str | None):
+        named = found.get("run_id", 0) if isinstance(found, Mapping) else 0
+        if not isinstance(named, str | None):
             raise NotARun(f"{uri} is damaged; remove it, and the run goes on in a new MLflow run")
-        return found["run_id"]
+        return named
 
     def save_mlflow_run(self, run_id: str | None) -> None:
         store.write_text(store.join(self.uri, TRACKING), json.dumps({"run_id": run_id}))

@@ -96,7 +96,7 @@ def test_a_run_is_evaluated_at_its_newest_version_and_logs_it(lab: Any) -> None:
     assert (found.step, found.problems, found.greedy, found.k) == (3, 100, greedy, 2)
     _, logged = lab.mlflow(run)
     assert logged.info.status == "FINISHED"
-    for name, figure in {"pass_at_1": kept.greedy, "reward": kept.reward, "pass_at_4": kept.pass_at_k}.items():
+    for name, figure in {"pass_at_1": kept.greedy, "reward": kept.reward, "pass_at_k": kept.pass_at_k}.items():
         points_logged = points(lab, run, f"eval/sums/{name}")
         assert [(point.step, point.value) for point in points_logged] == [(3, figure)]
 
