@@ -80,7 +80,7 @@ def running_scheduler(log: Path, home: Path | None, port: int, **environment: st
 
         def is_there() -> bool:
             assert process.poll() is None, log.read_text()
-            return f"Scheduler at:     {address}" in log.read_text() and _listens(port)
+            return f"Scheduler at:     {address}" in log.read_text() and listens(port)
 
         until(is_there, 30, about=log.read_text)
         yield RunningScheduler(address, log, process)
@@ -94,7 +94,8 @@ def running_scheduler(log: Path, home: Path | None, port: int, **environment: st
         process.wait()
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Whether somebody listens at the port, on loopback."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 

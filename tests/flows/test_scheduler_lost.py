@@ -12,7 +12,7 @@ import pytest
 
 from flows import rejoining
 from infra.cluster.calls import SchedulerLostError
-from tests.conftest import free_port, running_scheduler
+from tests.conftest import free_port, listens, running_scheduler
 from tests.processes import started, until
 
 STEPS = 8
@@ -49,6 +49,7 @@ def test_a_run_goes_on_when_the_scheduler_is_back(lab: Any, tmp_path: Path, caps
     keeper = threading.Thread(target=kill_and_start_again)
     keeper.start()
     try:
+        until(lambda: listens(port), 120)  # a worker that finds nobody at its first look ends with a remedy
         with machine(lab, address, tmp_path / "machine.log"):
             until(lambda: "joined" in (tmp_path / "machine.log").read_text(), 120)
             result = lab.train(run=name, steps=str(STEPS), staleness="1", cluster__scheduler=address)

@@ -95,6 +95,6 @@ def test_the_tutorial_works_as_it_stands(machines: dict[str, Shell], half_right:
             shell.run(command, seconds=400)
         if command.endswith("&"):  # a person sees it come up
             log = shell.machine.home / re.findall(r"> (\S+)", command)[0]
-            until(lambda log=log: "Running on" in log.read_text(), seconds=60)
+            until(lambda log=log: log.exists() and "Running on" in log.read_text(), seconds=60)
         if "deployment schedule create" in command:
             fires(shell)
