@@ -104,7 +104,7 @@ def _ask_hub(model: str) -> Sequence[str] | Exception:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
-        return [file.rfilename for file in HfApi().model_info(model, timeout=HUB_SECONDS).siblings or ()]
+        return [file.rfilename for file in HfApi().model_info(model, timeout=2 * HUB_SECONDS).siblings or ()]
     except HFValidationError:
         return ModelFilesError(NO_ID)
     except GatedRepoError:

@@ -9,6 +9,7 @@ from flows.as_trained import Asked, asked_evaluation, asked_of_run
 from flows.config import EvalConfig, TrainConfig
 from flows.options import read_config
 from flows.runs import PROBLEMS, Run, without_secrets
+from flows.trust import remember
 from rl.tables import ProblemError
 from tasks.problem_set import open_problems
 
@@ -85,6 +86,7 @@ def test_problems_that_were_trained_on_are_left_out_even_if_the_file_was_edited(
     begun = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
     run.save_problems(begun)
     run.save_config()
+    remember(run)
     trained = {problem.prompt for problem in begun.draw(0, 240, 0)}
     held_out = {problem.prompt for problem in begun.held_out}
     new = {f"add 1 to {n}" for n in range(300, 400)}

@@ -84,7 +84,7 @@ def child_and_loop(problem):
     subprocess.Popen(["sleep", "1000"])
     loop(problem)
 def closed(problem):
-    os.closerange(3, 64)
+    os.closerange(3, 4096)
     return 1.0
 def seen(problem): return 1.0, f"{problem.prompt} {problem.target} {problem.extra['level']}"
 def environment(problem): return float("SECRET_TOKEN" in os.environ or "HOME" in os.environ)
