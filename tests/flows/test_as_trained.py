@@ -86,13 +86,13 @@ def test_problems_that_were_trained_on_are_left_out_even_if_the_file_was_edited(
     begun = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
     run.save_problems(begun)
     run.save_config()
-    remember(run)
     trained = {problem.prompt for problem in begun.draw(0, 240, 0)}
     held_out = {problem.prompt for problem in begun.held_out}
     new = {f"add 1 to {n}" for n in range(300, 400)}
     assert (len(trained), len(held_out)) == (240, 60)
 
     def evaluated(**options: str) -> Asked:
+        remember(run)  # trust is not what this is about
         return asked_evaluation(given(EvalConfig, policy=uri, **options))
 
     assert {problem.prompt for problem in evaluated().problems.held_out} == held_out
