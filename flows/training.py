@@ -77,11 +77,11 @@ class Training:
 
     def _check_policy(self) -> None:
         """Refuse a model that cannot be trained on these problems, before a new run is written."""
-        if self.run.resumed or self.config.policy.model == TINY:
+        if self.run.resumed:
             return
-        asked = [*self.problems.held_out, *self.problems.draw(0, self.config.batch.prompts, 0)]
-        self.place.display.stage("load the policy")
-        given = (self.config.policy, asked, self.config.sampling.limit)
+        if self.config.policy.model != TINY:
+            self.place.display.stage("load the policy")
+        given = (self.config.policy, self.problems.longest(), self.config.sampling.limit)
         for note in self.place.dispatch.run("train", check_policy, *given):
             self.place.display.say(note)
 

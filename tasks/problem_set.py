@@ -18,6 +18,8 @@ from tasks.trained_on import TrainedOn, prompts_of, short_digest
 
 MADE = {GRAMMAR: grammar.draw, COUNTDOWN: countdown.draw}  # problems that are made in code
 
+LONGEST = 256  # problems of the files that are looked at for their length before a run
+
 
 @dataclass(frozen=True)
 class ProblemSet:
@@ -29,15 +31,21 @@ class ProblemSet:
     held_out: tuple[Problem, ...]  # shares no prompt with what ``draw`` gives
     verifiers: Mapping[str, VerifierSpec]  # by the name of the set that a problem is of
 
-    files: Mapping[str, TrainedOn] = field(
-        default_factory=dict
-    )  # what each set that is read from files gives to ``draw``
+    files: Mapping[str, TrainedOn] = field(default_factory=dict)  # by set: what its files give to ``draw``
+    drawn: tuple[Problem, ...] = ()  # the problems of its files that ``draw`` gives
     left_out: int = 0  # problems of its files that an evaluation passes over, as the policy was trained on them
 
     @property
     def trained(self) -> frozenset[bytes]:
         """The short digests of the prompts of its files that ``draw`` gives."""
         return prompts_of(self.files.values())
+
+    def longest(self) -> list[Problem]:
+        """What no policy may be too short for: the held-out problems, some of the first step, and those of the files
+        with the most characters. Tokens are not counted, as that takes the tokenizer of the policy on its worker; the
+        longest by characters are nearly the longest by tokens, so that of many of them one is."""
+        ranked = sorted(self.drawn, key=lambda problem: len(problem.prompt), reverse=True)
+        return [*self.some(), *ranked[:LONGEST]]
 
     def some(self) -> list[Problem]:
         """A few problems to look at."""
@@ -107,6 +115,7 @@ def open_problems(
     sources: list[Source] = []
     out: list[Problem] = []
     files: dict[str, TrainedOn] = {}
+    drawn: list[Problem] = []
     for each, stream in zip(named_sets, streams(seed, len(named_sets)), strict=True):
         if each.config.path in MADE:
             sources.append(_made(each, stream))
@@ -118,6 +127,7 @@ def open_problems(
                 raise ProblemError(f"{each.config.path}: all of its problems are held out of training by another set")
             sources.append(_from(train, stream, each.config.weight))
             files[each.name] = TrainedOn.of(split[each.name], train)
+            drawn += train
             out += split[each.name][1]
     return ProblemSet(
         name=set_name(sets),
@@ -125,6 +135,7 @@ def open_problems(
         held_out=tuple(out),
         verifiers={each.name: each.verifier for each in named_sets},
         files=files,
+        drawn=tuple(drawn),
     )
 
 

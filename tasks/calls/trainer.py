@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import JsonValue
 
 from infra.cluster.dispatch import leave_thread
@@ -20,11 +21,12 @@ from infra.storage.patience import Patience
 from infra.weights.difference import Weights
 from infra.weights.publisher import Published, Publisher
 from infra.weights.version import SyncConfig
-from rl.config import LossConfig, OptimizerConfig, PolicyConfig
+from rl.config import TINY, LossConfig, OptimizerConfig, PolicyConfig
 from rl.learner import Learned, Learner
 from rl.policy import Policy, load_policy, read_weights, save_files, save_policy
 from rl.records import Batch, Problem
 from rl.schedules import decayed
+from rl.tiny import build_model, build_tokenizer
 from tasks.calls.published import as_published, public_model
 
 
@@ -119,11 +121,15 @@ def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: 
         UnknownModelError: it cannot be loaded, or not driven.
         ValueError: a prompt and ``max_tokens`` are more than it can attend to, or it cannot be told what is asked.
     """
+    if policy.model == TINY:
+        tokenizer = build_tokenizer()
+        model = build_model(len(tokenizer), 0, 0, 0)  # whose range of positions is asked
+        _check_room(Policy(model, tokenizer, torch.device("cpu"), torch.float32), problems, max_tokens)
+        return []
     drop("learner")  # of an earlier run: two models would not fit
     source = policy.model
     loaded = resident("checked", (source, policy), lambda: _load(source, policy))
-    prompts = [loaded.prompt_tokens(problem.prompt, problem.briefing) for problem in problems]
-    loaded.check_room(max(map(len, prompts)), max_tokens)
+    _check_room(loaded, problems, max_tokens)
     unsaid = [of.system for problem in problems if (of := problem.briefing) and of.system and of.template is None]
     if loaded.tokenizer.chat_template is None and unsaid:
         return [
@@ -131,6 +137,15 @@ def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: 
             "says what a base model is given"
         ]
     return []
+
+
+def _check_room(policy: Policy, problems: Sequence[Problem], max_tokens: int) -> None:
+    tokens = {problem.source: len(policy.prompt_tokens(problem.prompt, problem.briefing)) for problem in problems}
+    longest = max(tokens, key=tokens.__getitem__)
+    try:
+        policy.check_room(tokens[longest], max_tokens)
+    except ValueError as error:
+        raise ValueError(f"{error} (problem {longest}): shorten it, leave it out, or give fewer max_tokens") from error
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import pyarrow.parquet
 import pytest
 
 from infra.runs.metric_log import MetricLog
-from rl.config import COUNTDOWN, GRAMMAR, ProblemsConfig, VerifierConfig
+from rl.config import COUNTDOWN, GRAMMAR, PolicyConfig, ProblemsConfig, VerifierConfig
 from rl.records import Briefing, Problem
 from rl.tables import ProblemError
 from rl.verifiers import arithmetic
 from rl.verifiers.spec import VerifierError, VerifierSpec
+from tasks.calls.trainer import check_policy
 from tasks.problem_set import ProblemSet, problem_set_name, problems_to_solve
 from tasks.problem_set import open_problems as open_sets
 
@@ -122,6 +123,19 @@ def test_a_small_file_holds_out_a_fifth_where_no_number_is_given(tmp_path: Path,
     found = open_sets([ProblemsConfig(path=f"{tmp_path}/sums.csv")], VerifierConfig(), None, 0)
     assert len(found.held_out) == kept
     assert len(found.trained) == rows - kept
+
+
+def test_the_longest_problem_of_a_file_is_looked_at_whichever_step_draws_it(tmp_path: Path) -> None:
+    rows = "".join(f"{n} + 1,add 1 to {n},0\n" for n in range(2000))
+    (tmp_path / "sums.csv").write_text(f"{HEADER}{rows}1 + 1,{'add 1 to 1 ' * 400},0\n")
+    found = open_problems(f"{tmp_path}/sums.csv", 0, seed=0)
+    assert max(len(problem.prompt) for problem in found.draw(0, 64, 0)) < 100
+    assert "sums.csv:2002" in {problem.source for problem in found.longest()}
+    assert len(found.longest()) < 400  # not all of them
+    with pytest.raises(ValueError, match=r"range of positions of 1024 .*sums\.csv:2002.*leave it out"):
+        check_policy(PolicyConfig(), found.longest(), 40)
+    short = [problem for problem in found.longest() if len(problem.prompt) < 100]
+    assert check_policy(PolicyConfig(), short, 40) == []
 
 
 def test_one_broken_file_of_a_pattern_is_named(tmp_path: Path) -> None:
