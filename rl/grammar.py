@@ -22,6 +22,7 @@ NUMBER = re.compile(r"\d+")
 HELD_OUT_SHARE = 16  # one prompt in so many belongs to the held-out side
 
 STREAM = (1,)  # keeps these draws apart from others with the same seed, such as the sampler's
+WARM_UP = (5,)  # and those of the warm-up from them: it shows answers, which training has to find
 
 Kind = Literal["number", "sum", "difference", "product"]
 Side = Literal["train", "held_out"]
@@ -169,10 +170,10 @@ def is_held_out(prompt: str) -> bool:
     return hashlib.sha256(prompt.encode()).digest()[0] % HELD_OUT_SHARE == 0
 
 
-def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
-    """The endless sequence of problems of one step, a function of (seed, step, side)."""
+def stream(seed: int, step: int, side: Side = "train", key: tuple[int, ...] = STREAM) -> Iterator[Problem]:
+    """The endless sequence of problems of one step, a function of (seed, step, side, key)."""
     for index in count():
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, step, index], spawn_key=STREAM)))
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, step, index], spawn_key=key)))
         prompt, target = Wording(rng).problem()
         if is_held_out(prompt) == (side == "held_out") and len(NUMBER.findall(target)) <= LONGEST:
             yield Problem(prompt, target, source=f"grammar:{seed}.{step}.{index}")
@@ -181,3 +182,9 @@ def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
 def draw(seed: int, step: int, how_many: int, *, skip: int = 0, side: Side = "train") -> list[Problem]:
     """Problems ``skip`` to ``skip + how_many`` of the step's stream."""
     return list(islice(stream(seed, step, side), skip, skip + how_many))
+
+
+def to_warm_up(seed: int, step: int, how_many: int) -> list[Problem]:
+    """Problems of one update of the warm-up, none of them held out. With the same seed and step they are others than
+    `draw` gives; of all that a default run draws, one in 500 has the very words of one of them, by chance."""
+    return list(islice(stream(seed, step, key=WARM_UP), how_many))

@@ -21,8 +21,8 @@ SOURCES = ("config", "grammar", "head", "learner", "packing", "policy", "prompti
 def warm_up_uri(storage: str | Path, spec: WarmUpSpec) -> str:
     """Where the result of a warm-up is kept: its name is a digest of the settings and of the code that determine it."""
     digest = hashlib.sha256(json.dumps(spec.determining(), sort_keys=True).encode())
-    for name in SOURCES:
-        digest.update(Path(rl.__path__[0], f"{name}.py").read_bytes())
+    for path in (*(Path(rl.__path__[0], f"{name}.py") for name in SOURCES), Path(calls.__file__)):
+        digest.update(path.read_bytes())
     return store.join(str(storage), "warmup", digest.hexdigest()[:16])
 
 

@@ -56,7 +56,7 @@ def warm_up(spec: WarmUpSpec, until: int) -> float:
     loss = math.nan
     try:
         while learner.step < until:
-            problems = grammar.draw(spec.seed, learner.step, spec.batch)
+            problems = grammar.to_warm_up(spec.seed, learner.step, spec.batch)
             left = 1 - learner.step / spec.steps
             loss = imitate(learner, demonstrations(learner.policy, problems), scale=max(left, 0.05))
             learner.step += 1

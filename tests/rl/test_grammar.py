@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rl.arithmetic import MAX_CHARACTERS, evaluate
-from rl.grammar import LARGEST, draw
+from rl.grammar import LARGEST, draw, is_held_out, to_warm_up
 from rl.records import Problem
 
 
@@ -133,6 +133,13 @@ def test_train_and_held_out_share_no_prompt_whatever_the_seeds(many: list[Proble
     train = {problem.prompt for problem in many} | {problem.prompt for problem in draw(1, 3, 2000)}
     assert len(held_out) > 400
     assert not train & held_out
+
+
+def test_training_draws_what_the_warm_up_has_not_shown_with_its_answer() -> None:
+    shown = {problem.prompt for step in range(100) for problem in to_warm_up(0, step, 16)}
+    drawn = [problem.prompt for step in range(50) for problem in draw(0, step, 32)]
+    assert sum(prompt in shown for prompt in drawn) < len(drawn) / 100  # short ones coincide by chance
+    assert not any(is_held_out(prompt) for prompt in shown)
 
 
 def test_every_target_can_be_evaluated_and_uses_the_numbers_of_its_prompt(many: list[Problem]) -> None:

@@ -2,12 +2,20 @@
 
 from pathlib import Path
 
+import pytest
+
+from infra.cluster.resident import drop
 from infra.storage import store
 from infra.weights.version import published_version
 from infra.weights.whole import keep_whole
-from rl.config import PolicyConfig
-from rl.policy import load_policy, save_policy
+from rl.config import OptimizerConfig, PolicyConfig
+from rl.grammar import draw
+from rl.policy import Policy, load_policy, save_policy
+from rl.records import Problem, Rollouts
+from rl.supervised import demonstrations
 from rl.tiny import build_model, build_tokenizer
+from tasks.calls import warm_up as calls
+from tasks.calls.warm_up import WarmUpSpec
 from tasks.warm_up import bring, is_kept
 
 
@@ -34,3 +42,18 @@ def test_what_is_not_kept_or_damaged_is_not_brought(tmp_path: Path) -> None:
     (stored / "model.safetensors").write_bytes(b"other")
     assert not bring(str(stored), "memory://not-brought")
     assert not is_kept("memory://not-brought")
+
+
+def test_a_warm_up_shows_no_answers_of_what_training_draws_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Problem] = []
+
+    def seen(policy: Policy, problems: list[Problem]) -> Rollouts:
+        shown.extend(problems)
+        return demonstrations(policy, problems)
+
+    monkeypatch.setattr(calls, "demonstrations", seen)
+    spec = WarmUpSpec(3, 8, OptimizerConfig(lr=1e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1)
+    calls.warm_up(spec, until=3)
+    drop("warm-up")
+    assert len(shown) == 24
+    assert not {each.prompt for each in shown} & {each.prompt for step in range(3) for each in draw(0, step, 32)}
