@@ -14,8 +14,9 @@ from flows.trust import trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from rl.config import PolicyConfig, ProblemsConfig, SamplingConfig
+from rl.problems import normalized
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve, set_name
-from tasks.trained_on import TrainedOn, prompts_of, short_digest
+from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
 C = TypeVar("C", bound=BaseModel)
 OWN = ("policy.model", "policy.device", "again", "cluster", "placement", "tracking")  # not of what is measured
@@ -85,7 +86,8 @@ def asked_of_run(
             raise
         notes.append(f"whether {name} was trained on some of these problems cannot be told: {error}")
     problems = problems_to_solve(now.sets, now.verifier, now.held_out, now.seed, seen, trained.held_out or None)
-    included = sum(short_digest(problem.prompt) in seen for problem in problems.held_out)
+    again = seen_among(problems.held_out, seen)
+    included = sum(normalized(problem.prompt) in again for problem in problems.held_out)
     if problems.left_out:
         notes.append(
             f"{len(problems.held_out)} problems of {problems.name}; {problems.left_out} that {name} was trained on are "

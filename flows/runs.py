@@ -76,7 +76,7 @@ class Run:
             return
         paths = dict(zip(set_names(self.config.sets), (each.path for each in self.config.sets), strict=True))
         for name, now in problems.files.items():
-            if (was := kept.get(name)) != now:
+            if not now.same_files(was := kept.get(name)):
                 counts = f"{was.rows if was else 0} then, {now.rows} now"
                 raise ProblemError(
                     f"{self.name} cannot be resumed: the problems of {paths[name]} are not those that it was trained "

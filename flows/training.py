@@ -51,6 +51,11 @@ class Training:
         self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
         if run.resumed:
             run.refuse_other_problems(self.problems)
+        if self.problems.spared:
+            place.display.say(
+                f"{self.problems.spared} problems are not trained on: their prompts are held out too, but for case and "
+                "blanks"
+            )
         self.generator = GeneratorSpec(
             config.policy,
             config.sampling,

@@ -191,6 +191,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def normalized(prompt: str) -> str:
+    """What two prompts have in common that differ by case and blanks alone: who has learned one knows the other."""
+    return " ".join(prompt.lower().split())
+
+
 def digest(prompt: str) -> bytes:
     """By which problems are ranked."""
     return sha256(prompt.encode(errors="surrogatepass")).digest()

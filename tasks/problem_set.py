@@ -3,20 +3,21 @@
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import PurePosixPath
 
 from infra.storage.files import as_text, open_files, open_texts
 from rl import countdown, grammar, problems, tables
 from rl.config import COUNTDOWN, GRAMMAR, ProblemsConfig, VerifierConfig
-from rl.problems import Columns
+from rl.problems import Columns, normalized
 from rl.records import Briefing, Problem
 from rl.tables import ProblemError
 from rl.verifiers.opened import require_math
 from rl.verifiers.spec import MATH, VerifierError, VerifierSpec, check_source, is_file, named, split_name
 from tasks.mixture import Draw, Mixture, Source, streams
-from tasks.trained_on import TrainedOn, prompts_of, short_digest
+from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
-MADE = {GRAMMAR: grammar.draw, COUNTDOWN: countdown.draw}  # problems that are made in code
+MADE = {GRAMMAR: grammar.stream, COUNTDOWN: countdown.stream}  # problems that are made in code, endlessly
 
 LONGEST = 256  # problems of the files that are looked at for their length before a run
 
@@ -28,16 +29,17 @@ class ProblemSet:
 
     name: str
     draw: Draw
-    held_out: tuple[Problem, ...]  # shares no prompt with what ``draw`` gives
+    held_out: tuple[Problem, ...]  # shares no prompt with what ``draw`` gives, case and blanks aside
     verifiers: Mapping[str, VerifierSpec]  # by the name of the set that a problem is of
 
     files: Mapping[str, TrainedOn] = field(default_factory=dict)  # by set: what its files give to ``draw``
     drawn: tuple[Problem, ...] = ()  # the problems of its files that ``draw`` gives
+    spared: int = 0  # problems of its files' training parts that are not drawn, as a prompt like theirs is held out
     left_out: int = 0  # problems of its files that an evaluation passes over, as the policy was trained on them
 
     @property
     def trained(self) -> frozenset[bytes]:
-        """The short digests of the prompts of its files that ``draw`` gives."""
+        """What tells the prompts of its files that ``draw`` gives, see `tasks.trained_on.seen_among`."""
         return prompts_of(self.files.values())
 
     def longest(self) -> list[Problem]:
@@ -83,7 +85,7 @@ class _Set:
     def made(self, held_out: int | None) -> list[Problem]:
         """So many problems of the side that is never trained on, where it is made in code."""
         count = problems.HELD_OUT if held_out is None else held_out
-        return self.marked(MADE[self.config.path](0, 0, count, side="held_out"))
+        return self.marked(list(islice(MADE[self.config.path](0, 0, side="held_out"), count)))
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems as of this set, with what a chat model is told."""
@@ -111,24 +113,30 @@ def open_problems(
     """
     named_sets = _named(sets, verifier)
     split = {each.name: each.split(held_out) for each in named_sets if each.config.path not in MADE}
-    kept = {problem.prompt for _, out in split.values() for problem in out}
+    made = {each.name: each.made(held_out) for each in named_sets if each.config.path in MADE}
+    kept_out = {each.name: made[each.name] if each.name in made else split[each.name][1] for each in named_sets}
+    kept = {normalized(problem.prompt) for problems in kept_out.values() for problem in problems}
     sources: list[Source] = []
     out: list[Problem] = []
     files: dict[str, TrainedOn] = {}
     drawn: list[Problem] = []
+    spared = 0
     for each, stream in zip(named_sets, streams(seed, len(named_sets)), strict=True):
         if each.config.path in MADE:
-            sources.append(_made(each, stream))
-            out += each.made(held_out)
+            sources.append(_made(each, stream, kept))
         else:
-            # two sets may share problems: none is trained on that another keeps out
-            train = [problem for problem in split[each.name][0] if problem.prompt not in kept]
+            # sets may share problems, and a file may have one twice, with another blank in it
+            train = [problem for problem in split[each.name][0] if normalized(problem.prompt) not in kept]
             if not train:
-                raise ProblemError(f"{each.config.path}: all of its problems are held out of training by another set")
+                raise ProblemError(
+                    f"{each.config.path}: nothing is left to train on: all of its prompts are held out, by it or by "
+                    "another set (case and blanks do not count); choose a smaller --held_out"
+                )
             sources.append(_from(train, stream, each.config.weight))
             files[each.name] = TrainedOn.of(split[each.name], train)
             drawn += train
-            out += split[each.name][1]
+            spared += len(split[each.name][0]) - len(train)
+        out += kept_out[each.name]
     return ProblemSet(
         name=set_name(sets),
         draw=Mixture(sources, seed, prompts),
@@ -136,6 +144,7 @@ def open_problems(
         verifiers={each.name: each.verifier for each in named_sets},
         files=files,
         drawn=tuple(drawn),
+        spared=spared,
     )
 
 
@@ -151,7 +160,7 @@ def problems_to_solve(
 
     Args:
         held_out: the part of each set that training with that ``held_out`` keeps out; 0 for everything in the files;
-            None for everything but problems whose prompt's short digest is among ``trained``.
+            None for everything but problems that ``trained`` tells, case and blanks aside.
         made: how many problems are taken where they are made in code, always of the side that is never trained on.
 
     Raises:
@@ -161,17 +170,20 @@ def problems_to_solve(
         return open_problems(sets, verifier, held_out, seed)
     known = trained if held_out is None else frozenset()
     named_sets = _named(sets, verifier)
+    whole = {each.name: each.read() for each in named_sets if each.config.path not in MADE}
+    seen = seen_among((problem for rows in whole.values() for problem in rows), known)
     found: list[Problem] = []
     left_out = 0
     for each in named_sets:
         if each.config.path in MADE:
             found += each.made(made)
             continue
-        whole = each.read()
+        rows = whole[each.name]
         if known:  # in the order of a split, so that a run is evaluated on what it was evaluated on in training
-            whole, _ = problems.split(whole, 0)
-        found += [problem for problem in whole if short_digest(problem.prompt) not in known]
-        left_out += sum(short_digest(problem.prompt) in known for problem in whole)
+            rows, _ = problems.split(rows, 0)
+        unseen = [problem for problem in rows if normalized(problem.prompt) not in seen]
+        found += unseen
+        left_out += len(rows) - len(unseen)
     if not found:
         raise ProblemError(
             f"{set_name(sets)}: the policy was trained on all {left_out} problems; give others by --problems, or "
@@ -258,11 +270,12 @@ def _named(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[_Se
     ]
 
 
-def _made(each: _Set, stream: int) -> Source:
+def _made(each: _Set, stream: int, kept: Set[str]) -> Source:
     make = MADE[each.config.path]
 
     def draw(step: int, _position: int, _own: int, count: int, skip: int) -> list[Problem]:
-        return each.marked(make(stream, step, count, skip=skip))
+        free = (problem for problem in make(stream, step) if normalized(problem.prompt) not in kept)
+        return each.marked(list(islice(free, skip, skip + count)))
 
     return Source(each.config.weight, draw)
 

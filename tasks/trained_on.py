@@ -1,13 +1,13 @@
 """What a problem file gave to a training run: enough to tell later whether it is the same, and what was trained on."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from hashlib import sha256
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from rl.problems import digest
+from rl.problems import digest, normalized
 from rl.records import Problem
 
 SHORT = 8  # bytes of a prompt's digest: among a million prompts, two share theirs with a probability of 1e-7
@@ -20,7 +20,7 @@ class TrainedOn(BaseModel):
 
     rows: int
     digest: str  # of every prompt and target, in the order of a split
-    trained: bytes  # the short digests of the prompts that are trained on, one after another
+    trained: bytes  # short digests of the prompts that are trained on, normalized; runs of old have them as they stand
 
     @classmethod
     def of(cls, split: tuple[Sequence[Problem], Sequence[Problem]], trained: Iterable[Problem]) -> Self:
@@ -30,8 +30,12 @@ class TrainedOn(BaseModel):
             sums.update(f"{len(side)}\n".encode())
             for problem in side:
                 sums.update(json.dumps([problem.prompt, problem.target]).encode() + b"\n")
-        prompts = sorted({short_digest(problem.prompt) for problem in trained})
+        prompts = sorted({short_digest(normalized(problem.prompt)) for problem in trained})
         return cls(rows=sum(map(len, split)), digest=sums.hexdigest(), trained=b"".join(prompts))
+
+    def same_files(self, other: Self | None) -> bool:
+        """Whether both are of the same rows; what another set keeps out of training is that one's matter."""
+        return other is not None and (self.rows, self.digest) == (other.rows, other.digest)
 
     def prompts(self) -> frozenset[bytes]:
         """The short digests of the prompts that are trained on."""
@@ -44,6 +48,18 @@ BY_SET = TypeAdapter(dict[str, TrainedOn])
 def short_digest(prompt: str) -> bytes:
     """By which a prompt is known again."""
     return digest(prompt)[:SHORT]
+
+
+def seen_among(problems: Iterable[Problem], trained: Set[bytes]) -> frozenset[str]:
+    """The prompts among these, normalized, that were trained on, in whatever case and with whatever blanks;
+    ``trained`` has the short digests of what was."""
+    if not trained:
+        return frozenset()
+    return frozenset(
+        normal
+        for prompt in {problem.prompt for problem in problems}
+        if not trained.isdisjoint({short_digest(normal := normalized(prompt)), short_digest(prompt)})
+    )
 
 
 def prompts_of(sets: Iterable[TrainedOn]) -> frozenset[bytes]:

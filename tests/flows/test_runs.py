@@ -3,6 +3,7 @@
 import os
 import re
 import uuid
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,10 @@ def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path, edited: str, c
         "file, or start a new run"
     )
     file.write_text(rows(*reversed(range(300))))  # in another order they are the same
+    run.refuse_other_problems(opened(run.config))
+    # a run of before kept its prompts as they stand, and drew those too that another one's words hold out
+    before = {name: each.model_copy(update={"trained": each.trained[8:]}) for name, each in kept.items()}
+    run.save_problems(replace(begun, files=before))
     run.refuse_other_problems(opened(run.config))
 
 
