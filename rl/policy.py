@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from rl.config import PolicyConfig
 from rl.head import attention_for
-from rl.prompting import prompt_tokens
+from rl.prompting import prompt_tokens, turn_end
 from rl.records import Briefing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -78,12 +79,26 @@ class Policy:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Every token id that ends a completion: the tokenizer's and all of the model's generation settings (a chat
-        model has one for the end of its turn and one for that of a text)."""
+        """Every token id that ends a completion: the tokenizer's, all of the model's generation settings (a chat model
+        has one for the end of its turn and one for that of a text), and the chat template's."""
+        found = [*self._named_ends, *([self._turn_end] if self._turn_end is not None else [])]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def unnamed_end(self) -> str | None:
+        """The token that ends a turn in the chat template, where neither tokenizer nor generation settings name it."""
+        end = self._turn_end
+        return None if end is None or end in self._named_ends else str(self.tokenizer.convert_ids_to_tokens(end))
+
+    @property
+    def _named_ends(self) -> list[int]:
         named = getattr(self.model.generation_config, "eos_token_id", None)
         listed = named if isinstance(named, (list, tuple)) else [named]
-        found = [self.tokenizer.eos_token_id, *listed]
-        return tuple(dict.fromkeys(int(token) for token in found if token is not None))
+        return [int(token) for token in (self.tokenizer.eos_token_id, *listed) if token is not None]
+
+    @cached_property
+    def _turn_end(self) -> int | None:
+        return turn_end(self.tokenizer)
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
@@ -209,7 +224,8 @@ def load_policy(
     policy = Policy(model, tokenizer, device, dtype)
     if not policy.ends:
         raise UnknownModelError(
-            f"policy.model {path!r}: neither its tokenizer nor its generation_config.json has an end-of-sequence token"
+            f"policy.model {path!r}: its tokenizer, its chat template and its generation_config.json name no "
+            "end-of-sequence token"
         )
     if check:
         from rl.parity import require_parity  # it samples and learns, which needs policies

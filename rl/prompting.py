@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rl.records import Briefing
 
 _PLACE = re.compile(r"\{(prompt|system)\}")
+_ANSWER = "Forty-two."  # an assistant's turn; its words are looked for in what a template makes of it
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: str, briefing: Briefing | None = None) -> list[int]:
@@ -32,6 +33,29 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: str, briefing: Br
             )
         return _with_beginning(tokenizer, problem + "\n")
     return list(tokenizer(_rendered(tokenizer, problem, briefing), add_special_tokens=False)["input_ids"])
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that the chat template puts behind an assistant's turn: at the end of a conversation, or else before
+    the user speaks again. None without a template, or if it puts words there, which may be part of an answer.
+
+    A base model often has the template of its chat model and `eos_token` and generation settings of its own, which name
+    the end of a text.
+    """
+    if tokenizer.chat_template is None:
+        return None
+    asked = {"role": "user", "content": "What is 6 times 7?"}
+    turns = [asked, {"role": "assistant", "content": _ANSWER}]
+    for conversation in (turns, [*turns, asked]):
+        try:
+            text = str(tokenizer.apply_chat_template(conversation, tokenize=False))
+        except (TemplateError, ValueError):  # it knows no such conversation, or several templates and none for it
+            continue
+        _, said, behind = text.rpartition(_ANSWER)
+        first = next(iter(tokenizer(behind.strip(), add_special_tokens=False)["input_ids"]), None) if said else None
+        if first in tokenizer.added_tokens_decoder or first in tokenizer.all_special_ids:
+            return int(first)
+    return None
 
 
 def _with_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

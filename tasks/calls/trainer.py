@@ -130,13 +130,19 @@ def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: 
     source = policy.model
     loaded = resident("checked", (source, policy), lambda: _load(source, policy))
     _check_room(loaded, problems, max_tokens)
+    notes = []
+    if loaded.unnamed_end is not None:
+        notes.append(
+            f"a completion of {source} ends at {loaded.unnamed_end} too: its chat template ends a turn with it, though "
+            "its tokenizer and generation_config.json do not name it"
+        )
     unsaid = [of.system for problem in problems if (of := problem.briefing) and of.system and of.template is None]
     if loaded.tokenizer.chat_template is None and unsaid:
-        return [
+        notes.append(
             f"{source} has no chat template, so that it is given problems without {unsaid[0]!r}; problems.template "
             "says what a base model is given"
-        ]
-    return []
+        )
+    return notes
 
 
 def _check_room(policy: Policy, problems: Sequence[Problem], max_tokens: int) -> None:
