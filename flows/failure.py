@@ -14,13 +14,24 @@ from infra.security.printable import printable
 from infra.security.secrets import masked
 
 LONGEST = 300  # characters
+WITHOUT = (  # Prefect's words around it
+    "Flow run encountered an exception: ",
+    "Validation of flow parameters failed with error: ParameterTypeError: Flow run received invalid parameters: - ",
+)
 
 
 def name_the_cause(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - Prefect looks at the names
     """A hook of a flow: the state that it failed in gets the cause as its name."""
     if flow_run.deployment_id is None or not state.message:
         return  # the command says it itself
-    cause = state.message.removeprefix("Flow run encountered an exception: ").strip().partition("\n")[0]
-    name = f"Failed: {printable(masked(cause))[:LONGEST]}"
+    name = f"Failed: {cause(state.message)}"
     with suppress(httpx.HTTPError, PrefectException, OSError), get_client(sync_client=True) as client:
         client.set_flow_run_state(flow_run.id, Failed(name=name, message=state.message), force=True)
+
+
+def cause(message: str) -> str:
+    """What a state's message says, in one line: a refused parameter is named on its second."""
+    said = " ".join(message.split())
+    for words in WITHOUT:
+        said = said.removeprefix(words)
+    return printable(masked(said))[:LONGEST]

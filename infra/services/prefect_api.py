@@ -64,6 +64,29 @@ class PrefectApi:
             ended.append(str(run["name"]))
         return ended
 
+    def crashed(self, flow_run: str, cause: str) -> None:
+        """Let the run have crashed, with the cause in the name of its state, unless it has ended already, or is being
+        cancelled."""
+        state = {"type": "CRASHED", "name": f"Crashed: {cause}", "message": cause}
+        if self._state(flow_run)["type"] not in ("COMPLETED", "FAILED", "CANCELLED", "CRASHED", "CANCELLING"):
+            self._ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
+
+    def says_a_cause(self, flow_run: str) -> bool:
+        """Whether the name of the run's state is the kind of its end and a cause."""
+        state = self._state(flow_run)
+        return state["type"] in ("FAILED", "CRASHED") and ": " in state["name"]
+
+    def name_plainly(self, flow_run: str) -> None:
+        """Take a cause out of the name of the run's state, by which Prefect's page filters; its message says it."""
+        if self.says_a_cause(flow_run):
+            known = self._state(flow_run)
+            state = {"type": known["type"], "name": known["name"].partition(": ")[0], "message": known["message"]}
+            self._ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
+
+    def _state(self, flow_run: str) -> dict[str, str]:
+        state: dict[str, str] = self._ask(f"flow_runs/{flow_run}")["state"]
+        return state
+
     def _ask(self, path: str, body: Any = None) -> Any:
         return get_json(f"{self._url.rstrip('/')}/{path}", self._auth, body, timeout=10.0)
 

@@ -76,6 +76,8 @@ def worker(config: StackConfig, known: Addresses, prefect: Mapping[str, str]) ->
         "RLVF_STORAGE": config.storage,
         "RLVF_SCHEDULER": known.scheduler or "",
         "PREFECT_WORKER_QUERY_SECONDS": "2",
+        # the deployments' command is `python …`, and nobody has to have activated the environment that rlvf is in
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "PYTHONSAFEPATH": "1",  # a folder named flows where someone stands is not ours
     }
     if not os.environ.get("MLFLOW_TRACKING_URI") and known.mlflow:

@@ -3,21 +3,24 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
+from flows.failure import cause
 from tests.processes import MARK, marked, started, until
 
 MANIFEST = Path(__file__).parents[2] / "prefect.yaml"
@@ -35,6 +38,7 @@ class Server:
     def prefect(self, *words: str, mark: str = "") -> Iterator[subprocess.Popen[str]]:
         """The command `prefect`."""
         inherited = {name: value for name, value in os.environ.items() if name != "RLVF_HOME"}
+        inherited["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), inherited["PATH"]])  # activated
         with started(
             *(sys.executable, "-P", "-m", "prefect", "--no-prompt", *words),
             cwd=self.folder,
@@ -126,6 +130,8 @@ def test_a_bad_value_is_refused_when_a_run_is_asked_for(
 
 def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(server: Server, lab: Any) -> None:
     lab.fresh_home(server.folder / ".rlvf")  # a worker without $RLVF_HOME works where it was started
+    for name in ("tasks.py", "random.py", "prefect.py"):  # a user's, of no concern to anybody
+        (server.folder / name).write_text("raise RuntimeError('taken for another')")
     config = {
         "run": "deployed",
         "steps": 1,
@@ -147,3 +153,88 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
     assert json.loads((run / "result.json").read_text())["steps"] == 1
     assert yaml.safe_load((run / "config.yaml").read_text())["warm_up"]["steps"] == 2
     until(lambda: not marked(mark))
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a Prefect worker starts, for a flow whose module does as it says."""
+
+    process: subprocess.Popen[str]
+    pid: Path  # where the module writes its process
+    state: Callable[[], Any]
+
+
+@pytest.fixture
+def launched(lab: Any, tmp_path: Path) -> Iterator[Callable[[str], Launched]]:
+    with ExitStack() as running:
+
+        def launch(source: str) -> Launched:
+            pid = tmp_path / "pid"
+            (tmp_path / "module_of_a_flow.py").write_text(
+                f"import os, signal, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n{source}\n"
+            )
+            flow = lab.api("flows/", {"name": "of a test"})["id"]
+            run = lab.api("flow_runs/", {"flow_id": flow, "state": {"type": "PENDING"}})["id"]
+            process = running.enter_context(
+                started(
+                    *(sys.executable, "-P", "-m", "infra.services.launch", "module_of_a_flow:train"),
+                    env={**os.environ, **lab.access, "PYTHONPATH": str(tmp_path), "PREFECT__FLOW_RUN_ID": run},
+                )
+            )
+            return Launched(process, pid, lambda: lab.api(f"flow_runs/{run}")["state"])
+
+        yield launch
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import nosuchmodule", "Crashed: ModuleNotFoundError: No module named 'nosuchmodule' ("),
+        ("train = 3", "Crashed: TypeError: "),  # no flow, says the engine
+        ("raise SystemExit('no license')", "Crashed: SystemExit: no license"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "Crashed: its process was ended by SIGKILL; where nobody did that,"),
+        ("os._exit(3)", "Crashed: its process ended with exit code 3"),
+    ],
+)
+def test_a_run_that_crashes_before_its_flow_begins_says_why(
+    launched: Callable[[str], Launched], source: str, said: str
+) -> None:
+    run = launched(source)
+    until(lambda: run.state()["type"] == "CRASHED")
+    named = run.state()
+    assert named["name"].startswith(said), named
+    if source.startswith("import"):  # once is enough: it takes its time
+        until(lambda: run.state()["name"] == "Crashed", about=lambda: str(run.state()))  # what the page filters by
+        assert run.process.wait(60) == 0  # the worker has nothing to add
+        assert run.state()["message"] == named["message"] == named["name"].removeprefix("Crashed: ")
+
+
+def test_who_stops_a_run_stops_its_engine(launched: Callable[[str], Launched]) -> None:
+    asked = launched("time.sleep(100)")
+    until(lambda: asked.pid.exists() and bool(asked.pid.read_text()))
+    asked.process.terminate()
+    assert asked.process.wait(30) == 128 + signal.SIGTERM
+    assert asked.state()["type"] == "PENDING"  # whoever asked says what that means
+
+
+def test_an_engine_ends_with_the_process_that_its_worker_knows(launched: Callable[[str], Launched]) -> None:
+    killed = launched("time.sleep(100)")
+    until(lambda: killed.pid.exists() and bool(killed.pid.read_text()))
+    killed.process.kill()
+
+    def ended() -> bool:
+        try:
+            return psutil.Process(int(killed.pid.read_text())).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    until(ended)
+
+
+def test_a_failed_state_is_named_after_its_cause() -> None:
+    assert cause("Flow run encountered an exception: StoreError: full\nat once") == "StoreError: full at once"
+    refused = (
+        "Validation of flow parameters failed with error: ParameterTypeError: Flow run received invalid parameters:\n"
+        " - config: Value error, sync.base: 'public' needs a model"
+    )
+    assert cause(refused) == "config: Value error, sync.base: 'public' needs a model"

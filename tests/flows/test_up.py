@@ -31,6 +31,7 @@ from infra.services.gate import basic
 from infra.services.http import get_json
 from infra.services.passwords import auth_of, kept_password
 from infra.services.ports import PORTS
+from infra.services.prefect_server import server_password
 from infra.services.served import mlflow_access
 from tests.processes import MARK, kill_marked, marked, started, until
 from tests.strangers import refused, status
@@ -339,6 +340,10 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(lab: Any, tmp_path
         assert done.returncode == 1, done
         assert "placement.train needs CUDA and TRAINER but no worker offers CUDA" in last
         assert f"rlvf worker {where.up()['scheduler']} --roles trainer --device cuda" in last
+        api, auth = where.up()["prefect"], server_password(where.home)
+        failed = {"flow_runs": {"state": {"name": {"any_": ["Failed"]}}}}  # as Prefect's page filters
+        (run_of_it,) = until(lambda: get_json(f"{api}/flow_runs/filter", auth, failed))
+        assert "placement.train needs CUDA and TRAINER" in run_of_it["state"]["message"]
         where.rlvf("down")
         until(lambda: not where.alive(), 30)
 

@@ -1,0 +1,133 @@
+"""What a Prefect worker starts for a run: Prefect's engine in a process of its own, and who says why that has ended.
+
+    python -P -m infra.services.launch flows.train:train
+
+A run that ends before its flow begins (an import that fails), or whose process is killed, leaves its cause in the
+worker's log alone, and `Crashed` on the page. Here the state that it ends in has the cause in its message and, as long
+as `--watch` may ask for it, in its name. And Python does not look for modules in the directory that the run works in:
+Prefect's own command has it look there first, and a `tasks.py` or `random.py` of a user is taken for ours or the
+standard library's.
+
+The two processes share a socket: the engine's says what went wrong before it ends, and ends when this one has.
+"""
+
+import importlib
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+
+FLOW_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's names
+ENTRYPOINT = "PREFECT__FLOW_ENTRYPOINT"
+LONGEST = 300  # characters of a cause
+NAMED_SECONDS = 15.0  # `--watch` reads the name of the last state 3 s after the last news; then the page filters by it
+
+
+def main() -> None:
+    """Run the flow of the environment's flow run; exit 0 when its state says how it has ended."""
+    *engine, entrypoint = sys.argv[1:]
+    if engine:
+        _engine(socket.socket(fileno=int(engine[0])), entrypoint)
+    else:
+        sys.exit(_watched(entrypoint))
+
+
+def _watched(entrypoint: str) -> int:
+    """Run the engine, pass signals on, say at Prefect what it died of; gives what to exit with."""
+    ours, its = socket.socketpair()
+    os.set_inheritable(its.fileno(), True)
+    command = [sys.executable, "-P", "-m", "infra.services.launch", str(its.fileno()), entrypoint]
+    asked: list[int] = []
+    cause = ""
+    engine: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+        if engine is not None:
+            engine.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))  # of a terminal, which tells the engine too
+    engine = subprocess.Popen(command, pass_fds=[its.fileno()])
+    if signal.SIGTERM in asked:  # it came while the engine was being started
+        engine.terminate()
+    its.close()
+    code = engine.wait()
+    if asked:
+        return code if code >= 0 else 128 - code
+    ours.setblocking(False)
+    with suppress(BlockingIOError):  # it said nothing, and something that it has started lives on
+        cause = ours.recv(4 * LONGEST).decode(errors="replace")
+    if code < 0 and not cause:
+        cause = f"its process was ended by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            cause += "; where nobody did that, the machine was out of memory"
+    try:
+        _tell(cause or f"its process ended with exit code {code}", code, asked)
+    except (OSError, ValueError) as error:
+        print(f"rlvf: Prefect was not told why the run ended: {error}", file=sys.stderr)
+        return code if code >= 0 else 128 - code
+    return 0
+
+
+def _tell(cause: str, code: int, asked: Sequence[int]) -> None:
+    """Have the run's state say why it ended, for long enough that `--watch` ends with it. Raises `OSError`."""
+    from infra.security.printable import printable
+    from infra.security.secrets import masked
+    from infra.services.prefect_api import PrefectApi
+
+    api = PrefectApi(os.environ["PREFECT_API_URL"], os.environ.get("PREFECT_API_AUTH_STRING", ""))
+    run = os.environ[FLOW_RUN]
+    if code:
+        api.crashed(run, printable(masked(cause))[:LONGEST])
+    elif not api.says_a_cause(run):
+        return
+    until = time.monotonic() + NAMED_SECONDS
+    while time.monotonic() < until and not asked:
+        time.sleep(0.2)
+    api.name_plainly(run)
+
+
+def _engine(watcher: socket.socket, entrypoint: str) -> None:
+    """Be the engine. Before it ends with an error, the watcher gets the cause."""
+    os.set_inheritable(watcher.fileno(), False)
+    threading.Thread(target=_end_with, args=(watcher,), name="watcher", daemon=True).start()
+    try:
+        importlib.import_module(entrypoint.partition(":")[0])
+        os.environ[ENTRYPOINT] = entrypoint
+        sys.argv = ["prefect.engine"]
+        runpy.run_module("prefect.engine", run_name="__main__")
+    except SystemExit as ending:
+        if ending.code:
+            _confess(watcher, ending.__context__ or ending)
+        raise
+    except BaseException as error:
+        _confess(watcher, error)
+        raise
+
+
+def _end_with(watcher: socket.socket) -> None:
+    """End this process when the watcher's has: whoever stops a run knows that one only."""
+    with suppress(OSError):
+        watcher.recv(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _confess(watcher: socket.socket, error: BaseException) -> None:
+    last = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
+    at = traceback.extract_tb(error.__traceback__)
+    where = f" ({at[-1].filename}:{at[-1].lineno})" if at else ""
+    with suppress(OSError):
+        watcher.sendall(f"{last}{where}".encode()[: 4 * LONGEST])
+
+
+if __name__ == "__main__":
+    main()
