@@ -84,7 +84,7 @@ def _run(given: argparse.Namespace) -> None:
     environment = {"RLVF_STORAGE": up.storage or "", "AWS_ENDPOINT_URL_S3": up.storage_endpoint or "", **os.environ}
     chosen = STORAGE if given.with_storage else PUBLIC
     settings = {name: environment[name] for name in chosen if environment.get(name)}
-    make_authority(home)
+    make_authority(home, lambda line: print(f"rlvf: {line}", file=sys.stderr))
     bundle = issue(home, given.machine, given.address, given.days, settings, scheduler=scheduler)
     out = Path(given.out or f"{given.machine}.bundle")
     bundle.write(out)

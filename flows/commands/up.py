@@ -102,7 +102,7 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
     storage = storage_uri(given.storage or rlvf_storage())
     check_storage(storage)
     if not given.insecure:
-        own_certificates(home, [host])
+        own_certificates(home, [host], lambda line: print(f"rlvf: {line}", file=sys.stderr))
     refuse_open_address(host, home, given.insecure)
     if given.insecure:
         who = "every user of this machine" if is_loopback(host) else f"whoever reaches {host}"

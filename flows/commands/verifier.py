@@ -44,7 +44,8 @@ def _run(given: argparse.Namespace) -> None:
     if spec.is_service:
         raise ValueError(f"verifier {spec.name!r} is a service already; serve one that runs here")
     if not given.insecure and is_loopback(config.host):
-        own_certificates(home)  # other users of this machine reach it too
+        # other users of this machine reach it too
+        own_certificates(home, say=lambda line: print(f"rlvf: {line}", file=sys.stderr))
     tls = {} if given.insecure else _certificates(home)
     listening = _listen(config.host, config.port)
     with listening:

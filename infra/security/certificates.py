@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS = 3650
 MACHINE_DAYS = 825  # what browsers and Apple's libraries still accept of a leaf
 SKEW = datetime.timedelta(days=1)  # certificates begin so long ago: the clocks of small machines are often behind
+WRITTEN = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)  # this file; a clock that is behind it is wrong
 
 
 class SecurityError(ValueError):
@@ -48,7 +49,7 @@ def new_leaf(
     Raises `SecurityError` for an address that is neither an IP nor a host name, and an authority that is over.
     """
     signer, signer_key = read_certificate(authority[0], "the authority"), read_key(authority[1], "the authority's key")
-    check_dates(signer, "the authority", "remove the folder certs and make new bundles for every machine")
+    check_dates(signer, "the authority", "rlvf up makes another, and then every machine needs a new bundle")
     key = ec.generate_private_key(ec.SECP256R1())
     names = list(dict.fromkeys([_general_name(machine), *map(_general_name, addresses)]))
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, machine)])
@@ -104,19 +105,34 @@ def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 def check_dates(certificate: x509.Certificate, what: str, remedy: str) -> None:
     """Raise `SecurityError` unless the certificate is in force now."""
-    now = datetime.datetime.now(datetime.UTC)
-    if now > certificate.not_valid_after_utc:
+    if now() > certificate.not_valid_after_utc:
         raise SecurityError(f"{what} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; {remedy}")
-    if now < certificate.not_valid_before_utc:
+    if begins_later(certificate):
         raise SecurityError(
             f"{what} begins on {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC and the clock here says "
-            f"{now:%Y-%m-%d %H:%M}: set the clock"
+            f"{now():%Y-%m-%d %H:%M}: set the clock; if this one is right, that of the authority was wrong: {remedy}"
         )
+
+
+def now() -> datetime.datetime:
+    """What the clock says."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def check_clock() -> None:
+    """Raise `SecurityError` where the clock is certainly behind: what is made now would be over when it is set."""
+    if now() < WRITTEN:
+        raise SecurityError(f"the clock here says {now():%Y-%m-%d %H:%M} UTC, which is long past: set the clock")
+
+
+def begins_later(certificate: x509.Certificate) -> bool:
+    """Whether it is not in force yet: the clock is behind, or was ahead when it was made."""
+    return now() < certificate.not_valid_before_utc
 
 
 def days_left(certificate: x509.Certificate) -> float:
     """Until it expires."""
-    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
+    return (certificate.not_valid_after_utc - now()) / datetime.timedelta(days=1)
 
 
 def names(certificate: x509.Certificate) -> list[str]:
@@ -133,15 +149,15 @@ def canonical(address: str) -> str:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    end = now + datetime.timedelta(days=days)
+    begin = now()
+    end = begin + datetime.timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, end) - SKEW)
+        .not_valid_before(min(begin, end) - SKEW)
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )

@@ -12,8 +12,9 @@ names and addresses in it.
     <home>/certs/settings.json   what else came with the bundle: the scheduler's address, storage settings
 """
 
+import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from cryptography import x509
@@ -23,7 +24,9 @@ from infra.security.bundles import SECRET, SETTING, Bundle, check_machine_name, 
 from infra.security.certificates import (
     MACHINE_DAYS,
     SecurityError,
+    begins_later,
     canonical,
+    check_clock,
     check_dates,
     days_left,
     is_signed_by,
@@ -34,6 +37,7 @@ from infra.security.certificates import (
 )
 from infra.storage import disk
 
+logger = logging.getLogger(__name__)
 RENEW_DAYS = 30  # so long before its end this machine's own certificate is made anew
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -63,14 +67,28 @@ def has_authority(home: Path) -> bool:
     return (certs_folder(home) / "authority.key").is_file()
 
 
-def make_authority(home: Path) -> None:
-    """Make the cluster's authority, unless this home has one.
+def make_authority(home: Path, say: Callable[[str], None] = logger.warning) -> None:
+    """Make the cluster's authority, unless this home has one that is in force; one that is not is set aside, and a line
+    says so: it was made by a clock that was wrong, or its time is over.
 
-    Raises `SecurityError` where a bundle of another authority is installed: this machine is a guest of that cluster.
+    Raises `SecurityError` where a bundle of another authority is installed: this machine is a guest of that cluster;
+    and for a clock that cannot be right.
     """
     folder = certs_folder(home)
     if has_authority(home):
-        return
+        known = _installed(home, "authority.pem")
+        if days_left(known) > 0 and not begins_later(known):
+            return
+        check_clock()
+        aside = _aside(folder)
+        folder.rename(aside)
+        begin, end = known.not_valid_before_utc, known.not_valid_after_utc
+        say(
+            f"the authority of {folder} is not in force by the clock here (from {begin:%Y-%m-%d} to {end:%Y-%m-%d}): "
+            "made another. Every other machine needs a new bundle (rlvf certs NAME), a browser the new authority.pem; "
+            f"if the clock is wrong, set it and put {aside.name} back"
+        )
+    check_clock()
     if (folder / "authority.pem").is_file():
         raise SecurityError(
             f"{folder} holds the certificates of another machine's authority: make bundles there, or remove the folder "
@@ -146,8 +164,9 @@ def adopt_settings(home: Path) -> Settings | None:
     return settings
 
 
-def own_certificates(home: Path, addresses: Iterable[str] = ()) -> None:
-    """See to it that this machine has a certificate that names `addresses` and lasts a while: made, or made anew.
+def own_certificates(home: Path, addresses: Iterable[str] = (), say: Callable[[str], None] = logger.warning) -> None:
+    """See to it that this machine has a certificate that names `addresses`, is in force and lasts a while: made, or
+    made anew. `say` as for `make_authority`.
 
     A guest of another machine's authority keeps what its bundle brought. Raises `SecurityError` when that is over.
     """
@@ -156,10 +175,11 @@ def own_certificates(home: Path, addresses: Iterable[str] = ()) -> None:
     if has_certificates(home) and not has_authority(home):
         check_certificates(home)
         return
-    make_authority(home)
+    kept = certificate_names(home)
+    make_authority(home, say)
     if has_certificates(home) and _lasts(home, wanted):
         return
-    _install(issue(home, machine, [*wanted, *certificate_names(home)]), home)
+    _install(issue(home, machine, [*wanted, *kept]), home)
 
 
 def check_certificates(home: Path) -> None:
@@ -202,6 +222,14 @@ def _install(bundle: Bundle, home: Path) -> Settings:
     return settings
 
 
+def _aside(folder: Path) -> Path:
+    """A name beside the folder that is free."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.old{number}")).exists():
+        number += 1
+    return aside
+
+
 def _make_private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -213,10 +241,11 @@ def _installed(home: Path, name: str = "machine.pem") -> x509.Certificate:
 
 
 def _lasts(home: Path, addresses: Iterable[str]) -> bool:
-    """Whether the installed certificate is of this authority, names the addresses and is not about to end."""
+    """Whether the installed certificate is of this authority, names the addresses, is in force and not about to end."""
     certificate = _installed(home)
     return (
-        is_signed_by(certificate, _installed(home, "authority.pem"))
+        not begins_later(certificate)
+        and is_signed_by(certificate, _installed(home, "authority.pem"))
         and days_left(certificate) > RENEW_DAYS
         and {canonical(address) for address in addresses} <= set(names(certificate))
     )

@@ -1,15 +1,18 @@
 """Certificates, bundles, and where they lie."""
 
+import datetime
 import json
 import logging
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography import x509
 
+from infra.security import certificates
 from infra.security.bundles import Bundle, machine_name
 from infra.security.certificates import SecurityError, names, read_certificate
 from infra.security.identity import (
@@ -166,6 +169,76 @@ def test_own_certificates_are_made_anew_only_when_needed(tmp_path: Path) -> None
     own_certificates(tmp_path, ["10.0.0.1"])
     assert leaf(tmp_path) != second
     assert "10.0.0.2" in names(leaf(tmp_path))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock so many days ahead of the real one."""
+    return lambda days: monkeypatch.setattr(
+        certificates, "now", lambda: datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    )
+
+
+@pytest.mark.parametrize("made", [3000, -3700])
+def test_an_authority_made_by_a_wrong_clock_is_replaced_and_said(
+    made: float, tmp_path: Path, clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as then:
+        then.setattr(certificates, "WRITTEN", datetime.datetime.fromtimestamp(0, datetime.UTC))
+        clock(made)
+        own_certificates(tmp_path, ["10.0.0.1"])
+    wrong = (tmp_path / "certs" / "authority.pem").read_text()
+    clock(0)
+    said: list[str] = []
+    own_certificates(tmp_path, ["10.0.0.2"], said.append)
+    check_certificates(tmp_path)
+    dask_security(tmp_path)
+    right = leaf(tmp_path)
+    assert right.not_valid_before_utc < datetime.datetime.now(datetime.UTC) < right.not_valid_after_utc
+    assert {"10.0.0.1", "10.0.0.2"} <= set(names(right))
+    issue(tmp_path, "jetson").write(tmp_path / "jetson.bundle")
+    install_bundle(tmp_path / "jetson.bundle", tmp_path / "jetson")
+    assert len(said) == 1
+    assert "Every other machine needs a new bundle (rlvf certs NAME)" in said[0]
+    assert (tmp_path / "certs.old1" / "authority.pem").read_text() == wrong  # if it is the clock that is wrong now
+    assert mode(tmp_path / "certs") == mode(tmp_path / "certs.old1") == 0o700
+    own_certificates(tmp_path, ["10.0.0.2"], said.append)
+    assert leaf(tmp_path) == right
+    assert len(said) == 1
+
+
+def test_a_certificate_that_is_not_in_force_yet_is_made_anew_by_the_same_authority(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    own_certificates(tmp_path)
+    authority = (tmp_path / "certs" / "authority.pem").read_text()
+    clock(400)  # as a resume of a laptop may set it for a moment
+    (tmp_path / "certs" / "machine.pem").write_text(
+        issue(tmp_path, machine_name(), [*names(leaf(tmp_path))]).certificate
+    )
+    clock(0)
+    with pytest.raises(SecurityError, match=r"begins on .* set the clock; if this one is right"):
+        check_certificates(tmp_path)
+    said: list[str] = []
+    own_certificates(tmp_path, (), said.append)
+    check_certificates(tmp_path)
+    assert (tmp_path / "certs" / "authority.pem").read_text() == authority
+    assert said == []
+
+
+def test_a_clock_that_cannot_be_right_makes_and_replaces_no_authority(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    own_certificates(tmp_path / "there")
+    before = leaf(tmp_path / "there")
+    clock(-20000)  # without a battery a clock begins in 1970
+    for home in (tmp_path / "there", tmp_path / "new"):
+        with pytest.raises(SecurityError, match="set the clock"):
+            own_certificates(home)
+    clock(0)
+    own_certificates(tmp_path / "there")
+    assert leaf(tmp_path / "there") == before
+    assert not (tmp_path / "new" / "certs").exists()
 
 
 def test_without_certificates_the_remedy_is_named(tmp_path: Path) -> None:
