@@ -4,7 +4,9 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flows.commands.command import Command
@@ -31,6 +33,7 @@ rlvf worker                                            later: where the bundle, 
 rlvf worker tls://192.168.1.5:8786 --roles generator   sample completions only
 rlvf worker tcp://10.0.0.5:8786 --insecure             without TLS, in a network where you trust everyone
 """
+NAMESAKE_SECONDS = 10.0  # what a worker of the same name gets to show that it lives: workers say so each few seconds
 
 
 def _roles(text: str) -> tuple[str, ...]:
@@ -98,11 +101,13 @@ def _run(given: argparse.Namespace) -> None:
     storage = os.environ.get("RLVF_STORAGE") or seen.services.storage
     _report([*cluster_checks(seen, address, home, host), check_storage_of_cluster(storage, 0.01)])
     named = given.roles or default_roles(seen)
+    processes = roles(machine, device, named, given.threads)
+    _refuse_namesakes(seen, [role.name for role in processes], machine, host, lambda: ask(address, home))
     membership = Membership(
         address,
         home,
         machine,
-        roles(machine, device, named, given.threads),
+        processes,
         _say,
         host=given.host,
         once=given.once,
@@ -117,6 +122,21 @@ def _run(given: argparse.Namespace) -> None:
             raise  # a second Ctrl-C
     if given.once:
         raise SystemExit(0 if membership.joined else 1)
+
+
+def _refuse_namesakes(seen: Seen, names: Sequence[str], machine: str, host: str, look: Callable[[], Seen]) -> None:
+    """Raise `ValueError` where a worker that lives has one of the names; one that has died is forgotten in time."""
+    began = time.monotonic()
+    before = {worker.name: worker.last_seen for worker in seen.workers if worker.name in names}
+    while before and (waited := time.monotonic() - began) < NAMESAKE_SECONDS:
+        time.sleep(0.5)
+        there = [worker for worker in look().workers if worker.name in before]
+        for worker in there:
+            if worker.last_seen < before[worker.name] + waited / 2:  # the scheduler has heard from it since
+                at = urllib.parse.urlsplit(worker.address).hostname
+                whose = "this machine works for it already" if at == host else f"a machine at {at} has that name"
+                raise ValueError(f"--name {machine}: {worker.name} is there, {whose}; to join too, choose another name")
+        before = {worker.name: before[worker.name] for worker in there}
 
 
 def default_roles(seen: Seen) -> tuple[str, ...]:

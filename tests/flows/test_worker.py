@@ -176,6 +176,25 @@ async def remove(address: str, dask_scheduler: Any) -> None:
     await dask_scheduler.remove_worker(address, stimulus_id="worker-ttl")
 
 
+def test_a_second_machine_of_the_same_name_is_refused_in_one_line(town: Town, jetson: Running, start: Start) -> None:
+    assert jetson.process.poll() is None
+    before = until(town.names)
+    home = str(town.home)
+    again = start("worker", town.scheduler.address, "--name", "jetson", "--roles", "verifier", RLVF_HOME=home)
+    assert again.process.wait(90) == 2
+    *_, last = again.log.read_text().strip().splitlines()
+    assert last == (
+        "rlvf: --name jetson: jetson-verifier is there, this machine works for it already; "
+        "to join too, choose another name"
+    )
+    assert town.names() == before
+    other = start("worker", town.scheduler.address, "--name", "beside", "--roles", "verifier", RLVF_HOME=home)
+    until(lambda: "beside-verifier" in town.names())
+    other.process.terminate()
+    other.process.wait(60)
+    until(lambda: town.names() == before)
+
+
 def test_a_machine_that_slept_joins_again(town: Town, jetson: Running) -> None:
     until(lambda: town.names() == ["jetson-verifier"])
     jetson.signal_all(signal.SIGSTOP)
