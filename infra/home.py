@@ -15,10 +15,15 @@ def rlvf_home() -> Path:
     """The folder of all state: `$RLVF_HOME`, or `.rlvf` of the working directory or, as git looks for its own, of the
     nearest directory above that has one of this user's; a new one is made in the working directory.
 
-    Raises ForeignHomeError if the working directory has one that is another user's.
+    Raises ForeignHomeError if the working directory has one that is another user's, ValueError if $RLVF_HOME can be no
+    folder.
     """
     if given := os.environ.get("RLVF_HOME"):
-        return Path(given).expanduser().absolute()
+        home = Path(given).expanduser().absolute()
+        there = next(path for path in (home, *home.parents) if os.path.lexists(path))
+        if not there.is_dir():
+            raise ValueError(f"RLVF_HOME = {given}: {there} is no folder; name one, or one to be made")
+        return home
     here = Path.cwd()
     # what somebody else put there could make this user run code: a home holds addresses and verifiers
     if (here / NAME).is_dir() and not _is_own(here / NAME):

@@ -22,12 +22,20 @@ class Ports:
         self._file = home / "services" / "ports.json"
         self._host, self._given, self._say = host, given, say
         self._last: dict[str, int] = {}
+        of: dict[int, str] = {}
+        for name, port in given.items():
+            if port and of.setdefault(port, name) != name:
+                raise ValueError(f"--port-{name} {port}: is the port of {of[port]} already; choose another")
         with suppress(OSError, ValueError):
             self._last = {str(name): int(port) for name, port in json.loads(self._file.read_text()).items()}
 
     def wanted(self, name: str) -> int:
-        """The port to try first."""
-        return self._given.get(name, self._last.get(name, PORTS[name]))
+        """The port to try first; 0, any, where another of our services has, or is to have, the usual one."""
+        if name in self._given:
+            return self._given[name]
+        usual = self._last.get(name, PORTS[name])
+        others = {**self.chosen, **self._given}
+        return 0 if usual in [port for other, port in others.items() if other != name] else usual
 
     def is_given(self, name: str) -> bool:
         """Whether somebody chose the port: then it is that one or none."""

@@ -77,6 +77,14 @@ def test_runs_lie_on_the_storage_and_that_is_the_home_by_default(
     assert runs_uri() == "s3://bucket/rlvf/runs"
 
 
+@pytest.mark.parametrize("below", ["", "deep/home"])
+def test_a_home_that_can_be_no_folder_is_named(below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path / "file" / below))
+    with pytest.raises(ValueError, match=f"RLVF_HOME = .*: {tmp_path}/file is no folder"):
+        rlvf_home()
+
+
 def test_others_do_not_look_into_the_home(tmp_path: Path) -> None:
     home, shared = tmp_path / "home", tmp_path / "shared"
     private_home(home)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.hosts import LOOPBACK
+from infra.hosts import LOOPBACK, free_port
 from infra.services import ports as places
 from infra.services.ports import Ports
 
@@ -38,3 +38,14 @@ def test_one_that_was_lost_since_it_was_chosen_is_replaced_unless_somebody_chose
         given.chosen["scheduler"] = port
         with pytest.raises(ValueError, match=f"--port-scheduler {port}"):
             given.moved("scheduler")
+
+
+def test_no_two_services_get_one_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="--port-mlflow 5300: is the port of prefect already; choose another"):
+        Ports(tmp_path, LOOPBACK, {"prefect": 5300, "mlflow": 5300}, str)
+    usual = free_port(0, LOOPBACK)
+    monkeypatch.setitem(places.PORTS, "prefect", usual)
+    chosen = Ports(tmp_path, LOOPBACK, {"mlflow": usual}, str)
+    assert chosen.wanted("prefect") != usual  # it is looked for first, and was free
+    assert chosen.choose("prefect") != chosen.choose("mlflow") == usual
+    Ports(tmp_path, LOOPBACK, {"prefect": 0, "mlflow": 0}, str)
