@@ -126,7 +126,8 @@ def verdict(returned: Any) -> dict[str, Any]:
         value = round(total) if math.isclose(total, round(total), abs_tol=1e-9) else total
     reward = _number(value, "")
     if reason is None:
-        reason = "right" if reward == 1 else "wrong" if reward == 0 else "partly_right"
+        # of any other number it is not known what it means: it may be a penalty, or more than enough
+        reason = "right" if reward == 1 else "wrong" if reward == 0 else "graded"
     if not isinstance(reason, str):
         raise TypeError(f"returned {_short(reason)} as reason; give a short text")
     return {"reward": reward, "reason": reason[:MAX_REASON], "parts": checked}

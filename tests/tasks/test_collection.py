@@ -135,7 +135,7 @@ def test_figures_are_of_everything_drawn() -> None:
     assert found.figures()["completion/tokens_mean"] == pytest.approx(7 / 4)
 
 
-def test_partly_right_answers_vary_but_do_not_pass() -> None:
+def test_graded_answers_vary_but_do_not_pass() -> None:
     collection = Collection(0, problem_set(), config(prompts=1, samples=2))
     (lease,) = next(waves := collection.waves())
     collection.judged(lease, rollouts(lease, 2), Judgement(np.array([[0.5, 0.25]], np.float32), (("near", "far"),)))

@@ -68,6 +68,8 @@ class Untold(Exception):
 def right(problem): return 1
 def true(problem): return True
 def half(problem): return 0.5
+def penalty(problem): return -1.0
+def bonus(problem): return 2.5
 def why(problem): return 0.25, "close"
 def parts(problem): return {"format": 0.1, "right": 0.9}
 def both(problem): return {"format": 0.1, "right": 0.0}, "told"
@@ -173,7 +175,9 @@ def test_what_goes_wrong_is_an_error_of_one_line(
     [
         ("right", 1, "right", {}),
         ("true", 1, "right", {}),
-        ("half", 0.5, "partly_right", {}),
+        ("half", 0.5, "graded", {}),
+        ("penalty", -1, "graded", {}),
+        ("bonus", 2.5, "graded", {}),
         ("why", 0.25, "close", {}),
         ("parts", 1, "right", {"format": 0.1, "right": 0.9}),
         ("both", 0.1, "told", {"format": 0.1, "right": 0}),
@@ -183,7 +187,7 @@ def test_what_goes_wrong_is_an_error_of_one_line(
         ("seen", 1, "what? 42 3", {}),
         ("environment", 0, "wrong", {}),
         ("reads", 0, "wrong", {}),
-        ("numpy", 0.5, "partly_right", {}),
+        ("numpy", 0.5, "graded", {}),
         ("surrogate", 1, "\ud800", {}),
     ],
 )
