@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from flows.option_tree import Option, default_values, flatten, known_options, leaf_values, nest
 from flows.usual_names import unknown
+from infra.storage.usable import StorageError, looked_at
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -241,8 +242,10 @@ class _Loader(yaml.SafeLoader):
 
 def _read_yaml(file: str) -> Mapping[Any, Any]:
     try:
-        with fsspec.open(file, "rb") as stream:
+        with looked_at(file), fsspec.open(file, "rb") as stream:
             content = yaml.load(stream.read(), _Loader)
+    except StorageError as error:
+        raise OptionError(str(error)) from None
     except FileNotFoundError:
         raise OptionError(f"{file}: no such file") from None
     except yaml.MarkedYAMLError as error:

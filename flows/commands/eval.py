@@ -14,6 +14,7 @@ from flows.preflight import check_model
 from flows.runs import existing_run, with_secrets, without_secrets
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
+from infra.storage.usable import looked_at
 
 if TYPE_CHECKING:
     from tasks.evaluate import Evaluation
@@ -37,8 +38,11 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides, defaults=False)
-    asked_evaluation(with_secrets(config), given.trust)
-    if not is_run(existing_run(config.policy.model, runs_uri())):
+    model = config.policy.model
+    with looked_at(model if "://" in model else runs_uri()):
+        asked_evaluation(with_secrets(config), given.trust)
+        is_one = is_run(existing_run(model, runs_uri()))
+    if not is_one:
         check_model(config.policy.model, runs_uri(), also_run=True)
 
     def work(_: Display) -> "Evaluation":

@@ -10,6 +10,7 @@ from flows.runs import known_run
 from infra.home import rlvf_home, runs_uri
 from infra.security.printable import printable
 from infra.storage.store import local_path
+from infra.storage.usable import looked_at
 
 EXAMPLES = """
 rlvf report 20260101-120000-tiny                       one HTML file, the picture of its reward beside it
@@ -28,7 +29,8 @@ def _run(given: argparse.Namespace) -> None:
     from flows.report import REPORT, write_report
     from infra.runs.record import read_record
 
-    uri = known_run(given.run, runs_uri())
+    with looked_at(given.run if "://" in given.run else runs_uri()):
+        uri = known_run(given.run, runs_uri())
     folder = local_path(uri) or rlvf_home() / "runs" / uri.rpartition("/")[2]
     out = Path(given.out).expanduser() if given.out else folder / REPORT
     if out.is_dir():

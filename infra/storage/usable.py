@@ -2,10 +2,13 @@
 
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.storage import place, store
+from infra.storage.faults import explained
 
 
 class StorageError(ValueError):
@@ -54,6 +57,21 @@ def check_storage(uri: str) -> None:
             else ("mount it, or name another folder")
         )
         raise StorageError(f"storage {uri}: cannot be used: {_line(error)}; {remedy}") from error
+
+
+@contextmanager
+def looked_at(uri: str) -> Iterator[None]:
+    """The first look at a storage elsewhere, before anything is written: what it cannot do is a mistake in what was
+    asked. Raises `StorageError`, which names `uri`."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        known = explained(error) if store.local_path(uri) is None else None
+        if known is None:
+            raise
+        raise StorageError(f"{uri}: {known}") from error
 
 
 def _nearest(path: Path) -> Path:
