@@ -33,7 +33,7 @@ def parser() -> OneLineParser:
     """The command line."""
     top = OneLineParser(prog="rlvf", description="Reinforcement learning with verifiable reward on your own machines.")
     top.add_argument("--version", action="version", version=f"rlvf {version('rlvf')}", help="which version this is")
-    commands = top.add_subparsers(dest="command", required=True, metavar="|".join(each.name for each in COMMANDS))
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for each in COMMANDS:
         command = commands.add_parser(
             each.name,

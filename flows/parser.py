@@ -1,11 +1,12 @@
 """The command line's parser: a mistake is one line, and help begins with examples and the options that most need."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from flows.usual_names import unknown
+from flows.usual_names import is_file_of_problems, unknown
 from infra.security.printable import printable
 
 ALL = "all"
@@ -30,6 +31,9 @@ class OneLineParser(argparse.ArgumentParser):
             self.add_argument("-h", "--help", action="help", help="this help")
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("required: COMMAND"):
+            names = [name for action in self._actions for name in action.choices or ()]
+            message = f"name a command: {', '.join(map(str, names))}"
         if message.endswith("expected one argument"):
             message += " (one that starts with a minus sign is written after =)"
         line = "; ".join(filter(None, (part.strip() for part in message.splitlines())))
@@ -46,6 +50,10 @@ class OneLineParser(argparse.ArgumentParser):
                 names = [name[2:] for name in self._option_string_actions if name.startswith("--")]
                 self.error(unknown(extra[2:].partition("=")[0], names, "unknown option --", "--"))
         if extras:
+            if "--problems" in self._option_string_actions and is_file_of_problems(extras[0]):
+                self.error(f"unexpected argument {extras[0]!r}; did you mean --problems {shlex.quote(extras[0])}?")
+            if "--config" in self._option_string_actions and extras[0].lower().endswith((".yaml", ".yml")):
+                self.error(f"unexpected argument {extras[0]!r}; did you mean --config {shlex.quote(extras[0])}?")
             self.error(f"unexpected argument {extras[0]!r}; `{self.prog} --help` lists what there is")
         return known, extras
 

@@ -56,13 +56,38 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", f"the following arguments are required: {'|'.join(NAMES)}"),
-        ("trian", f"argument {'|'.join(NAMES)}: invalid choice: 'trian' (choose from {', '.join(map(repr, NAMES))})"),
+        ("", f"name a command: {', '.join(NAMES)}"),
+        ("trian", f"argument COMMAND: invalid choice: 'trian' (choose from {', '.join(map(repr, NAMES))})"),
         ("train --step 3", "unknown option --step; did you mean --steps?"),
         ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
         ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
         ("sft --resume x", "unknown option --resume"),
-        ("train problems.csv", "unexpected argument 'problems.csv'; `rlvf train --help` lists what there is"),
+        ("train problems.csv", "unexpected argument 'problems.csv'; did you mean --problems problems.csv?"),
+        ("eval a/*.jsonl.gz", "unexpected argument 'a/*.jsonl.gz'; did you mean --problems 'a/*.jsonl.gz'?"),
+        ("train my.yaml", "unexpected argument 'my.yaml'; did you mean --config my.yaml?"),
+        ("train model", "unexpected argument 'model'; `rlvf train --help` lists what there is"),
+        (
+            "train --beta 0.1",
+            "unknown option --beta: no KL to a reference model is in the loss; loss.clip and loss.dual_clip bound each "
+            "update",
+        ),
+        (
+            "train --kl_coef 0.1",
+            "unknown option --kl_coef: no KL to a reference model is in the loss; loss.clip and "
+            "loss.dual_clip bound each update",
+        ),
+        (
+            "train --wandb true",
+            "unknown option --wandb: metrics go to MLflow (tracking.uri); nothing is sent to other services",
+        ),
+        ("train --report_to wandb", "unknown option --report_to; did you mean --tracking.uri?"),
+        (
+            "train --max_prompt_length 512",
+            "unknown option --max_prompt_length: prompts are never cut; one that is too long for the model is named "
+            "before a run begins",
+        ),
+        ("train --num_train_epochs 3", "unknown option --num_train_epochs; did you mean --steps?"),
+        ("train --lr_scheduler_type cosine", "unknown option --lr_scheduler_type; did you mean --optimizer.decay?"),
         ("train --steps 0", "--steps: '0' is not allowed; give a whole number, at least 1"),
         ("train --steps many", "--steps: 'many' is not allowed; give a whole number, at least 1"),
         (
@@ -416,6 +441,7 @@ def test_a_port_in_use_is_passed_over_and_said(lab: Any, tmp_path: Path) -> None
         ["train", "--config", "s3://nobody/my.yaml"],
         ["report", "s3://nobody/run"],
         ["eval", "--policy", "s3://nobody/run"],
+        ["train"],
     ],
 )
 @pytest.mark.parametrize("lacking", ["credentials", "endpoint"])
@@ -427,13 +453,16 @@ def test_a_storage_that_cannot_be_used_is_one_line(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    if words == ["train"]:
+        monkeypatch.setenv("RLVF_STORAGE", "s3://nobody/storage")
     if lacking == "endpoint":
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tester's")
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(SystemExit) as ended:
         main(words)
-    assert ended.value.code in (1, 2)
+    assert ended.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"rlvf: {words[-1] if len(words) > 1 else 's3://nobody/storage/runs'}: ")
     assert ("AWS_ACCESS_KEY_ID" if lacking == "credentials" else "AWS_ENDPOINT_URL_S3") in line
     s3fs.S3FileSystem.clear_instance_cache()
