@@ -63,10 +63,13 @@ class Bookkeeping:
                 url, command = prefect_page(str(flow_run.id))
                 links["Prefect"] = [url, _served_by(command)]
             timeline.begin_session(self._folder / TIMELINE)
+            before = read_record(self._run.uri, self._folder).about if self._run.resumed else {}
+            began, sessions = before.get("began"), before.get("sessions", 1)
             self._note(
                 run=self._run.uri,
                 status="running",
-                began=time.time(),
+                began=began if isinstance(began, int | float) else time.time(),  # of the run, not of its last session
+                sessions=1 + (sessions if before and isinstance(sessions, int) else 0),
                 links=links,
                 versions=versions(),
                 workers={offer.name: sorted(offer.resources) for offer in offers(dispatch.client)},

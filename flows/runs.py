@@ -62,6 +62,11 @@ class Run:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
         store.write_text(store.join(self.uri, CONFIG), to_yaml(without_secrets(self.config)))
 
+    def changes(self) -> list[str]:
+        """What the configuration says otherwise than the saved one, a line each."""
+        lines = differences(saved_config(self.uri), without_secrets(self.config))
+        return [line for line in lines if not line.startswith("run: ")]  # it may be named by its folder or its URI
+
     def save_problems(self, problems: ProblemSet) -> None:
         """Write down what the run is trained on, for `refuse_other_problems` and for its evaluation."""
         store.write_text(

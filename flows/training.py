@@ -76,6 +76,7 @@ class Training:
         self._began = time.perf_counter()
         self._loop_began = self._step_began = self._began
         self._advice = Advice(config.sampling.limit)
+        self._changed: list[str] = []  # what a resumed run is given otherwise than before
         self._completions = 0  # of this session
         self._spent: dict[str, float] = defaultdict(float)  # seconds by stage, of the step under way
         self._stages: dict[str, float] = defaultdict(float)  # and of all steps of this session
@@ -115,6 +116,8 @@ class Training:
             )
             if not self.run.resumed:
                 self.run.save_problems(self.problems)  # before it exists: no run of this version is without
+            else:
+                self._changed = self.run.changes()
             self.run.save_config()
             remember(self.run)
             self.run.save_mlflow_run(self.tracker.run_id)
@@ -169,6 +172,10 @@ class Training:
         for warning in begun.warnings:
             self.place.display.say(f"warning: {warning}")
         self._books.go_back(begun.step)
+        if self.run.resumed:
+            self.place.display.say(f"going on from step {begun.step} of {config.steps}")
+            for line in self._changed:
+                self.place.display.say(f"other than before: {line}")
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             self.tracker.log(begun.step, begun.figures | learned_figures(begun.learned))
         self.admission = Admission(config.staleness, begun.vocabulary)

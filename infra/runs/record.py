@@ -28,7 +28,9 @@ class Record:
 
     metrics: tuple[MetricLine, ...]  # oldest first
     sessions: tuple[tuple[Span, ...], ...]  # what the workers did, by session of the run
-    about: Mapping[str, Any] = field(default_factory=dict)  # status, versions, links, ... of its last session
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # when it began; status, versions, links, ... of its last session
     result: Mapping[str, Any] = field(default_factory=dict)
 
     def curve(self, metric: str) -> dict[int, float]:

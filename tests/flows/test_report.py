@@ -298,6 +298,24 @@ def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypa
     assert artifacts(lab, first.flow_run_id)["links-1-progress"].description == "step 3 of 3"
 
 
+def test_a_resumed_run_says_where_it_goes_on_and_with_what_and_its_report_is_of_the_whole_run(
+    lab: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = lab.train(steps="2", tracking__report="true")
+    about = Path(first.run, "about.json")
+    began = json.loads(about.read_text())["began"]
+    assert "going on" not in capsys.readouterr().err
+    lab.train(resume=first.run, run=first.run, steps="3", tracking__report="true", optimizer__lr="1e-4")
+    said = capsys.readouterr().err.splitlines()
+    at = said.index("going on from step 2 of 3")
+    assert said[at + 1] == "other than before: steps: saved 2, now 3"
+    assert said[at + 2].startswith("other than before: optimizer.lr: saved ")
+    assert not any(line.startswith("other than before") for line in said[at + 3 :])
+    now = json.loads(about.read_text())
+    assert now["began"] == began < now["ended"]
+    assert ", in 2 sessions" in Page(Path(first.run, "report.html")).text
+
+
 def test_prefect_away_costs_a_run_one_line(
     lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
