@@ -26,7 +26,9 @@ def _options(_: argparse.ArgumentParser) -> None:
 def _run(_: argparse.Namespace) -> None:
     home = rlvf_home()
     stopped = 0
-    up = read_up(home)
+    deadline = time.monotonic() + SECONDS
+    while (up := read_up(home)) is None and is_up(home) and time.monotonic() < deadline:
+        time.sleep(0.05)  # it has just begun, and has not said yet which process it is
     if is_up(home) and up is not None:
         if up.machine != this_machine():
             where = up.machine.partition(" ")[0] or "another machine"

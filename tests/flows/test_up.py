@@ -358,6 +358,29 @@ def test_down_signals_no_process_of_another_machine(home_folder: Path, capsys: p
     assert f"rlvf up of {home_folder} runs on nas: rlvf down there" in capsys.readouterr().err
 
 
+BEGINNING = """
+import fcntl, os, sys, time
+from pathlib import Path
+from infra.services.addresses import Addresses, Up, write_up
+home = Path(sys.argv[1])
+(home / "services").mkdir(parents=True)
+lock = (home / "services" / "up.lock").open("a")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("begun", flush=True)
+time.sleep(1)
+write_up(home, Up(os.getpid(), False, Addresses()))
+time.sleep(100)
+"""
+
+
+def test_down_ends_an_up_that_has_not_said_yet_which_process_it_is(home_folder: Path) -> None:
+    with started(sys.executable, "-c", BEGINNING, home_folder, stdout=subprocess.PIPE) as up:
+        assert up.stdout is not None
+        assert up.stdout.readline() == "begun\n"
+        main(["down"])
+        assert up.wait(30) == -signal.SIGTERM
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
