@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from distributed import Client, Lock
@@ -57,7 +57,8 @@ def turn(client: Client, name: str, say: Callable[[str], None]) -> Iterator[Turn
     A run that is killed loses its turn when the scheduler has not heard of it for 30 s (Dask's
     ``distributed.scheduler.locks.lease-timeout``), and so does one that sleeps: see `Turn.check`.
     """
-    lock = Lock("rlvf training", scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
+    name_of_lock = _name(client)
+    lock = Lock(name_of_lock, scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
     if not lock.acquire(timeout=LOOK_SECONDS):  # type: ignore[no-untyped-call]
         say(f"waiting: {training(client) or 'another run'} trains on this cluster")
         while not lock.acquire(timeout=LOOK_SECONDS):  # type: ignore[no-untyped-call]
@@ -66,19 +67,27 @@ def turn(client: Client, name: str, say: Callable[[str], None]) -> Iterator[Turn
     try:
         yield mine
     finally:
-        if client.status == "running":
-            try:
-                mine.check()
-                mine.end()
-            except TurnLostError:
-                pass  # the next one's
-            lock.release()  # type: ignore[no-untyped-call]
+        lock.refresh_leases = False  # whatever keeps it from being released
+        with suppress(OSError):  # it has gone just now
+            if client.status == "running" and _name(client) == name_of_lock:
+                with suppress(TurnLostError):  # what the scheduler knows is the next one's
+                    mine.check()
+                    mine.end()
+                lock.release()  # type: ignore[no-untyped-call]
 
 
 def training(client: Client) -> str | None:
     """The name of the run that trains on the cluster now."""
     name = _told(client)["name"]
     return None if name is None else str(name)
+
+
+def _name(client: Client) -> str:
+    """Of the lock, with this very scheduler in it: an owner who does not know yet that one has died enters its lock
+    into the books of the next, which takes it for held."""
+    assert client.scheduler is not None
+    identity = client.sync(client.scheduler.identity, n_workers=0)  # type: ignore[no-untyped-call]
+    return f"rlvf training {identity['id']}"
 
 
 def _told(client: Client) -> dict[str, Any]:

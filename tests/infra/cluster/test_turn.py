@@ -1,7 +1,9 @@
 """Turns on a real scheduler, taken by clients of their own."""
 
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import dask.config
 import pytest
@@ -9,6 +11,8 @@ from distributed import Client, LocalCluster
 
 from infra.cluster import turn as module
 from infra.cluster.turn import TurnLostError, training, turn
+from tests.conftest import free_port, running_scheduler
+from tests.processes import until
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +63,28 @@ def test_who_slept_through_its_turn_is_refused_and_leaves_the_next_one_its_own(
             sleeping.__exit__(None, None, None)
             assert training(two) == "next"
             mine.check()
+
+
+def test_a_turn_on_a_scheduler_that_is_gone_keeps_nobody_from_the_next_one(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+
+    def nobody_waits(line: str) -> None:
+        raise AssertionError(line)
+
+    with running_scheduler(tmp_path / "first.log", None, port) as first:
+        client = Client(first.address, set_as_default=False)
+        with dask.config.set({"distributed.scheduler.locks.lease-timeout": "1s"}):  # signs are given in a fifth of that
+            earlier = turn(client, "mine", nobody_waits)
+            earlier.__enter__()
+        first.process.kill()
+    with running_scheduler(tmp_path / "second.log", None, port) as second:
+        until(lambda: client.status == "running", 60)
+        with Client(second.address, set_as_default=False) as back:
+            time.sleep(1)  # for the signs that the one who has not noticed gives
+            with turn(back, "mine", nobody_waits):
+                assert training(back) == "mine"
+                earlier.__exit__(None, None, None)
+                assert training(back) == "mine"
+    client.close()
