@@ -11,6 +11,7 @@ from flows.config import EvalConfig, SftConfig
 from flows.defaults import with_eval_defaults
 from flows.failure import name_the_cause
 from flows.preflight import check_model
+from flows.rejoining import going_on
 from flows.runs import Run, existing_run, saved_config, with_secrets
 from flows.sft import sft
 from flows.workplace import Workplace, workplace
@@ -23,7 +24,7 @@ from rl.config import TINY
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
 from tasks.evaluate import Evaluation, evaluate
-from tasks.problem_set import set_name
+from tasks.problem_set import ProblemSet, set_name
 from tasks.verify import check_verifiers
 
 
@@ -33,27 +34,32 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
     not given is as the run was trained."""
     config = with_secrets(config)
     asked = asked_evaluation(config)
-    config, problems = asked.config, asked.problems
+    config = asked.config
     with workplace(config.cluster, config.placement) as place:
         for note in asked.notes:
             place.display.say(note)
-        for note in check_verifiers(place.dispatch, problems.verifiers, problems.held_out):
-            place.display.say(note)
-        version, run = chosen_policy(config, place)
-        config, chosen = with_eval_defaults(config, None if run is None else run.config)
-        for line in chosen:
-            place.display.say(line)
-        if run is not None and not config.again and (known := kept(run, version, config)):
-            place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
-            return known
-        public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
-        spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed, public=public)
-        place.display.stage("evaluate")
-        evaluation = evaluate(place.dispatch, spec, version, problems, saw=place.failures.saw)
-        if run is not None:
-            log(config, place, run, evaluation)
-            keep(run, evaluation, config)
-        return evaluation
+        return going_on(place, config.cluster, config.placement, lambda place: evaluated(config, asked.problems, place))
+
+
+def evaluated(config: EvalConfig, problems: ProblemSet, place: Workplace) -> Evaluation:
+    """The evaluation, or the one that was kept."""
+    for note in check_verifiers(place.dispatch, problems.verifiers, problems.held_out):
+        place.display.say(note)
+    version, run = chosen_policy(config, place)
+    config, chosen = with_eval_defaults(config, None if run is None else run.config)
+    for line in chosen:
+        place.display.say(line)
+    if run is not None and not config.again and (known := kept(run, version, config)):
+        place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
+        return known
+    public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
+    spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed, public=public)
+    place.display.stage("evaluate")
+    evaluation = evaluate(place.dispatch, spec, version, problems, saw=place.failures.saw)
+    if run is not None:
+        log(config, place, run, evaluation)
+        keep(run, evaluation, config)
+    return evaluation
 
 
 def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, Run | None]:

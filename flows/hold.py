@@ -21,6 +21,7 @@ class Hold:
 
     def __init__(self, run: Run, place: Workplace) -> None:
         self.ending = False
+        self.fence: Fence  # of whoever writes, from entering on
         self._run, self._place = run, place
 
     def __enter__(self) -> Self:
@@ -31,6 +32,8 @@ class Hold:
                 raise ValueError(f"run {self._run.name!r} exists by now; go on with it by --resume, or name another")
             self._turn = stack.enter_context(turn(client, self._run.name, say))
             self._lock.when_lost(self._place.dispatch.stop)
+            # The one who held it around this may have had a trainer before, which is asleep and has that one's fence.
+            self.fence = self._lock.new_fence()
             self._stack = stack.pop_all()
         return self
 
@@ -38,10 +41,6 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
-
-    @property
-    def fence(self) -> Fence:
-        return self._lock.fence
 
     def check(self) -> None:
         """Raise LockLostError or TurnLostError. A storage that is away is waited for, unless the run is `ending`: what

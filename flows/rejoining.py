@@ -1,65 +1,114 @@
-"""A flow that outlives the scheduler of the cluster that it joined: it waits until that is back with its workers."""
+"""A flow that goes on in place when what it worked with is gone: the scheduler of the cluster that it joined, or its
+trainer with steps that are nowhere else."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from distributed import Client
 
+from flows.hold import Lost
+from flows.page import CancelledOnPage, obeyed
 from flows.workplace import IMPORTS, Workplace, opened
-from infra.cluster.calls import SchedulerLostError, is_lost
+from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError, is_lost
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, joined_scheduler
-from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError, check_placement
+from tasks.calls.trainer import StepsLostError
 
 PATIENCE_SECONDS = 900.0  # what a machine needs to be started again by somebody who saw it
 LOOK_SECONDS = 1.0
 SAY_SECONDS = 10.0  # between two lines about the wait, at first: each pause is twice the one before, a minute at most
 T = TypeVar("T")
+_inside: ContextVar[bool] = ContextVar("inside a flow that goes on", default=False)
 
 
-def outliving_schedulers(
+@dataclass
+class Reached:
+    """How far a flow has come, whatever it goes back to."""
+
+    step: int = 0
+
+    def at(self, step: int) -> None:
+        """This step is done."""
+        self.step = max(self.step, step)
+
+
+def going_on(
+    place: Workplace,
+    config: ClusterConfig,
+    placement: PlacementConfig,
+    begin: Callable[[Workplace], T],
+    go_on: Callable[[Workplace], T] | None = None,
+    reached: Reached | None = None,
+) -> T:
+    """What `begin` returns, or `go_on` (`begin` again if there is none) as often as the scheduler or the trainer was
+    lost. A flow within another leaves that to the outer one. A local cluster's scheduler is in this process.
+
+    Raises `SchedulerLostError` when that has not come back in time, `CancelledOnPage` when the flow was cancelled
+    meanwhile, `PoisonedCallError` when trainers were lost as often as one call is tried and no step more was `reached`.
+    """
+    if _inside.get():
+        return begin(place)
+    token = _inside.set(True)
+    try:
+        return _going_on(place, config, placement, begin, go_on or begin, reached or Reached())
+    finally:
+        _inside.reset(token)
+
+
+def _going_on(
     place: Workplace,
     config: ClusterConfig,
     placement: PlacementConfig,
     begin: Callable[[Workplace], T],
     go_on: Callable[[Workplace], T],
+    reached: Reached,
 ) -> T:
-    """What `begin` returns, or what `go_on` does on a new connection as often as the scheduler was lost.
-
-    A local cluster's scheduler is in this process. Raises `SchedulerLostError` when it has not come back in time.
-    """
     address = joined_scheduler(config)
-    try:
-        return begin(place)
-    except Exception as error:
-        if address is None or not is_lost(error, place.dispatch.client):
-            raise
-    while True:
-        place.display.say(f"the Dask scheduler at {address} is gone; waiting for it: the run goes on when it is back")
-        with ExitStack() as stack:
-            back = stack.enter_context(_rejoined(place, str(address), config, placement))
-            try:
-                return go_on(back)
-            except Exception as error:
-                if not is_lost(error, back.dispatch.client):
-                    raise
-
-
-@contextmanager
-def _rejoined(place: Workplace, address: str, config: ClusterConfig, placement: PlacementConfig) -> Iterator[Workplace]:
-    """The workplace with a new client, once the placement is satisfied again."""
-    began = said = time.monotonic()
-    pause = SAY_SECONDS
-    with ExitStack() as stack:
-        client: Client | None = None
+    lost, at = 0, -1  # trainers, since this step was reached
+    now, work = place, begin
+    with ExitStack() as clients:
         while True:
             try:
-                client = client or stack.enter_context(cluster(config, log_dir=place.home / "logs", preload=IMPORTS))
+                with opened(now):
+                    return work(now)
+            except (StepsLostError, TakeoverError) as error:
+                lost, at = (lost + 1, at) if reached.step == at else (1, reached.step)
+                if lost >= now.dispatch.attempts:
+                    raise PoisonedCallError("train", lost) from error
+                place.display.say(f"{error}; going on from what is saved")
+                client = now.dispatch.client
+            except Exception as error:
+                if address is None or isinstance(error, Lost) or not is_lost(error, now.dispatch.client):
+                    raise
+                place.display.say(
+                    f"the Dask scheduler at {address} is gone; waiting for it: the run goes on when it is back"
+                )
+                clients.close()  # and the dispatch on it
+                client = _rejoined(clients, place, address, config, placement)
+            now, work = replace(place, dispatch=clients.enter_context(now.dispatch.renewed(client))), go_on
+
+
+def _rejoined(
+    stack: ExitStack, place: Workplace, address: str, config: ClusterConfig, placement: PlacementConfig
+) -> Client:
+    """A new client, once the placement is satisfied again."""
+    began = said = time.monotonic()
+    pause = SAY_SECONDS
+    client: Client | None = None
+    # the dispatch of the scheduler that is gone: nothing of it is left to be stopped
+    with obeyed(place.dispatch, place.display, place.prefect.serves) as cancelled:
+        while not cancelled.wait(LOOK_SECONDS):
+            try:
+                client = client or stack.enter_context(
+                    cluster(config, log_dir=place.home / "logs", preload=IMPORTS, patience=0.0)
+                )
                 check_placement(client, placement)
-                break
+                place.display.say(f"the Dask scheduler at {address} is back, and so are its workers")
+                return client
             except (ClusterError, PlacementError, OSError) as error:
                 why = str(error).partition("\n")[0]
                 if not isinstance(error, PlacementError):
@@ -70,9 +119,4 @@ def _rejoined(place: Workplace, address: str, config: ClusterConfig, placement: 
             if now - said >= pause:
                 said, pause = now, min(2 * pause, 60.0)
                 place.display.say(f"waiting for {now - began:.0f} s: {why}")
-            time.sleep(LOOK_SECONDS)
-        place.display.say(f"the Dask scheduler at {address} is back, and so are its workers")
-        dispatch = stack.enter_context(Dispatch(client, placement, place.display.say))
-        back = replace(place, dispatch=dispatch)
-        stack.enter_context(opened(back))
-        yield back
+    raise CancelledOnPage("cancelled on Prefect's page")

@@ -4,6 +4,7 @@ from prefect import flow
 
 from flows.config import SftConfig
 from flows.failure import name_the_cause
+from flows.rejoining import going_on
 from flows.workplace import Workplace, workplace
 from infra.cluster.machine import cores
 from tasks.calls.warm_up import WarmUpSpec
@@ -30,13 +31,18 @@ def sft(config: SftConfig) -> str:
     """Warm the tiny policy up on the grammar's problems and return where it is stored, in Hugging Face layout. A
     warm-up that was made before with the same settings and the same code is used again."""
     with workplace(config.cluster, config.placement) as place:
-        kept = kept_warm_up(config, place)
-        if kept is not None:
-            place.display.say(f"the warm-up is there already: {kept}")
-            return kept
-        spec = warm_up_spec(config)
-        uri = warm_up_uri(place.storage, spec)
-        place.display.stage("warm-up")
-        place.display.total(spec.steps)
-        warm_up(place.dispatch, spec, uri, lambda step, loss: place.display.step(step, loss=loss))
-        return uri
+        return going_on(place, config.cluster, config.placement, lambda place: warmed_up(config, place))
+
+
+def warmed_up(config: SftConfig, place: Workplace) -> str:
+    """Where the warm-up is stored, made now if it was not before."""
+    kept = kept_warm_up(config, place)
+    if kept is not None:
+        place.display.say(f"the warm-up is there already: {kept}")
+        return kept
+    spec = warm_up_spec(config)
+    uri = warm_up_uri(place.storage, spec)
+    place.display.stage("warm-up")
+    place.display.total(spec.steps)
+    warm_up(place.dispatch, spec, uri, lambda step, loss: place.display.step(step, loss=loss))
+    return uri

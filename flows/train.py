@@ -11,7 +11,7 @@ from flows.config import SftConfig, TrainConfig
 from flows.defaults import with_defaults
 from flows.failure import name_the_cause
 from flows.preflight import check_model
-from flows.rejoining import outliving_schedulers
+from flows.rejoining import Reached, going_on
 from flows.result import TrainResult
 from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
 from flows.sft import kept_warm_up, sft
@@ -44,20 +44,23 @@ def title() -> str:
 
 @flow(name="rlvf", flow_run_name=title, on_failure=[name_the_cause])
 def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
-    """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one. When the scheduler of a
-    joined cluster dies, the run goes on from its newest checkpoint once that is back."""
+    """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one. When a trainer is
+    lost with steps that no checkpoint holds, or the scheduler of a joined cluster, the run goes on from its newest
+    checkpoint."""
     config = with_secrets(config)
+    reached = Reached()
     with workplace(config.cluster, config.placement) as place:
-        return outliving_schedulers(
+        return going_on(
             place,
             config.cluster,
             config.placement,
-            lambda place: trained(config, resume, place),
-            lambda place: trained(config, resume or name_if_begun(config, place), place),
+            lambda place: trained(config, resume, place, reached),
+            lambda place: trained(config, resume or name_if_begun(config, place), place, reached),
+            reached,
         )
 
 
-def trained(config: TrainConfig, resume: str | None, place: Workplace) -> TrainResult:
+def trained(config: TrainConfig, resume: str | None, place: Workplace, reached: Reached) -> TrainResult:
     """The run, from its beginning or its newest checkpoint to its last step."""
     with Training(open_run(config, resume, place), place) as run:
         policy = run.begin(first_weights(config, place))
@@ -77,6 +80,7 @@ def trained(config: TrainConfig, resume: str | None, place: Workplace) -> TrainR
                 run.publishing.begin(step + 1)
             with run.timed("log"):
                 run.log(batch, learned)
+                reached.at(learned.step)
             stop_if_diverged(learned)
             if run.evaluations.due(step + 1):
                 with run.timed("evaluate"):

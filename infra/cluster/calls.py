@@ -1,5 +1,7 @@
 """The calls of one flow that are on the cluster: submitted, counted when a worker dies in one, held or given up."""
 
+import asyncio
+import concurrent.futures
 import threading
 import time
 import uuid
@@ -15,8 +17,9 @@ from distributed import Client, Future
 from distributed.client import FutureCancelledError
 from distributed.comm.core import CommClosedError
 
+from infra.cluster.durations import Durations
 from infra.cluster.placement import Offer, PlacementConfig, PlacementError, offers, unsatisfied
-from infra.cluster.timeline import Timeline
+from infra.cluster.timeline import Measured, Timeline, measured
 
 T = TypeVar("T")
 REFUSALS = 3  # results of one worker that are refused before it gets no more leases
@@ -26,6 +29,7 @@ class DispatchError(RuntimeError):
     """A call did not come to an end.
 
     PoisonedCallError     every worker that ran it died
+    TakeoverError         its worker is gone or has stopped, and no other may run it just so
     DispatchStoppedError  `Calls.stop` was called
     SchedulerLostError    the Dask scheduler is gone
     """
@@ -46,6 +50,20 @@ class PoisonedCallError(DispatchError):
         )
 
 
+class TakeoverError(DispatchError):
+    """A call that only one worker may run at a time would have to go to another one. The first may go on with what it
+    has at any moment: whoever makes the call elsewhere first sees that what it still writes is refused."""
+
+    def __init__(self, call: str, worker: str, why: str) -> None:
+        super().__init__(call, worker, why)
+        self.call = call
+        self.worker = worker  # the first one's name
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.call}: {self.worker} {self.why}"
+
+
 class DispatchStoppedError(DispatchError):
     """The call was given up because `Calls.stop` was called."""
 
@@ -59,8 +77,14 @@ class Awaited:
     """A call that somebody waits for."""
 
     name: str
+    work: str  # what it does: calls of one name may differ in length
     worker: str | None  # its address, if it was sent to one
     since: float  # by time.monotonic
+
+
+def work_of(function: Callable[..., object]) -> str:
+    """What a call of this function does, among those that take about as long."""
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}"
 
 
 def nobody_listens(line: str) -> None:
@@ -94,6 +118,7 @@ class Calls:
         self.stopped = False
         self.silent: set[str] = set()  # addresses of workers that are late with a lease: they get no other
         self.lacking: dict[str, float] = {}  # calls that wait for a worker, and since when, by time.monotonic
+        self.took = Durations()  # calls that came back
         self.refusals: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
         self._awaited: dict[str, Awaited] = {}  # by the key of its future
@@ -115,16 +140,17 @@ class Calls:
         priority: int = 0,
         worker: str | None = None,
         aside: str | None = None,
-    ) -> Future[T]:
-        """A plain Dask future of `function(*args)`, on `worker` (an address) if given. It takes the call's tags from
-        its worker while it runs; with a name in `aside` nothing.
+    ) -> Future[Measured[T]]:
+        """A plain Dask future of `measured(function, *args)`, on `worker` (an address) if given. It takes the call's
+        tags from its worker while it runs; with a name in `aside` nothing.
 
         Of the calls that wait on a worker the one with the highest `priority` starts first.
         """
         with self._lock:
             if self.stopped:
                 raise DispatchStoppedError(call)
-            future: Future[T] = self.client.submit(
+            future: Future[Measured[T]] = self.client.submit(
+                measured,
                 function,
                 *args,
                 key=f"{aside or call}-{uuid.uuid4().hex}",
@@ -134,7 +160,7 @@ class Calls:
                 pure=False,
             )
             self._outstanding[str(future.key)] = future
-            self._awaited[str(future.key)] = Awaited(aside or call, worker, time.monotonic())
+            self._awaited[str(future.key)] = Awaited(aside or call, work_of(function), worker, time.monotonic())
         return future
 
     @property
@@ -146,11 +172,20 @@ class Calls:
     def forget(self, *futures: Future[Any]) -> None:
         """These have been given back, or nobody waits for them any more: cancelled where they are not done."""
         with self._lock:
+            self.progress = now = time.monotonic()
             for future in futures:
                 self._outstanding.pop(str(future.key), None)
-                self._awaited.pop(str(future.key), None)
-            self.progress = time.monotonic()
+                awaited = self._awaited.pop(str(future.key), None)
+                if awaited is not None and future.status == "finished":
+                    self.took.add(awaited.work, now - awaited.since)
         self.cancel([future for future in futures if future.status == "pending"])
+
+    def fetch(self, future: Future[T]) -> "concurrent.futures.Future[T]":
+        """Its result, on the way. One request that is never given up: Dask reports what it gathers for a caller who
+        left as a fault of its own."""
+        assert self.client.loop is not None  # it has submitted something
+        gathering = self.client.gather(future, asynchronous=True)  # type: ignore[no-untyped-call]
+        return asyncio.run_coroutine_threadsafe(gathering, self.client.loop.asyncio_loop)  # type: ignore[attr-defined]
 
     @property
     def awaited(self) -> dict[str, Awaited]:
@@ -219,10 +254,11 @@ class Calls:
             return error
         return PlacementError(f"{error} (excluded, because what they returned was refused: {', '.join(refused)})")
 
-    def offers(self, call: str | None = None) -> list[Offer]:
-        """The workers that are there, or those of them that may run `call`. Raises SchedulerLostError."""
+    def offers(self, call: str | None = None, seconds: float | None = None) -> list[Offer]:
+        """The workers that are there, or those of them that may run `call`. Raises SchedulerLostError, also where the
+        scheduler has not answered in `seconds`, if given."""
         try:
-            present = offers(self.client)
+            present = offers(self.client, seconds)
         except OSError as error:
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
         return [offer for offer in present if call is None or offer.satisfies(self.placement.tags(call))]

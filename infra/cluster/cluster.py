@@ -89,18 +89,22 @@ def joined_scheduler(config: ClusterConfig) -> str | None:
 
 @contextmanager
 def cluster(
-    config: ClusterConfig, *, log_dir: Path | None = None, preload: Mapping[str, str] | None = None
+    config: ClusterConfig,
+    *,
+    log_dir: Path | None = None,
+    preload: Mapping[str, str] | None = None,
+    patience: float = CONNECT_SECONDS,
 ) -> Iterator[Client]:
     """A client of `config.scheduler`, or of a cluster that lives as long as the context.
 
     A local worker that dies is restarted under its name and with its tags; a call that it ran fails at once with
     `KilledWorker`. `preload` names the module that the workers of a role tag import before their first call. What the
     processes have to say goes to files in `log_dir`, or to the terminal if there is none.
-    Raises `ClusterError` when `config.scheduler` does not answer.
+    Raises `ClusterError` when `config.scheduler` has not answered in `patience` seconds.
     """
     if (address := joined_scheduler(config)) is not None:
         named = "RLVF_SCHEDULER" if config.scheduler is None else "cluster.scheduler"
-        with _joined(address, f"{named} = {address!r}") as client:
+        with _joined(address, f"{named} = {address!r}", patience) as client:
             yield client
         return
     with local_cluster(config, temporary_security(), log_dir=log_dir, preload=preload) as client:
@@ -166,13 +170,13 @@ def local_cluster(
 
 
 @contextmanager
-def _joined(address: str, named: str) -> Iterator[Client]:
+def _joined(address: str, named: str, patience: float) -> Iterator[Client]:
     """A client of a scheduler that is there already; `named` is how the user wrote its address."""
     home = rlvf_home()
     instead = "start one with `rlvf up` or `dask scheduler`, or leave it out to use this machine"
     try:
         where = parse_address(address, home)
-        deadline = time.monotonic() + CONNECT_SECONDS
+        deadline = time.monotonic() + patience
         while True:
             try:
                 reach(where, home)

@@ -4,6 +4,7 @@ Every call is idempotent by contract: it may run twice, and one whose worker die
 call may run twice as well: Dask computes a result anew when its worker dies before the result was fetched.
 """
 
+import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,17 +12,27 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from distributed import Client, secede
+from distributed import Client, Future, secede
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
-from infra.cluster.calls import Calls, PoisonedCallError, nobody_listens
+from infra.cluster.calls import (
+    Calls,
+    DispatchStoppedError,
+    PoisonedCallError,
+    SchedulerLostError,
+    TakeoverError,
+    nobody_listens,
+    work_of,
+)
+from infra.cluster.durations import Signs
 from infra.cluster.leases import LeaseQueue
-from infra.cluster.placement import PlacementConfig, worker_name
-from infra.cluster.timeline import Measured, Span, measured
-from infra.cluster.watch import Watch
+from infra.cluster.placement import Offer, PlacementConfig
+from infra.cluster.timeline import Measured, Span
+from infra.cluster.watch import ANSWER_SECONDS, Watch
 
 T = TypeVar("T")
+LOOK_SECONDS = 1.0  # between two looks at whose worker gives signs of life
 ALONE = ("train",)  # calls that write where the next one reads: never on two workers at a time
 
 
@@ -55,7 +66,9 @@ class Dispatch(Calls):
         self.late_after = late_after
         self._watch = Watch(self)
         self._queues: dict[str, LeaseQueue] = {}  # by call
-        self._last: dict[str, str] = {}  # the address of the worker that came back with a call last, by call
+        self._last: dict[str, Offer] = {}  # the worker that had a call in ALONE last, by call
+        self._signs = Signs()
+        self._left: list[Future[Any]] = []  # with workers that have stopped; cancelled if nobody had them
 
     def __enter__(self) -> Self:
         self._watch.start()
@@ -80,8 +93,13 @@ class Dispatch(Calls):
         of its tags: the next such call may run while it does, as soon as it leaves its thread (`leave_thread`). `begun`
         is called when the cluster has it: what is submitted after that starts after it on that worker.
 
+        A call in `ALONE` goes to the worker that had the one before. Where that is gone, and no new one of its name is
+        there, or has stopped without dying, the call is late and another worker may run it, this raises
+        `TakeoverError`; a stopped one gets nothing any more until it has answered.
+
         What the function raises is raised here at once. Otherwise: `PoisonedCallError` after `attempts` deaths,
-        `PlacementError` when no worker offered the tags for a minute, `DispatchStoppedError`, `SchedulerLostError`.
+        `PlacementError` when no worker offered the tags for `patience`, `TakeoverError`, `DispatchStoppedError`,
+        `SchedulerLostError`.
         """
         if call not in ALONE and aside is None:
             ((_, result),) = self.lease(call, function, [args])
@@ -89,29 +107,110 @@ class Dispatch(Calls):
         name = aside or call
         for _ in range(self.attempts):
             self.going.wait()
-            worker = self._last_worker(call) if aside else None
-            future = self.submit(call, measured, function, *args, worker=worker, aside=aside)
+            worker = self._worker_for(call)
+            future = self.submit(call, function, *args, worker=worker.address, aside=aside)
             begun()
             since = time.time()
             try:
-                back: Measured[T] = future.result()
-            except KilledWorker as killed:
-                self.count(name)
-                self.timeline.add(Span(worker_name(killed.last_worker.name), name, since, time.time(), lost=True))
-            except NoValidWorkerError:
-                if aside:  # the worker that it was meant for is gone
-                    self.count(name)
-                    continue
-                raise self.unsatisfied(call) from None
+                back = self._result(future, call, name, worker, work_of(function))
             except FutureCancelledError as error:
                 raise self.cancelled(name, error) from None
-            else:
-                self._last[call] = back.address
+            finally:
+                if future not in self._left:
+                    self.forget(future)
+            if back is not None:
                 self.timeline.add(back.span(name, time.time()))
                 return back.result
-            finally:
-                self.forget(future)
+            self.count(name)
+            self.timeline.add(Span(worker.name, name, since, time.time(), lost=True))
         raise PoisonedCallError(name, self.attempts)
+
+    def _result(
+        self, future: Future[Measured[T]], call: str, name: str, worker: Offer, work: str
+    ) -> Measured[T] | None:
+        """What the call on this worker came to; None where the worker died. Raises what the function raised, and
+        TakeoverError."""
+        began = time.monotonic()
+        fetching = self.fetch(future)
+        while True:
+            done, _ = concurrent.futures.wait([fetching], LOOK_SECONDS)
+            try:
+                if done:
+                    back: Measured[T] = fetching.result()
+                    return back
+                present = self.offers(seconds=ANSWER_SECONDS)
+            except (KilledWorker, NoValidWorkerError):
+                return None
+            except SchedulerLostError:
+                continue  # all calls are cancelled when it is gone
+            now = time.monotonic()
+            self._signs.look(present, now)
+            if worker not in present and str(future.key) not in self._calls_on(worker):
+                return None  # it was gone before it got the call, which Dask would keep for it
+            quiet = self._signs.quiet(worker.address, now)
+            others = [offer for offer in present if self._may_run(offer, call) and offer != worker]
+            if others and quiet > self.late_after and now - began > self.took.limit(work, self.late_after):
+                self._leave(future, worker)
+                raise TakeoverError(name, worker.name, f"has given no sign of life for {quiet:.0f} s")
+
+    def _may_run(self, offer: Offer, call: str) -> bool:
+        return offer.satisfies(self.placement.tags(call)) and offer.address not in self.silent
+
+    def _leave(self, future: Future[Any], worker: Offer) -> None:
+        """This worker may answer at any time: it gets no other call before that."""
+        self.unawait(future)
+        with self._lock:
+            self._outstanding.pop(str(future.key), None)
+        self._left.append(future)
+        self.silent.add(worker.address)
+        future.add_done_callback(lambda _: self.silent.discard(worker.address))  # type: ignore[no-untyped-call]
+
+    def _worker_for(self, call: str) -> Offer:
+        """The worker that had `call` last, or its successor; at first the one with the least to do. One that is silent
+        only where there is no other. Waits for one. Raises TakeoverError, and PlacementError when there was none for
+        too long."""
+        began = time.monotonic()
+        while not self.stopped:
+            present = self.offers(call)
+            self._signs.look(present, time.monotonic())
+            last = self._last.get(call)
+            capable = [offer for offer in present if self._may_run(offer, call)] or present
+            if same := [offer for offer in capable if last is not None and offer.name == last.name]:
+                capable = same
+            if capable:
+                self.lacking.pop(call, None)
+                worker = capable[0] if len(capable) == 1 else min(capable, key=lambda offer: len(self._calls_on(offer)))
+                if last is not None and not same:
+                    raise TakeoverError(call, last.name, "is gone")
+                self._last[call] = worker
+                return worker
+            self.lacking.setdefault(call, began)
+            if time.monotonic() - began > self.patience:
+                self.lacking.pop(call, None)
+                raise self.unsatisfied(call)
+            time.sleep(LOOK_SECONDS / 4)
+        raise DispatchStoppedError(call)
+
+    def _calls_on(self, worker: Offer) -> list[str]:
+        """The keys of the calls that the scheduler has sent there."""
+        scheduler: Any = self.client.scheduler
+        sent = self.client.sync(scheduler.processing, workers=None)  # type: ignore[no-untyped-call]
+        return [str(key) for key in sent.get(worker.address, ())]
+
+    def renewed(self, client: Client | None = None) -> "Dispatch":
+        """A dispatch for who begins anew, also on another client, that knows what this one has learned: but which
+        worker has a call in `ALONE` is open."""
+        new = Dispatch(
+            client or self.client,
+            self.placement,
+            self.say,
+            attempts=self.attempts,
+            patience=self.patience,
+            late_after=self.late_after,
+        )
+        for name in ("lost", "timeline", "silent", "refusals", "took", "_signs", "_left"):
+            setattr(new, name, getattr(self, name))
+        return new
 
     def lease(
         self,
@@ -151,9 +250,3 @@ class Dispatch(Calls):
 
         for worker in self.offers(call):
             threading.Thread(target=ask, args=(worker.address,), name="telling", daemon=True).start()
-
-    def _last_worker(self, call: str) -> str | None:
-        """The address of the worker that ran `call` last, of another that may if it is gone."""
-        capable = [offer.address for offer in self.offers(call)]
-        last = self._last.get(call)
-        return last if last in capable else next(iter(capable), None)

@@ -1,6 +1,5 @@
 """Leases: the items of one call, handed out to its workers one at a time, as they come back for the next."""
 
-import asyncio
 import concurrent.futures
 import threading
 import time
@@ -17,7 +16,7 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 from infra.cluster.calls import Calls, DispatchStoppedError, PoisonedCallError
 from infra.cluster.placement import Offer
 from infra.cluster.schedule import Item, Lease, Schedule
-from infra.cluster.timeline import Measured, Span, measured
+from infra.cluster.timeline import Measured, Span
 
 LOOK_SECONDS = 0.25  # how old the list of workers may be when leases are handed out, or a result is waited for
 
@@ -165,11 +164,7 @@ class LeaseQueue:
         if out.future.status == "finished":
             self._schedule.finished(lease, time.monotonic())
             self._hand_out()  # before the result is fetched: the worker need not wait for that
-        client = self._calls.client
-        assert client.loop is not None  # it has submitted something
-        # One request that is never given up: Dask reports what it gathers for a caller who left as a fault of its own.
-        gathering = client.gather(out.future, asynchronous=True)  # type: ignore[no-untyped-call]
-        fetching = asyncio.run_coroutine_threadsafe(gathering, client.loop.asyncio_loop)  # type: ignore[attr-defined]
+        fetching = self._calls.fetch(out.future)
         fetching.add_done_callback(lambda done: self._events.put(partial(self._fetched, lease, moment, done)))
 
     def _fetched(self, lease: Lease, moment: float, fetching: "concurrent.futures.Future[Measured[Any]]") -> None:
@@ -243,7 +238,6 @@ class LeaseQueue:
                 # that vanished is noticed at the next look, because Dask itself would wait for it to come back.
                 future = self._calls.submit(
                     self._call,
-                    measured,
                     batch.function,
                     *batch.items[lease.item.index],
                     priority=-batch.order[0] if batch.order else 0,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -70,6 +70,7 @@ class Offer:
     address: str
     name: str  # see worker_name
     resources: Mapping[str, float]
+    seen: float = field(default=0.0, compare=False)  # its last sign of life, by the scheduler's clock
 
     def satisfies(self, tags: Collection[str]) -> bool:
         return all(self.resources.get(tag, 0) >= 1 for tag in tags)
@@ -84,7 +85,7 @@ def offers(client: Client, seconds: float | None = None) -> list[Offer]:
         raise OSError(f"the Dask client is {client.status}")
     known: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1, callback_timeout=seconds)  # type: ignore[no-untyped-call]
     return [
-        Offer(address, worker_name(worker["name"]), worker["resources"])
+        Offer(address, worker_name(worker["name"]), worker["resources"], worker["last_seen"])
         for address, worker in known["workers"].items()
         if worker["status"] == "running"
     ]

@@ -10,9 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-LATE_RATIO = 3  # times the longest that a worker has taken lately is late
-RECENT = 16  # items of a worker that this is taken from
-UNMEASURED_SECONDS = 60.0  # late where nothing was measured yet
+from infra.cluster.durations import LATE_RATIO, RECENT, UNMEASURED_SECONDS
 
 
 @dataclass(frozen=True, order=True)

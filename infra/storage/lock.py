@@ -43,6 +43,8 @@ class RunLock:
     def __init__(self, fence: Fence, claim: Claim) -> None:
         self.fence = fence
         self._claim = claim
+        self._given = False  # whether writers have the fence
+        self._writing = threading.RLock()  # a claim, so that no sign of an epoch follows the next one's
         self._lost = threading.Event()
         self._sure = _now()
         self._when_lost: Callable[[], None] = lambda: None
@@ -53,7 +55,21 @@ class RunLock:
     def check(self) -> None:
         """Raise LockLostError if another has taken the run. Asks the storage only when the last sign is old."""
         if self._lost.is_set() or _now() - self._sure > SURE_SECONDS:
-            self.fence.check()
+            with self._writing:
+                self.fence.check()
+
+    def new_fence(self) -> Fence:
+        """A fence that no writer has had before: what those may still write who got an earlier one is refused from now
+        on. Raises LockLostError."""
+        with self._writing:
+            if self._given:
+                self.fence.check()
+                fence, claim = _next_claim(self.fence.run, self.fence.epoch + 1)
+                if not _take(fence, claim):
+                    raise LockLostError(f"{self.fence.run} was taken over by another process")
+                self.fence, self._claim = fence, replace(claim, state="held")
+            self._given = True
+            return self.fence
 
     def when_lost(self, told: Callable[[], None]) -> None:
         """Have `told` called, in a thread of its own, when another has taken the run."""
@@ -73,8 +89,9 @@ class RunLock:
         while not self._over.wait(BEAT_SECONDS):
             began = _now()
             try:
-                self.fence.check()
-                self._write(replace(self._claim, beat=self._claim.beat + 1))
+                with self._writing:
+                    self.fence.check()
+                    self._write(replace(self._claim, beat=self._claim.beat + 1))
                 self._sure = began
             except LockLostError:
                 self._lost.set()
@@ -135,16 +152,25 @@ def acquire(uri: str, say: Callable[[str], None]) -> RunLock:
         newest = _newest(uri)
         if newest is not None:
             _outlive(newest, say)
-        epoch = 1 if newest is None else newest.epoch + 1
-        claim = Claim.of_this_process()
-        fence = Fence(uri, epoch, secrets.token_hex(8) if place.local_path(uri) is None else "")
-        path = place.local_path(fence.claim)
-        taken = _settle(fence, claim) if path is None else _make(path, replace(claim, state="held"))
-        if taken:
-            for name in claims(uri):
-                if int(name.partition("-")[0].removesuffix(".json")) < epoch:
-                    place.remove_file(place.join(uri, "lock", name))
+        fence, claim = _next_claim(uri, 1 if newest is None else newest.epoch + 1)
+        if _take(fence, claim):
             return RunLock(fence, replace(claim, state="held"))
+
+
+def _next_claim(uri: str, epoch: int) -> tuple[Fence, Claim]:
+    name = secrets.token_hex(8) if place.local_path(uri) is None else ""
+    return Fence(uri, epoch, name), Claim.of_this_process()
+
+
+def _take(fence: Fence, claim: Claim) -> bool:
+    """Make the claim, unless another was first; those of earlier epochs are removed then."""
+    path = place.local_path(fence.claim)
+    taken = _settle(fence, claim) if path is None else _make(path, replace(claim, state="held"))
+    if taken:
+        for name in claims(fence.run):
+            if int(name.partition("-")[0].removesuffix(".json")) < fence.epoch:
+                place.remove_file(place.join(fence.run, "lock", name))
+    return taken
 
 
 def _make(path: Path, claim: Claim) -> bool:

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from infra.cluster.dispatch import leave_thread
 from infra.cluster.resident import drop, resident, resident_now
 from infra.runs import checkpoints
+from infra.security.secrets import masked
 from infra.storage import disk, store
 from infra.storage.fence import Fence
 from infra.storage.patience import Patience
@@ -50,13 +51,30 @@ class TrainerSpec:
     fence: Fence  # of the session that trains: once another has taken the run, nothing is written any more
 
 
+class StepsLostError(RuntimeError):
+    """The trainer that had made a version is gone, and no checkpoint holds it: the steps since the newest one are to be
+    made again."""
+
+    def __init__(self, run_uri: str, newest: int, needed: int) -> None:
+        super().__init__(run_uri, newest, needed)
+        self.run_uri = run_uri
+        self.newest = newest  # version that is kept
+        self.needed = needed
+
+    def __str__(self) -> str:
+        return (
+            f"{masked(self.run_uri)}: version {self.needed} is lost with the trainer that had made it; the newest "
+            f"checkpoint is of version {self.newest}"
+        )
+
+
 MODEL = "model"  # the folder of a run's result
 _learning = threading.Lock()  # weights are not read while an update changes them, however many threads a worker has
 
 
 def _learner(spec: TrainerSpec, step: int | None) -> tuple[Learner, list[str]]:
     """The resident learner at version ``step`` or the one after it, from the newest checkpoint if it must be loaded
-    (whatever that holds if ``step`` is None), with the warnings that loading gave."""
+    (whatever that holds if ``step`` is None), with the warnings that loading gave. Raises StepsLostError."""
     warnings: list[str] = []
 
     def load() -> Learner:
@@ -77,10 +95,7 @@ def _learner(spec: TrainerSpec, step: int | None) -> tuple[Learner, list[str]]:
         drop("learner")
         learner = resident("learner", spec, load)
         if learner.step not in (step, step + 1):
-            raise RuntimeError(
-                f"{spec.run_uri}: the newest intact checkpoint is of version {learner.step}, but version {step} is "
-                "needed; resume the run to go on from there"
-            )
+            raise StepsLostError(spec.run_uri, learner.step, step)
     return learner, warnings
 
 
@@ -275,5 +290,8 @@ def _weights_at(spec: TrainerSpec, step: int, learner: Learner) -> Weights:
     dtype = auto if spec.sync.dtype == "auto" else spec.sync.dtype
     if learner.step == step:
         return as_published(learner.policy.weights(), dtype)
-    with checkpoints.load(spec.run_uri, step) as folder:  # the next update was faster
-        return as_published(read_weights(folder.path), dtype)
+    try:
+        with checkpoints.load(spec.run_uri, step) as folder:  # the next update was faster
+            return as_published(read_weights(folder.path), dtype)
+    except store.NotThere:
+        raise StepsLostError(spec.run_uri, learner.step, step) from None

@@ -3,11 +3,14 @@
 import json
 import os
 import random
+import re
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM, Signals
@@ -93,6 +96,78 @@ def test_a_killed_worker_costs_its_piece_of_work(lab: Any, undisturbed: str, wor
     assert lab.weights_digest(run, STEPS) == undisturbed
 
 
+def test_steps_that_died_with_the_trainer_are_made_again_in_place(
+    lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = lab.new_name()
+    run = lab.run_folder(name)
+    lab.settle()
+    killer = threading.Thread(target=kill_in_call, args=(lab, "trainer", "train", run, 7))
+    killer.start()
+    result = lab.train(run=name, steps=str(STEPS), staleness="0", checkpoint__every="5")
+    killer.join()
+    assert result.lost == {"train": 1}
+    said = capsys.readouterr().err
+    assert re.search(r"version [78] is lost with the trainer that had made it; .* is of version 5; going on", said)
+    assert re.search(r"the newest checkpoint is of step 5: steps? 6.* made again", said)
+    check_steps(lab, run)
+    assert lab.weights_digest(run, STEPS) == undisturbed
+    assert kept_steps(str(run)) == list(range(1, STEPS + 1))
+
+
+def test_another_trainer_takes_over_from_one_that_stopped(
+    lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = lab.new_name()
+    run = lab.run_folder(name)
+    lab.settle()
+    address, pid = lab.worker("trainer")
+
+    def trains(at: str) -> bool:
+        return any(str(key).startswith("train-") for key in lab.client.processing(workers=[at]).get(at, ()))
+
+    def stop() -> None:
+        until(lambda: 3 in lab.metrics(run, "groups/used"))
+        while True:
+            until(lambda: trains(address), every=0.002)
+            os.kill(pid, SIGSTOP)
+            if trains(address) and trains(address):
+                return
+            os.kill(pid, SIGCONT)
+
+    def states() -> list[int]:
+        return list(store.versions(str(run / "state")))
+
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(lab.train, run=name, steps=str(STEPS), staleness="0")
+        try:
+            stop()
+            with dask_worker(lab, "TRAINER=1 CPU=1", "--name", "spare"):
+                reached = states()[-1]
+                until(lambda: training.done() or states()[-1] >= reached + 2, 240)
+                os.kill(pid, SIGCONT)  # it goes on with the update that it had begun, and may not save it
+                result = training.result(240)
+                assert states() == [STEPS - 1, STEPS]
+        finally:
+            os.kill(pid, SIGCONT)
+    assert result.steps == STEPS
+    said = capsys.readouterr().err
+    assert re.search(r"train: trainer has given no sign of life for \d+ s; going on from what is saved", said), said
+    check_steps(lab, run)
+    assert lab.weights_digest(run, STEPS) == undisturbed
+    until(lambda: len(offers(lab.client)) == 3)
+
+
+@contextmanager
+def dask_worker(lab: Any, resources: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """One that nobody's nanny starts again."""
+    command = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--resources", resources, *words]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # as the others: sums depend on it
+    scheduler = lab.client.scheduler.address
+    with started(sys.executable, "-m", "distributed.cli.dask_worker", scheduler, *command, env=one_thread) as worker:
+        yield worker
+
+
 def test_a_run_that_is_ahead_of_itself_survives_them_all(lab: Any) -> None:
     name = lab.new_name()
     run = lab.run_folder(name)
@@ -119,14 +194,10 @@ def test_a_generator_that_nobody_named_and_that_stops_does_not_stop_the_run(
     monkeypatch.setattr(workplace, "Dispatch", partial(Dispatch, late_after=1.0))
     name = lab.new_name()
     run = lab.run_folder(name)
-    command = ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--resources", "GENERATOR=1 CPU=1"]
-    scheduler = lab.client.scheduler.address
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # as the others: sums depend on it
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(lab.train, run=name, steps=str(STEPS), staleness="0")
         until(lambda: training.done() or 1 in lab.metrics(run, "reward/mean"))
-        dask_worker = (sys.executable, "-m", "distributed.cli.dask_worker", scheduler, *command)
-        with started(*dask_worker, env=one_thread) as worker:
+        with dask_worker(lab, "GENERATOR=1 CPU=1") as worker:
             known = {f"{role}-0" for role in ("generator", "verifier")} | {"trainer"}
             until(lambda: {offer.name for offer in offers(lab.client)} - known)
             (stranger,) = {offer.name for offer in offers(lab.client)} - known

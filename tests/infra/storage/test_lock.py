@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -100,6 +101,25 @@ def test_what_is_held_around_a_command_is_held_by_its_flow(tmp_path: Path) -> No
             acquire(run, print)
     with taken(run):
         pass
+
+
+def test_an_owner_who_changes_its_writers_refuses_the_earlier_ones(place: str) -> None:
+    with taken(f"{place}/run") as mine:
+        first = mine.new_fence()
+        first.check()
+        second = mine.new_fence()
+        with pytest.raises(LockLostError):
+            first.check()
+        for _ in range(5):  # signs of life do not bring the earlier one back
+            time.sleep(0.1)
+            second.check()
+            mine.check()
+        with pytest.raises(RunInUseError):
+            acquire(f"{place}/run", print)
+    with taken(f"{place}/run") as next_owner:
+        assert next_owner.fence.epoch > second.epoch
+        with pytest.raises(LockLostError):
+            second.check()
 
 
 def test_of_many_at_once_one_has_it(place: str) -> None:

@@ -1,0 +1,84 @@
+"""What a flow goes on after, and for how long."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flows.display import Display
+from flows.prefect_session import PrefectSession
+from flows.rejoining import Reached, going_on
+from flows.workplace import Workplace, workplace
+from infra.cluster.calls import PoisonedCallError, TakeoverError
+from infra.cluster.cluster import ClusterConfig
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import PlacementConfig
+from tasks.calls.trainer import StepsLostError
+from tasks.failures import Failures
+
+CONFIG = ClusterConfig(), PlacementConfig()
+
+
+@pytest.fixture
+def said() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def place(lab: Any, said: io.StringIO) -> Iterator[Workplace]:
+    display = Display(Console(file=said, width=500))
+    with Dispatch(lab.client, PlacementConfig()) as dispatch, display:
+        prefect = PrefectSession(lab.home, display.say)
+        yield Workplace(lab.home, display, dispatch, Failures(display.say), str(lab.home), prefect)
+
+
+def test_a_trainer_that_is_lost_at_the_same_step_each_time_ends_the_run(place: Workplace) -> None:
+    reached, begun = Reached(), []
+
+    def work(now: Workplace) -> str:
+        begun.append(now.dispatch)
+        now.dispatch.stop()  # as a run does when it ends with an error
+        reached.at(7)  # made again each time
+        raise StepsLostError("runs/mine", 5, 7)
+
+    with pytest.raises(PoisonedCallError, match=r"^train: 3 workers died"):
+        going_on(place, *CONFIG, work, reached=reached)
+    assert len(begun) == len(set(map(id, begun))) == place.dispatch.attempts == 3
+
+
+def test_a_run_that_gets_further_each_time_goes_on(place: Workplace, said: io.StringIO) -> None:
+    reached = Reached()
+    steps = iter(range(6, 16))
+
+    def work(now: Workplace) -> str:
+        step = next(steps)
+        reached.at(step)
+        assert now.dispatch.run("verify", int, "3") == 3
+        if step < 15:
+            raise (StepsLostError("runs/mine", 5, step), TakeoverError("train", "trainer", "is gone"))[step % 2]
+        return "done"
+
+    assert going_on(place, *CONFIG, work, reached=reached) == "done"
+    assert "version 6 is lost with the trainer that had made it" in said.getvalue()
+    assert "train: trainer is gone; going on from what is saved" in said.getvalue()
+
+
+def test_a_flow_within_another_leaves_it_to_that_one(place: Workplace) -> None:
+    tries: list[str] = []
+
+    def inner(_: Workplace) -> str:
+        tries.append("inner")
+        if len(tries) < 4:
+            raise StepsLostError("runs/mine", 5, 7)
+        return "done"
+
+    def outer(now: Workplace) -> str:
+        tries.append("outer")
+        with workplace(*CONFIG) as present:  # what an inner flow opens
+            assert present.dispatch is now.dispatch
+        return going_on(now, *CONFIG, inner)
+
+    assert going_on(place, *CONFIG, outer) == "done"
+    assert tries == ["outer", "inner"] * 2
