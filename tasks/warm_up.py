@@ -14,7 +14,7 @@ from infra.storage import store
 from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUpSpec
 
-CHUNK = 10  # updates per call: how often the display moves
+SECONDS = 2.0  # a call, on whatever machine: how often the display moves
 SOURCES = ("config", "grammar", "head", "learner", "packing", "policy", "prompting", "records", "supervised", "tiny")
 
 
@@ -50,7 +50,8 @@ def warm_up(dispatch: Dispatch, spec: WarmUpSpec, uri: str, report: Callable[[in
 
     ``report`` is called with the updates made and their last loss. A trainer that dies starts the warm-up again.
     """
-    for until in range(CHUNK, spec.steps + CHUNK, CHUNK):
-        loss = dispatch.run("train", calls.warm_up, spec, min(until, spec.steps))
-        report(min(until, spec.steps), loss)
+    made = 0
+    while made < spec.steps:
+        made, loss = dispatch.run("train", calls.warm_up, spec, made + 1, SECONDS)
+        report(made, loss)
     dispatch.run("train", calls.keep_warm_up, spec, uri)

@@ -9,6 +9,7 @@ from infra.cluster.placement import offers
 
 FIRST_SECONDS = 10.0  # of silence before it is said what is waited for
 LONGEST_SECONDS = 60.0  # from then on twice as long each time, and this at most
+USUAL_RATIO = 1.5  # times the longest that such a call took of late is nothing to be said yet, up to the same
 ANSWER_SECONDS = 5.0  # that the scheduler gets for an answer
 NAMED = 4  # workers of a call
 
@@ -40,12 +41,17 @@ class Watch:
             began = max(self._calls.progress, min([*lacking.values(), *(each.since for each in awaited.values())]))
             if began > progress:
                 progress, pause, due = began, FIRST_SECONDS, FIRST_SECONDS
-            if now - began >= due:
+            if now - began >= due and (lacking or any(self._is_long(each, now) for each in awaited.values())):
                 line = self.waiting_for(awaited, lacking, now)
                 if self._calls.progress <= progress:  # nothing came back while the scheduler was asked
                     self._calls.say(f"nothing has come back for {now - began:.0f} s; waiting for {line}")
                 pause = min(2 * pause, LONGEST_SECONDS)
                 due += pause
+
+    def _is_long(self, call: Awaited, now: float) -> bool:
+        """Whether this one takes longer than such calls do."""
+        usual = USUAL_RATIO * (self._calls.took.longest(call.work) or 0.0)
+        return now - call.since >= min(max(FIRST_SECONDS, usual), LONGEST_SECONDS)
 
     def waiting_for(self, awaited: dict[str, Awaited], lacking: dict[str, float], now: float) -> str:
         """Which calls, on which workers, since when; `lacking` ones have none."""

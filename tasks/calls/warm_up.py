@@ -1,6 +1,7 @@
 """The warm-up: supervised updates of a fresh tiny policy."""
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,22 +48,23 @@ def _fresh(spec: WarmUpSpec) -> Learner:
     return Learner(Policy(model, tokenizer, device, choose_dtype(spec.policy.dtype, device)), spec.optimizer)
 
 
-def warm_up(spec: WarmUpSpec, until: int) -> float:
-    """Supervised updates until ``until`` have been made; returns the last one's loss in nats per token. A fresh process
-    makes them all, from the first."""
+def warm_up(spec: WarmUpSpec, at_least: int, seconds: float = 0.0) -> tuple[int, float]:
+    """Supervised updates until ``at_least`` have been made, and more for so many seconds; returns how many there are,
+    and the last one's loss in nats per token. A fresh process makes them all, from the first."""
+    began = time.monotonic()
     learner = resident("warm-up", spec, lambda: _fresh(spec))
     before = torch.get_num_threads()
     torch.set_num_threads(spec.threads)
     loss = math.nan
     try:
-        while learner.step < until:
+        while learner.step < at_least or (learner.step < spec.steps and time.monotonic() - began < seconds):
             problems = grammar.to_warm_up(spec.seed, learner.step, spec.batch)
             left = 1 - learner.step / spec.steps
             loss = imitate(learner, demonstrations(learner.policy, problems), scale=max(left, 0.05))
             learner.step += 1
     finally:
         torch.set_num_threads(before)
-    return loss
+    return learner.step, loss
 
 
 def keep_warm_up(spec: WarmUpSpec, uri: str) -> None:

@@ -1,9 +1,12 @@
 """A warm-up that is kept somewhere else."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from infra.cluster.dispatch import Dispatch
 from infra.cluster.resident import drop
 from infra.storage import store
 from infra.weights.version import published_version
@@ -14,9 +17,48 @@ from rl.policy import Policy, load_policy, save_policy
 from rl.records import Problem, Rollouts
 from rl.supervised import demonstrations
 from rl.tiny import build_model, build_tokenizer
+from tasks import warm_up as task
 from tasks.calls import warm_up as calls
-from tasks.calls.warm_up import WarmUpSpec
+from tasks.calls.warm_up import WarmUpSpec, warm_up
 from tasks.warm_up import bring, is_kept
+
+SPEC = WarmUpSpec(
+    steps=5, batch=2, optimizer=OptimizerConfig(lr=4e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1
+)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    drop("warm-up")
+    yield
+    drop("warm-up")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_call_ends_after_its_time_on_whatever_machine_and_a_successor_begins_at_the_first_update() -> None:
+    assert warm_up(SPEC, 1)[0] == 1
+    assert warm_up(SPEC, 2, 0.0)[0] == 2
+    drop("warm-up")  # its process died
+    assert warm_up(SPEC, 3)[0] == 3
+    made, loss = warm_up(SPEC, 4, 600.0)
+    assert made == 5
+    assert loss > 0
+
+
+@pytest.mark.usefixtures("fresh")
+def test_each_call_gets_further_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Here:
+        """Calls at once what a worker would."""
+
+        def run(self, _: str, function: Any, *args: Any) -> Any:
+            return function(*args)
+
+    monkeypatch.setattr(task, "SECONDS", 0.0)  # a machine on which each update takes as long as a call may
+    told: list[int] = []
+    uri = str(tmp_path / "warmup" / "a")
+    task.warm_up.fn(cast("Dispatch", Here()), SPEC, uri, lambda step, _: told.append(step))
+    assert told == [1, 2, 3, 4, 5]
+    assert is_kept(uri)
 
 
 def test_a_warm_up_of_the_home_is_brought_to_a_storage_elsewhere(tmp_path: Path) -> None:
@@ -53,7 +95,7 @@ def test_a_warm_up_shows_no_answers_of_what_training_draws_first(monkeypatch: py
 
     monkeypatch.setattr(calls, "demonstrations", seen)
     spec = WarmUpSpec(3, 8, OptimizerConfig(lr=1e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1)
-    calls.warm_up(spec, until=3)
+    calls.warm_up(spec, at_least=3)
     drop("warm-up")
     assert len(shown) == 24
     assert not {each.prompt for each in shown} & {each.prompt for step in range(3) for each in draw(0, step, 32)}

@@ -263,6 +263,28 @@ def test_what_is_waited_for_is_said(client: Client, tmp_path: Path, monkeypatch:
     assert silences == sorted(silences)
 
 
+def test_a_call_that_takes_what_its_like_take_is_nothing_to_be_said(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "LONGEST_SECONDS", 6.0)
+
+    def call(seconds: float) -> None:
+        time.sleep(seconds)
+
+    said: list[str] = []
+    until(lambda: len(offers(client)) == 4)
+    with Dispatch(client, PlacementConfig(), said.append) as dispatch:
+        dispatch.run("train", call, 3.0)
+        before = len(said)
+        assert before >= 1
+        dispatch.run("train", call, 3.0)
+        list(dispatch.lease("verify", call, [(0.0,)]))
+        assert said[before:] == []
+        dispatch.run("train", call, 8.0)  # longer than ever
+        assert len(said) > before
+
+
 def test_closing_a_lease_takes_back_what_is_under_way(dispatch: Dispatch, tmp_path: Path) -> None:
     def call(item: int) -> int:
         while item > 0 and not (tmp_path / "go").exists():
