@@ -1,6 +1,10 @@
 """What a flow goes on after, and for how long."""
 
 import io
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +15,14 @@ from flows.display import Display
 from flows.prefect_session import PrefectSession
 from flows.rejoining import Reached, going_on
 from flows.workplace import Workplace, workplace
-from infra.cluster.calls import PoisonedCallError, TakeoverError
+from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig
 from tasks.calls.trainer import StepsLostError
 from tasks.failures import Failures
+from tests.conftest import free_port
+from tests.processes import until
 
 CONFIG = ClusterConfig(), PlacementConfig()
 
@@ -82,3 +88,23 @@ def test_a_flow_within_another_leaves_it_to_that_one(place: Workplace) -> None:
 
     assert going_on(place, *CONFIG, outer) == "done"
     assert tries == ["outer", "inner"] * 2
+
+
+def test_an_interrupt_ends_the_wait_for_a_scheduler(place: Workplace, said: io.StringIO) -> None:
+    nobody = ClusterConfig(scheduler=f"tcp://127.0.0.1:{free_port()}")
+
+    def work(_: Workplace) -> str:
+        raise SchedulerLostError("generate")
+
+    def interrupt() -> None:
+        until(lambda: "waiting for it" in said.getvalue())
+        time.sleep(2)  # it looks for the scheduler meanwhile
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            going_on(place, nobody, PlacementConfig(), work)
+    finally:
+        interrupting.join()
