@@ -48,7 +48,7 @@ class EvaluationConfig(ProblemsConfig):
 class WarmUpConfig(ConfigTree):
     """The supervised start of the tiny policy, on problems of the grammar. The result is kept and used again."""
 
-    steps: int = Field(380, ge=1, description="updates; few enough that sampling stays varied")
+    steps: int = Field(330, ge=1, description="updates; few enough that sampling stays varied")
     batch: int = Field(16, ge=1, description="problems per update")
     optimizer: OptimizerConfig = OptimizerConfig(name="muon", lr=6e-3, warmup_steps=20, betas=(0.9, 0.98))
     seed: int = Field(0, ge=0, lt=2**32, description="of the fresh weights and the problems")

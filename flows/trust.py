@@ -12,7 +12,7 @@ from infra.home import rlvf_home
 from infra.security.printable import printable
 from infra.storage import disk
 from infra.storage.store import local_path
-from rl.config import COUNTDOWN, GRAMMAR, TINY
+from rl.config import MADE, TINY
 from rl.verifiers.spec import is_file
 from tasks.problem_set import open_verifier
 
@@ -92,7 +92,7 @@ def _is_local(path: str) -> bool:
     """Whether problems are read from this machine; of what fsspec knows (`local`, `simplecache::file`, `git`) only what
     is surely elsewhere is not."""
     protocol, separator, rest = path.partition("://")
-    made = path in (GRAMMAR, COUNTDOWN, HELD_OUT)
+    made = path in (*MADE, HELD_OUT)
     return not made and (not separator or protocol not in ELSEWHERE or "::" in rest)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 TINY = "tiny"  # the policy that is made in code
-GRAMMAR, COUNTDOWN = "grammar", "countdown"  # problems that are made in code
+WORDINGS, GRAMMAR, COUNTDOWN = MADE = ("arithmetic", "grammar", "countdown")  # problems that are made in code
 AUTO = "auto"  # the verifier that goes with the problems
 
 
@@ -120,9 +120,10 @@ class ProblemsConfig(BaseModel):
     shorthand: ClassVar[str] = "path"
 
     path: str = Field(
-        GRAMMAR,
+        WORDINGS,
         min_length=1,
-        description="grammar, countdown, or a path, fsspec URI or glob of CSV, JSON Lines or Parquet files",
+        description="arithmetic, grammar (harder), countdown, or a path, fsspec URI or glob of CSV, JSON Lines or "
+        "Parquet files",
     )
     prompt: str | None = Field(
         None, min_length=1, description="the column of the question; none looks for a usual name"

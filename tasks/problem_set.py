@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import PurePosixPath
 
 from infra.storage.files import as_text, open_files, open_texts
-from rl import countdown, grammar, problems, tables
-from rl.config import COUNTDOWN, GRAMMAR, ProblemsConfig, VerifierConfig
+from rl import countdown, grammar, problems, tables, wordings
+from rl.config import MADE, ProblemsConfig, VerifierConfig
 from rl.problems import Columns, normalized
 from rl.records import Briefing, Problem
 from rl.tables import ProblemError
@@ -17,7 +17,7 @@ from rl.verifiers.spec import MATH, VerifierError, VerifierSpec, check_source, i
 from tasks.mixture import Draw, Mixture, Source, streams
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
-MADE = {GRAMMAR: grammar.stream, COUNTDOWN: countdown.stream}  # problems that are made in code, endlessly
+STREAMS = dict(zip(MADE, (wordings.stream, grammar.stream, countdown.stream), strict=True))  # each is endless
 
 LONGEST = 256  # problems of the files that are looked at for their length before a run
 
@@ -85,7 +85,7 @@ class _Set:
     def made(self, held_out: int | None) -> list[Problem]:
         """So many problems of the side that is never trained on, where it is made in code."""
         count = problems.HELD_OUT if held_out is None else held_out
-        return self.marked(list(islice(MADE[self.config.path](0, 0, side="held_out"), count)))
+        return self.marked(list(islice(STREAMS[self.config.path](0, 0, side="held_out"), count)))
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems as of this set, with what a chat model is told."""
@@ -271,7 +271,7 @@ def _named(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[_Se
 
 
 def _made(each: _Set, stream: int, kept: Set[str]) -> Source:
-    make = MADE[each.config.path]
+    make = STREAMS[each.config.path]
 
     def draw(step: int, _position: int, _own: int, count: int, skip: int) -> list[Problem]:
         free = (problem for problem in make(stream, step) if normalized(problem.prompt) not in kept)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flows.result import TrainResult
 
 EXAMPLES = """
-rlvf train                                             the tiny policy on problems from the grammar
+rlvf train                                             the tiny policy on arithmetic, made in code
 rlvf train --problems problems.csv --steps 100         your problems: CSV, JSON Lines or Parquet
 rlvf train --problems q.jsonl --verifier my_reward.py:reward   your own reward
 rlvf train --config my.yaml --loss.name grpo           a YAML file, dotted overrides on top

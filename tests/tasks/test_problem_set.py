@@ -10,7 +10,7 @@ import pytest
 
 from infra.runs.metric_log import MetricLog
 from rl import grammar
-from rl.config import COUNTDOWN, GRAMMAR, PolicyConfig, ProblemsConfig, VerifierConfig
+from rl.config import COUNTDOWN, GRAMMAR, MADE, PolicyConfig, ProblemsConfig, VerifierConfig
 from rl.problems import normalized, split
 from rl.records import Briefing, Problem
 from rl.tables import ProblemError
@@ -67,7 +67,7 @@ def test_a_set_is_named_after_its_file_in_letters_that_a_metric_may_have(path: s
     MetricLog(None).append(0, {f"eval/{name}/pass_at_1": 0.5})  # refuses a name that MLflow would refuse
 
 
-@pytest.mark.parametrize("path", [GRAMMAR, COUNTDOWN, "sums"])
+@pytest.mark.parametrize("path", [*MADE, "sums"])
 def test_a_step_s_problems_depend_on_the_seed_and_the_step_alone(path: str, sums: str) -> None:
     path = sums if path == "sums" else path
     first, again, other = (open_problems(path, 5, seed) for seed in (1, 1, 2))
@@ -77,13 +77,13 @@ def test_a_step_s_problems_depend_on_the_seed_and_the_step_alone(path: str, sums
     assert prompts(first, 0, 8) != prompts(first, 1, 8)
 
 
-@pytest.mark.parametrize("path", [GRAMMAR, COUNTDOWN, "sums"])
+@pytest.mark.parametrize("path", [*MADE, "sums"])
 def test_a_refill_goes_on_where_the_step_s_first_draw_stopped(path: str, sums: str) -> None:
     problems = open_problems(sums if path == "sums" else path, 5, seed=0)
     assert prompts(problems, 4, 3) + prompts(problems, 4, 6, skip=3) == prompts(problems, 4, 9)
 
 
-@pytest.mark.parametrize("path", [GRAMMAR, COUNTDOWN, "sums"])
+@pytest.mark.parametrize("path", [*MADE, "sums"])
 def test_what_is_held_out_is_the_same_for_every_seed_and_never_trained_on(path: str, sums: str) -> None:
     path = sums if path == "sums" else path
     one, two = open_problems(path, 6, seed=0), open_problems(path, 6, seed=99)
@@ -282,7 +282,7 @@ def test_what_a_file_holds_out_is_not_trained_on_where_it_is_made(tmp_path: Path
     made = [problem for step in range(5) for problem in grammar.draw(0, step, 8)]
     rows = "".join(f'{problem.target},"{problem.prompt.upper()}"\n' for problem in made)
     (tmp_path / "same.csv").write_text(f"python_expression,natural_language\n{rows}")
-    sets = [ProblemsConfig(), ProblemsConfig(path=f"{tmp_path}/same.csv")]
+    sets = [ProblemsConfig(path=GRAMMAR), ProblemsConfig(path=f"{tmp_path}/same.csv")]
     mixed = open_sets(sets, VerifierConfig(), 39, 0, 16)
     kept = {normalized(problem.prompt) for problem in mixed.held_out}
     drawn = [problem for step in range(5) for problem in mixed.draw(step, 16, 0) + mixed.draw(step, 16, 16)]
