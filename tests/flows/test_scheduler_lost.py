@@ -3,14 +3,16 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import Client
 
 from flows import rejoining
+from flows.page import CancelledOnPage
 from infra.cluster.calls import SchedulerLostError
 from tests.conftest import free_port, listens, running_scheduler
 from tests.processes import started, until
@@ -65,6 +67,65 @@ def test_a_run_goes_on_when_the_scheduler_is_back(lab: Any, tmp_path: Path, caps
     mlflow, logged = lab.mlflow(run)
     assert logged.info.status == "FINISHED"
     assert [point.step for point in mlflow.get_metric_history(logged.info.run_id, "groups/used")] == every
+
+
+@contextmanager
+def killed_in_an_evaluation(address: str, scheduler: Any, then: Callable[[], object]) -> Iterator[None]:
+    """The scheduler dies when a lease of an evaluation is at a worker."""
+    over = threading.Event()
+
+    def kill() -> None:
+        with Client(address, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+
+            def evaluates() -> bool:
+                keys = [str(key) for of in client.processing().values() for key in of]  # type: ignore[no-untyped-call]
+                return any(key.startswith("evaluate-") for key in keys) or over.is_set()
+
+            until(evaluates, 200, every=0.002)
+        scheduler.process.kill()
+        scheduler.process.wait()
+        then()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killer.join()
+
+
+def test_an_evaluation_begins_anew_when_the_scheduler_is_back_and_ends_when_it_is_cancelled(
+    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    asked = {"policy": str(lab.policy), "problems": str(lab.problems), "held_out": "90", "samples": "64"}
+    schedulers: list[Any] = []
+    cancelled: list[str] = []
+
+    def start() -> None:
+        schedulers.append(stack.enter_context(running_scheduler(tmp_path / f"{len(schedulers)}.log", None, port)))
+
+    def cancel() -> None:
+        of = {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}, "sort": "START_TIME_DESC", "limit": 1}
+        (run,) = lab.api("flow_runs/filter", of)
+        cancelled.append(run["id"])
+        lab.api(f"flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
+
+    with ExitStack() as stack:
+        start()
+        stack.enter_context(machine(lab, address, tmp_path / "machine.log"))
+        until(lambda: "joined" in (tmp_path / "machine.log").read_text(), 120)
+        with killed_in_an_evaluation(address, schedulers[0], start):
+            assert lab.evaluate(**asked, cluster__scheduler=address).problems == 90
+        assert f"the Dask scheduler at {address} is back, and so are its workers" in capsys.readouterr().err
+        with (
+            killed_in_an_evaluation(address, schedulers[1], cancel),
+            pytest.raises(CancelledOnPage),
+        ):
+            lab.evaluate(**asked, cluster__scheduler=address)
+        assert lab.api(f"flow_runs/{cancelled[0]}")["state"]["type"] == "CANCELLED"
 
 
 def test_a_scheduler_that_stays_away_ends_the_run_in_one_line(
