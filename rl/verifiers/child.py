@@ -24,6 +24,7 @@ from types import CodeType
 from typing import Any
 
 from rl.verifiers.confinement import Confinement, confine
+from rl.verifiers.interpreter import View
 
 MAX_PARTS = 16
 MAX_REASON = 60
@@ -48,7 +49,13 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     folder, processes = sys.argv[2], int(sys.argv[3])
     os.environ["TMPDIR"] = folder
-    confine(Confinement(folder=folder, processes=processes, memory_mb=asked["memory_mb"], **asked["confinement"]))
+    told = {**asked["confinement"], "view": View(**asked["confinement"].get("view", {}))}
+    try:
+        confine(Confinement(folder=folder, processes=processes, memory_mb=asked["memory_mb"], **told))
+        os.chdir(folder)
+    except OSError as error:
+        send(channel, {"error": f"{asked['file']} cannot be judged apart: {error.strerror or error}"})
+        return
     _die_with(channel)  # not before: what a process gives up, a thread that it has already keeps
     me = os.getpid()
     function = None

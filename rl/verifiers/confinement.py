@@ -1,8 +1,8 @@
 """What a verifier's process gives up before it runs a line of the user's: it can take none of it back.
 
 Everywhere hard limits on address space, files and what they hold. On Linux also new privileges; root, which no limit on
-processes holds, becomes a user of its own, and without bubblewrap Landlock closes the rest, where the kernel has it.
-In both sandboxes seccomp closes Unix sockets.
+processes holds, becomes a user of its own without any capability (one to read would open every file by its handle), and
+without bubblewrap Landlock closes the rest, where the kernel has it. In both sandboxes seccomp refuses further calls.
 """
 
 import ctypes
@@ -14,15 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl.verifiers import landlock, seccomp
+from rl.verifiers import landlock, mounts, seccomp
+from rl.verifiers.interpreter import NOTHING_CLOSED, View
 
 FILE_BYTES = 64 * 2**20  # that one file may grow to
 OPEN_FILES = 256
 UNPRIVILEGED = 59417  # the user that root becomes: one that nobody has, below the 65,536 that a container knows
 
-SET_DUMPABLE, SET_KEEP_CAPABILITIES, SET_NO_NEW_PRIVILEGES, AMBIENT, RAISE = 4, 8, 38, 47, 2  # prctl
+SET_DUMPABLE, SET_NO_NEW_PRIVILEGES = 4, 38  # prctl
 CAPABILITIES_VERSION = 0x20080522
-READ_ANY_FILE = 2  # CAP_DAC_READ_SEARCH
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Confinement:
     folder: str  # where it works, and all that it may write
     processes: int  # of its user altogether
     memory_mb: int
+    view: View = NOTHING_CLOSED  # of the files, that root makes where bubblewrap does not
 
 
 def is_linux() -> bool:
@@ -50,6 +51,8 @@ def confine(to: Confinement) -> None:
     if not is_linux():
         return
     limit(resource.RLIMIT_NPROC, to.processes)
+    if os.geteuid() == 0:
+        mounts.show(to.view, to.folder)
     rules = None
     if to.sandbox == "landlock":
         rules = landlock.rules(Path(to.folder), [Path(path) for path in to.hidden], to.network)
@@ -78,36 +81,16 @@ def close_environment() -> None:
 
 
 def _leave_root() -> None:
-    """Become a user without rights; only the one to read stays, where Python itself could not be read without."""
-    _prctl(SET_KEEP_CAPABILITIES, 1)
+    """Become a user without rights."""
     os.setgroups([])
     os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
-    os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)  # nothing is in effect from here on
-    if all(map(_readable, [sys.executable, *sys.path])):
-        _keep_capabilities(0)
-    else:
-        _keep_capabilities(1 << READ_ANY_FILE)
-        _prctl(AMBIENT, RAISE, READ_ANY_FILE)  # for the programs that it starts
-
-
-def _readable(path: str) -> bool:
-    if os.access(path, os.R_OK, effective_ids=True):
-        return True
-    try:
-        Path(path).stat()
-    except PermissionError:
-        return False
-    except OSError:
-        return True  # sys.path names what is not there
-    return False
-
-
-def _keep_capabilities(kept: int) -> None:
-    """Permit these, in effect and inheritable, and no other; capabilities(7)."""
+    os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0)  # effective, permitted, inheritable; the higher 32 after
-    if _libc.capset(header, sets):
+    if _libc.capset(
+        header, (ctypes.c_uint32 * 6)()
+    ):  # those that programs would inherit stay otherwise; capabilities(7)
         raise OSError(ctypes.get_errno(), "capset")
+    _prctl(SET_DUMPABLE, 1)  # so that its supervisor sees what it holds, in a container too
 
 
 def _prctl(option: int, *arguments: int) -> None:

@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rl.verifiers import sandbox
 from rl.verifiers.confinement import UNPRIVILEGED, is_linux
+from rl.verifiers.interpreter import UnreadableError, view
 
 CHILD = Path(__file__).with_name("child.py")
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -58,15 +59,16 @@ class Cell:
         return {**named, "PYTHONPATH": os.pathsep.join(paths), **ONE_THREAD}
 
     def command(self, channel: int) -> list[str]:
-        """For the supervisor, which knows the folder."""
+        """For the supervisor, which knows the folder. Raises UnreadableError."""
         bubblewrapped = self.sandbox == sandbox.BUBBLEWRAP
         folder = "/tmp" if bubblewrapped else "{folder}"
         around = sandbox.bubblewrap("{folder}", self.hidden, network=self.network) if bubblewrapped else []
         return [*around, sys.executable, "-P", str(CHILD), str(channel), folder, "{processes}"]
 
     def confinement(self) -> dict[str, Any]:
-        """What its process is told."""
-        return {"sandbox": self.sandbox, "network": self.network, "hidden": list(self.hidden)}
+        """What its process is told. Raises UnreadableError."""
+        told = {"sandbox": self.sandbox, "network": self.network, "hidden": list(self.hidden)}
+        return told if self.sandbox == sandbox.BUBBLEWRAP else {**told, "view": asdict(view())}
 
 
 class Process:
@@ -74,11 +76,15 @@ class Process:
 
     def __init__(self, load: dict[str, Any], cell: Cell) -> None:
         environment = cell.environment()
-        ours, theirs = socket.socketpair()
-        control, supervised = socket.socketpair()
         owner = folder_owner()
         given = None if owner == os.geteuid() else owner
-        asked = json.dumps({"command": cell.command(theirs.fileno()), "owner": given})
+        ours, theirs = socket.socketpair()
+        control, supervised = socket.socketpair()
+        try:
+            confinement, command = cell.confinement(), cell.command(theirs.fileno())
+        except UnreadableError as error:
+            raise LoadError(str(error)) from None
+        asked = json.dumps({"command": command, "owner": given})
         output = _opened(cell.log)
         with theirs, supervised:
             self._supervisor = subprocess.Popen(
@@ -94,7 +100,7 @@ class Process:
             os.close(output)
         self._channel, self._control, self._cell = ours, control, cell
         try:
-            answer = self.call({**load, "max_log": MAX_LOG, "confinement": cell.confinement()}, LOAD_SECONDS)
+            answer = self.call({**load, "max_log": MAX_LOG, "confinement": confinement}, LOAD_SECONDS)
         except LostError as lost:
             self.kill()
             raise LoadError(f"{load['file']} cannot be loaded: it {lost.args[1]}") from None

@@ -4,18 +4,17 @@ bubblewrap  nothing outside is in reach: read-only files, a temporary folder of 
 landlock    the same files and folder; other processes can be seen, not looked into; no network
 none        limits alone
 
-In both of the first, seccomp leaves no Unix sockets but pairs.
+In both of the first, seccomp refuses what goes round them: `rl.verifiers.seccomp`.
 """
 
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from rl.verifiers import landlock, seccomp
+from rl.verifiers import interpreter, landlock, seccomp
 from rl.verifiers.confinement import is_linux
 
 AUTO, BUBBLEWRAP, LANDLOCK, NONE = "auto", "bubblewrap", "landlock", "none"
@@ -25,7 +24,7 @@ SECRETS = (
     *(".ssh", ".aws", ".config", ".netrc", ".kube", ".docker", ".gnupg", ".azure", ".git-credentials"),
     *(".cache/huggingface/token", ".cache/huggingface/stored_tokens"),
 )
-AS_ROOT = ("SETUID", "SETGID", "DAC_READ_SEARCH")  # that confinement needs to leave root, and drops
+AS_ROOT = ("SETUID", "SETGID")  # that confinement needs to leave root, and drops
 COVERED = ("/tmp", "/run", "/var/tmp")  # where other programs put their sockets; the first is its own folder
 RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")  # where /etc/resolv.conf may lead
 
@@ -63,19 +62,24 @@ def missing(sandbox: str) -> str:
 
 
 def bubblewrap(folder: str, hidden: Sequence[str], *, network: bool) -> list[str]:
-    """The command that runs what follows it, with ``folder`` as /tmp; "/" does without one."""
+    """The command that runs what follows it, with ``folder`` as /tmp; "/" does without one. Raises UnreadableError."""
     words = ["bwrap", "--die-with-parent", "--new-session", "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
     words += ["--unshare-cgroup-try", *([] if network else ["--unshare-net"])]
     words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    shown = interpreter.view() if folder != "/" else interpreter.NOTHING_CLOSED
     covered = [path for path in COVERED[1:] if Path(path).is_dir() and not Path(path).is_symlink()]
+    covered += [path for path in shown.closed if not _below(path, COVERED)]
     words += [word for path in covered for word in ("--tmpfs", path)]
+    needed = [path for path in interpreter.folders() if _below(path, COVERED)]
+    needed += [path for path in shown.kept if not _below(path, COVERED)]
     if folder != "/":
         words += ["--bind", folder, "/tmp", "--bind", f"{folder}/shm", "/dev/shm", "--remount-ro", "/dev"]
-        for path in _needed():
-            words += ["--ro-bind", path, path]
-        words += ["--chdir", "/tmp"]
+        for path in needed:  # bwrap itself would make the folders above for root alone
+            above = [str(one) for one in reversed(Path(path).parents) if _below(str(one), (*COVERED, *shown.closed))]
+            words += [word for one in above for word in ("--dir", one)] + ["--ro-bind", path, path]
+        words += ["--chdir", "/"]  # who is root may not enter another's /tmp: its process goes there when it is that
     for path in hidden:
-        if _covered(path) and not any(Path(path).is_relative_to(kept) for kept in _needed()):
+        if (path in shown.closed or _below(path, (*COVERED, *shown.closed))) and not _below(path, needed):
             continue
         if Path(path).is_dir():
             words += ["--tmpfs", path, "--remount-ro", path]
@@ -104,21 +108,8 @@ def hidden(home: Path | None) -> list[str]:
     found = [mine / name for name in SECRETS] if mine is not None else []
     found += [home] if home is not None else []
     there = [path.resolve() for path in found if path.exists()]
-    return [str(path) for path in there if not any(Path(kept).is_relative_to(path) for kept in _python())]
+    return [str(path) for path in there if not any(Path(kept).is_relative_to(path) for kept in interpreter.folders())]
 
 
-def _needed() -> list[str]:
-    """What Python reads that would be covered."""
-    return [path for path in _python() if _covered(path)]
-
-
-def _covered(path: str) -> bool:
-    return any(folder in Path(path).parents for folder in map(Path, COVERED))
-
-
-def _python() -> list[str]:
-    """The folders that Python and its packages are read from."""
-    own = Path(__file__).parents[2]
-    paths = [sys.prefix, sys.base_prefix, str(own), *sys.path]
-    there = [Path(path).resolve() for path in dict.fromkeys(paths) if path and Path(path).exists()]
-    return sorted({str(path) for path in there})
+def _below(path: str, folders: Sequence[str]) -> bool:
+    return any(Path(folder) in Path(path).parents for folder in folders)

@@ -1,4 +1,5 @@
-"""Seccomp (Linux, no privilege needed): which sockets a process and its descendants may make.
+"""Seccomp (Linux, no privilege needed): which sockets a process and its descendants may make, and which calls it is
+refused (`rl.verifiers.syscalls`).
 
 Neither read-only files nor Landlock's rules keep a process from connecting to a Unix socket that its user may write to:
 a session bus, docker, an ssh-agent. Pairs stay, of streams: one of datagrams could be sent to any path.
@@ -11,13 +12,24 @@ import os
 import sys
 from collections.abc import Sequence
 
+from rl.verifiers.syscalls import (
+    ABSENT,
+    CLONE,
+    NAMESPACES,
+    PRCTL,
+    REFUSED,
+    SET_DUMPABLE,
+    TIME_NAMESPACE,
+    UNSHARE,
+)
+
 SET_SECCOMP, MODE_FILTER = 22, 2  # prctl
-LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # what an instruction does
+LOAD, EQUAL, AT_LEAST, ANY, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06  # what an instruction does
 NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24  # where a call, and the lower half of its arguments, is read
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-MACHINES = {"x86_64": (0xC000003E, 41, 53), "aarch64": (0xC00000B7, 198, 199)}  # architecture; socket, socketpair
+MACHINES = ("x86_64", "aarch64")  # in the order of all numbers
+ARCHITECTURES, SOCKET, SOCKETPAIR = (0xC000003E, 0xC00000B7), (41, 198), (53, 199)
 OTHER_NUMBERS = 0x40000000  # x86_64 has its calls a second time from here on, for x32
-IO_URING_SETUP = 425  # whose operations no filter sees
 NETWORK = (2, 10, 16)  # families: AF_INET, AF_INET6, AF_NETLINK
 STREAM, IN_ORDER, TYPE = 1, 5, 0xF  # SOCK_STREAM, SOCK_SEQPACKET; the rest of a type are flags
 
@@ -52,20 +64,27 @@ def restrict(network: bool) -> None:
 
 
 def _filter(machine: str, network: bool) -> list[Instruction]:
-    architecture, socket, socketpair = MACHINES[machine]
-    denied, unreachable = _return(FAIL | errno.EACCES), _return(FAIL | errno.ENETUNREACH)
+    at = MACHINES.index(machine)
+    denied, refused, absent, unreachable = (
+        _return(FAIL | number) for number in (errno.EACCES, errno.EPERM, errno.ENOSYS, errno.ENETUNREACH)
+    )
     kinds = [one for kind in (STREAM, IN_ORDER) for one in _when(kind, [_return(ALLOW)])]
     families = [one for family in NETWORK for one in _when(family, [_return(ALLOW) if network else unreachable])]
+    calls = [(call[at], refused) for call in REFUSED.values()] + [(call[at], absent) for call in ABSENT.values()]
+    hides = [*_when(SET_DUMPABLE, [(LOAD, 0, 0, SECOND), *_when(0, [refused]), _return(ALLOW)]), _return(ALLOW)]
     return [
         (LOAD, 0, 0, ARCHITECTURE),
-        (EQUAL, 1, 0, architecture),
+        (EQUAL, 1, 0, ARCHITECTURES[at]),
         _return(KILL),
         (LOAD, 0, 0, NUMBER),
         (AT_LEAST, 0, 1, OTHER_NUMBERS),
         denied,
-        *_when(IO_URING_SETUP, [denied]),
-        *_when(socketpair, [(LOAD, 0, 0, SECOND), (AND, 0, 0, TYPE), *kinds, denied]),
-        *_when(socket, [(LOAD, 0, 0, FIRST), *families, denied]),
+        *[one for number, verdict in calls for one in _when(number, [verdict])],
+        *_when(UNSHARE[at], [(LOAD, 0, 0, FIRST), (ANY, 0, 1, NAMESPACES), refused, _return(ALLOW)]),
+        *_when(CLONE[at], [(LOAD, 0, 0, FIRST), (ANY, 0, 1, NAMESPACES & ~TIME_NAMESPACE), refused, _return(ALLOW)]),
+        *_when(PRCTL[at], [(LOAD, 0, 0, FIRST), *hides]),
+        *_when(SOCKETPAIR[at], [(LOAD, 0, 0, SECOND), (AND, 0, 0, TYPE), *kinds, denied]),
+        *_when(SOCKET[at], [(LOAD, 0, 0, FIRST), *families, denied]),
         _return(ALLOW),
     ]
 

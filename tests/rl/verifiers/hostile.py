@@ -3,6 +3,7 @@
 Arguments: a sandbox, and JSON: `port` where somebody listens, `secret` a file. Prints JSON.
 """
 
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from rl.records import Problem
-from rl.verifiers import sandbox
+from rl.verifiers import sandbox, seccomp, syscalls
 from rl.verifiers.isolation import Pool
 from rl.verifiers.process import Cell
 
@@ -68,7 +69,7 @@ def bomb(problem):
 
 def forever(problem):
     import ctypes
-    ctypes.CDLL(None).prctl(15, b"rlvf-bomb")  # its name, and that of every copy
+    ctypes.CDLL(None).prctl(15, problem.extra["bomb"].encode())  # its name, and that of every copy
     while True:
         try:
             os.fork()
@@ -116,6 +117,55 @@ def orphan_amid_orphans(problem):
 
 def outside(problem): return tried(lambda: open(problem.extra["outside"], "w").write("x"))
 def secret(problem): return tried(lambda: open(problem.extra["secret"]).read())
+def owned(problem): return tried(lambda: open(problem.extra["owned"]).read())
+
+def handle(problem):
+    # the folder of the secret by its number, as ext4 has it, under whatever covers it
+    import ctypes, struct
+    libc = ctypes.CDLL(None, use_errno=True)
+    def one():
+        folder, name = os.path.split(problem.extra["secret"])
+        above = os.path.dirname(folder)
+        (number,) = [entry.inode() for entry in os.scandir(above) if entry.name == os.path.basename(folder)]
+        wanted = ctypes.create_string_buffer(struct.pack("IiII", 8, 1, number, 0))
+        at = libc.syscall(problem.extra["open_by_handle_at"], os.open(above, os.O_RDONLY), wanted, os.O_RDONLY)
+        if at < 0:
+            raise OSError(ctypes.get_errno(), "open_by_handle_at")
+        return os.read(os.open(name, os.O_RDONLY, dir_fd=at), 50).decode()
+    return tried(one)
+
+def rights(problem):
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return float(sum(int(lines[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")) > 0), "told"
+
+def calls(problem):
+    # with arguments that make none of them do anything, were it allowed
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    allowed = []
+    for name, number, flags, refusal in problem.extra["refused"]:
+        ctypes.set_errno(0)
+        if libc.syscall(number, ctypes.c_long(flags), -1, -1, -1, -1, -1) != -1 or ctypes.get_errno() != refusal:
+            allowed.append(f"{name} {ctypes.get_errno()}")
+    return float(len(allowed)), " ".join(allowed)[:60] or "none"
+
+def usual(problem):
+    import concurrent.futures, ctypes, mmap, multiprocessing, tempfile, threading
+    import numpy
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(abs, [-1, -2])) == [1, 2]
+    assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True).stdout == b"1\\n"
+    ours, theirs = multiprocessing.Pipe()
+    forked = multiprocessing.get_context("fork").Process(target=ours.send, args=[3])
+    forked.start()
+    assert theirs.recv() == 3
+    forked.join()
+    with tempfile.TemporaryFile() as file:
+        file.truncate(4096)
+        mmap.mmap(file.fileno(), 4096)[:1] = b"x"
+    assert ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 5)() == 5
+    return float(numpy.ones((9, 9)).dot(numpy.ones(9)).sum() == 81)
+
 def parent(problem): return tried(lambda: "".join(map(environment, [problem.extra["parent"]])))
 
 def environment(pid):
@@ -165,7 +215,8 @@ def new_privileges(problem):
 
 def right(problem): return 1.0
 """
-MARK = "4711"  # seconds that a process sleeps, by which it is known
+MARK = f"4711.{os.getpid()}"  # seconds that a process sleeps, by which it is known among those of other runs
+BOMB = f"bomb-{os.getpid()}"
 
 
 def named(*words: str) -> int:
@@ -180,6 +231,19 @@ def named(*words: str) -> int:
     return found
 
 
+def refused() -> list[tuple[str, int, int, int]]:
+    """The calls that no sandbox allows: name, number, first argument, how it fails."""
+    at = seccomp.MACHINES.index(os.uname().machine)
+    plain = [(name, call[at], -1, errno.EPERM) for name, call in syscalls.REFUSED.items()]
+    plain += [(name, call[at], -1, errno.ENOSYS) for name, call in syscalls.ABSENT.items()]
+    user = 0x10000000  # CLONE_NEWUSER
+    return [
+        *plain,
+        ("unshare", syscalls.UNSHARE[at], user, errno.EPERM),
+        ("clone", syscalls.CLONE[at], user | signal.SIGCHLD | 1 << 15, errno.EPERM),  # and CLONE_PARENT
+    ]
+
+
 def sleeping() -> int:
     return named("sleep", MARK)
 
@@ -189,7 +253,10 @@ def main() -> None:
     if lacks := sandbox.missing(wanted):
         print(json.dumps({"missing": lacks}))
         return
-    extra = {**given, "parent": os.getpid(), "mark": MARK}
+    extra = {**given, "parent": os.getpid(), "mark": MARK, "bomb": BOMB}
+    if seccomp.works():
+        at = seccomp.MACHINES.index(os.uname().machine)
+        extra |= {"refused": refused(), "open_by_handle_at": syscalls.REFUSED["open_by_handle_at"][at]}
     problem = Problem("", "", "here", extra)
     cell = Cell(wanted, hidden=[str(Path(given["secret"]).parent)])
     pool = Pool(REWARD, "r.py", "reward", seconds=20, memory_mb=300, size=1, cell=cell)
@@ -200,6 +267,8 @@ def main() -> None:
         found[name] = [None if verdict.error else verdict.reward, verdict.error or verdict.reason]
 
     for name in ("raise_limits", "memory", "write", "outside", "secret", "parent", "everybody", "memory_of_parent"):
+        ask(name)
+    for name in ("owned", "rights", "usual", *(("handle", "calls") if seccomp.works() else ())):
         ask(name)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for name in ("unix", "unix_datagram_of_a_pair", "udp", "pair", "var_tmp"):
@@ -223,7 +292,7 @@ def main() -> None:
     pool = Pool(REWARD, "r.py", "reward", seconds=1, memory_mb=300, size=1, cell=cell)
     ask("forever")
     ask("right")
-    found["bombs"] = named("rlvf-bomb")
+    found["bombs"] = named(BOMB)
     pool.close()
     found["folders"] = len(list(Path(tempfile.gettempdir()).glob("rlvf-verifier-*")))
     print(json.dumps(found))

@@ -52,6 +52,8 @@ def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
     (folder / "keys").mkdir(parents=True)
     (folder / "tmp").mkdir()
     (folder / "keys" / "key").write_text("told nobody")
+    (folder / "owned").write_text("told nobody")
+    (folder / "owned").chmod(0o600)
     for path in (folder, folder / "keys", folder / "keys" / "key", folder / "tmp"):
         path.chmod(0o777)
     try:
@@ -69,7 +71,7 @@ def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
             udp.bind(("127.0.0.1", 0))
             udp.settimeout(0)
             given["udp"] = udp.getsockname()[1]
-            asked = json.dumps({**given, "secret": str(folder / "keys" / "key")})
+            asked = json.dumps({**given, "secret": str(folder / "keys" / "key"), "owned": str(folder / "owned")})
             command = [sys.executable, str(Path(__file__).with_name("hostile.py")), sandbox, asked]
             if request.param == "root" and os.geteuid():
                 pytest.skip("needs root")
@@ -135,6 +137,26 @@ def test_a_sandbox_closes_files_keys_and_the_network(sandbox: str, found: dict[s
     assert found["pair"] == [1, "right"]
     if sandbox == BUBBLEWRAP:
         assert found["var_tmp"] == [0, "seen"]
+
+
+def test_root_leaves_every_right(found: dict[str, Any]) -> None:
+    assert found["rights"] == [0, "told"]
+    if os.geteuid() == 0:  # else the file is the user's own
+        assert found["owned"] == [0, "PermissionError 13"]
+
+
+def test_a_sandbox_refuses_calls_that_go_round_it(sandbox: str, found: dict[str, Any]) -> None:
+    if "calls" not in found:
+        pytest.skip("no seccomp here")
+    if sandbox != NONE:
+        assert found["handle"][0] == 0, found["handle"]
+        assert found["calls"] == [0, "none"]
+    else:
+        assert found["calls"][0] > 0  # the probe tells the two apart
+
+
+def test_what_verifiers_use_works(found: dict[str, Any]) -> None:
+    assert found["usual"] == [1, "right"]
 
 
 def test_what_a_killed_supervisor_leaves_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,80 @@
+"""Where Python and its packages lie, and what a user without rights lacks on the way there.
+
+Root's own Python is often below a folder that only root enters (/root). The user that a verifier of root's becomes is
+given no right to pass it: it gets a view in which that folder is empty but for Python.
+"""
+
+import os
+import stat
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+OWN = Path(__file__).parents[2]
+
+
+class UnreadableError(ValueError):
+    """Python that only its owner may read: one line."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What others may enter, where the files themselves do not let them."""
+
+    closed: tuple[str, ...] = ()  # folders to replace by empty ones
+    kept: tuple[str, ...] = ()  # what stays in them, none inside another
+
+
+NOTHING_CLOSED = View()
+
+
+def folders() -> list[str]:
+    """What Python and its packages are read from: as they are named, and where that leads."""
+    links: list[str] = []
+    link = Path(sys.executable).absolute()
+    while link.is_symlink() and len(links) < 40:
+        link = link.parent / link.readlink()
+        links.append(os.path.normpath(link.parent))
+    named = [sys.prefix, sys.base_prefix, str(OWN), *links, *sys.path]
+    there = [Path(path).absolute() for path in named if path and Path(path).exists()]
+    return sorted({str(one) for path in there for one in (path, path.resolve())})
+
+
+def view() -> View:
+    """What the user that root becomes has to be shown so that it can run Python; nothing for other users, who stay what
+    they are. Raises UnreadableError where that is not enough."""
+    if os.geteuid():
+        return NOTHING_CLOSED
+    closed: dict[str, set[str]] = {}
+    for path in folders():
+        above = next((str(one) for one in reversed(Path(path).parents) if not _entered(one)), None)
+        if above is not None and _read(Path(path)):
+            closed.setdefault(str(Path(above).resolve()), set()).add(path)
+    every = sorted(path for paths in closed.values() for path in paths)
+    kept = [path for path in every if not any(Path(path).is_relative_to(other) for other in every if other != path)]
+    _require_readable(kept)
+    return View(tuple(sorted(closed)), tuple(kept))
+
+
+def _require_readable(kept: list[str]) -> None:
+    """Raise UnreadableError for a folder that Python cannot do without and that no view opens."""
+    paths = sysconfig.get_paths()
+    needed = [Path(sys.executable), *(Path(paths[name]) for name in ("stdlib", "purelib", "platlib")), Path(__file__)]
+    for path in [one for found in needed for one in (found.absolute(), found.resolve()) if one.exists()]:
+        shown = next((Path(top) for top in kept if path.is_relative_to(top)), Path("/"))
+        for one in [path, *(above for above in path.parents if above.is_relative_to(shown))]:
+            if not _read(one):
+                raise UnreadableError(
+                    f"a verifier of root's runs as another user, to whom Python's {one} is closed: chmod -R o+rX {one}"
+                )
+
+
+def _entered(folder: Path) -> bool:
+    return bool(folder.stat().st_mode & stat.S_IXOTH)
+
+
+def _read(path: Path) -> bool:
+    mode = path.stat().st_mode
+    wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    return mode & wanted == wanted
