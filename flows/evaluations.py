@@ -59,7 +59,8 @@ class Evaluations:
         for plan in self.due(policy.step):
             spec = replace(self._spec, samples=plan.samples)
             place = self._place
-            made = evaluate(place.dispatch, spec, policy, plan.problems, self._mend, place.failures.saw)
+            batch = self._config.batch
+            made = evaluate(place.dispatch, spec, policy, plan.problems, self._mend, place.failures.saw, batch)
             if self._config.checkpoint.keep_best and plan is self.plans[0]:
                 self._keep_if_best(made)
             self._made[plan.name, policy.step] = made

@@ -1,5 +1,6 @@
 """What a run says of its policy while it trains, and which version it keeps as the best."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flows.options import OptionError, read_config
 from flows.plans import plans
 from flows.runs import Run
 from flows.summary import summary
+from infra.cluster.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
 from infra.storage import store
 from rl.tables import ProblemError
@@ -117,3 +119,33 @@ def test_evaluations_that_make_no_sense_are_refused_in_one_line(options: dict[st
         configured(**options)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_an_evaluation_s_leases_are_no_larger_than_training_s_and_their_size_changes_nothing(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases: list[tuple[int, int]] = []  # problems and completions of each
+    said: dict[tuple[str, int], list[str]] = {}
+    original = Dispatch.lease
+
+    def lease(self: Dispatch, call: str, function: Any, items: Any, **options: Any) -> Iterator[Any]:
+        for index, made in original(self, call, function, items, **options):
+            if call == "evaluate":
+                leases.append((len(made.problems), made.lengths.size))
+            if call == "evaluate" and not made.versions.any():  # of version 0
+                for problem, texts in zip(made.problems, made.texts, strict=True):
+                    said[problem.prompt, len(texts)] = list(texts)
+            yield index, made
+
+    monkeypatch.setattr(Dispatch, "lease", lease)
+    figures = []
+    for size in ("2", "16"):  # of batch.lease; batch.samples is 4
+        leases.clear()
+        result = lab.train(steps="1", batch__lease=size, evals="[{samples: 3}]")
+        assert max(completions for _, completions in leases) <= 4 * int(size)
+        assert (2, 6) in leases if size == "2" else (16, 48) in leases
+        figures.append((result.reward_before, result.sampled_before, dict(said)))
+    assert figures[0] == figures[1]
+    leases.clear()
+    lab.evaluate(policy=Path(result.run).name, samples="40", held_out="0")  # of a run: as it was trained
+    assert set(leases) == {(1, 40), (64, 64), (36, 36)}
