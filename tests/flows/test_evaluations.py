@@ -1,6 +1,8 @@
 """What a run says of its policy while it trains, and which version it keeps as the best."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,68 @@ def test_what_is_evaluated_on_is_never_trained_on(tmp_path: Path) -> None:
     config = configured(problems=f"{tmp_path}/sums.csv", held_out="0", evals=f"[{{path: {tmp_path}/sums.csv}}]")
     with pytest.raises(ProblemError, match=r"^evals: sums: the policy was trained on all 100 problems"):
         plans(config, open_problems(config.sets, config.verifier, config.held_out, 0))
+
+
+def test_a_limit_takes_of_each_set_that_is_held_out_and_the_same_problems_whatever_is_trained_on(
+    tmp_path: Path,
+) -> None:
+    head = "python_expression,natural_language\n"
+    for name, count in {"sums": 300, "more": 100, "few": 2}.items():
+        rows = [f"{n} + 1,{name}: add 1 to {n}\n" for n in range(count)]
+        (tmp_path / f"{name}.csv").write_text(head + "".join(rows))
+    mix = f"[{{path: {tmp_path}/more.csv}}, {{path: {tmp_path}/few.csv}}]"
+
+    def limited(limit: int) -> dict[str, int]:
+        config = configured(
+            problems=f"{tmp_path}/sums.csv", mix=mix, held_out="1", evals=f"[{{path: held_out, limit: {limit}}}]"
+        )
+        problems = open_problems(config.sets, config.verifier, None, 0)  # a fifth of each
+        few = [replace(problem, set="few") for problem in problems.held_out[:2]]
+        (plan,) = plans(config, replace(problems, held_out=(*problems.held_out, *few)))
+        return dict(Counter(problem.set for problem in plan.problems.held_out))
+
+    assert limited(8) == {"sums": 5, "more": 2, "few": 1}
+    assert limited(1) == {"sums": 1, "more": 1, "few": 1}
+    assert limited(81) == {"sums": 59, "more": 20, "few": 2}
+    assert limited(1000) == {"sums": 60, "more": 20, "few": 2}
+
+    def chosen(trained_on: str) -> list[str]:
+        config = configured(problems=trained_on, evals=f"[{{path: {tmp_path}/sums.csv, limit: 20}}]")
+        problems = open_problems(config.sets, config.verifier, config.held_out, 0)
+        return [problem.source for problem in plans(config, problems)[0].problems.held_out]
+
+    assert chosen("grammar") == chosen(f"{tmp_path}/more.csv")
+    assert chosen("grammar") != [f"sums.csv:{row}" for row in range(2, 22)]
+
+
+def test_figures_of_another_evaluation_are_compared_with_none(
+    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graded = tmp_path / "graded.py"
+    graded.write_text("def reward(problem, completion):\n    return 0.9\n")
+    held_out = "{path: held_out, every: 1}"
+    best = {"checkpoint__keep_best": "true", "evals": f"[{held_out}]", "verifier": f"{graded}:reward"}
+    run = Path(lab.train(steps="1", **best).run)
+    assert best_version(str(run)).step == 0  # type: ignore[union-attr]
+    resumed = lab.train(resume=str(run), run=str(run), steps="2", **best)
+    assert (resumed.reward_before, resumed.best.step) == (pytest.approx(0.9), 0)
+    # fewer problems: the rewards are others, and so they are with the function edited
+    for change, evals, text in (
+        ("fewer", "[{path: held_out, every: 1, limit: 3}]", "0.9"),
+        ("edited", f"[{held_out}]", "0.8"),
+    ):
+        capsys.readouterr()
+        graded.write_text(f"def reward(problem, completion):\n    return {text}\n")
+        result = lab.train(resume=str(run), run=str(run), steps=str(resumed.steps + 1), **{**best, "evals": evals})
+        said = capsys.readouterr().err
+        assert "held-out: 3 earlier evaluations were of other problems" in said or change == "edited"
+        assert f"model-best: v{resumed.best.step} was chosen by another evaluation" in said
+        assert result.best.step == resumed.steps  # the first that this evaluation saw
+        assert (result.reward_before, result.reward_after) == (None, pytest.approx(float(text)))
+        shown = summary(Run(result.run, configured(), resumed=True), result, 1.0)
+        assert f"reward      {float(text):.3f} greedy on held-out problems" in shown
+        resumed = result
+    assert list(lab.metrics(run, "eval/reward")) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
