@@ -45,7 +45,7 @@ class Evaluations:
         """Take over what earlier sessions of the run have made, where it was of the same problems, verifiers and
         samples: these may change when a run is resumed."""
         self._tracker, self._export, self._mend = tracker, export, mend
-        others = dict.fromkeys((plan.label for plan in self.plans), 0)
+        others = set()
         for line in logged:
             for plan in self.plans:
                 if plan.metric("pass_at_1") not in line.metrics:
@@ -53,11 +53,11 @@ class Evaluations:
                 if line.plan == plan.digest:
                     self._made[plan.name, line.step] = _logged(plan, line)
                 else:
-                    others[plan.label] += 1
-        for name in filter(others.get, others):
+                    others.add(plan.label)
+        for name in sorted(others):
             self._place.display.say(
-                f"{name}: {others[name]} earlier evaluations were of other problems, another verifier or "
-                "other samples, or do not say of which: they are compared with none from now on"
+                f"{name}: earlier figures are of other problems, another verifier or another number of samples, or do "
+                "not say of which: nothing is compared with them"
             )
         best = best_version(self._run_uri)
         if self._config.checkpoint.keep_best and best is not None and best.plan != self.plans[0].digest:

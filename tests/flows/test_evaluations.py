@@ -149,15 +149,12 @@ def test_figures_of_another_evaluation_are_compared_with_none(
     resumed = lab.train(resume=str(run), run=str(run), steps="2", **best)
     assert (resumed.reward_before, resumed.best.step) == (pytest.approx(0.9), 0)
     # fewer problems: the rewards are others, and so they are with the function edited
-    for change, evals, text in (
-        ("fewer", "[{path: held_out, every: 1, limit: 3}]", "0.9"),
-        ("edited", f"[{held_out}]", "0.8"),
-    ):
+    for evals, text in (("[{path: held_out, every: 1, limit: 3}]", "0.9"), (f"[{held_out}]", "0.8")):
         capsys.readouterr()
         graded.write_text(f"def reward(problem, completion):\n    return {text}\n")
         result = lab.train(resume=str(run), run=str(run), steps=str(resumed.steps + 1), **{**best, "evals": evals})
         said = capsys.readouterr().err
-        assert "held-out: 3 earlier evaluations were of other problems" in said or change == "edited"
+        assert "held-out: earlier figures are of other problems" in said
         assert f"model-best: v{resumed.best.step} was chosen by another evaluation" in said
         assert result.best.step == resumed.steps  # the first that this evaluation saw
         assert (result.reward_before, result.reward_after) == (None, pytest.approx(float(text)))
