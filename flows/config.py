@@ -31,7 +31,10 @@ class EvaluationConfig(ProblemsConfig):
     every: int = Field(0, ge=0, description="steps between two evaluations; 0: at the beginning and the end")
     samples: int | None = Field(None, ge=1, le=1024, description="completions per problem; none takes batch.samples")
     limit: int | None = Field(
-        None, ge=1, description="at most so many of its problems; none takes all, of problems that are made 200"
+        None,
+        ge=1,
+        description="at most so many of its problems, of held_out by the shares of the sets and at least one of each; "
+        "none takes all, of problems that are made 200",
     )
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from infra.weights.version import PolicyVersion, newest_version, published_versi
 from rl.config import TINY
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
+from tasks.collection import BatchConfig
 from tasks.evaluate import Evaluation, evaluate
 from tasks.problem_set import ProblemSet, set_name
 from tasks.verify import check_verifiers
@@ -55,7 +56,8 @@ def evaluated(config: EvalConfig, problems: ProblemSet, place: Workplace) -> Eva
     public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
     spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed, public=public)
     place.display.stage("evaluate")
-    evaluation = evaluate(place.dispatch, spec, version, problems, saw=place.failures.saw)
+    batch = BatchConfig() if run is None else run.config.batch
+    evaluation = evaluate(place.dispatch, spec, version, problems, saw=place.failures.saw, batch=batch)
     if run is not None:
         log(config, place, run, evaluation)
         keep(run, evaluation, config)

@@ -42,12 +42,29 @@ class Evaluations:
         export: Callable[[int, str, dict[str, Any]], str],
         mend: Mend,
     ) -> None:
-        """Take over what earlier sessions of the run have made."""
+        """Take over what earlier sessions of the run have made, where it was of the same problems, verifiers and
+        samples: these may change when a run is resumed."""
         self._tracker, self._export, self._mend = tracker, export, mend
+        others = set()
         for line in logged:
             for plan in self.plans:
-                if plan.metric("pass_at_1") in line.metrics:
+                if plan.metric("pass_at_1") not in line.metrics:
+                    continue
+                if line.plan == plan.digest:
                     self._made[plan.name, line.step] = _logged(plan, line)
+                else:
+                    others.add(plan.label)
+        for name in sorted(others):
+            self._place.display.say(
+                f"{name}: earlier figures are of other problems, another verifier or another number of samples, or do "
+                "not say of which: nothing is compared with them"
+            )
+        best = best_version(self._run_uri)
+        if self._config.checkpoint.keep_best and best is not None and best.plan != self.plans[0].digest:
+            self._place.display.say(
+                f"{BEST}: v{best.step} was chosen by another evaluation; the next one of {self.plans[0].label} chooses "
+                "anew"
+            )
 
     def due(self, step: int) -> list[Plan]:
         """What is still to be evaluated at this version."""
@@ -59,9 +76,10 @@ class Evaluations:
         for plan in self.due(policy.step):
             spec = replace(self._spec, samples=plan.samples)
             place = self._place
-            made = evaluate(place.dispatch, spec, policy, plan.problems, self._mend, place.failures.saw)
+            batch = self._config.batch
+            made = evaluate(place.dispatch, spec, policy, plan.problems, self._mend, place.failures.saw, batch)
             if self._config.checkpoint.keep_best and plan is self.plans[0]:
-                self._keep_if_best(made)
+                self._keep_if_best(plan, made)
             self._made[plan.name, policy.step] = made
             self._log(plan, made)
 
@@ -69,20 +87,21 @@ class Evaluations:
         """How this version did on the problems kept out of training."""
         return self._made.get(("", step))
 
-    def _keep_if_best(self, made: Evaluation) -> None:
+    def _keep_if_best(self, plan: Plan, made: Evaluation) -> None:
         """Exported before it is logged: what is logged as the best is there."""
         best = best_version(self._run_uri)
-        if math.isfinite(made.reward_sampled) and (best is None or made.reward_sampled > best.reward):
-            self._export(made.step, BEST, {"step": made.step, "reward": made.reward_sampled})
+        beaten = best is None or best.plan != plan.digest or made.reward_sampled > best.reward
+        if math.isfinite(made.reward_sampled) and beaten:
+            self._export(made.step, BEST, {"step": made.step, "reward": made.reward_sampled, "plan": plan.digest})
 
     def _log(self, plan: Plan, made: Evaluation) -> None:
         figures = {plan.metric(name): value for name, value in made.figures().items()}
         for name, by in made.sets.items():
             figures |= {f"eval/{name}/{what}": value for what, value in by.items()}
-        self._tracker.log(made.step, figures)
+        self._tracker.log(made.step, figures, plan.digest)
         unjudged = f", {made.error_rate:.1%} could not be judged" if made.error_rate else ""
         self._place.display.say(
-            f"{plan.name or 'held-out'}, v{made.step}: reward {made.reward:.3f} greedy, {made.reward_sampled:.3f} "
+            f"{plan.label}, v{made.step}: reward {made.reward:.3f} greedy, {made.reward_sampled:.3f} "
             f"sampled; pass rate {made.greedy:.3f} greedy, {made.sampled:.3f} sampled{unjudged}"
         )
 

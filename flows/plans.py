@@ -1,6 +1,10 @@
 """What a training run is evaluated on, and when."""
 
+import json
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
 
 from flows.config import HELD_OUT, EvaluationConfig, TrainConfig
 from rl.config import ProblemsConfig
@@ -16,6 +20,22 @@ class Plan:
     problems: ProblemSet
     every: int  # steps; 0: before the first and after the last one alone
     samples: int
+
+    @property
+    def label(self) -> str:
+        """What people are told."""
+        return self.name or "held-out"
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for two plans whose figures may be compared: of the problems, what judges them, and the samples."""
+        asked = [
+            [problem.prompt, problem.target, problem.set, repr(problem.briefing), problem.extra]
+            for problem in self.problems.held_out
+        ]
+        judges = {name: [spec.name, spec.text] for name, spec in self.problems.verifiers.items()}
+        said = json.dumps([asked, judges, self.samples], sort_keys=True, default=str)
+        return sha256(said.encode()).hexdigest()[:16]
 
     def metric(self, what: str) -> str:
         """The name of one of its figures."""
@@ -54,4 +74,17 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
 
 
 def _cut(problems: ProblemSet, limit: int | None) -> ProblemSet:
-    return problems if limit is None else replace(problems, held_out=problems.held_out[:limit])
+    """The first of the problems of each set, ``limit`` in all, by their shares; at least one of each."""
+    if limit is None or len(problems.held_out) <= limit:
+        return problems
+    there = Counter(problem.set for problem in problems.held_out)
+    wanted = dict.fromkeys(there, 1)
+    for _ in range(limit - len(there)):
+        room = [name for name in there if wanted[name] < there[name]]
+        wanted[max(room, key=lambda name: there[name] / (2 * wanted[name] + 1))] += 1  # Sainte-Laguë
+    kept = []
+    for problem in problems.held_out:
+        if wanted[problem.set]:
+            wanted[problem.set] -= 1
+            kept.append(problem)
+    return replace(problems, held_out=tuple(kept))

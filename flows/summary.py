@@ -75,9 +75,9 @@ def _learning(result: "TrainResult") -> list[tuple[str, str]]:
         ("", result.sampled_before, result.sampled_after, "sampled"),
     ]
     shown = [
-        (name, f"{before:.3f} → {after:.3f} {what}")
+        (name, f"{after:.3f} {what}" if before is None else f"{before:.3f} → {after:.3f} {what}")
         for name, before, after, what in rows
-        if before is not None and after is not None
+        if after is not None  # before: None where version 0 was evaluated on something else
     ]
     return shown or [("reward", "not evaluated: no problems are held out (--held_out 0)")]
 

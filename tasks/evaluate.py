@@ -18,12 +18,13 @@ from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
-from tasks.collection import mean_reward, pass_rate
+from tasks.collection import BatchConfig, mean_reward, pass_rate
 from tasks.mending import Mend, leased, no_mend
 from tasks.problem_set import ProblemSet
 from tasks.verify import judged
 
-LEASE = 64  # problems that a generator gets at a time
+TRAINED_BY_DEFAULT = BatchConfig()
+PROMPTS = 64  # that a generator prefills at a time, at most
 NOISE = 7919  # added to the seed, so that an evaluation never draws a training step's noise
 
 
@@ -90,14 +91,16 @@ def evaluate(
     problems: ProblemSet,
     mend: Mend = no_mend,
     saw: Callable[[Judgement], None] = lambda _: None,
+    batch: BatchConfig = TRAINED_BY_DEFAULT,
 ) -> Evaluation:
-    """Solve the held-out problems greedily and with ``spec.samples`` samples each; ``saw`` gets each judgement.
+    """Solve the held-out problems greedily and with ``spec.samples`` samples each; ``saw`` gets each judgement. No
+    lease has more sequences than one of training, of ``batch``: a generator that can train can evaluate.
 
     Raises:
         BrokenVerifierError: every completion failed in its verifier, or one took too long again and again.
     """
-    sampled = _rewards(dispatch, replace(spec, seed=spec.seed + NOISE), version, problems, mend, saw)
-    greedy = _rewards(dispatch, replace(spec, samples=1, greedy=True), version, problems, mend, saw)
+    sampled = _rewards(dispatch, replace(spec, seed=spec.seed + NOISE), version, problems, mend, saw, batch)
+    greedy = _rewards(dispatch, replace(spec, samples=1, greedy=True), version, problems, mend, saw, batch)
     return Evaluation.of(version.step, problems.held_out, greedy, sampled)
 
 
@@ -108,10 +111,12 @@ def _rewards(
     problems: ProblemSet,
     mend: Mend,
     saw: Callable[[Judgement], None],
+    batch: BatchConfig,
 ) -> NDArray[np.float32]:
     """[P, G] rewards."""
     asked = problems.held_out
-    parts = [range(at, min(at + LEASE, len(asked))) for at in range(0, len(asked), LEASE)]
+    size = max(1, min(PROMPTS, batch.lease * batch.samples // spec.samples))
+    parts = [range(at, min(at + size, len(asked))) for at in range(0, len(asked), size)]
     items = [(spec, version, 0, part, [asked[i] for i in part]) for part in parts]
     judgements = {}
 

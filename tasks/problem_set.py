@@ -160,7 +160,7 @@ def problems_to_solve(
 
     Args:
         held_out: the part of each set that training with that ``held_out`` keeps out; 0 for everything in the files;
-            None for everything but problems that ``trained`` tells, case and blanks aside.
+            None for everything but problems that ``trained`` tells, case and blanks aside, in the order of a split.
         made: how many problems are taken where they are made in code, always of the side that is never trained on.
 
     Raises:
@@ -179,7 +179,7 @@ def problems_to_solve(
             found += each.made(made)
             continue
         rows = whole[each.name]
-        if known:  # in the order of a split, so that a run is evaluated on what it was evaluated on in training
+        if held_out is None:  # in the order of a split: whatever was trained on, the first ones are the same
             rows, _ = problems.split(rows, 0)
         unseen = [problem for problem in rows if normalized(problem.prompt) not in seen]
         found += unseen

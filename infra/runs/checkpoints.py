@@ -87,6 +87,7 @@ class Best:
     uri: str
     step: int
     reward: float  # mean, by which it was chosen
+    plan: str = ""  # digest of what it was evaluated on; runs of old do not say
 
 
 def best_version(run_uri: str) -> Best | None:
@@ -94,7 +95,7 @@ def best_version(run_uri: str) -> Best | None:
     uri = store.join(run_uri, BEST)
     try:
         meta: Any = store.read_manifest(uri).meta
-        return Best(uri, int(meta["step"]), float(meta["reward"]))
+        return Best(uri, int(meta["step"]), float(meta["reward"]), str(meta.get("plan", "")))
     except NotThere:
         return None
 

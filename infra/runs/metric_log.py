@@ -26,17 +26,19 @@ class MetricLine:
     step: int  # the policy version
     time: int  # milliseconds since 1970
     metrics: Mapping[str, float]
+    plan: str = ""  # digest of what was evaluated; MLflow is not told
 
     def dumps(self) -> str:
         values = {name: plain(value) for name, value in self.metrics.items()}
-        return json.dumps({"step": self.step, "time": self.time, **values})
+        return json.dumps({"step": self.step, "time": self.time} | ({"plan": self.plan} if self.plan else {}) | values)
 
     @classmethod
     def loads(cls, text: bytes) -> Self:
         """Raises ValueError, TypeError, KeyError or AttributeError for what `dumps` did not write."""
         values = json.loads(text)
         step, moment = int(values.pop("step")), int(values.pop("time"))
-        return cls(step, moment, {name: float(value) for name, value in values.items()})
+        plan = str(values.pop("plan", ""))
+        return cls(step, moment, {name: float(value) for name, value in values.items()}, plan)
 
 
 class MetricLog:
@@ -50,19 +52,19 @@ class MetricLog:
         for line in self.lines():
             self._note(line)
 
-    def append(self, step: int, metrics: Mapping[str, float]) -> MetricLine | None:
+    def append(self, step: int, metrics: Mapping[str, float], plan: str = "") -> MetricLine | None:
         """Write the metrics that are not there yet; None when all are.
 
         The steps of one metric ascend: one that already has this step or a later one stays as it is, so that a resumed
         run may log a step again. Raises ValueError for a name that MLflow would refuse.
         """
         for name in metrics:
-            if not re.fullmatch(r"\w[\w.\- ]*(/\w[\w.\- ]*)*", name) or name in ("step", "time"):
+            if not re.fullmatch(r"\w[\w.\- ]*(/\w[\w.\- ]*)*", name) or name in ("step", "time", "plan"):
                 raise ValueError(f"metric name {name!r}: use letters, digits, '_', '-', '.' and '/' between words")
         fresh = {k: float(v) for k, v in metrics.items() if k not in self.last or self.last[k] < step}
         if not fresh:
             return None
-        line = MetricLine(step, time.time_ns() // 1_000_000, fresh)
+        line = MetricLine(step, time.time_ns() // 1_000_000, fresh, plan)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:

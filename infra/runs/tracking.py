@@ -134,8 +134,9 @@ class Tracker:
         else:  # Ctrl-C, SIGTERM and cancellation arrive as exceptions that are no Exception
             self.finish("FAILED" if issubclass(kind, Exception) else "KILLED")
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log metrics at `step`, the policy version; as `MetricLog.append` leaves out what is there already.
+    def log(self, step: int, metrics: Mapping[str, float], plan: str = "") -> None:
+        """Log metrics at `step`, the policy version; as `MetricLog.append` leaves out what is there already. `plan`
+        is kept beside them, see `MetricLine`.
 
         A value that is not finite is kept locally as "nan", "inf" or "-inf" and is a gap in MLflow's curves, where an
         infinity would flatten all other values.
@@ -143,7 +144,7 @@ class Tracker:
         """
         with self._lock:
             self._check()
-            line = self._log.append(step, metrics)
+            line = self._log.append(step, metrics, plan)
             if line is not None:
                 self._backlog.append(line)
                 self._deliver_when_due()

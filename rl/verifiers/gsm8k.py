@@ -3,17 +3,20 @@ r"""Verifier `gsm8k`: one number after ``####`` or in ``\boxed{}``, the last of 
     right         its value equals the target's
     wrong_value   another number
     no_answer     neither ``####`` nor ``\boxed{}``
-    no_number     what stands there does not begin with a number ("#### forty-two", "1/0", "1,23")
+    no_number     what stands there does not begin with a number ("#### forty-two", "1/0", "1,23"), and is no short
+                  sentence with one ("#### She has 42 apples")
     ambiguous     more than one number, sides of an equation that differ, or what makes another number of it: a word of
-                  scale, a power, a variable ("41 or 42", "x = 41 = 42", "42 million", "42k", "42²", "42x", "42½"), or
-                  takes it back ("not: 42", "half of: 42", "42 (negative)", "42 is wrong")
+                  scale, a power, a variable ("41 or 42", "x = 41 = 42", "42 million", "42k", "42²", "42x", "42½"), what
+                  takes it back ("not: 42", "half of: 42", "42 (negative)", "42 is wrong"), or makes it a bound or an
+                  estimate ("42 or more", "~42")
     too_large     more digits than are read
     empty         nothing but white space
 
 A currency, thousands commas, a trailing dot, a percent sign and units are passed over: ``#### $1,234.50.`` is 1234.5,
-``#### USD 42`` and ``\boxed{42\text{ km}^2}`` are 42. So are a label (``#### Answer: 42``, ``#### x = 42``) and tags
-(``#### 42</answer>``). A line of ``####`` that is a heading ("#### Verification") is no answer where there is one above
-it. ``3/4``, ``\frac{3}{4}`` and ``.75`` are the same number.
+``#### USD 42`` and ``\boxed{42\text{ km}^2}`` are 42. So are a label (``#### Answer: 42``, ``#### x = 42``,
+``#### Therefore, 42``) and tags (``#### 42</answer>``). Where nothing, or ``Answer:`` alone, stands behind the hashes,
+the next line that is not blank counts. A line of ``####`` that is a heading ("#### Verification") is no answer where
+there is one above it. ``3/4``, ``\frac{3}{4}`` and ``.75`` are the same number.
 """
 
 import re
@@ -21,6 +24,15 @@ from fractions import Fraction
 
 from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Briefing, Problem, Verdict
+from rl.verifiers.wording import (
+    CONCLUDING,
+    INEXACT,
+    NUMERAL,
+    OTHER_NUMBER,
+    TAKEN_BACK,
+    TURNING,
+    said_in_a_sentence,
+)
 from rl.verifiers.written import plain
 
 BRIEFING = Briefing("Think step by step. End with a line of #### and the answer as one number, for example: #### 42")
@@ -48,37 +60,18 @@ _NUMBER = re.compile(
     r"(?P<rest>.*)",
     re.DOTALL,
 )
-_UNIT_POWER = re.compile(r"(?<=[A-Za-z}])(?:\s*\^\s*\{?\s*[23]\s*\}?|[23]\b|[²³])")  # km^2, m^{3}, cm2, m²
+_UNIT_POWER = re.compile(  # km^2, m^{3}, m², cm2
+    r"(?<=[A-Za-z}])(?:\s*\^\s*\{?\s*[23]\s*\}?|[²³])|(?<![A-Za-z])(?:[cdkm]?m|ft|in|yd|mi|units?)[23]\b"
+)
 _DEGREES = re.compile(r"^\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ)")
 _SPACE = re.compile(r"\\(?:[,;:! ()\[\]]|quad\b|qquad\b)|~")
-_WORDS = (
-    "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|"
-    "(?:twen|thir|for|fif|six|seven|eigh|nine)ty|half|third|quarter"
-)
 _MONEY = re.compile("[$€£¥₹]")
-_NUMERAL = re.compile(rf"\b(?:{_WORDS}|hundred|thousand|zero)\b", re.IGNORECASE)
-_OTHER = re.compile(  # what makes another number of the one before it, or adds one
-    r"\b(?:hundred|thousand|million|billion|trillion|dozen|score|gross|grand|lakh|crore)s?\b|\b(?:squared|cubed|factorial)\b"
-    rf"|\b(?:or|and|to|plus|minus|times|over|less|more)\s+(?:an?\s+)?(?:{_WORDS})\b"
-    r"|\b(?:hundred|thousand|million)ths?\b"
-    r"|\b(?:halves|thirds|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|eigh|nine)teen"
-    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)tie)ths)\b",  # quarters are coins, too
-    re.IGNORECASE,
+_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9_]*\s*/?>|<\|[A-Za-z0-9_]{1,40}\|>")  # <answer>, </b>, <|im_end|>
+_ABOUT = re.compile(r"[\s$*_`(\[{]*(?:~|\\(?:sim|approx)\b)")
+_DASH = re.compile(r"–(?=[$€£¥₹]?\.?[0-9])")  # with a blank behind it, it is a dash
+_LABEL_ALONE = re.compile(
+    r"[\s*_`]*(?:the\s+)?(?:final\s+|numerical\s+)?answer(?:\s+is)?[\s*_`]*[:=]?[\s*_`]*", re.IGNORECASE
 )
-_DENIED = r"\b(?:not|wrong|incorrect|false)\s+(?:(?:the|an?|right|correct)\s+)*answer\b"
-_TURNING = re.compile(  # a label that makes another number of what follows, or takes it back
-    rf"(?:twice|double|triple|times|wrong|incorrect|false|{_WORDS})\W*$"
-    r"|.*\b(?:not|minus|negative|plus|of|than|at\s+least|at\s+most|about|around|approximately|roughly|nearly|almost)\W*$"
-    rf"|.*{_DENIED}",
-    re.IGNORECASE | re.DOTALL,
-)
-_TAKEN_BACK = re.compile(  # by what follows it
-    r"^\W*(?:negative|minus|wrong|incorrect|false|not)\W*$|\bbelow\s+zero\b|\b(?:isn|wasn|aren)['’]?t\b|"
-    + _DENIED
-    + r"|\b(?:is|was|are)\s+(?:(?:the|an?|also|clearly|probably)\s+)?(?:not|never|wrong|incorrect|false|negative)\b",
-    re.IGNORECASE,
-)
-_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9]*\s*/?>")  # <answer>, </b>
 _LEADING = re.compile(r"\s*[+-]?\s*[0-9][0-9,]*(?:\.[0-9]+)?(?:\s*/\s*[0-9]+)?(?=\s*[A-Za-z%])")  # 42 of 42 apples
 _SCALE = re.compile(r"\s*(?:k|K|M|B|b|G|bn|mn|tn|mil|mio|mill)\b")  # 42k, 42 mil
 _VARIABLE = re.compile(r"\s*(?:[xyzXYZ](?![A-Za-z])|[abcdefinopqrtuvw]\s*(?![A-Za-z\s])|(?:pi|sqrt)\b)")  # 42x, 42n
@@ -90,8 +83,8 @@ class NoNumber(ValueError):  # noqa: N818  the name says what is wrong with the 
 
 
 def answer(text: str) -> str | None:
-    r"""What stands after the last ``####`` on its line or in the last ``\boxed{}``, whichever comes later; an earlier
-    one where the last is a heading or nothing."""
+    r"""What stands after the last ``####`` (`_line`) or in the last ``\boxed{}``, whichever comes later; an earlier one
+    where the last is a heading or nothing."""
     end, last = len(text), None
     for _ in range(MAX_CANDIDATES):
         at = text.rfind("####", 0, end)
@@ -103,7 +96,7 @@ def answer(text: str) -> str | None:
             continue
         if at < 0:
             break
-        stated = text[at + 4 : end].partition("\n")[0].strip()
+        stated = _line(text[at + 4 : end])
         end = at
         while end and text[end - 1] == "#":  # a longer row of them
             end -= 1
@@ -111,6 +104,15 @@ def answer(text: str) -> str | None:
             return stated
         last = stated if last is None else last
     return last
+
+
+def _line(text: str) -> str:
+    """What stands on the first line; where that is nothing or a label alone, on the next one that is not blank."""
+    first, _, below = text.partition("\n")
+    if first.strip().strip("#") and not _LABEL_ALONE.fullmatch(first[:MAX_CHARACTERS]):
+        return first.strip()
+    following = below.lstrip().partition("\n")[0].strip()
+    return following if following.strip("#") else first.strip()
 
 
 def _braced(text: str, start: int) -> str | None:
@@ -126,22 +128,28 @@ def _is_heading(stated: str) -> bool:
     stated = stated[:MAX_CHARACTERS].lstrip("*_# ")
     if not stated[:1].isalpha():
         return False
-    return bool(_HEADING.match(stated)) or not (re.search("[0-9]", stated) or _NUMERAL.search(stated))
+    return bool(_HEADING.match(stated)) or not (re.search("[0-9]", stated) or NUMERAL.search(stated))
 
 
 def number(text: str) -> Fraction:
     """The one number that the text is. Raises NoNumber."""
     if len(text) > MAX_CHARACTERS:
         raise NoNumber("too_large" if text[:MAX_CHARACTERS].strip().isdigit() else "no_number")
-    text = _TAG.sub(" ", text).replace("−", "-").replace("{,}", ",").replace("\\!", "").replace("\\,", "")
+    if _ABOUT.match(text):
+        raise NoNumber("ambiguous")
+    text = (
+        _DASH.sub("-", _TAG.sub(" ", text)).replace("−", "-").replace("{,}", ",").replace("\\!", "").replace("\\,", "")
+    )
     text = text.replace("\\$", "$").replace("\\%", "%").replace("#", " ")
     text = _TEXT.sub(r" \1 ", _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text))
     text = _SPACE.sub(" ", text)
+    if concluding := CONCLUDING.match(text):
+        text = text[concluding.end() :]
     if label := _LABEL.match(text):
-        if _TURNING.match(label[0].strip(" *_`:=")):
+        if TURNING.match(label[0].strip(" *_`:=")):
             raise NoNumber("ambiguous")
         text = text[label.end() :]
-    text = _equal_sides(text)
+    text = _equal_sides(said_in_a_sentence(text) or text)
     text = _CURRENCY.sub("", text.lstrip(" *_`({["), count=1) if _CURRENCY.match(text.lstrip(" *_`({[")) else text
     found = _NUMBER.match(text)
     if found is None or not (found["whole"] or found["decimals"]):
@@ -180,9 +188,9 @@ def _check_rest(rest: str, *, money: bool) -> None:
     if re.match(r"\s*(?:!|\^|\.\.|…|\*+\s*[A-Za-z(]|[/+-]\s*[A-Za-z]\b)", rest):
         raise NoNumber("ambiguous")
     rest = _UNIT_POWER.sub("", rest)
-    if re.search(r"[=+<>√±×÷≠≈∞π\\]", rest) or any(character.isnumeric() for character in rest) or _OTHER.search(rest):
+    if re.search(r"[=+<>√±×÷≠≈∞π\\]", rest) or any(character.isnumeric() for character in rest):
         raise NoNumber("ambiguous")
-    if _TAKEN_BACK.search(rest):
+    if OTHER_NUMBER.search(rest) or TAKEN_BACK.search(rest) or INEXACT.search(rest):
         raise NoNumber("ambiguous")
 
 

@@ -1,5 +1,8 @@
 """What a run says of its policy while it trains, and which version it keeps as the best."""
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from flows.options import OptionError, read_config
 from flows.plans import plans
 from flows.runs import Run
 from flows.summary import summary
+from infra.cluster.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
 from infra.storage import store
 from rl.tables import ProblemError
@@ -101,6 +105,65 @@ def test_what_is_evaluated_on_is_never_trained_on(tmp_path: Path) -> None:
         plans(config, open_problems(config.sets, config.verifier, config.held_out, 0))
 
 
+def test_a_limit_takes_of_each_set_that_is_held_out_and_the_same_problems_whatever_is_trained_on(
+    tmp_path: Path,
+) -> None:
+    head = "python_expression,natural_language\n"
+    for name, count in {"sums": 300, "more": 100, "few": 2}.items():
+        rows = [f"{n} + 1,{name}: add 1 to {n}\n" for n in range(count)]
+        (tmp_path / f"{name}.csv").write_text(head + "".join(rows))
+    mix = f"[{{path: {tmp_path}/more.csv}}, {{path: {tmp_path}/few.csv}}]"
+
+    def limited(limit: int) -> dict[str, int]:
+        config = configured(
+            problems=f"{tmp_path}/sums.csv", mix=mix, held_out="1", evals=f"[{{path: held_out, limit: {limit}}}]"
+        )
+        problems = open_problems(config.sets, config.verifier, None, 0)  # a fifth of each
+        few = [replace(problem, set="few") for problem in problems.held_out[:2]]
+        (plan,) = plans(config, replace(problems, held_out=(*problems.held_out, *few)))
+        return dict(Counter(problem.set for problem in plan.problems.held_out))
+
+    assert limited(8) == {"sums": 5, "more": 2, "few": 1}
+    assert limited(1) == {"sums": 1, "more": 1, "few": 1}
+    assert limited(81) == {"sums": 59, "more": 20, "few": 2}
+    assert limited(1000) == {"sums": 60, "more": 20, "few": 2}
+
+    def chosen(trained_on: str) -> list[str]:
+        config = configured(problems=trained_on, evals=f"[{{path: {tmp_path}/sums.csv, limit: 20}}]")
+        problems = open_problems(config.sets, config.verifier, config.held_out, 0)
+        return [problem.source for problem in plans(config, problems)[0].problems.held_out]
+
+    assert chosen("grammar") == chosen(f"{tmp_path}/more.csv")
+    assert chosen("grammar") != [f"sums.csv:{row}" for row in range(2, 22)]
+
+
+def test_figures_of_another_evaluation_are_compared_with_none(
+    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graded = tmp_path / "graded.py"
+    graded.write_text("def reward(problem, completion):\n    return 0.9\n")
+    held_out = "{path: held_out, every: 1}"
+    best = {"checkpoint__keep_best": "true", "evals": f"[{held_out}]", "verifier": f"{graded}:reward"}
+    run = Path(lab.train(steps="1", **best).run)
+    assert best_version(str(run)).step == 0  # type: ignore[union-attr]
+    resumed = lab.train(resume=str(run), run=str(run), steps="2", **best)
+    assert (resumed.reward_before, resumed.best.step) == (pytest.approx(0.9), 0)
+    # fewer problems: the rewards are others, and so they are with the function edited
+    for evals, text in (("[{path: held_out, every: 1, limit: 3}]", "0.9"), (f"[{held_out}]", "0.8")):
+        capsys.readouterr()
+        graded.write_text(f"def reward(problem, completion):\n    return {text}\n")
+        result = lab.train(resume=str(run), run=str(run), steps=str(resumed.steps + 1), **{**best, "evals": evals})
+        said = capsys.readouterr().err
+        assert "held-out: earlier figures are of other problems" in said
+        assert f"model-best: v{resumed.best.step} was chosen by another evaluation" in said
+        assert result.best.step == resumed.steps  # the first that this evaluation saw
+        assert (result.reward_before, result.reward_after) == (None, pytest.approx(float(text)))
+        shown = summary(Run(result.run, configured(), resumed=True), result, 1.0)
+        assert f"reward      {float(text):.3f} greedy on held-out problems" in shown
+        resumed = result
+    assert list(lab.metrics(run, "eval/reward")) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -117,3 +180,33 @@ def test_evaluations_that_make_no_sense_are_refused_in_one_line(options: dict[st
         configured(**options)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_an_evaluation_s_leases_are_no_larger_than_training_s_and_their_size_changes_nothing(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases: list[tuple[int, int]] = []  # problems and completions of each
+    said: dict[tuple[str, int], list[str]] = {}
+    original = Dispatch.lease
+
+    def lease(self: Dispatch, call: str, function: Any, items: Any, **options: Any) -> Iterator[Any]:
+        for index, made in original(self, call, function, items, **options):
+            if call == "evaluate":
+                leases.append((len(made.problems), made.lengths.size))
+            if call == "evaluate" and not made.versions.any():  # of version 0
+                for problem, texts in zip(made.problems, made.texts, strict=True):
+                    said[problem.prompt, len(texts)] = list(texts)
+            yield index, made
+
+    monkeypatch.setattr(Dispatch, "lease", lease)
+    figures = []
+    for size in ("2", "16"):  # of batch.lease; batch.samples is 4
+        leases.clear()
+        result = lab.train(steps="1", batch__lease=size, evals="[{samples: 3}]")
+        assert max(completions for _, completions in leases) <= 4 * int(size)
+        assert (2, 6) in leases if size == "2" else (16, 48) in leases
+        figures.append((result.reward_before, result.sampled_before, dict(said)))
+    assert figures[0] == figures[1]
+    leases.clear()
+    lab.evaluate(policy=Path(result.run).name, samples="40", held_out="0")  # of a run: as it was trained
+    assert set(leases) == {(1, 40), (64, 64), (36, 36)}
