@@ -18,7 +18,10 @@ from rl.verifiers.confinement import UNPRIVILEGED, is_linux
 from rl.verifiers.interpreter import UnreadableError, view
 
 CHILD = Path(__file__).with_name("child.py")
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
+# of ours it needs `rl.verifiers` alone, which comes after all of the standard library
+SUPERVISOR = (
+    f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from rl.verifiers.supervisor import main; main()"
+)
 LOAD_SECONDS = 60.0  # that the user's file may take with what it imports
 LOOK_SECONDS = 0.25  # how often a call under way is looked after
 END_SECONDS = 10.0  # that a supervisor may take to end what is below it
@@ -84,11 +87,11 @@ class Process:
             confinement, command = cell.confinement(), cell.command(theirs.fileno())
         except UnreadableError as error:
             raise LoadError(str(error)) from None
-        asked = json.dumps({"command": command, "owner": given})
+        asked = json.dumps({"command": command, "owner": given, "memory_mb": load["memory_mb"]})
         output = _opened(cell.log)
         with theirs, supervised:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), str(supervised.fileno()), str(theirs.fileno()), asked],
+                [sys.executable, "-I", "-S", "-c", SUPERVISOR, str(supervised.fileno()), str(theirs.fileno()), asked],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

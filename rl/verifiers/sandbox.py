@@ -66,6 +66,7 @@ def bubblewrap(folder: str, hidden: Sequence[str], *, network: bool) -> list[str
     words = ["bwrap", "--die-with-parent", "--new-session", "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
     words += ["--unshare-cgroup-try", *([] if network else ["--unshare-net"])]
     words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    words += ["--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     shown = interpreter.view() if folder != "/" else interpreter.NOTHING_CLOSED
     covered = [path for path in COVERED[1:] if Path(path).is_dir() and not Path(path).is_symlink()]
     covered += [path for path in shown.closed if not _below(path, COVERED)]
@@ -73,7 +74,11 @@ def bubblewrap(folder: str, hidden: Sequence[str], *, network: bool) -> list[str
     needed = [path for path in interpreter.folders() if _below(path, COVERED)]
     needed += [path for path in shown.kept if not _below(path, COVERED)]
     if folder != "/":
-        words += ["--bind", folder, "/tmp", "--bind", f"{folder}/shm", "/dev/shm", "--remount-ro", "/dev"]
+        words += [
+            "--bind",
+            folder,
+            "/tmp",
+        ]
         for path in needed:  # bwrap itself would make the folders above for root alone
             above = [str(one) for one in reversed(Path(path).parents) if _below(str(one), (*COVERED, *shown.closed))]
             words += [word for one in above for word in ("--dir", one)] + ["--ro-bind", path, path]

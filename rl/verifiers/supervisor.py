@@ -1,10 +1,11 @@
 """The process above a verifier's: it ends everything that one has started, whatever became of it, and clears up.
 
 Arguments: the descriptor of a socket, whose other end closes when the verifier is to end; of the verifier's own socket;
-and JSON: the `command` to run in a folder of its own, {folder} and {processes} in it filled in, and the `owner` of that
-folder. Says on the first socket how the command ended: {"exit": 3} or {"signal": 9}, or {"stopped": why}.
+and JSON: the `command` to run in a folder of its own, {folder} and {processes} in it filled in, the `owner` of that
+folder, and `memory_mb` that all below may hold together.
+Says on the first socket how the command ended: {"exit": 3} or {"signal": 9}, or {"stopped": why}.
 
-It is run as a file, with nothing but the standard library: it has to start fast and stay small.
+It is run with nothing but the standard library and what it measures with: it has to start fast and stay small.
 """
 
 import ctypes
@@ -23,20 +24,14 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from rl.verifiers import family
+from rl.verifiers.watched import PROCESSES, TooMuchError, Watched
+
 PREFIX = "rlvf-verifier-"
-LOOK_SECONDS = 1.0  # how often it looks for orphans and at the folder
+LOOK_SECONDS = 1.0  # how often it looks for orphans and at what is held
+SOON_SECONDS = 0.1  # where that is more than half of what may be
 END_SECONDS = 5.0
-PROCESSES = 64  # beside those that the user has
-FOLDER_BYTES = 256 * 2**20
-FOLDER_FILES = 10_000
 SET_CHILD_SUBREAPER = 36  # prctl
-STATE, PARENT = 0, 1  # fields of /proc/<pid>/stat after the name
-
-Tree = dict[int, list[int]]  # the children of a process
-
-
-class TooMuchError(Exception):
-    """The folder holds more than it may."""
 
 
 def main() -> None:
@@ -49,9 +44,7 @@ def main() -> None:
     owner = asked["owner"]
     if owner is not None:
         os.chown(folder, owner, owner)
-    (folder / "shm").mkdir(mode=0o777)
-    (folder / "shm").chmod(0o777)
-    filled = {"{folder}": str(folder), "{processes}": str(_processes_of(owner) + PROCESSES)}
+    filled = {"{folder}": str(folder), "{processes}": str(family.processes_of(owner) + PROCESSES)}
     command = [_filled(word, filled) for word in asked["command"]]
     wakes, woken = os.pipe()
     for end in (wakes, woken):
@@ -61,7 +54,8 @@ def main() -> None:
     child = subprocess.Popen(command, cwd=folder, pass_fds=(channel,), start_new_session=True)
     os.close(channel)
     try:
-        how = _watch(control, wakes, child.pid, folder, command[0] == "bwrap")
+        watched = Watched(child.pid, folder, command[0] == "bwrap", owner, asked["memory_mb"] * 2**20)
+        how = _watch(control, wakes, watched)
         with suppress(OSError):
             control.sendall(json.dumps(how).encode())
     finally:
@@ -84,7 +78,7 @@ def sweep(owners: Collection[int]) -> None:
                 os.close(opened)
 
 
-def _watch(control: socket.socket, wakes: int, child: int, folder: Path, bubblewrapped: bool) -> dict[str, object]:
+def _watch(control: socket.socket, wakes: int, watched: Watched) -> dict[str, object]:
     """How it came to an end."""
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
@@ -96,17 +90,17 @@ def _watch(control: socket.socket, wakes: int, child: int, folder: Path, bubblew
             return {"stopped": "it was told to end"}
         with suppress(BlockingIOError):
             os.read(wakes, 4096)
-        ended = _collect().get(child)
+        ended = _collect().get(watched.child)
         if ended is not None:
             by_signal = os.WIFSIGNALED(ended)
             return {"signal": os.WTERMSIG(ended)} if by_signal else {"exit": os.WEXITSTATUS(ended)}
         if time.monotonic() >= look:  # by the clock: orphans that end without a pause leave no poll empty
-            _end_orphans(child, bubblewrapped)
+            _end_orphans(watched.child, watched.bubblewrapped)
             try:
-                _measure(folder)
+                share = watched.measure()
             except TooMuchError as much:
                 return {"stopped": str(much)}
-            look = time.monotonic() + LOOK_SECONDS
+            look = time.monotonic() + (LOOK_SECONDS if share < 0.5 else SOON_SECONDS)
 
 
 def _collect() -> dict[int, int]:
@@ -124,26 +118,10 @@ def _collect() -> dict[int, int]:
 def _end_orphans(child: int, bubblewrapped: bool) -> None:
     """End what has lost its parent: in a verifier, nobody waits for it. It comes to this process, or to the first of
     bubblewrap's namespace, in which the verifier is the second."""
-    lost = set(_children(os.getpid())) - {child}
+    lost = set(family.children(os.getpid())) - {child}
     if bubblewrapped:
-        lost |= {pid for first in _children(child) for pid in _children(first) if not _is_second(pid)}
+        lost |= {pid for first in family.children(child) for pid in family.children(first) if not family.is_second(pid)}
     _signal(lost, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    with suppress(OSError):
-        if sys.platform == "linux":
-            listed = Path(f"/proc/{pid}/task/{pid}/children")
-            # without that file, which a kernel may lack, all processes are looked through
-            return [int(one) for one in listed.read_text().split()] if listed.exists() else _running().get(pid, [])
-    return []  # elsewhere orphans come to nobody of ours
-
-
-def _is_second(pid: int) -> bool:
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-        return any(line.startswith("NSpid:") and line.split()[-1] == "2" for line in lines)
-    return True  # it has gone
 
 
 def _end_all() -> None:
@@ -151,13 +129,13 @@ def _end_all() -> None:
     deadline = time.monotonic() + END_SECONDS
     stopped: set[int] = set()
     while time.monotonic() < deadline:
-        found = set(_descendants())
+        found = set(family.descendants())
         if found <= stopped:
             break
         _signal(found - stopped, signal.SIGSTOP)
         stopped |= found
     while time.monotonic() < deadline:
-        found = set(_descendants())
+        found = set(family.descendants())
         if not found:
             break
         _signal(found, signal.SIGKILL)
@@ -171,69 +149,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _descendants() -> list[int]:
-    """All of them that run."""
-    tree, found, below = _running(), [], [os.getpid()]
-    while below:
-        children = tree.get(below.pop(), [])
-        found += children
-        below += children
-    return found
-
-
-def _running() -> Tree:
-    """Every process that is no zombie, under its parent."""
-    tree: Tree = {}
-    if sys.platform != "linux":
-        with subprocess.Popen(["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
-            rows = [line.split(maxsplit=2) for line in ps.communicate()[0].splitlines()]
-        for pid, parent, state in rows:
-            if not state.startswith("Z") and int(pid) != ps.pid:
-                tree.setdefault(int(parent), []).append(int(pid))
-        return tree
-    for name in _numbers():
-        with suppress(OSError):
-            fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
-            if fields[STATE] not in "ZX":
-                tree.setdefault(int(fields[PARENT]), []).append(int(name))
-    return tree
-
-
-def _processes_of(user: int | None) -> int:
-    """How many threads a user runs: that is what the limit on processes counts."""
-    wanted, count = str(os.getuid() if user is None else user), 0
-    if sys.platform != "linux":
-        return 0
-    for name in _numbers():
-        with suppress(OSError):
-            lines = Path("/proc", name, "status").read_text(errors="replace").splitlines()
-            of = dict(line.split(":", 1) for line in lines if line.startswith(("Uid:", "Threads:")))
-            if of["Uid"].split()[0] == wanted:
-                count += int(of["Threads"])
-    return count
-
-
-def _numbers() -> list[str]:
-    return [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  a Path each would cost more
-
-
-def _measure(folder: Path) -> None:
-    """Raise TooMuchError where there is more in it than may be."""
-    size = files = 0
-    for path, _, names in os.walk(folder):
-        files += len(names) + 1
-        for name in names:
-            with suppress(OSError):
-                size += os.lstat(os.path.join(path, name)).st_blocks * 512  # noqa: PTH118  a Path each would cost more
-        if size > FOLDER_BYTES or files > FOLDER_FILES:
-            raise TooMuchError(f"wrote more than {FOLDER_BYTES // 2**20} MB or {FOLDER_FILES} files")
-
-
 def _filled(word: str, values: dict[str, str]) -> str:
     for name, value in values.items():
         word = word.replace(name, value)
     return word
-
-
-if __name__ == "__main__":
-    main()

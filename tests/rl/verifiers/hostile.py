@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from rl.records import Problem
 from rl.verifiers import sandbox, seccomp, syscalls
 from rl.verifiers.isolation import Pool
 from rl.verifiers.process import Cell
+from rl.verifiers.watched import PROCESSES
 
 REWARD = """
 import os, resource, signal, socket, subprocess, sys, time
@@ -166,6 +168,101 @@ def usual(problem):
     assert ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 5)() == 5
     return float(numpy.ones((9, 9)).dot(numpy.ones(9)).sum() == 81)
 
+def held(size, hold):
+    # until the supervisor ends it
+    def one():
+        kept = [hold(number, bytes(2**20), size) for number in range(6)]
+        time.sleep(15)
+        return kept
+    return tried(one)
+
+def filled(at, piece, size):
+    for _ in range(size):
+        os.write(at, piece)
+    return at
+
+def deleted(number, piece, size):
+    at = os.open(f"{os.environ['TMPDIR']}/held{number}", os.O_CREAT | os.O_RDWR)
+    os.unlink(f"{os.environ['TMPDIR']}/held{number}")
+    return filled(at, piece, size)
+
+def grown(number, piece, size):
+    if (pid := os.fork()) == 0:
+        mine = bytearray(size * 2**20)
+        time.sleep(15)
+        os._exit(0)
+    return pid
+
+def hold_memory_files(problem):
+    return held(60, lambda number, piece, size: filled(os.memfd_create("m"), piece, size))
+
+def hold_processes(problem): return held(100, grown)
+def hold_deleted(problem): return held(60, deleted)
+
+def hold_mapped(problem):
+    import mmap
+    libc = __import__("ctypes").CDLL(None, use_errno=True)
+    libc.mmap.restype = __import__("ctypes").c_void_p
+    def one(*given):
+        at = deleted(*given)
+        libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, at, 0)
+        os.close(at)
+    return held(60, one)
+
+def hold_shared(problem):
+    # memory of no process: all of it but a page is unmapped, and stays as long as that page
+    import ctypes, mmap
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    def one(number, piece, size):
+        at = libc.mmap(None, size * 2**20, 3, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, -1, ctypes.c_long(0))
+        ctypes.memset(at, 1, size * 2**20)
+        libc.munmap(ctypes.c_void_p(at + 4096), ctypes.c_size_t(size * 2**20 - 4096))
+    return held(60, one)
+
+def hold_carried(problem):
+    kept = []
+    def one(*given):
+        ours, theirs = socket.socketpair()
+        at = deleted(*given)
+        socket.send_fds(ours, [b"x"], [at])
+        os.close(at)
+        kept.append((ours, theirs))
+    return held(60, one)
+
+def hold_shm(problem):
+    def one(number, piece, size):
+        return filled(os.open(f"/dev/shm/h{number}", os.O_CREAT | os.O_RDWR), piece, size)
+    return held(60, one)
+
+def within(problem):
+    kept = grown(0, b"", 100), deleted(0, bytes(2**20), 60), socket.socketpair()
+    time.sleep(2.5)
+    return float(len(kept) == 3)
+
+def hide(problem):
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    def one():
+        if libc.prctl(4, 0, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl")
+        time.sleep(0 if problem.extra["root"] else 15)  # to whom nothing is closed
+    return tried(one)
+
+def headless(problem):
+    # the first thread of a process ends, another goes on
+    import ctypes, threading
+    libc = ctypes.CDLL(None)
+    if os.fork() == 0:
+        def go_on():
+            libc.prctl(15, problem.extra["headless"].encode())
+            time.sleep(60)
+        threading.Thread(target=go_on, daemon=True).start()
+        time.sleep(0.1)
+        libc.syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+    time.sleep(0.5)
+    return 1.0
+
 def parent(problem): return tried(lambda: "".join(map(environment, [problem.extra["parent"]])))
 
 def environment(pid):
@@ -216,7 +313,8 @@ def new_privileges(problem):
 def right(problem): return 1.0
 """
 MARK = f"4711.{os.getpid()}"  # seconds that a process sleeps, by which it is known among those of other runs
-BOMB = f"bomb-{os.getpid()}"
+BOMB, HEADLESS = f"bomb-{os.getpid()}", f"head-{os.getpid()}"  # names of processes
+HOLDS = ("memory_files", "processes", "deleted", "mapped", "shared", "carried")
 
 
 def named(*words: str) -> int:
@@ -244,6 +342,15 @@ def refused() -> list[tuple[str, int, int, int]]:
     ]
 
 
+def threads(name: str) -> int:
+    """How many threads have this name."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/task/*/comm"):
+        with suppress(OSError):
+            found += path.read_text().strip() == name
+    return found
+
+
 def sleeping() -> int:
     return named("sleep", MARK)
 
@@ -253,7 +360,7 @@ def main() -> None:
     if lacks := sandbox.missing(wanted):
         print(json.dumps({"missing": lacks}))
         return
-    extra = {**given, "parent": os.getpid(), "mark": MARK, "bomb": BOMB}
+    extra = {**given, "parent": os.getpid(), "mark": MARK, "bomb": BOMB, "headless": HEADLESS, "root": os.getuid() == 0}
     if seccomp.works():
         at = seccomp.MACHINES.index(os.uname().machine)
         extra |= {"refused": refused(), "open_by_handle_at": syscalls.REFUSED["open_by_handle_at"][at]}
@@ -282,6 +389,11 @@ def main() -> None:
     ask("session")
     for _ in range(4):
         ask("bomb")
+    deadline = time.monotonic() + 20
+    while sleeping() > PROCESSES and time.monotonic() < deadline:
+        time.sleep(
+            0.1
+        )  # the kernel counts the user's processes, so that those that end beside it leave room for a look
     found["most"] = sleeping()
     pool.close()
     found["left"] = sleeping()
@@ -289,6 +401,16 @@ def main() -> None:
     for name in ("fill", "fill_amid_orphans", "orphan_amid_orphans"):
         ask(name)
     pool.close()
+    pool = Pool(REWARD, "r.py", "reward", seconds=20, memory_mb=300, size=4, cell=cell)
+    names = [f"hold_{name}" for name in (*HOLDS, *(() if wanted == sandbox.NONE else ("shm",)))] + [
+        "within",
+        "hide",
+        "headless",
+    ]
+    for name, verdict in zip(names, pool.judge([problem] * len(names), names), strict=True):
+        found[name] = [None if verdict.error else verdict.reward, verdict.error or verdict.reason]
+    pool.close()
+    found["headless_left"] = threads(HEADLESS)
     pool = Pool(REWARD, "r.py", "reward", seconds=1, memory_mb=300, size=1, cell=cell)
     ask("forever")
     ask("right")

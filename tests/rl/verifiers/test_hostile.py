@@ -1,4 +1,5 @@
-"""What code that a model wrote can do when a reward runs it: each sandbox, as root and as an ordinary user."""
+"""What code that a model wrote can do when a reward runs it: each sandbox, as root (there and in a container) and as
+an ordinary user."""
 
 import json
 import os
@@ -14,15 +15,24 @@ from typing import Any
 import pytest
 
 from rl.verifiers.sandbox import BUBBLEWRAP, LANDLOCK, NONE
-from rl.verifiers.supervisor import PREFIX, PROCESSES, sweep
+from rl.verifiers.supervisor import PREFIX, sweep
+from rl.verifiers.watched import PROCESSES
 
 ROOT = Path(__file__).parents[3]
 ORDINARY = 4242  # a user that the machine does not know
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what holds elsewhere is limits alone: needs Linux")
 
 
-def as_user(command: Sequence[str], folder: Path) -> list[str]:
-    """The command run by an ordinary user, in a mount namespace in which that user can read Python and us."""
+CONTAINER = "-sys_admin,-sys_ptrace,-dac_read_search"  # rights that root of a container lacks
+DROPS = {
+    "user": f"setpriv --reuid {ORDINARY} --regid {ORDINARY} --clear-groups",
+    "container": f"setpriv --bounding-set {CONTAINER} --inh-caps {CONTAINER}",
+}
+
+
+def as_another(drop: str, command: Sequence[str], folder: Path) -> list[str]:
+    """The command run by an ordinary user, or root of a container, in a mount namespace in which everybody can read
+    Python and us."""
     closed: dict[Path, list[Path]] = {}
     for path in map(Path, (sys.prefix, sys.base_prefix, ROOT, folder)):
         for above in reversed(path.parents):
@@ -36,8 +46,7 @@ def as_user(command: Sequence[str], folder: Path) -> list[str]:
         words += [f"mount -t tmpfs -o mode=755 none {above}"]
         for at, path in enumerate(paths):
             words += [f"mkdir -p {path}", f"mount --bind {folder}/{number}.{at} {path}"]
-    drop = f"setpriv --reuid {ORDINARY} --regid {ORDINARY} --clear-groups {shlex.join(command)}"
-    return ["unshare", "-m", "sh", "-ec", "\n".join([*words, f"exec {drop}"])]
+    return ["unshare", "-m", "sh", "-ec", "\n".join([*words, f"exec {drop} {shlex.join(command)}"])]
 
 
 @pytest.fixture(scope="module", params=[BUBBLEWRAP, LANDLOCK, NONE])
@@ -45,7 +54,7 @@ def sandbox(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=["root", "user"])
+@pytest.fixture(scope="module", params=["root", "user", "container"])
 def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
     # best where bubblewrap covers nothing; an ordinary user has only this one
     folder = Path("/srv" if os.access("/srv", os.W_OK) else "/var/tmp") / f"rlvf-hostile-{os.getpid()}"
@@ -73,12 +82,14 @@ def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
             given["udp"] = udp.getsockname()[1]
             asked = json.dumps({**given, "secret": str(folder / "keys" / "key"), "owned": str(folder / "owned")})
             command = [sys.executable, str(Path(__file__).with_name("hostile.py")), sandbox, asked]
-            if request.param == "root" and os.geteuid():
+            if request.param != "user" and os.geteuid():
                 pytest.skip("needs root")
-            if request.param == "user" and os.geteuid() == 0:
+            if request.param == "container" and sandbox != LANDLOCK:
+                pytest.skip("once is enough")
+            if request.param in DROPS and os.geteuid() == 0:
                 if not (shutil.which("unshare") and shutil.which("setpriv")):
-                    pytest.skip("root becomes an ordinary user by unshare and setpriv (util-linux)")
-                command = as_user(command, folder)
+                    pytest.skip("root loses its rights by unshare and setpriv (util-linux)")
+                command = as_another(DROPS[request.param], command, folder)
             env = {**os.environ, "HOSTILE_SECRET": "told nobody", "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
             env["PYTHONPATH"] = str(ROOT)
             done = subprocess.run(
@@ -94,7 +105,7 @@ def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
         shutil.rmtree(folder)
     if "missing" in answers:
         pytest.skip(answers["missing"])
-    assert answers["uid"] == (0 if request.param == "root" else os.geteuid() or ORDINARY)
+    assert answers["uid"] == (0 if request.param != "user" else os.geteuid() or ORDINARY)
     return {**answers, "as": request.param}
 
 
@@ -108,6 +119,43 @@ def test_files_are_bounded_in_size_and_in_number(found: dict[str, Any]) -> None:
     assert found["write"] == [0, "OSError 27"]  # EFBIG
     for name in ("fill", "fill_amid_orphans"):
         assert found[name] == [None, "r.py: reward wrote more than 256 MB or 10000 files (here)"], name
+
+
+MEMORY, DISK = "held more than 300 MB of memory", "wrote more than 256 MB or 10000 files"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("processes", MEMORY),
+        ("shared", MEMORY),
+        ("memory_files", MEMORY),
+        ("shm", MEMORY),
+        ("deleted", DISK),
+        ("mapped", DISK),
+        ("carried", "kept open files in sockets"),
+    ],
+)
+def test_what_all_processes_hold_together_is_bounded(sandbox: str, found: dict[str, Any], name: str, says: str) -> None:
+    reward, said = found.get(f"hold_{name}", [0, "not tried where nothing closes the machine's own"])
+    if sandbox != NONE and (name, said) in (("memory_files", "OSError 38"), ("shm", "PermissionError 13")):
+        assert reward == 0  # refused at once
+    elif f"hold_{name}" in found:
+        assert (reward, said) == (None, f"r.py: reward {says} (here)")
+
+
+def test_what_is_within_the_bounds_goes_on(found: dict[str, Any]) -> None:
+    assert found["within"] == [1, "right"]
+
+
+def test_a_process_neither_hides_nor_outlives_its_first_thread(sandbox: str, found: dict[str, Any]) -> None:
+    if sandbox == NONE and found["as"] == "user":
+        assert found["hide"] == [None, "r.py: reward closed its processes to its supervisor (here)"]
+    elif sandbox == NONE:
+        assert found["hide"][0] == 1  # root sees it none the less
+    elif "calls" in found:
+        assert found["hide"] == [0, "PermissionError 1"]
+    assert (found["headless"], found["headless_left"]) == ([1, "right"], 0)
 
 
 def test_the_environment_and_the_memory_of_other_processes_are_closed(found: dict[str, Any]) -> None:
@@ -132,7 +180,7 @@ def test_a_sandbox_closes_files_keys_and_the_network(sandbox: str, found: dict[s
     closed = sandbox != NONE
     for name in ("outside", "secret", "connect", "udp", "unix", "unix_datagram_of_a_pair"):
         assert found[name][0] == (0 if closed else 1), name
-    if closed or found["as"] == "root":
+    if closed or found["as"] != "user":
         assert found["kill_parent"][0] == 0
     assert found["pair"] == [1, "right"]
     if sandbox == BUBBLEWRAP:

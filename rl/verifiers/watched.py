@@ -1,0 +1,80 @@
+"""What the processes below a supervisor may hold together, looked at again and again."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from rl.verifiers import family, holdings
+
+PROCESSES = 64  # beside those that the user has
+FOLDER_BYTES = 256 * 2**20
+FOLDER_FILES = 10_000
+AGAIN_SECONDS = 0.02  # where it is too much: a process that is just starting another is seen twice
+UNSEEN_SECONDS = 1.0  # that a process may be closed, as one is that starts, and open files may be in a socket
+
+
+class TooMuchError(Exception):
+    """What is below holds more than it may."""
+
+
+class Watched:
+    """What is below, and how much it may hold."""
+
+    def __init__(self, child: int, folder: Path, bubblewrapped: bool, owner: int | None, memory_bytes: int) -> None:
+        self.child, self.bubblewrapped = child, bubblewrapped
+        self._folder, self._owner, self._memory_bytes = folder, owner, memory_bytes
+        self._shared = holdings.shared_on_machine() if sys.platform == "linux" else 0
+        self._unseen: dict[object, float] = {}  # since when, by the clock
+
+    def measure(self) -> float:
+        """How much of what it may hold it does, 0 to 1. Raises TooMuchError."""
+        share = self._once()
+        if share > 1:
+            time.sleep(AGAIN_SECONDS)
+            share = self._once()
+        if share > 1:
+            raise TooMuchError(self._said)
+        return share
+
+    def _once(self) -> float:
+        size, files = holdings.walked(self._folder)
+        shares = {f"wrote more than {FOLDER_BYTES // 2**20} MB or {FOLDER_FILES} files": files / FOLDER_FILES}
+        if sys.platform == "linux":
+            closed, held = self._held()
+            size += held.disk_bytes
+            memory = held.memory_bytes
+            if held.unsure:
+                memory = max(memory, holdings.shared_on_machine() - self._shared)
+            shares[f"held more than {self._memory_bytes // 2**20} MB of memory"] = memory / self._memory_bytes
+            shares[f"ran more than {PROCESSES} processes"] = held.tasks / PROCESSES
+            unseen = self._unseen_for([*closed, *held.carrying])
+            said = "closed its processes to its supervisor" if closed else "kept open files in sockets"
+            shares[said] = unseen / UNSEEN_SECONDS
+        written = next(iter(shares))
+        shares[written] = max(shares[written], size / FOLDER_BYTES)
+        self._said = max(shares, key=shares.__getitem__)
+        return shares[self._said]
+
+    def _held(self) -> tuple[list[int], holdings.Held]:
+        """The processes that cannot be looked into, and what the others hold."""
+        below = set(family.below(os.getpid()))
+        if self.bubblewrapped:  # not bubblewrap's own two
+            below -= {self.child, *family.children(self.child)}
+        found = holdings.held(below, self.bubblewrapped)
+        if not found[0] or self._owner is None:
+            return found
+        os.setegid(self._owner)
+        os.seteuid(self._owner)  # root of a container may not look into others' processes, they themselves may
+        try:
+            return holdings.held(below, self.bubblewrapped)
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+
+    def _unseen_for(self, now_unseen: list[object]) -> float:
+        """For how many seconds one of these has been so, from look to look; at least what makes the next look soon."""
+        now = time.monotonic()
+        self._unseen = {one: self._unseen.get(one, now) for one in now_unseen}
+        longest = max((now - since for since in self._unseen.values()), default=0.0)
+        return max(longest, UNSEEN_SECONDS / 2) if now_unseen else 0.0
