@@ -171,7 +171,9 @@ class VerifierConfig(BaseModel):
         5.0, gt=0, le=3600, description="that my_reward.py or math may take for one completion, before it is killed"
     )
     memory_mb: int = Field(
-        1024, ge=64, description="address space that a process of my_reward.py or math may take, in MB"
+        1024,
+        ge=64,
+        description="address space of a process of my_reward.py or math, memory of all that it starts too, in MB",
     )
 
     timeout_reward: float | None = Field(
