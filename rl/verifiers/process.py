@@ -27,6 +27,7 @@ LOOK_SECONDS = 0.25  # how often a call under way is looked after
 END_SECONDS = 10.0  # that a supervisor may take to end what is below it
 MAX_ANSWER = 2**20  # bytes
 MAX_LOG = 4 * 2**20  # bytes, beyond which a log starts again
+PASS_RIGHTS = 83  # SO_PASSRIGHTS, Linux 6.16: whether others may send open files over a socket
 KEPT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SYSTEMROOT")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -82,6 +83,9 @@ class Process:
         owner = folder_owner()
         given = None if owner == os.geteuid() else owner
         ours, theirs = socket.socketpair()
+        if is_linux():
+            with suppress(OSError):  # a kernel that does not know it
+                ours.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)  # files in our socket would be nobody's below
         control, supervised = socket.socketpair()
         try:
             confinement, command = cell.confinement(), cell.command(theirs.fileno())

@@ -13,6 +13,7 @@ import pytest
 
 from rl.records import Problem, Verdict
 from rl.verifiers.isolation import Pool
+from rl.verifiers.process import PASS_RIGHTS
 
 REWARDS = """
 import os, sys, time, subprocess
@@ -90,6 +91,16 @@ def closed(problem):
     return 1.0
 def seen(problem): return 1.0, f"{problem.prompt} {problem.target} {problem.extra['level']}"
 def environment(problem): return float("SECRET_TOKEN" in os.environ or "HOME" in os.environ)
+def sends_a_file(problem):
+    import socket
+    (number,) = [int(name) for name in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{name}")
+                 and os.readlink(f"/dev/fd/{name}").startswith("socket:")]
+    try:
+        with socket.socket(fileno=os.dup(number)) as channel:
+            socket.send_fds(channel, [b"x"], [0])
+    except PermissionError:
+        return 0.5
+    return 1.0
 def reads(problem): return float(len(sys.stdin.read()))
 def counted(problem): return float(calls)
 def wait(problem):
@@ -275,6 +286,16 @@ def test_a_worker_that_is_killed_takes_its_processes_along(body: str) -> None:
     worker.kill()
     worker.communicate()
     assert child.wait(timeout=10) is None or not child.is_running()
+
+
+def test_no_open_file_can_be_left_in_the_socket_of_the_parent(ask: Callable[[str], Verdict]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            ours.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)
+        except OSError:
+            pytest.skip("the kernel cannot refuse files in a socket: needs Linux 6.16")
+    assert ask("sends_a_file").reward == 0.5
 
 
 def test_files_of_the_parent_stay_closed() -> None:
