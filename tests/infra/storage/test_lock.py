@@ -243,7 +243,7 @@ def test_a_run_that_was_removed_and_begun_anew_has_one_owner(place: str, monkeyp
         with pytest.raises(LockLostError, match="was removed while this process trained it") as lost:
             first.fence.check()
         assert "\n" not in str(lost.value)
-        if store.local_path(run) is not None:  # elsewhere it is asked before something is replaced, and at its next sign
+        if store.local_path(run) is not None:  # elsewhere that is seen at its next sign
             with pytest.raises(LockLostError):
                 first.check()
         assert first.release() is False
