@@ -114,16 +114,17 @@ def evaluation_uri(run: Run, step: int, config: EvalConfig) -> str:
 
 
 def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) -> None:
-    """Log to the run's MLflow run, under the problem set's name, at the policy's version."""
+    """Log to the run's MLflow run, under the problem set's name, at the policy's version. The run may be training."""
     name = set_name(config.sets)
     with open_run(
-        run.config.tracking,
+        run.config.tracking.model_copy(update={"system_metrics": False}),  # those of the run are the trainer's
         home=place.home,
         experiment=set_name(run.config.sets),
         run_name=run.name,
         run_id=run.mlflow_run,
         params={},
         local=run.local_folder(place.home) / f"eval-{name}.jsonl",
+        guest=True,
     ) as tracker:
         tracker.log(
             evaluation.step,

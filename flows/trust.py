@@ -80,8 +80,9 @@ def brought(config: TrainConfig, uri: str) -> dict[str, str]:
     shown = without_secrets(config)
     read = {"problems": (shown.problems,), "mix": shown.mix, "evals": shown.evals}
     for setting, several in read.items():
-        if paths := dict.fromkeys(each.path for each in several if each.path not in NOWHERE and not _own(each.path, uri)):
-            found[setting] = ", ".join(paths)
+        paths = dict.fromkeys(each.path for each in several if each.path not in NOWHERE)
+        if foreign := [path for path in paths if not _own(path, uri)]:
+            found[setting] = ", ".join(foreign)
     if _is_path(shown.policy.model) and not _own(shown.policy.model, uri):
         found["policy.model"] = shown.policy.model
     if shown.tracking.uri is not None:
