@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 
 from prefect import flow
+from pydantic import TypeAdapter
 
 from flows.as_trained import asked_evaluation
 from flows.config import EvalConfig, SftConfig
@@ -19,6 +20,7 @@ from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.tracking import open_run
 from infra.security.secrets import masked
 from infra.storage import store
+from infra.storage.typed import read_typed
 from infra.weights.version import PolicyVersion, newest_version, published_version
 from rl.config import TINY
 from tasks.calls import generator
@@ -27,6 +29,8 @@ from tasks.collection import BatchConfig
 from tasks.evaluate import Evaluation, evaluate
 from tasks.problem_set import ProblemSet, set_name
 from tasks.verify import check_verifiers
+
+_EVALUATION = TypeAdapter(Evaluation)
 
 
 @flow(name="rlvf-eval", on_failure=[name_the_cause])
@@ -95,8 +99,9 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
 
 def kept(run: Run, version: PolicyVersion, config: EvalConfig) -> Evaluation | None:
     """The evaluation of this version on these problems that an earlier one has left with the run."""
-    uri = evaluation_uri(run, version.step, config)
-    return Evaluation(**json.loads(store.read_text(uri))) if store.exists(uri) else None
+    return read_typed(
+        evaluation_uri(run, version.step, config), _EVALUATION, "remove it, and the version is evaluated again"
+    )
 
 
 def keep(run: Run, evaluation: Evaluation, config: EvalConfig) -> None:

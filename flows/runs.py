@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from flows import tracked
 from flows.config import TrainConfig
 from flows.options import OptionError, differences, read_config, to_yaml
+from flows.plain_yaml import load_yaml
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
@@ -190,7 +191,7 @@ def saved_config(uri: str) -> TrainConfig:
     require_run(uri)
     saved = store.join(uri, CONFIG)
     try:
-        base = yaml.safe_load(store.read_text(saved))
+        base = load_yaml(store.read_text(saved))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise NotARun(f"{saved} is damaged: {' '.join(str(error).split())}") from error
     if not isinstance(base, Mapping):

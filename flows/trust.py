@@ -4,7 +4,10 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from flows.config import HELD_OUT, TrainConfig
 from flows.runs import Run, saved_config, without_secrets
@@ -12,6 +15,7 @@ from infra.home import rlvf_home
 from infra.security.printable import printable
 from infra.storage import disk
 from infra.storage.store import local_path
+from infra.storage.typed import DamagedError, read_typed
 from rl.config import MADE, TINY
 from rl.verifiers.spec import is_file
 from tasks.problem_set import open_verifier
@@ -23,6 +27,17 @@ BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")  # whoever
 
 class NotTrustedError(ValueError):
     """A run brings code, addresses or paths that this home has not seen with it; one line that shows them."""
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """What this home has seen with a run."""
+
+    run: str  # URI
+    brings: dict[str, str]
+
+
+_REMEMBERED = TypeAdapter(_Remembered)
 
 
 def trusted(run: Run, trust: bool = False) -> None:
@@ -116,10 +131,10 @@ def _is_path(model: str) -> bool:
 
 def _remembered(run: Run) -> Mapping[str, str]:
     try:
-        found = json.loads(_record(run).read_bytes())
-    except (FileNotFoundError, ValueError):
+        found = read_typed(_record(run), _REMEMBERED, "")
+    except DamagedError:  # it is asked again
         return {}
-    return dict(found["brings"]) if found.get("run") == run.uri else {}
+    return found.brings if found is not None and found.run == run.uri else {}
 
 
 def _record(run: Run) -> Path:
