@@ -123,6 +123,16 @@ def test_an_owner_who_changes_its_writers_refuses_the_earlier_ones(place: str) -
             second.check()
 
 
+def test_a_sign_that_is_just_being_written_is_ones_own_where_a_store_writes_in_place(place: str) -> None:
+    with taken(f"{place}/run") as mine, mine._writing:
+        store.write_text(mine.fence.claim, "")
+        if store.local_path(place) is None:
+            mine.fence.check()
+        else:  # a folder's is there whole or not at all
+            with pytest.raises(LockLostError):
+                mine.fence.check()
+
+
 def test_of_many_at_once_one_has_it(place: str) -> None:
     got: list[RunLock] = []
     refused: list[RunInUseError] = []
