@@ -84,7 +84,6 @@ class Bookkeeping:
         why = "" if status != "failed" else str(error).strip().partition("\n")[0] or str(kind)
         with self._stack:
             try:
-                self._check()
                 self._write_spans()
                 self._note(status=status, ended=time.time(), why=why, lost=dict(self._place.dispatch.lost))
                 self._background.wait()  # the report shows the completions of the last step
@@ -174,6 +173,7 @@ class Bookkeeping:
         return dict(fetched)
 
     def _write_spans(self) -> list[timeline.Span]:
+        self._check()
         spans = self._place.dispatch.timeline.take()
         timeline.write_spans(self._folder / TIMELINE, spans)
         return spans

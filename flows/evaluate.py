@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 
 from prefect import flow
+from pydantic import TypeAdapter
 
 from flows.as_trained import asked_evaluation
 from flows.config import EvalConfig, SftConfig
@@ -19,6 +20,7 @@ from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.tracking import open_run
 from infra.security.secrets import masked
 from infra.storage import store
+from infra.storage.typed import read_typed
 from infra.weights.version import PolicyVersion, newest_version, published_version
 from rl.config import TINY
 from tasks.calls import generator
@@ -27,6 +29,8 @@ from tasks.collection import BatchConfig
 from tasks.evaluate import Evaluation, evaluate
 from tasks.problem_set import ProblemSet, set_name
 from tasks.verify import check_verifiers
+
+_EVALUATION = TypeAdapter(Evaluation)
 
 
 @flow(name="rlvf-eval", on_failure=[name_the_cause])
@@ -95,8 +99,9 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
 
 def kept(run: Run, version: PolicyVersion, config: EvalConfig) -> Evaluation | None:
     """The evaluation of this version on these problems that an earlier one has left with the run."""
-    uri = evaluation_uri(run, version.step, config)
-    return Evaluation(**json.loads(store.read_text(uri))) if store.exists(uri) else None
+    return read_typed(
+        evaluation_uri(run, version.step, config), _EVALUATION, "remove it, and the version is evaluated again"
+    )
 
 
 def keep(run: Run, evaluation: Evaluation, config: EvalConfig) -> None:
@@ -114,16 +119,17 @@ def evaluation_uri(run: Run, step: int, config: EvalConfig) -> str:
 
 
 def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) -> None:
-    """Log to the run's MLflow run, under the problem set's name, at the policy's version."""
+    """Log to the run's MLflow run, under the problem set's name, at the policy's version. The run may be training."""
     name = set_name(config.sets)
     with open_run(
-        run.config.tracking,
+        run.config.tracking.model_copy(update={"system_metrics": False}),  # those of the run are the trainer's
         home=place.home,
         experiment=set_name(run.config.sets),
         run_name=run.name,
         run_id=run.mlflow_run,
         params={},
         local=run.local_folder(place.home) / f"eval-{name}.jsonl",
+        guest=True,
     ) as tracker:
         tracker.log(
             evaluation.step,

@@ -11,6 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from flows.plain_yaml import load_yaml
+
 NULL = ("null", "none")  # how a command line writes None
 TYPES = {
     "boolean": ("true or false", "{true,false}"),
@@ -100,7 +102,7 @@ class Option:
         in YAML; where that is mere text, it is that of bare values."""
         if isinstance(value, str) and self.items is not None:
             try:
-                given = yaml.safe_load(value)
+                given = load_yaml(value)
             except yaml.YAMLError:
                 return value  # refused as what it is
             if not isinstance(given, str):

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flows.option_tree import Option, default_values, flatten, known_options, leaf_values, nest
+from flows.plain_yaml import load_yaml
 from flows.usual_names import unknown
 from infra.storage.usable import StorageError, looked_at
 
@@ -229,21 +230,10 @@ def _inside(of: Option, name: str, inner: Sequence[Any]) -> tuple[str, str, Opti
     return f"{of.path}{place}", f"{name}{place}", option
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML takes the last of two equal keys without a word; this refuses."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for i, key in enumerate(keys):
-            if key.value in [earlier.value for earlier in keys[:i]]:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value} appears twice", key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _read_yaml(file: str) -> Mapping[Any, Any]:
     try:
         with looked_at(file), fsspec.open(file, "rb") as stream:
-            content = yaml.load(stream.read(), _Loader)
+            content = load_yaml(stream.read())
     except StorageError as error:
         raise OptionError(str(error)) from None
     except FileNotFoundError:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from flows.charts import drawn, figures, learning, machines, reward, title_of, traffic
+from flows.plain_yaml import load_yaml
 from infra.runs.checkpoints import CONFIG
 from infra.runs.record import Record
 from infra.runs.rollouts import Row, kept_steps, read_rollouts
@@ -27,6 +29,24 @@ CUT = 1500  # characters of a text that are shown
 
 class NothingToReport(ValueError):  # noqa: N818
     """A run has no step yet; one line says so."""
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What of a kept completion is shown."""
+
+    prompt: str
+    target: str
+    source: str
+    completion: str
+    reason: str
+    group: int
+    version: int
+    tokens: int
+    reward: float | None
+
+
+_ROW = TypeAdapter(_Whole)
 
 
 @dataclass(frozen=True)
@@ -76,7 +96,8 @@ def write_report(run_uri: str, record: Record, out: Path) -> Path:
         made=_moment(datetime.now(UTC).timestamp()),
         moment=_moment,
     )
-    place.write_text(str(out), page)
+    # a file of the run may hold half of a character
+    place.write_bytes(str(out), page.encode("utf-8", "replace"))
     return out
 
 
@@ -96,7 +117,7 @@ def _links(record: Record, status: str) -> dict[str, Any]:
 
 def _config(run_uri: str) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(place.read(place.join(run_uri, CONFIG)) or b"")
+        found = load_yaml(place.read(place.join(run_uri, CONFIG)) or b"")
     except (yaml.YAMLError, UnicodeDecodeError):
         return {}  # a report of what there is; resuming such a run is refused with words
     return masked(found) if isinstance(found, Mapping) else {}
@@ -124,12 +145,11 @@ def _samples(run_uri: str) -> Iterator[tuple[int, Sequence[Mapping[str, Any]], s
 
 def _is_whole(row: Any) -> bool:
     """Whether a row is as one is written: the file may be damaged, or anybody's."""
-    return (
-        isinstance(row, Mapping)
-        and all(isinstance(row.get(name), str) for name in ("prompt", "target", "source", "completion", "reason"))
-        and all(isinstance(row.get(name), int) for name in ("group", "version", "tokens"))
-        and isinstance(row.get("reward", ""), int | float | None)
-    )
+    try:
+        _ROW.validate_python(row)
+    except ValueError:
+        return False
+    return True
 
 
 def _varied(rows: Sequence[Row]) -> list[Row]:

@@ -1,6 +1,5 @@
 """A run on storage: what it is called, how one begins, how one goes on."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,13 +8,16 @@ from pathlib import Path
 from typing import TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from flows import tracked
 from flows.config import TrainConfig
 from flows.options import OptionError, differences, read_config, to_yaml
+from flows.plain_yaml import load_yaml
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
+from infra.storage.typed import read_typed
 from infra.weights.version import published
 from rl.tables import ProblemError
 from tasks.problem_set import ProblemSet, set_names
@@ -23,7 +25,6 @@ from tasks.trained_on import BY_SET, TrainedOn
 
 M = TypeVar("M", bound=BaseModel)
 
-TRACKING = "tracking.json"
 PROBLEMS = "problems.json"  # what the run is trained on: its files may be others later
 NEWEST = "newest"  # instead of a run's name: the one that was begun or resumed last
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
@@ -90,21 +91,11 @@ class Run:
 
     @property
     def mlflow_run(self) -> str | None:
-        """The id of its MLflow run, if it has one. Raises NotARun where the file that says so is damaged."""
-        uri = store.join(self.uri, TRACKING)
-        if not store.exists(uri):
-            return None
-        try:
-            found = json.loads(store.read_text(uri))
-        except ValueError:
-            found = None
-        named = found.get("run_id", 0) if isinstance(found, Mapping) else 0
-        if not isinstance(named, str | None):
-            raise NotARun(f"{uri} is damaged; remove it, and the run goes on in a new MLflow run")
-        return named
+        """See `flows.tracked`."""
+        return tracked.mlflow_run(self.uri)
 
     def save_mlflow_run(self, run_id: str | None) -> None:
-        store.write_text(store.join(self.uri, TRACKING), json.dumps({"run_id": run_id}))
+        tracked.save_mlflow_run(self.uri, run_id)
 
 
 def without_secrets(config: M) -> M:
@@ -200,7 +191,7 @@ def saved_config(uri: str) -> TrainConfig:
     require_run(uri)
     saved = store.join(uri, CONFIG)
     try:
-        base = yaml.safe_load(store.read_text(saved))
+        base = load_yaml(store.read_text(saved))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise NotARun(f"{saved} is damaged: {' '.join(str(error).split())}") from error
     if not isinstance(base, Mapping):
@@ -212,16 +203,9 @@ def saved_problems(uri: str) -> dict[str, TrainedOn] | None:
     """What the run was trained on, by the name of each set that is read from files; None if it does not know.
 
     Raises:
-        NotARun: that is damaged.
+        DamagedError: the file that says so is not as it was written.
     """
-    saved = store.join(uri, PROBLEMS)
-    data = place.read(saved)
-    if data is None:
-        return None
-    try:
-        return BY_SET.validate_json(data)
-    except ValidationError as error:
-        raise NotARun(f"{saved} is damaged: {error.errors()[0]['msg']}") from error
+    return read_typed(store.join(uri, PROBLEMS), BY_SET, "restore it, or start a new run")
 
 
 def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[str, str]) -> Run:

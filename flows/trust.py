@@ -4,7 +4,10 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from flows.config import HELD_OUT, TrainConfig
 from flows.runs import Run, saved_config, without_secrets
@@ -12,16 +15,29 @@ from infra.home import rlvf_home
 from infra.security.printable import printable
 from infra.storage import disk
 from infra.storage.store import local_path
+from infra.storage.typed import DamagedError, read_typed
 from rl.config import MADE, TINY
 from rl.verifiers.spec import is_file
 from tasks.problem_set import open_verifier
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
-ELSEWHERE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
+NOWHERE = (*MADE, HELD_OUT)  # problems that are read from no file
+BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")  # whoever writes a run there writes the bucket
 
 
 class NotTrustedError(ValueError):
     """A run brings code, addresses or paths that this home has not seen with it; one line that shows them."""
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """What this home has seen with a run."""
+
+    run: str  # URI
+    brings: dict[str, str]
+
+
+_REMEMBERED = TypeAdapter(_Remembered)
 
 
 def trusted(run: Run, trust: bool = False) -> None:
@@ -33,8 +49,8 @@ def trusted(run: Run, trust: bool = False) -> None:
     path = local_path(run.uri)
     if path is not None and rlvf_home().resolve() in path.resolve().parents:
         return
-    now, known = brought(run.config), _remembered(run)
-    saved = brought(saved_config(run.uri))
+    now, known = brought(run.config, run.uri), _remembered(run)
+    saved = brought(saved_config(run.uri), run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
     if not trust and any(known.get(setting) != value for setting, value in brings.items()):
         what = ", ".join(f"{setting} {value}" for setting, value in brings.items())
@@ -50,13 +66,15 @@ def trusted(run: Run, trust: bool = False) -> None:
 
 def remember(run: Run) -> None:
     """This home has seen what the run brings: sources by their digest."""
-    record = {"run": run.uri, "brings": {**_remembered(run), **brought(run.config)}}
+    record = {"run": run.uri, "brings": {**_remembered(run), **brought(run.config, run.uri)}}
     disk.write_file(_record(run), json.dumps(record).encode(), 0o600)
 
 
-def brought(config: TrainConfig) -> dict[str, str]:
-    """What a run's configuration chooses that its owner would not have others choose, by setting: code that is run, and
-    how it is confined, addresses that are told of the run, files of this machine that are read into it."""
+def brought(config: TrainConfig, uri: str) -> dict[str, str]:
+    """What the configuration of the run at ``uri`` chooses that its owner would not have others choose, by setting:
+    code that is run, and how it is confined, addresses that are told of the run, and what is read into it, with the
+    rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets that it may read.
+    Code is told by its content. Problems are told by their path: they are data, whoever edits them."""
     found = {}
     names = {"verifier": config.verifier.name}
     sets = (*config.sets, *config.evals)
@@ -77,9 +95,10 @@ def brought(config: TrainConfig) -> dict[str, str]:
     shown = without_secrets(config)
     read = {"problems": (shown.problems,), "mix": shown.mix, "evals": shown.evals}
     for setting, several in read.items():
-        if files := dict.fromkeys(each.path for each in several if _is_local(each.path)):
-            found[setting] = ", ".join(files)
-    if _is_folder(shown.policy.model):
+        paths = dict.fromkeys(each.path for each in several if each.path not in NOWHERE)
+        if foreign := [path for path in paths if not _own(path, uri)]:
+            found[setting] = ", ".join(foreign)
+    if _is_path(shown.policy.model) and not _own(shown.policy.model, uri):
         found["policy.model"] = shown.policy.model
     if shown.tracking.uri is not None:
         found["tracking.uri"] = shown.tracking.uri
@@ -88,25 +107,34 @@ def brought(config: TrainConfig) -> dict[str, str]:
     return found
 
 
-def _is_local(path: str) -> bool:
-    """Whether problems are read from this machine; of what fsspec knows (`local`, `simplecache::file`, `git`) only what
-    is surely elsewhere is not."""
+def _own(path: str, run: str) -> bool:
+    """Whether a path leads nowhere but to where the run itself lies: into its bucket, or under its folder."""
+    if "::" in path:  # an archive's or a cache's: it leads wherever its last part does
+        return False
+    if (folder := local_path(run)) is not None:
+        there = local_path(path)
+        # what matches a pattern may be a link to anywhere
+        return there is not None and not set("*?[") & set(path) and folder.resolve() in there.resolve().parents
     protocol, separator, rest = path.partition("://")
-    made = path in (*MADE, HELD_OUT)
-    return not made and (not separator or protocol not in ELSEWHERE or "::" in rest)
+    own_protocol, _, own_rest = run.partition("://")
+    if not separator or protocol != own_protocol:
+        return False
+    if protocol in BUCKETS:
+        return rest.partition("/")[0] == own_rest.partition("/")[0]
+    return rest.startswith(f"{own_rest.rstrip('/')}/") and ".." not in rest.split("/")
 
 
-def _is_folder(model: str) -> bool:
-    """Whether a model is no name at a hub but files of this machine."""
-    return model != TINY and (model.startswith(("/", ".", "~")) or Path(model).exists())
+def _is_path(model: str) -> bool:
+    """Whether a model is no name at a hub but files somewhere."""
+    return model != TINY and ("://" in model or model.startswith(("/", ".", "~")) or Path(model).exists())
 
 
 def _remembered(run: Run) -> Mapping[str, str]:
     try:
-        found = json.loads(_record(run).read_bytes())
-    except (FileNotFoundError, ValueError):
+        found = read_typed(_record(run), _REMEMBERED, "")
+    except DamagedError:  # it is asked again
         return {}
-    return dict(found["brings"]) if found.get("run") == run.uri else {}
+    return found.brings if found is not None and found.run == run.uri else {}
 
 
 def _record(run: Run) -> Path:

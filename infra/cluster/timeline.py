@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from distributed import get_worker
+from pydantic import Field, TypeAdapter
 
 from infra.cluster.placement import worker_name
 from infra.storage import disk
@@ -24,19 +25,32 @@ KEPT_BYTES = 8 * 2**20  # of the file: some 80,000 calls; of a longer run the ne
 UNWRITTEN = 10_000  # spans in memory, where nobody writes them
 
 
+Moment = Annotated[float, Field(ge=0, lt=2**37)]  # seconds since 1970, that a calendar has
+
+
 @dataclass(frozen=True)
 class Span:
     """One call on one worker. Times are seconds since 1970, by the clock of the flow."""
 
     worker: str  # its name
     call: str  # "generate", "train", ...
-    start: float
-    end: float
-    loading: float = 0.0  # seconds of it that it waited for weights, at its start
-    fetched: int = 0  # bytes of weights that its worker has read since the call before
-    downloading: float = 0.0  # seconds that this took, and
-    applying: float = 0.0  # to make the new weights of it, be it while the worker did something else
+    start: Moment
+    end: Moment
+    loading: Moment = 0.0  # seconds of it that it waited for weights, at its start
+    fetched: Annotated[int, Field(ge=0)] = 0  # bytes of weights that its worker has read since the call before
+    downloading: Moment = 0.0  # seconds that this took, and
+    applying: Moment = 0.0  # to make the new weights of it, be it while the worker did something else
     lost: bool = False  # the worker died or vanished in it
+
+
+@dataclass(frozen=True)
+class _Session:
+    """A session of the run begins."""
+
+    session: float
+
+
+_LINE = TypeAdapter(_Session | Span)
 
 
 # -- on the worker
@@ -148,20 +162,19 @@ def write_spans(path: Path, spans: Sequence[Span]) -> None:
 
 
 def read_sessions(text: str) -> list[list[Span]]:
-    """The spans of each session, oldest first; a line that was cut by a kill is left out."""
+    """The spans of each session, oldest first; a line that was cut by a kill, or is none of ours, is left out."""
     sessions: list[list[Span]] = []
     for line in text.splitlines():
         try:
-            values = json.loads(line)
-            if "session" in values:
-                sessions.append([])
-                continue
-            span = Span(**values)
-        except (ValueError, TypeError):
+            found = _LINE.validate_json(line)
+        except ValueError:
+            continue
+        if isinstance(found, _Session):
+            sessions.append([])
             continue
         if not sessions:
             sessions.append([])
-        sessions[-1].append(span)
+        sessions[-1].append(found)
     return [session for session in sessions if session]
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from infra.storage import store
 from infra.storage.fence import Fence
@@ -94,10 +93,13 @@ def best_version(run_uri: str) -> Best | None:
     """The version that was kept as the best one so far, if any was."""
     uri = store.join(run_uri, BEST)
     try:
-        meta: Any = store.read_manifest(uri).meta
-        return Best(uri, int(meta["step"]), float(meta["reward"]), str(meta.get("plan", "")))
+        meta = store.read_manifest(uri).meta
     except NotThere:
         return None
+    try:
+        return TypeAdapter(Best).validate_python({**meta, "uri": uri})
+    except ValidationError:
+        raise Torn(f"{uri} is torn: {store.MANIFEST} does not say which version it is; remove it") from None
 
 
 def is_run(uri: str) -> bool:

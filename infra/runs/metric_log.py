@@ -12,11 +12,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
+
+from pydantic import Field, TypeAdapter
+from pydantic_core import from_json
 
 from infra.storage.disk import write_file
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _When:
+    """What every line has."""
+
+    step: Annotated[int, Field(ge=0, lt=2**53)]
+    time: Annotated[int, Field(ge=0, lt=2**53)]
+    plan: str = ""
+
+
+_KEYS = ("step", "time", "plan")
+_WHEN, _VALUES = TypeAdapter(_When), TypeAdapter(dict[str, float])
 
 
 @dataclass(frozen=True)
@@ -34,11 +50,10 @@ class MetricLine:
 
     @classmethod
     def loads(cls, text: bytes) -> Self:
-        """Raises ValueError, TypeError, KeyError or AttributeError for what `dumps` did not write."""
-        values = json.loads(text)
-        step, moment = int(values.pop("step")), int(values.pop("time"))
-        plan = str(values.pop("plan", ""))
-        return cls(step, moment, {name: float(value) for name, value in values.items()}, plan)
+        """Raises ValueError for what `dumps` did not write."""
+        when = _WHEN.validate_json(text)
+        values = {name: value for name, value in from_json(text).items() if name not in _KEYS}
+        return cls(when.step, when.time, _VALUES.validate_python(values), when.plan)
 
 
 class MetricLog:
@@ -109,7 +124,7 @@ def parse_metrics(content: bytes, name: str) -> list[MetricLine]:
     for number, text in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             lines.append(MetricLine.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except ValueError:
             logger.warning("%s: line %d is not a line of metrics and is left out", name, number)
     return lines
 

@@ -65,9 +65,18 @@ class MlflowRun:
     """A run at a tracking URI. What it does raises MlflowException and OSError where MLflow is away."""
 
     def __init__(
-        self, uri: str, home: Path, experiment: str, name: str, run_id: str | None, params: Mapping[str, Any]
+        self,
+        uri: str,
+        home: Path,
+        experiment: str,
+        name: str,
+        run_id: str | None,
+        params: Mapping[str, Any],
+        guest: bool = False,
     ) -> None:
+        """A `guest` adds points to a run that may be going on elsewhere: its status stays as it is."""
         self.uri = uri
+        self._guest = guest
         self.run_id = run_id
         self.experiment_id: str | None = None
         self._home = home
@@ -105,9 +114,10 @@ class MlflowRun:
                 logger.warning("MLflow at %s no longer knows run %s: created again", masked(self.uri), self.run_id)
             run = client.create_run(self._find_experiment(client), run_name=self._name, tags=self._note())
             self.run_id = run.info.run_id
+            self._guest = False  # it is nobody else's
             self._follow(client, run.info.run_id)
             run = client.get_run(run.info.run_id)
-        else:
+        elif not self._guest:
             client.update_run(run.info.run_id, status="RUNNING")
         self.experiment_id = run.info.experiment_id
         self._tables = json.loads(run.data.tags.get(SAMPLES_TAG, "[]"))
@@ -163,7 +173,8 @@ class MlflowRun:
 
     def end(self, status: Status) -> None:
         client, run_id = self._attached
-        client.set_terminated(run_id, status)
+        if not self._guest:
+            client.set_terminated(run_id, status)
 
     @property
     def _attached(self) -> "tuple[MlflowClient, str]":

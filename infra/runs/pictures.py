@@ -184,12 +184,18 @@ def save(figure: "Figure", path: Path) -> None:
     An SVG is as narrow as a telephone, has no title of its own, and takes its colours from the page's style: `--ink`
     and the others of THEME.
     """
+    import matplotlib
+    from matplotlib.text import Text
+
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
-    if path.suffix == ".svg":
-        draft.write_text(_svg(figure), encoding="utf-8")
-    else:
-        figure.savefig(draft, format="png")
+    with matplotlib.rc_context({"text.parse_math": False}):  # a name with a $ is a name, those of ticks too
+        for text in figure.findobj(Text):
+            text.set_parse_math(False)
+        if path.suffix == ".svg":
+            draft.write_text(_svg(figure), encoding="utf-8")
+        else:
+            figure.savefig(draft, format="png")
     draft.replace(path)
 
 

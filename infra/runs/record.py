@@ -4,22 +4,45 @@ They are written on the machine that trains. Where the run lies elsewhere they a
 has come since at every step, so that a report can be made, and the run resumed, on any machine.
 """
 
-import json
+import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, TypeAdapter
+
 from infra.cluster import timeline
 from infra.cluster.machine import installed
-from infra.cluster.timeline import Span
+from infra.cluster.timeline import Moment, Span
 from infra.runs.metric_log import MetricLine, parse_metrics
 from infra.storage import place
+from infra.storage.typed import DamagedError, parse_typed
+
+logger = logging.getLogger(__name__)
 
 TAIL = "tail"  # folder of what the files have more than when they were copied last
 METRICS, TIMELINE, ABOUT, RESULT = "metrics.jsonl", "timeline.jsonl", "about.json", "result.json"
 PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow fsspec s3fs".split()
+
+
+class _About(BaseModel):
+    """What is known of the last session, and of the run."""
+
+    run: str = ""
+    status: str = ""
+    why: str = ""  # it failed
+    began: Moment = 0.0
+    ended: Moment = 0.0
+    sessions: int = 1
+    links: dict[str, tuple[str, str]] = {}  # address and how to see it, by what is there
+    versions: dict[str, str] = {}
+    workers: dict[str, list[str]] = {}  # tags
+    lost: dict[str, int] = {}  # calls that died with their workers
+
+
+_ABOUT = TypeAdapter(_About)
 
 
 @dataclass(frozen=True)
@@ -31,7 +54,6 @@ class Record:
     about: Mapping[str, Any] = field(
         default_factory=dict
     )  # when it began; status, versions, links, ... of its last session
-    result: Mapping[str, Any] = field(default_factory=dict)
 
     def curve(self, metric: str) -> dict[int, float]:
         """A metric's values by step."""
@@ -50,8 +72,7 @@ def read_record(run_uri: str, folder: Path) -> Record:
     return Record(
         metrics=tuple(parse_metrics(metrics, place.join(run_uri, METRICS))),
         sessions=tuple(tuple(session) for session in timeline.read_sessions(spans.decode("utf-8", "replace"))),
-        about=_object(_newer(run_uri, folder, ABOUT)),
-        result=_object(_newer(run_uri, folder, RESULT)),
+        about=_about(_newer(run_uri, folder, ABOUT), place.join(run_uri, ABOUT)),
     )
 
 
@@ -100,9 +121,12 @@ def _newer(run_uri: str, folder: Path, name: str) -> bytes:
     return here if here.startswith(there) else there
 
 
-def _object(data: bytes) -> Mapping[str, Any]:
+def _about(data: bytes, name: str) -> Mapping[str, Any]:
+    """What the file says; a damaged one says nothing, and a warning says so."""
     try:
-        found = json.loads(data)
-    except ValueError:
+        if data:
+            return parse_typed(data, _ABOUT, name, "what it says is left out").model_dump(exclude_unset=True)
         return {}
-    return found if isinstance(found, dict) else {}
+    except DamagedError as error:
+        logger.warning("%s", error)
+        return {}

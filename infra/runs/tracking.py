@@ -68,15 +68,18 @@ def open_run(
     params: Mapping[str, Any],
     local: Path | None = None,
     check: Callable[[], None] = lambda: None,
+    guest: bool = False,
 ) -> "Tracker":
     """Create an MLflow run, or continue `run_id`; a run that MLflow no longer knows is created again from `local`.
 
     `params` may be nested: names are joined with dots. `experiment` is used where the config names none. `local` is the
     run's metrics.jsonl; without it nothing outlives this process while MLflow is away. `check` is called before
-    anything is written, and what it raises ends the tracking: the run is another's by then.
+    anything is written, and what it raises ends the tracking: the run is another's by then. A `guest` adds to
+    `run_id` what it has to say, and leaves its status to whoever trains it.
     Raises TrackingError when a new run cannot be created. A continued run goes on without MLflow and catches up later.
     """
-    return Tracker(config, home.resolve(), config.experiment or experiment, run_name, run_id, params, local, check)
+    named = config.experiment or experiment
+    return Tracker(config, home.resolve(), named, run_name, run_id, params, local, check, guest)
 
 
 class Tracker:
@@ -92,12 +95,13 @@ class Tracker:
         params: Mapping[str, Any],
         local: Path | None,
         check: Callable[[], None],
+        guest: bool = False,
     ) -> None:
         self._check = check
         self._config = config
         self._log = MetricLog(local)
         uri = tracking_uri(config) or home_database(home)
-        self._run = MlflowRun(uri, home, experiment, run_name, run_id, params)
+        self._run = MlflowRun(uri, home, experiment, run_name, run_id, params, guest)
         self._lock = threading.RLock()
         self._monitor: SystemMetricsMonitor | None = None
         self._backlog: list[MetricLine] = []

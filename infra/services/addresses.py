@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from infra.home import private_home
 from infra.services.supervisor import this_machine
 from infra.storage import disk
+from infra.storage.typed import DamagedError, read_typed
 
 UP = "up.json"
 
@@ -48,6 +51,19 @@ class Up:
     machine: str = field(default_factory=this_machine)  # whose process it is: a home may be on a share
 
 
+class _Written(BaseModel):
+    """As it lies there; beside it are the addresses."""
+
+    model_config = ConfigDict(extra="allow")
+
+    pid: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    ready: bool = False
+    machine: str = ""
+
+
+_UP = TypeAdapter(_Written)
+
+
 def write_up(home: Path, up: Up) -> None:
     """Write `<home>/up.json`."""
     content = {"pid": up.pid, "machine": up.machine, "ready": up.ready, **asdict(up.addresses)}
@@ -57,10 +73,10 @@ def write_up(home: Path, up: Up) -> None:
 def read_up(home: Path) -> Up | None:
     """What `<home>/up.json` says; None if there is none."""
     try:
-        found = json.loads((home / UP).read_text())
-        return Up(int(found["pid"]), bool(found.get("ready")), addresses(found), str(found.get("machine", "")))
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_typed(home / UP, _UP, "")
+    except (OSError, DamagedError):  # whether one lives is told by its lock
         return None
+    return None if found is None else Up(found.pid, found.ready, addresses(found.model_dump()), found.machine)
 
 
 def running(home: Path) -> Addresses:

@@ -5,9 +5,13 @@ import json
 import secrets
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from infra.storage import disk
+from infra.storage.typed import read_typed
 
 FILE = "secrets.json"
+_PASSWORDS = TypeAdapter(dict[str, str])  # by service
 USER = "rlvf"  # who signs in, everywhere
 
 
@@ -38,10 +42,4 @@ def auth_of(home: Path, name: str) -> str:
 
 
 def _read(home: Path) -> dict[str, str]:
-    path = home / FILE
-    try:
-        return dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged; remove it, and new passwords are made") from error
+    return read_typed(home / FILE, _PASSWORDS, "remove it, and new passwords are made") or {}

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from infra.hosts import LOOPBACK, free_port
 from infra.services import prefect_server
 from infra.services.part import TITLES
 from infra.storage import disk
+from infra.storage.typed import DamagedError, read_typed
 
+_PORTS = TypeAdapter(dict[str, Annotated[int, Field(ge=0, le=65535)]])  # by service
 PORTS = {"prefect": prefect_server.PORT, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}  # where they are free
 
 
@@ -26,8 +30,10 @@ class Ports:
         for name, port in given.items():
             if port and of.setdefault(port, name) != name:
                 raise ValueError(f"--port-{name} {port}: is the port of {of[port]} already; choose another")
-        with suppress(OSError, ValueError):
-            self._last = {str(name): int(port) for name, port in json.loads(self._file.read_text()).items()}
+        try:
+            self._last = read_typed(self._file, _PORTS, "the usual ports are taken, where they are free") or {}
+        except DamagedError as error:  # it is written anew
+            say(f"warning: {error}")
 
     def wanted(self, name: str) -> int:
         """The port to try first; 0, any, where another of our services has, or is to have, the usual one."""

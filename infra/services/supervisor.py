@@ -98,9 +98,9 @@ class Service:
 
     def found(self) -> dict[str, Any]:
         """What `start` was told and the supervisor's `pid`; empty until the supervisor runs."""
-        with suppress(OSError, ValueError):
-            return dict(json.loads((self.folder / "server.json").read_text()))
-        return {}
+        from infra.services.known import read_known  # here: as a script this file has the standard library only
+
+        return read_known(self.folder / "server.json")
 
     def start(self, program: Program, known: Mapping[str, Any]) -> bool:
         """Start it unless it lives; says whether it did. `known` is for whoever asks `found`."""

@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import secrets
 import socket
 import time
 import uuid
@@ -28,6 +29,7 @@ class Claim:
     since: _Moment  # of the claim
     state: Literal["claimed", "held", "released"] = "claimed"
     beat: Annotated[int, Field(ge=0)] = 0
+    mark: str = ""  # random: no other claim, ever, is this one
 
     @classmethod
     def of_this_process(cls) -> "Claim":
@@ -36,7 +38,8 @@ class Claim:
         except (KeyError, OSError):  # a container may have no name for it
             user = str(os.getuid())
         pid = os.getpid()
-        return cls(user, socket.gethostname(), _machine(), pid, psutil.Process(pid).create_time(), time.time())
+        started = psutil.Process(pid).create_time()
+        return cls(user, socket.gethostname(), _machine(), pid, started, time.time(), mark=secrets.token_hex(8))
 
     @property
     def is_gone(self) -> bool:

@@ -1,16 +1,16 @@
-"""What keeps a writer of a run whom another has succeeded from writing: the epoch of its lock."""
+"""What keeps a writer of a run whom another has succeeded from writing: the epoch of its lock, and its own claim."""
 
-import json
 import re
 from dataclasses import dataclass
 
 from infra.storage import place
+from infra.storage.claim import read_claim
 
 CLAIM = re.compile(r"\d{8}(-[0-9a-f]{16})?\.json")
 
 
 class LockLostError(RuntimeError):
-    """Another process has taken the run: what this one would write is refused."""
+    """Another process has taken the run, or somebody has removed it: what this one would write is refused."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Fence:
     run: str  # URI
     epoch: int
     name: str = ""  # of the claim, where a store cannot make one file an epoch
+    mark: str = ""  # in the claim: where the run was removed and begun anew, another's claim has the same epoch
 
     @property
     def claim(self) -> str:
@@ -27,26 +28,39 @@ class Fence:
         return place.join(self.run, "lock", f"{self.epoch:08d}{'-' if self.name else ''}{self.name}.json")
 
     def check(self) -> None:
-        """Raise LockLostError if another claim counts by now. One listing."""
+        """Raise LockLostError if another claim counts by now, or the own one is gone. One listing and a small file."""
         mine = self.claim.rpartition("/")[2]
-        for name in claims(self.run):
-            if name[:8] == mine[:8]:  # two may have thought that the epoch is theirs: it is the first name's
-                counts = name < mine and _is_held(place.join(self.run, "lock", name))
-            else:
-                counts = name > mine
-            if not counts:
-                continue
+        there = claims(self.run)
+        if any(name[:8] > mine[:8] for name in there):
+            raise LockLostError(self._taken_over())
+        content = place.read(self.claim)
+        if content is None:
             raise LockLostError(
-                f"{self.run} was taken over by another process while this one gave no sign; what it had begun since is "
-                "dropped, and the other goes on"
+                f"{self.run} was removed while this process trained it, or its disk is no longer there; nothing more "
+                "is written there"
             )
+        claim = read_claim(content)
+        # a claim with a name of its own is nobody else's, and may be just being written: not every store replaces whole
+        if not self.name and (claim is None or claim.mark != self.mark):
+            raise LockLostError(
+                f"{self.run} was removed while this process trained it, and another has begun it anew; nothing more "
+                "is written there"
+            )
+        # two may have thought that the epoch is theirs: it is the first name's
+        rivals = (name for name in there if name[:8] == mine[:8] and name < mine)
+        if any(_is_held(place.join(self.run, "lock", name)) for name in rivals):
+            raise LockLostError(self._taken_over())
+
+    def _taken_over(self) -> str:
+        return (
+            f"{self.run} was taken over by another process while this one gave no sign; what it had begun since is "
+            "dropped, and the other goes on"
+        )
 
 
 def _is_held(claim: str) -> bool:
-    try:
-        return bool(json.loads(place.read(claim) or b"{}").get("state") == "held")
-    except ValueError:
-        return False
+    found = read_claim(place.read(claim) or b"")
+    return found is not None and found.state == "held"
 
 
 def claims(run: str) -> list[str]:

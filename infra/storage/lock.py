@@ -5,13 +5,13 @@ every few seconds. Who finds a claim that does not change for `DEAD_SECONDS` whi
 clocks say is never compared. An owner who slept meanwhile finds the newer epoch before his next write, and writes no
 more.
 
-In a folder an epoch is one file, which the file system lets one process make. A store elsewhere offers no such thing
+In a folder an epoch is one file, which the file system lets one process make; a random mark in it tells an owner that
+the folder was removed and the run begun anew, with the same epochs. A store elsewhere offers no such thing
 everywhere (some refuse `If-None-Match`): there each puts a claim of his own name, waits until all can be seen, and the
 first name holds the epoch, unless another had been confirmed before.
 """
 
 import json
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +45,7 @@ class RunLock:
         self._claim = claim
         self._given = False  # whether writers have the fence
         self._writing = threading.RLock()  # a claim, so that no sign of an epoch follows the next one's
+        self._is_folder = place.local_path(fence.run) is not None
         self._lost = threading.Event()
         self._sure = _now()
         self._when_lost: Callable[[], None] = lambda: None
@@ -53,8 +54,9 @@ class RunLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise LockLostError if another has taken the run. Asks the storage only when the last sign is old."""
-        if self._lost.is_set() or _now() - self._sure > SURE_SECONDS:
+        """Raise LockLostError if another has taken the run, or it was removed. A folder is looked at each time; a store
+        elsewhere only when the last sign is old."""
+        if self._is_folder or self._lost.is_set() or _now() - self._sure > SURE_SECONDS:
             with self._writing:
                 self.fence.check()
 
@@ -77,13 +79,15 @@ class RunLock:
         if self._lost.is_set():
             told()
 
-    def release(self) -> None:
-        """Let others have the run at once."""
+    def release(self) -> bool:
+        """Let others have the run at once; whether it was this process's until now."""
         self._over.set()
         self._thread.join(DEAD_SECONDS)
         with suppress(LockLostError):
             self.fence.check()
             self._write(replace(self._claim, state="released"))
+            return True
+        return False
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_SECONDS):
@@ -126,8 +130,8 @@ def held(uri: str, say: Callable[[str], None]) -> Iterator[RunLock]:
     finally:
         _open.reset(token)
         try:
-            lock.release()
-            _leave_nothing(lock.fence)
+            if lock.release():
+                _leave_nothing(lock.fence)
         except Exception as error:  # noqa: BLE001 - the storage is away: its library's own errors, too
             why = " ".join(masked(str(error)).split()) or type(error).__name__
             say(f"{masked(uri)} could not be released ({why}); who wants it next waits {DEAD_SECONDS:.0f} s")
@@ -158,8 +162,8 @@ def acquire(uri: str, say: Callable[[str], None]) -> RunLock:
 
 
 def _next_claim(uri: str, epoch: int) -> tuple[Fence, Claim]:
-    name = secrets.token_hex(8) if place.local_path(uri) is None else ""
-    return Fence(uri, epoch, name), Claim.of_this_process()
+    claim = Claim.of_this_process()
+    return Fence(uri, epoch, claim.mark if place.local_path(uri) is None else "", claim.mark), claim
 
 
 def _take(fence: Fence, claim: Claim) -> bool:

@@ -11,10 +11,15 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flows.runs import existing_run
+from flows.config import EvalConfig, TrainConfig
+from flows.evaluate import evaluation_uri, keep, kept
+from flows.runs import Run, existing_run
 from infra.runs.checkpoints import NotARun
 from infra.storage import store
+from infra.storage.typed import DamagedError
+from infra.weights.version import PolicyVersion
 from rl.tables import ProblemError
+from tasks.evaluate import Evaluation
 
 SAMPLES = 16
 
@@ -189,3 +194,18 @@ def test_a_run_that_failed_before_its_first_step_is_not_the_newest(tmp_path: Pat
     shutil.rmtree(tmp_path / "first")
     with pytest.raises(NotARun, match="has made a step yet"):
         existing_run("newest", str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "null", "[]", '{"step": 1}', '{"step": "x"}', "{"])
+def test_a_damaged_evaluation_is_named_with_what_to_do(tmp_path: Path, content: str) -> None:
+    run, config = Run(str(tmp_path / "run"), TrainConfig(), resumed=True), EvalConfig()
+    version = PolicyVersion(step=1, uri="", digest="")
+    assert kept(run, version, config) is None
+    made = Evaluation(step=1, problems=4, greedy=0.5, sampled=0.25, pass_at_k=0.75, k=4, sets={"a": {"reward": 1.0}})
+    keep(run, made, config)
+    again = kept(run, version, config)
+    assert again is not None
+    assert (again.step, again.sets) == (1, made.sets)
+    Path(evaluation_uri(run, 1, config)).write_text(content)
+    with pytest.raises(DamagedError, match=r"evaluations/v1-.*\.json is damaged \(.+\); remove it, and the version is"):
+        kept(run, version, config)

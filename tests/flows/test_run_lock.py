@@ -1,5 +1,6 @@
 """Two processes and one run, with the real commands and real signals."""
 
+import shutil
 import time
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
@@ -56,3 +57,22 @@ def test_one_run_has_one_trainer_whoever_sleeps_meanwhile(
     for name in ("reward/mean", "groups/used"):
         steps = [point.step for point in mlflow.get_metric_history(logged.info.run_id, name)]
         assert steps == list(range(1, reached + 1))
+
+
+def test_a_run_that_is_removed_ends_in_a_line_and_leaves_it_to_who_begins_it_anew(lab: Any) -> None:
+    run = lab.run_folder(lab.new_name())
+    with lab.command("train", options=lab.options(run=run.name, steps="5000")) as first:
+        until(lambda: 2 in lab.metrics(run, "groups/used") or first.process.poll() is not None)
+        assert first.process.poll() is None
+        removed(run)
+        code, out, err = first.finish(120)
+        assert (code, out) == (1, ""), err
+        assert err.strip().splitlines()[-1].startswith(f"rlvf: {run} was removed while this process trained it")
+        assert "Traceback" not in err
+    assert [str(path) for path in run.rglob("*") if path.is_file()] == []
+
+
+def removed(run: Path) -> None:
+    """As `rm -r` does, as often as a file comes in between."""
+    while run.exists():
+        shutil.rmtree(run, ignore_errors=True)

@@ -18,6 +18,7 @@ from flows.options import OptionError, read_config, to_yaml
 from flows.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, saved_config, saved_problems
 from infra.runs.checkpoints import CONFIG, NotARun
 from infra.storage import store
+from infra.storage.typed import DamagedError
 from rl.tables import ProblemError
 from tasks.problem_set import ProblemSet, open_problems
 
@@ -102,7 +103,9 @@ def test_a_run_keeps_the_id_of_its_mlflow_run(saved: Run) -> None:
 def test_a_damaged_record_of_the_mlflow_run_is_named_with_its_remedy(saved: Run, content: str) -> None:
     at = store.join(saved.uri, "tracking.json")
     store.write_text(at, content)
-    with pytest.raises(NotARun, match=rf"^{re.escape(at)} is damaged; remove it, and the run goes on in a new MLflow"):
+    with pytest.raises(
+        DamagedError, match=rf"^{re.escape(at)} is damaged \(.+\); remove it, and the run goes on in a n"
+    ):
         _ = saved.mlflow_run
 
 
@@ -112,6 +115,9 @@ def test_a_damaged_record_of_the_mlflow_run_is_named_with_its_remedy(saved: Run,
         (b"steps: [1,", r"first/config\.yaml is damaged: "),
         (b"\x80\xff", r"first/config\.yaml is damaged: "),
         (b"", r"first/config\.yaml is damaged: it holds no settings"),
+        (b"steps: &a 3\nseed: *a", r"first/config\.yaml is damaged: \*a is an alias, which is not taken"),
+        (b'run: "\\ud800"', r"first/config\.yaml is damaged: half of a character"),
+        (b"[" * 10_000, r"first/config\.yaml is damaged: it is nested too deeply"),
         (b"- steps", r"first/config\.yaml is damaged: it holds no settings"),
         (b"stepz: 3", r"^saved configuration: unknown key stepz; did you mean steps\?$"),
     ],
@@ -246,7 +252,7 @@ def test_a_run_of_an_older_version_goes_on_as_it_did(saved: Run) -> None:
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"sums": {"rows": 3}}', b"\x80", b'{"sums'])
 def test_a_damaged_record_of_the_problems_is_refused_in_one_line(saved: Run, content: bytes) -> None:
     Path(saved.uri, PROBLEMS).write_bytes(content)
-    with pytest.raises(NotARun, match=r"first/problems\.json is damaged: ") as refused:
+    with pytest.raises(DamagedError, match=r"first/problems\.json is damaged \(.+\); restore it, or ") as refused:
         saved_problems(saved.uri)
     assert "\n" not in str(refused.value)
 

@@ -11,7 +11,7 @@ from flows.cli import main
 from flows.config import EvalConfig, TrainConfig
 from flows.options import read_config
 from flows.runs import Run
-from flows.trust import NotTrustedError, remember, trusted
+from flows.trust import NotTrustedError, brought, remember, trusted
 
 
 def saved(uri: str, **options: str) -> Run:
@@ -88,7 +88,20 @@ def test_addresses_are_refused_too_unless_they_are_ones_own(elsewhere: str, sett
         ("problems", "file://{folder}/a.csv", "problems file://{folder}/a.csv"),
         ("problems", "simplecache::file://{folder}/a.csv", "problems simplecache::file://{folder}/a.csv"),
         ("problems", "s3://b/a.zip::file://{folder}", "problems s3://b/a.zip::file://{folder}"),
-        ("mix", "[{{path: a.csv}}, {{path: b.csv}}, {{path: 's3://bucket/c.csv'}}]", "mix a.csv, b.csv"),
+        (
+            "mix",
+            "[{{path: a.csv}}, {{path: b.csv}}, {{path: 's3://bucket/c.csv'}}]",
+            "mix a.csv, b.csv, s3://bucket/c.csv",
+        ),
+        ("problems", "http://127.0.0.1:18999/rows.jsonl", "problems http://127.0.0.1:18999/rows.jsonl"),
+        ("problems", "http://169.254.169.254/latest/x.jsonl", "problems http://169.254.169.254/latest/x.jsonl"),
+        ("problems", "HTTPS://intranet/rows.jsonl", "problems HTTPS://intranet/rows.jsonl"),
+        ("problems", "s3://private/*.jsonl", "problems s3://private/*.jsonl"),
+        ("problems", "hf://datasets/private/x.parquet", "problems hf://datasets/private/x.parquet"),
+        ("problems", "sftp://host/rows.jsonl", "problems sftp://host/rows.jsonl"),
+        ("evals", "[{{path: 'memory://another/rows.jsonl'}}]", "evals memory://another/rows.jsonl"),
+        ("policy__model", "s3://private/model", "policy.model s3://private/model"),
+        ("policy__model", "file://{folder}", "policy.model file://{folder}"),
         ("evals", "[{{path: ~/a.csv}}, {{path: held_out}}]", "evals ~/a.csv"),
         ("policy__model", "{folder}", "policy.model {folder}"),
         ("policy__model", "~/models/mine", "policy.model ~/models/mine"),
@@ -98,7 +111,7 @@ def test_addresses_are_refused_too_unless_they_are_ones_own(elsewhere: str, sett
         ("verifier__sandbox", "landlock", "verifier.sandbox landlock"),
     ],
 )
-def test_files_of_this_machine_and_a_looser_sandbox_are_refused_by_name(
+def test_what_is_read_and_a_looser_sandbox_are_refused_by_name(
     elsewhere: str, tmp_path: Path, setting: str, value: str, named: str
 ) -> None:
     run = saved(elsewhere, **{setting: value.format(folder=tmp_path)})
@@ -112,14 +125,49 @@ def test_files_of_this_machine_and_a_looser_sandbox_are_refused_by_name(
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("problems", "s3://bucket/*.csv"),
         ("problems", "countdown"),
+        ("evals", "[{path: held_out}, {path: grammar}]"),
         ("policy__model", "Qwen/Qwen3-0.6B"),
         ("verifier__sandbox", "bubblewrap"),
     ],
 )
-def test_what_lies_elsewhere_or_is_as_strict_needs_no_trust(elsewhere: str, setting: str, value: str) -> None:
+def test_what_is_nobodys_or_as_strict_needs_no_trust(elsewhere: str, setting: str, value: str) -> None:
     trusted(saved(elsewhere, **{setting: value}))
+
+
+@pytest.mark.parametrize(
+    ("run", "path", "own"),
+    [
+        ("s3://bucket/runs/a", "s3://bucket/problems/*.jsonl", True),
+        ("s3://bucket/runs/a", "s3://bucket2/problems/a.jsonl", False),
+        ("s3://bucket/runs/a", "gs://bucket/problems/a.jsonl", False),
+        ("s3://bucket/runs/a", "zip://a.jsonl::s3://bucket/a.zip", False),
+        ("s3://bucket/runs/a", "s3://bucket/a.zip::file:///etc/passwd", False),
+        ("sftp://host/runs/a", "sftp://host/runs/a/problems.jsonl", True),
+        ("sftp://host/runs/a", "sftp://host/runs/a/../../etc/passwd", False),
+        ("sftp://host/runs/a", "sftp://host/home/me/rows.jsonl", False),
+        ("{folder}/run", "{folder}/run/problems.jsonl", True),
+        ("{folder}/run", "file://{folder}/run/problems.jsonl", True),
+        ("{folder}/run", "{folder}/run/../problems.jsonl", False),
+        ("{folder}/run", "{folder}/run/*.jsonl", False),
+        ("{folder}/run", "{folder}/run/link.jsonl", False),
+        ("{folder}/run", "run/problems.jsonl", False),
+    ],
+)
+def test_what_lies_with_the_run_is_its_own(tmp_path: Path, run: str, path: str, own: bool) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "link.jsonl").symlink_to("/etc/passwd")
+    config = read_config(TrainConfig, file=None, overrides={"problems": path.format(folder=tmp_path)})
+    assert (brought(config, run.format(folder=tmp_path)) == {}) is own
+
+
+def test_problems_that_are_edited_need_no_new_trust(elsewhere: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a", "target": "b"}\n')
+    run = saved(elsewhere, problems=str(file))
+    trusted(run, trust=True)
+    file.write_text('{"prompt": "c", "target": "d"}\n')
+    trusted(run)
 
 
 def test_a_run_of_this_home_needs_no_trust(home_folder: Path, reward: Path) -> None:

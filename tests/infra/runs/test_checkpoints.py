@@ -197,3 +197,13 @@ def test_how_many_are_kept_is_at_least_one() -> None:
     assert checkpoints.CheckpointConfig().keep_last == 2
     with pytest.raises(ValidationError):
         checkpoints.CheckpointConfig(keep_last=0)
+
+
+@pytest.mark.parametrize("meta", [{}, {"step": "x", "reward": 1.0}, {"step": 3}, {"step": 3, "reward": [1]}])
+def test_a_best_version_that_does_not_say_which_it_is_is_torn(tmp_path, meta):
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "model.safetensors").write_bytes(b"best")
+    store.write_folder(f"{tmp_path}/run/{checkpoints.BEST}", made, meta=meta)
+    with pytest.raises(store.Torn, match="does not say which version it is; remove it"):
+        checkpoints.best_version(f"{tmp_path}/run")

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from infra.services.passwords import FILE, kept_password, password
 
 
@@ -15,9 +13,3 @@ def test_each_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     assert password(home, "mlflow") != first
     assert password(home, "prefect") == first == kept_password(home, "prefect")
     assert (home / FILE).stat().st_mode & 0o777 == 0o600
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("{")
-    with pytest.raises(ValueError, match=f"{FILE} is damaged; remove it"):
-        password(tmp_path, "prefect")

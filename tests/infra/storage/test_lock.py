@@ -19,6 +19,7 @@ from infra.storage import lock, place, store
 from infra.storage.claim import Claim
 from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import RunInUseError, RunLock, acquire, held
+from infra.storage.place import remove
 from tests.processes import started, until
 
 DEAD = 2.0  # seconds, of an owner without a sign
@@ -120,6 +121,16 @@ def test_an_owner_who_changes_its_writers_refuses_the_earlier_ones(place: str) -
         assert next_owner.fence.epoch > second.epoch
         with pytest.raises(LockLostError):
             second.check()
+
+
+def test_a_sign_that_is_just_being_written_is_ones_own_where_a_store_writes_in_place(place: str) -> None:
+    with taken(f"{place}/run") as mine, mine._writing:
+        store.write_text(mine.fence.claim, "")
+        if store.local_path(place) is None:
+            mine.fence.check()
+        else:  # a folder's is there whole or not at all
+            with pytest.raises(LockLostError):
+                mine.fence.check()
 
 
 def test_of_many_at_once_one_has_it(place: str) -> None:
@@ -228,6 +239,43 @@ def everything(run: str) -> dict[str, bytes | None]:
         for each in store.list_versions(f"{run}/state")
         if each.whole
     }
+
+
+def test_a_run_that_was_removed_and_begun_anew_has_one_owner(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = f"{place}/run"
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "BEAT_SECONDS", 3600.0)  # all that follows is between two of its signs
+        first = acquire(run, print)
+    first.check()
+    remove(run)
+    with taken(run) as second:
+        assert second.fence.epoch == first.fence.epoch == 1
+        with pytest.raises(LockLostError, match="was removed while this process trained it") as lost:
+            first.fence.check()
+        assert "\n" not in str(lost.value)
+        if store.local_path(run) is not None:  # elsewhere that is seen at its next sign
+            with pytest.raises(LockLostError):
+                first.check()
+        assert first.release() is False
+        second.fence.check()
+        second.check()
+
+
+def test_who_holds_a_run_that_was_removed_makes_nothing_there_again(place: str, tmp_path: Path) -> None:
+    run = f"{place}/run"
+    with held(run, print) as mine:
+        told = threading.Event()
+        mine.when_lost(told.set)
+        remove(run)
+        while not told.wait(1.0):
+            remove(run)  # it had looked before, and written its sign after the first time
+        made = tmp_path / "made"
+        made.mkdir()
+        (made / "model.safetensors").write_bytes(b"of nobody")
+        with pytest.raises(LockLostError, match="nothing more is written there"):
+            checkpoints.save(run, 1, made, {}, 2, fence=mine.fence)
+    assert not store.exists(f"{run}/lock")
+    assert store.versions(f"{run}/state") == []
 
 
 def test_a_sleeper_notices_by_itself_and_is_told(tmp_path: Path) -> None:

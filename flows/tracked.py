@@ -1,0 +1,66 @@
+"""Which MLflow run is a run's: `tracking.json` under its URI."""
+
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from infra.storage import store
+from infra.storage.typed import read_typed
+
+TRACKING = "tracking.json"
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """What the file says."""
+
+    run_id: str | None  # of the MLflow run
+    run: str | None = None  # the URI of the run whose it is; None in a file of an older version
+
+
+_TRACKED = TypeAdapter(Tracked)
+
+
+def mlflow_run(uri: str) -> str | None:
+    """The id of the run's MLflow run, if it has one. The copy of a run has none as long as the original is there with
+    it: what the two do from now on is not the same. A run that was moved keeps it.
+
+    Raises DamagedError.
+    """
+    found = _read(uri)
+    if found is None or found.run_id is None:
+        return None
+    if found.run is not None and not _same_place(found.run, uri):
+        original = _read(found.run) if _within_reach(found.run, uri) else found
+        if original is not None and original.run_id == found.run_id:
+            return None
+    return found.run_id
+
+
+def save_mlflow_run(uri: str, run_id: str | None) -> None:
+    """Write the file."""
+    store.write_text(store.join(uri, TRACKING), _TRACKED.dump_json(Tracked(run_id, uri)).decode())
+
+
+def _read(uri: str) -> Tracked | None:
+    return read_typed(
+        store.join(uri, TRACKING), _TRACKED, "remove it, and the run goes on in a new MLflow run, with all its points"
+    )
+
+
+def _same_place(one: str, other: str) -> bool:
+    here, there = store.local_path(one), store.local_path(other)
+    if here is None or there is None:
+        return one.rstrip("/") == other.rstrip("/")
+    return here.exists() and here.samefile(there)  # a home has as many paths as links lead to it
+
+
+def _within_reach(original: str, uri: str) -> bool:
+    """Whether the original may be looked at: in a folder, or where the run itself lies. Anywhere else it is taken to be
+    there still: who wrote the file may have named any address."""
+    return store.local_path(original) is not None or _root(original) == _root(uri)
+
+
+def _root(uri: str) -> str:
+    protocol, _, rest = uri.partition("://")
+    return f"{protocol}://{rest.partition('/')[0]}"
