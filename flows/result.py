@@ -25,7 +25,7 @@ class TrainResult:
     stages: dict[str, float]  # share of the steps' time by stage, as the flow saw it
     lost: dict[str, int]  # calls that died with their worker
     picture: str
-    report: str
+    report: str | None  # None where tracking.report is false
     checkpoint: str
     best: Best | None  # the version that was kept as the best
     page: Page

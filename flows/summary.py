@@ -45,7 +45,7 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
         *_learning(result),
         ("time", shares),
         *([("lost", f"{lost}, done again elsewhere")] if lost else []),
-        *([("report", result.report)] if Path(result.report).exists() else []),
+        *([("report", result.report)] if result.report and Path(result.report).exists() else []),
         *([("picture", result.picture)] if Path(result.picture).exists() else []),
         ("checkpoint", f"{result.checkpoint} (Hugging Face layout)"),
         *(

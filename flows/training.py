@@ -284,7 +284,7 @@ class Training:
             stages=stages,
             lost=dict(self.place.dispatch.lost),
             picture=str(self._folder / PICTURE),
-            report=str(self._folder / REPORT),
+            report=str(self._folder / REPORT) if self.config.tracking.report else None,
             checkpoint=self.place.dispatch.run("train", export, self.trainer, self.publishing.policy.step),
             page=self.tracker.page(),
             flow_run_id=flow_run.id,

@@ -4,28 +4,40 @@ it in a process that can be killed: the library's own time-out does not fire on 
     right         math-verify finds the two equal
     wrong_value   it does not
     no_answer     no ``\boxed{}``
-    ambiguous     sides of an equation that differ, or an equation that says no value (x=41=42, 41=42 and 2x=42 are
-                  not 42)
+    ambiguous     sides of an equation that differ, an equation that says no value (x=41=42, 41=42 and 2x=42 are not
+                  42), or words that take it back
     unparsable    it finds no expression there
     empty         nothing but white space
 
 A name before the value is passed over (``P(A)=\frac68=\frac34``), a percent sign is a unit (``42\%`` is 42, not 0.42),
-a set is no pair. Numerals of a target that names their base are right in that base alone (``101_2`` is neither 101 nor
-``101_3``), and no decimal is an irrational number (1.41421356 is not ``\sqrt2``).
+a set is no pair. Numerals are right in the base that the target names, else in base 10 alone (``101_2`` is neither 101
+nor ``101_3``). Decimals are exact: 0.333333 is not 1/3, ``0.\overline{3}`` is, and none is an irrational number. An
+inequality is the interval that it says where the target can be no pair (``x\le3`` is ``(-\infty,3]``), and
+``x=3,y=4`` is the pair (3,4). Words that take a value back or make another one of it are no unit (``6\text{ not}``).
 """
 
 import re
+from fractions import Fraction
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Float, Rational, preorder_traversal
+from sympy import Basic, Float, Interval, MatrixBase, Rational
+
+from rl.verifiers.wording import INEXACT, OTHER_NUMBER, TAKEN_BACK
 
 READ = [LatexExtractionConfig(boxed_match_priority=0)]
 MAX_CHARACTERS = 2000
 
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
 _SIGNS = re.compile(r"[(\[{)\]}=]|\\equiv\b")
-_BASE = re.compile(r"[0-9][0-9A-F]*\s*_\s*(?:\{\s*(\d+)\s*\}|(\d))")  # 101_2, 2A_{16}
+_BASE = re.compile(r"[0-9][0-9A-F]*\s*_\s*(?:\{\s*([^{}]*?)\s*\}|(\w))")  # 101_2, 2A_{16}
+_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
+_LONG = re.compile(r"(?<![\d.])([0-9]*)\.([0-9]{15,})(?!\d)")  # more than a float holds
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_LABEL = re.compile(
+    r"\s*\\(?:text|textbf|mathrm|mbox)\s*\{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:=]?\s*\}\s*[:=]?",
+    re.IGNORECASE,
+)
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,;! ]|,\\!|\{,\}|~)\d{3})+(?!\d)")
 _NAMES = re.compile(
     r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
@@ -56,36 +68,64 @@ def expression(latex: str) -> list[Any]:
 
 def same(wanted: list[Any], stated: list[Any]) -> bool:
     """Whether math-verify finds them equal, which passes over bases, and takes a decimal for what it is close to."""
-    asked = bases(wanted)
-    if asked and asked != bases(stated):
+    if bases(wanted) != bases(stated):
         return False
-    if any(isinstance(each, Basic) and is_irrational(each) for each in wanted):
-        stated = [exact(each) if isinstance(each, Basic) else each for each in stated]
-    return bool(verify(wanted, stated, timeout_seconds=None))
+    return bool(
+        verify(
+            [exact(each) for each in wanted],
+            [exact(each) for each in stated],
+            timeout_seconds=None,
+            allow_set_relation_comp=any(is_interval(each) for each in wanted),
+        )
+    )
 
 
-def bases(found: list[Any]) -> list[int]:
-    """The indices of its numerals."""
+def bases(found: list[Any]) -> list[str]:
+    """The indices of its numerals, 10 aside: that is every other one's."""
     latex = next((each for each in found if isinstance(each, str)), "")
-    return sorted(int(index[1] or index[2]) for index in _BASE.finditer(latex))
+    return sorted(index for each in _BASE.finditer(latex) if (index := each[1] or each[2] or "") != "10")
 
 
-def is_irrational(expression: Basic) -> bool:
-    """Whether it is written with an irrational number and without a decimal."""
-    return not expression.has(Float) and any(part.is_irrational for part in preorder_traversal(expression))
+def is_interval(found: Any) -> bool:
+    """Whether it is one for sure: (2,5) may be a pair."""
+    if not isinstance(found, Interval):
+        return False
+    return not (found.left_open and found.right_open and found.start.is_finite and found.end.is_finite)
 
 
-def exact(expression: Basic) -> Any:
+def exact(found: Any) -> Any:
     """With its decimals as the fractions that they are."""
-    return expression.xreplace({each: Rational(str(each)) for each in expression.atoms(Float)})
+    if isinstance(found, MatrixBase):
+        return found.applyfunc(exact)
+    if not isinstance(found, Basic):
+        return found
+    return found.xreplace({each: Rational(str(each)) for each in found.atoms(Float)})
 
 
 def tidied(latex: str) -> str:
-    """Without what changes no value: dollars around it, a trailing dot, a percent sign, separators of thousands."""
+    """Without what changes no value: a label, dollars around it, a trailing dot, a percent sign, separators of
+    thousands; decimals that repeat, or are longer than a float, as fractions."""
+    latex = _LABEL.sub("", latex, count=1) if _LABEL.match(latex) else latex
     latex = latex.strip().strip("$").strip()
     latex = re.sub(r"(?<![.\s])\.\s*$", "", latex)
     latex = re.sub(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$", "", latex)
-    return _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), latex)
+    latex = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), latex)
+    return _LONG.sub(_fraction, _REPEATING.sub(_fraction, latex))
+
+
+def _fraction(decimal: re.Match[str]) -> str:
+    whole, some, *more = decimal.groups("")
+    period = "".join(more)
+    value = Fraction(int(f"{whole}{some}" or 0), 10 ** len(some))
+    if period:
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(some))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def doubts(latex: str) -> set[str]:
+    """Words in it that take a value back, or make another one of it."""
+    words = {text.strip().lower() for text in _TEXT.findall(latex)}
+    return {each for each in words if any(kind.search(each) for kind in (INEXACT, OTHER_NUMBER, TAKEN_BACK))}
 
 
 def is_name(latex: str) -> bool:
@@ -114,8 +154,13 @@ def value(stated: str, wanted: str) -> str | None:
     """The one value of an answer that may be an equation; None where there is more than one, or none."""
     pieces = re.split(r",|\\text\s*\{\s*(?:or|and)\s*\}|\\(?:lor|vee)\b", stated)
     named = [piece.split("=") for piece in pieces]
-    if len(pieces) > 1 and all(len(each) == 2 and each[0].strip() == named[0][0].strip() for each in named):
-        return ",".join(each[1] for each in named)  # x=1 or x=2
+    if len(pieces) > 1 and all(len(each) == 2 for each in named):
+        names, those = [each[0].strip() for each in named], ",".join(each[1].strip() for each in named)
+        if brackets(wanted) == "(":  # x=3,y=4; in another order it is not known which comes first
+            in_order = all(re.fullmatch("[A-Za-z]", name) for name in names) and names == sorted(set(names))
+            return f"({those})" if in_order else None
+        if len(set(names)) == 1:
+            return those  # x=1 or x=2
     claims = sides(stated)
     if len(claims) == 1 or len(claims) == len(sides(wanted)):
         return stated
@@ -144,7 +189,7 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     if answer is None:
         return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
     stated = value(tidied(answer), wanted)
-    if stated is None:
+    if stated is None or doubts(answer) - doubts(wanted):
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
     found = expression(tidied(stated))
     if not found:

@@ -112,3 +112,16 @@ def test_what_stops_may_need_a_lock_that_the_interrupted_work_holds() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         work()
+
+
+def test_what_a_background_job_ignores_stops_nothing() -> None:
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with answered_by(stopped.set) as came:
+            signal.raise_signal(signal.SIGINT)
+            assert list(came) == []
+        assert not stopped.is_set()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

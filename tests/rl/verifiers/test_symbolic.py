@@ -1,3 +1,4 @@
+import random
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -63,3 +64,32 @@ def test_a_tower_of_powers_is_killed_and_is_an_error(ask: Callable[[str, str], V
 
 def test_a_target_that_is_no_mathematics_is_an_error(ask: Callable[[str, str], Verdict]) -> None:
     assert "is no mathematics" in ask(r"\text{}", r"\boxed{42}").error
+
+
+TARGETS = [
+    target.strip(" \n|")
+    for target in r"""
+0 | 1 | -1 | 2 | 42 | -42 | 420 | 1000 | 100_2 | 42_5 | 101_2 | 101_3 | 2A_{16} | \frac12 | \frac13 | -\frac13 |
+\frac{13}{7} | 1\frac12 | 0.5001 | 0.\overline{3}6 | 3.14 | \frac{22}{7} | 0.333333 | \pi | 2\pi | \frac{\pi}{2} |
+\frac{\pi}{3} | \pi^2 | 25\pi | e | e^2 | \ln 2 | \sqrt2 | \sqrt3 | 2\sqrt2 | \frac{\sqrt2}{2} | \frac{\sqrt3}{3} |
+1+\sqrt2 | 1-\sqrt2 | \sqrt[3]{2} | 2^{10} | 3^{20} | 10! | \binom{10}{3} | i | -i | 1+i | 1-i | 3+4i | x | y | 2x
+| x+1 | x-1 | x^2 | x^2+1 | x^2-1 | (x+1)^2 | (x-1)^3 | x^2+y^2 | \frac{1}{x} | \frac{x+1}{x-1} | \sqrt{x} | \sin x
+| \cos x | \tan x | \log_2 x | y=2x+1 | y=2x-1 | x^2+y^2=1 | x<3 | x\le3 | x>3 | x\ge4 | (1,2) | (2,1) | (1,2,3) |
+(3,4) | [1,2] | [1,2) | (1,2] | (-\infty,7) | (-\infty,5] | (4,\infty) | [3,\infty) | (-\infty,0)\cup(2,\infty) |
+\{1,2\} | \{1,2,3\} | \{-1,1\} | \emptyset | 1,3 | -2,2 | \begin{pmatrix}1\\2\end{pmatrix} |
+\begin{pmatrix}2\\1\end{pmatrix} | \begin{pmatrix}1&2\\3&4\end{pmatrix} | \text{Evelyn} | \text{Carla} | \text{even}
+| \text{odd} | \text{(A)} | \text{(B)} | \text{ellipse} | 90^\circ | 45^\circ | \$18.90 | 12.5\%
+""".replace("\n", " ").split(" | ")
+]
+
+
+def test_each_of_many_targets_accepts_itself_and_none_of_the_others() -> None:
+    patient = opened(VerifierSpec("math", seconds=30))
+    assert len(set(TARGETS)) == len(TARGETS) > 90
+    draws = random.Random(0)
+    for target in TARGETS:
+        others = draws.sample([other for other in TARGETS if other != target], 4)
+        stated = [rf"\boxed{{{answer}}}" for answer in (target, *others)]
+        verdicts = patient.judge([Problem("", target, "")] * len(stated), stated)
+        got = {answer: verdict.reward for answer, verdict in zip(stated, verdicts, strict=True)}
+        assert got == {stated[0]: 1, **dict.fromkeys(stated[1:], 0)}, target
