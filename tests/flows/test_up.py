@@ -350,8 +350,8 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
     assert f"rlvf worker {working.up()['scheduler']} --roles trainer --device cuda" in last
     api, auth = working.up()["prefect"], server_password(working.home)
     failed = {"flow_runs": {"state": {"name": {"any_": ["Failed"]}}}}  # as Prefect's page filters
-    (run_of_it,) = until(lambda: get_json(f"{api}/flow_runs/filter", auth, failed))
-    assert "placement.train needs CUDA and TRAINER" in run_of_it["state"]["message"]
+    found = until(lambda: get_json(f"{api}/flow_runs/filter", auth, failed))
+    assert ["placement.train needs CUDA and TRAINER" in run["state"]["message"] for run in found] == [True], found
 
 
 def test_a_run_of_a_deployment_goes_on_by_itself_when_the_scheduler_was_killed(lab: Any, working: Place) -> None:
