@@ -190,7 +190,7 @@ def figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, st
         cut = list(record.curve("completion/truncated").values())
         yield "tokens", lengths, f"per completion; {cut[-1]:.0%} cut at the limit in the last step" if cut else ""
     yield "steps", f"{record.steps[-1]} of {config.get('steps', '?')}", ""
-    if seconds := list(record.curve("perf/step_seconds").values()):
+    if seconds := list(filter(math.isfinite, record.curve("perf/step_seconds").values())):
         yield "time", _duration(sum(seconds)), f"in steps; {sorted(seconds)[len(seconds) // 2]:.2f} s each (median)"
     if paces := sorted(record.curve("perf/rollouts_per_second").values()):
         yield "rollouts/s", f"{paces[len(paces) // 2]:.0f}", "median step"

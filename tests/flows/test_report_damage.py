@@ -122,3 +122,8 @@ def test_a_few_lines_that_mean_billions_cost_no_time(tmp_path: Path) -> None:
     assert "reward in training" in reported(tmp_path / "run", config=bomb)
     assert "reward in training" in reported(tmp_path / "run", config="[" * 10_000)
     assert time.process_time() - began < 60
+
+
+def test_a_time_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    MetricLog(tmp_path / "run" / METRICS).append(2, {"perf/step_seconds": float("inf"), "perf/update_seconds": 1.0})
+    assert "reward in training" in reported(tmp_path / "run")
