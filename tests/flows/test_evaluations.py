@@ -148,6 +148,7 @@ def test_figures_of_another_evaluation_are_compared_with_none(
     assert best_version(str(run)).step == 0  # type: ignore[union-attr]
     resumed = lab.train(resume=str(run), run=str(run), steps="2", **best)
     assert (resumed.reward_before, resumed.best.step) == (pytest.approx(0.9), 0)
+    assert resumed.report is None  # as --tracking.report false makes none
     # fewer problems: the rewards are others, and so they are with the function edited
     for evals, text in (("[{path: held_out, every: 1, limit: 3}]", "0.9"), (f"[{held_out}]", "0.8")):
         capsys.readouterr()

@@ -114,7 +114,8 @@ def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_
     assert len(shown["data"]) in range(4, 9)
 
     ended = json.loads((run / "result.json").read_text())
-    assert (ended["picture"], ended["report"]) == (str(run / "reward.png"), None)  # without --tracking.report
+    assert (ended["picture"], ended["report"]) == (str(run / "reward.png"), str(run / "report.html"))
+    assert (run / "report.html").exists()
     with lab.prefect() as prefect:
         flow_run = prefect.read_flow_run(ended["flow_run_id"])
         names = task_runs(prefect, flow_run.id)
