@@ -18,7 +18,7 @@ from infra.services.part import TITLES, Part, Row
 from infra.services.passwords import auth_of
 from infra.services.ports import Ports
 from infra.services.prefect_api import POOL, PrefectApi
-from infra.services.prefect_server import PrefectServer, api_password
+from infra.services.prefect_server import PrefectServer, prefect_api, server_password
 from infra.services.programs import StackConfig
 from infra.services.supervisor import Program, ServiceError
 
@@ -98,7 +98,10 @@ class Stack:
         prefect = [part for part in self._parts if part.name in ("prefect", "worker")]
         if not self._deployed and all(part.works for part in prefect):
             assert self.addresses.prefect is not None
+            assert self._prefect is not None
             with suppress(OSError):
+                if self._prefect.is_ours and not self._prefect.serves():
+                    return  # Prefect's own command gives its password to whoever answers
                 self._deployed = self._deploy(self._prefect_environment(), self.addresses.prefect)
 
     def rows(self) -> list[Row]:
@@ -286,7 +289,9 @@ class Stack:
         return self._prefect.environment
 
     def _api(self, url: str) -> PrefectApi:
-        return PrefectApi(url, api_password(self.config.home, url))
+        if self._prefect is not None and self._prefect.is_ours:  # also while it is dead
+            return PrefectApi(url, server_password(self.config.home), is_ours=True)
+        return prefect_api(self.config.home, url)
 
     def _end_runs(self, seconds: float = 0.0) -> None:
         """No run seems to be running that is not; another machine's runs may be on a server that was there before."""
