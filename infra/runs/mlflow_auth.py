@@ -20,30 +20,34 @@ GIVEN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")  # MLflow sends
 
 
 class OwnServer(AuthBase):
-    """What MLflow's HTTP library asks before each request."""
+    """What MLflow's HTTP library asks before each request: the password for the server of `home` at `where` (a host
+    and port), and nothing for another."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, where: str) -> None:
         self._home = home
+        self._where = where
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         """Raises `requests.ConnectionError`."""
+        if urllib.parse.urlsplit(str(request.url)).netloc != self._where:
+            return request
         auth = auth_of(self._home, "mlflow")
         if not proves(str(request.url), auth):
-            where = urllib.parse.urlsplit(str(request.url)).netloc
-            raise requests.ConnectionError(f"no MLflow server of this home answers at {where}")
+            raise requests.ConnectionError(f"no MLflow server of this home answers at {self._where}")
         request.headers["Authorization"] = f"Basic {basic(auth)}"
         return request
 
 
 class _Provider(RequestAuthProvider):
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, where: str) -> None:
         self._home = home
+        self._where = where
 
     def get_name(self) -> str:
-        return f"rlvf {self._home}"
+        return f"rlvf {self._where} of {self._home}"
 
     def get_auth(self) -> OwnServer:
-        return OwnServer(self._home)
+        return OwnServer(self._home, self._where)
 
 
 def adopt_mlflow(home: Path, uri: str) -> None:
@@ -62,7 +66,7 @@ def adopt_mlflow(home: Path, uri: str) -> None:
         return
     for name in GIVEN:
         os.environ.pop(name, None)
-    provider = _Provider(home)
+    provider = _Provider(home, urllib.parse.urlsplit(uri).netloc)
     providers = registry._request_auth_provider_registry
     if provider.get_name() not in [known.get_name() for known in providers]:
         providers.register(lambda: provider)  # type: ignore[no-untyped-call]
