@@ -11,8 +11,7 @@ from pathlib import Path
 
 import flows
 from flows.config import EvalConfig, SftConfig, TrainConfig
-from infra.services.prefect_api import PrefectApi
-from infra.services.prefect_server import api_password
+from infra.services.prefect_server import prefect_api
 from infra.services.supervisor import ServiceError
 from infra.storage import disk
 
@@ -81,7 +80,7 @@ class Registration:
             return False
         if kept != {"of": _digest(), "at": url}:
             return False
-        api = PrefectApi(url, api_password(self._home, url))
+        api = prefect_api(self._home, url)
         return all(api.has(f"deployments/name/{name}") for name in NAMES)
 
 

@@ -41,7 +41,8 @@ def home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """$RLVF_HOME of this test; it does not exist yet."""
     folder = tmp_path / "home"
     monkeypatch.setenv("RLVF_HOME", str(folder))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # a server of MLflow's in this process has set it
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_AUTH"):  # who used a server in this process has set them
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 

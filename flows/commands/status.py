@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +22,7 @@ from infra.security.secrets import without_userinfo
 from infra.services.addresses import Addresses, read_up, running
 from infra.services.http import answers
 from infra.services.links import page_links
-from infra.services.prefect_server import api_password, server_of
+from infra.services.prefect_server import api_password, is_own, prefect_api, server_of
 from infra.services.served import mlflow_access
 from infra.storage import place
 
@@ -72,7 +73,11 @@ def _run(given: argparse.Namespace) -> None:
     if known.storage_endpoint:
         os.environ.setdefault("AWS_ENDPOINT_URL_S3", known.storage_endpoint)
     if given.shell:
-        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in shell_settings(home, known).items()))
+        settings = shell_settings(home, known)
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in settings.items()))
+        if known.prefect and is_own(home, known.prefect) and "PREFECT_API_AUTH_STRING" not in settings:
+            line = f"rlvf: it is not this home's Prefect server that answers at {known.prefect}: no password is given"
+            print(printable(line), file=sys.stderr)
         return
     found: dict[str, Any] = _asked(
         {
@@ -191,9 +196,7 @@ def _is_there(storage: str) -> bool:
 
 
 def _running(home: Path, prefect: str | None) -> list[str]:
-    from infra.services.prefect_api import PrefectApi
-
-    return PrefectApi(prefect, api_password(home, prefect)).running("rlvf") if prefect else []
+    return prefect_api(home, prefect).running("rlvf") if prefect else []
 
 
 STATUS = Command("status", "show the services, the workers and the run under way", EXAMPLES, _options, _run)

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine
 from infra.security.secrets import masked
-from infra.services.served import adopt_mlflow
 from infra.storage.disk import own_folder
 
 if TYPE_CHECKING:
@@ -105,9 +104,12 @@ class MlflowRun:
         """Find or create the run; the last step of each metric that MLflow has. None if that was done before."""
         if self._client is not None:
             return None
+        mlflow = import_mlflow()
         if self.is_served:
+            from infra.runs.mlflow_auth import adopt_mlflow  # here: it imports MLflow
+
             adopt_mlflow(self._home, self.uri)
-        client = import_mlflow().MlflowClient(tracking_uri=self.uri)
+        client = mlflow.MlflowClient(tracking_uri=self.uri)
         run = _find_run(client, self.run_id)
         if run is None:
             if self.run_id is not None:

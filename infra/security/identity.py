@@ -12,12 +12,15 @@ names and addresses in it.
     <home>/certs/settings.json   what else came with the bundle: the scheduler's address, storage settings
 """
 
+import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.security.bundles import SECRET, SETTING, Bundle, check_machine_name, how_to_renew, machine_name, read_bundle
@@ -25,6 +28,7 @@ from infra.security.certificates import (
     MACHINE_DAYS,
     SecurityError,
     begins_later,
+    belongs,
     canonical,
     check_clock,
     check_dates,
@@ -34,6 +38,7 @@ from infra.security.certificates import (
     new_authority,
     new_leaf,
     read_certificate,
+    read_key,
 )
 from infra.storage import disk
 
@@ -64,29 +69,37 @@ def has_certificates(home: Path) -> bool:
 
 def has_authority(home: Path) -> bool:
     """Whether machines are admitted from here."""
-    return (certs_folder(home) / "authority.key").is_file()
+    return all((certs_folder(home) / name).is_file() for name in ("authority.pem", "authority.key"))
 
 
 def make_authority(home: Path, say: Callable[[str], None] = logger.warning) -> None:
     """Make the cluster's authority, unless this home has one that is in force; one that is not is set aside, and a line
-    says so: it was made by a clock that was wrong, or its time is over.
+    says so: it was made by a clock that was wrong, its time is over, or its key is not its own.
 
     Raises `SecurityError` where a bundle of another authority is installed: this machine is a guest of that cluster;
     and for a clock that cannot be right.
     """
+    with _writing(home):
+        _make_authority(home, say)
+
+
+def _make_authority(home: Path, say: Callable[[str], None]) -> None:
     folder = certs_folder(home)
     if has_authority(home):
         known = _installed(home, "authority.pem")
-        if days_left(known) > 0 and not begins_later(known):
+        fits = belongs(_key(home, "authority.key"), known)
+        if fits and days_left(known) > 0 and not begins_later(known):
             return
         check_clock()
         aside = _aside(folder)
         folder.rename(aside)
         begin, end = known.not_valid_before_utc, known.not_valid_after_utc
+        wrong = f"is not in force by the clock here (from {begin:%Y-%m-%d} to {end:%Y-%m-%d})"
+        mended = f"if the clock is wrong, set it and put {aside.name} back"
         say(
-            f"the authority of {folder} is not in force by the clock here (from {begin:%Y-%m-%d} to {end:%Y-%m-%d}): "
-            "made another. Every other machine needs a new bundle (rlvf certs NAME), a browser the new authority.pem; "
-            f"if the clock is wrong, set it and put {aside.name} back"
+            f"the authority of {folder} {wrong if fits else 'has the key of another'}: made another. Every other "
+            "machine needs a new bundle (rlvf certs NAME), a browser the new authority.pem; "
+            + (mended if fits else f"the old one is {aside.name}")
         )
     check_clock()
     if (folder / "authority.pem").is_file():
@@ -96,6 +109,7 @@ def make_authority(home: Path, say: Callable[[str], None] = logger.warning) -> N
         )
     certificate, key = new_authority()
     _make_private(folder)
+    # the certificate last: without it the key counts for nothing, and is made anew
     disk.write_file(folder / "authority.key", key.encode(), SECRET)
     disk.write_file(folder / "authority.pem", certificate.encode())
 
@@ -138,12 +152,13 @@ def install_bundle(file: Path, home: Path) -> Settings:
     """
     bundle = read_bundle(file)
     folder = certs_folder(home)
-    if has_authority(home) and (folder / "authority.pem").read_text().strip() != bundle.authority.strip():
-        raise SecurityError(
-            f"bundle {file}: is of another cluster than the one whose authority is {folder}; use another home "
-            "(RLVF_HOME), or remove that folder to leave that cluster"
-        )
-    return _install(bundle, home)
+    with _writing(home):
+        if has_authority(home) and (folder / "authority.pem").read_text().strip() != bundle.authority.strip():
+            raise SecurityError(
+                f"bundle {file}: is of another cluster than the one whose authority is {folder}; use another home "
+                "(RLVF_HOME), or remove that folder to leave that cluster"
+            )
+        return _install(bundle, home)
 
 
 def installed_settings(home: Path) -> Settings | None:
@@ -166,20 +181,21 @@ def adopt_settings(home: Path) -> Settings | None:
 
 def own_certificates(home: Path, addresses: Iterable[str] = (), say: Callable[[str], None] = logger.warning) -> None:
     """See to it that this machine has a certificate that names `addresses`, is in force and lasts a while: made, or
-    made anew. `say` as for `make_authority`.
+    made anew, one process at a time. `say` as for `make_authority`.
 
     A guest of another machine's authority keeps what its bundle brought. Raises `SecurityError` when that is over.
     """
     machine = machine_name()
     wanted = list(dict.fromkeys([machine, *LOOPBACK, *addresses]))
-    if has_certificates(home) and not has_authority(home):
-        check_certificates(home)
-        return
-    kept = certificate_names(home)
-    make_authority(home, say)
-    if has_certificates(home) and _lasts(home, wanted):
-        return
-    _install(issue(home, machine, [*wanted, *kept]), home)
+    with _writing(home):
+        if has_certificates(home) and not has_authority(home):
+            check_certificates(home)
+            return
+        kept = certificate_names(home)
+        _make_authority(home, say)
+        if has_certificates(home) and _lasts(home, wanted):
+            return
+        _install(issue(home, machine, [*wanted, *kept]), home)
 
 
 def check_certificates(home: Path) -> None:
@@ -192,6 +208,9 @@ def check_certificates(home: Path) -> None:
     settings = installed_settings(home)
     machine = settings.machine if settings is not None else "NAME"
     check_dates(_installed(home), "this machine's certificate", how_to_renew(machine))
+    if not _fits(home):
+        again = "rlvf up makes others" if has_authority(home) else "install the bundle again"
+        raise SecurityError(f"the files of {certs_folder(home)} are not of one certificate: {again}")
 
 
 def authority(home: Path) -> str | None:
@@ -216,10 +235,21 @@ def _install(bundle: Bundle, home: Path) -> Settings:
     _make_private(folder)
     settings = Settings(machine=bundle.machine, scheduler=bundle.scheduler, environment=bundle.environment)
     disk.write_file(folder / "authority.pem", bundle.authority.encode())
+    disk.write_file(folder / "settings.json", settings.model_dump_json(indent=2).encode(), SECRET)
+    # the key before its certificate: who is killed in between leaves none, or two that do not fit, which is seen
     disk.write_file(folder / "machine.key", bundle.key.encode(), SECRET)
     disk.write_file(folder / "machine.pem", bundle.certificate.encode())
-    disk.write_file(folder / "settings.json", settings.model_dump_json(indent=2).encode(), SECRET)
     return settings
+
+
+@contextmanager
+def _writing(home: Path) -> Iterator[None]:
+    """Be the only process that changes the certificates of this home."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (home / ".certs.lock").open("a") as lock:  # beside the folder, which may be set aside
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        disk.sweep_files(certs_folder(home))
+        yield
 
 
 def _aside(folder: Path) -> Path:
@@ -240,12 +270,25 @@ def _installed(home: Path, name: str = "machine.pem") -> x509.Certificate:
     return read_certificate(path.read_text(), str(path))
 
 
+def _key(home: Path, name: str) -> ec.EllipticCurvePrivateKey:
+    path = certs_folder(home) / name
+    return read_key(path.read_text(), str(path))
+
+
+def _fits(home: Path) -> bool:
+    """Whether the installed certificate is of this authority, and the key its own."""
+    certificate = _installed(home)
+    return belongs(_key(home, "machine.key"), certificate) and is_signed_by(
+        certificate, _installed(home, "authority.pem")
+    )
+
+
 def _lasts(home: Path, addresses: Iterable[str]) -> bool:
-    """Whether the installed certificate is of this authority, names the addresses, is in force and not about to end."""
+    """Whether the installed certificate fits, names the addresses, is in force and not about to end."""
     certificate = _installed(home)
     return (
         not begins_later(certificate)
-        and is_signed_by(certificate, _installed(home, "authority.pem"))
+        and _fits(home)
         and days_left(certificate) > RENEW_DAYS
         and {canonical(address) for address in addresses} <= set(names(certificate))
     )

@@ -7,12 +7,16 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
 from infra.home import rlvf_home
 from infra.security.identity import authority
 from infra.services.gate import PROOF, basic, proof, same
+
+
+class StrangerError(ConnectionError):
+    """It is not the home's server that answers at its address."""
 
 
 def answers(url: str, timeout: float = 5.0) -> bool:
@@ -31,12 +35,12 @@ def proves(url: str, auth: str, timeout: float = 5.0) -> bool:
 
     The password is not sent: a stranger's server would learn it.
     """
-    where = urllib.parse.urlsplit(url)
-    nonce = secrets.token_hex(16)
-    asked = urllib.parse.urlunsplit((where.scheme, where.netloc, PROOF, f"of={nonce}", ""))
     try:
-        with opener(url).open(asked, timeout=timeout) as answer:
-            return same(answer.read(200).decode("latin-1"), proof(auth, where.port or 0, nonce))
+        connection = _connection(url, timeout)
+        try:
+            return _has_proved(connection, auth)
+        finally:
+            connection.close()
     except (OSError, ValueError, HTTPException):
         return False
 
@@ -44,7 +48,8 @@ def proves(url: str, auth: str, timeout: float = 5.0) -> bool:
 def get_json(url: str, auth: str = "", body: Any = None, timeout: float = 5.0) -> Any:
     """What is at `url`, asked with `auth` (user:password) if it is given; with a `body`, what the answer to it is.
 
-    Raises `OSError` when nobody answers or the answer is an error, `ValueError` when it is not JSON.
+    Raises `OSError` when nobody answers or the answer is an error, `ValueError` when it is not JSON. For a server of a
+    home there is `get_json_of_ours`.
     """
     request = urllib.request.Request(url, data=None if body is None else json.dumps(body).encode())
     if body is not None:
@@ -55,8 +60,65 @@ def get_json(url: str, auth: str = "", body: Any = None, timeout: float = 5.0) -
         return json.load(answer)
 
 
+def get_json_of_ours(url: str, auth: str, body: Any = None, timeout: float = 5.0) -> Any:
+    """As `get_json`, of a server that has to show first that it knows `auth`: who took its port is told nothing.
+
+    Both over one connection, so that nobody can take the port in between. Raises `StrangerError` as well.
+    """
+    where = urllib.parse.urlsplit(url)
+    connection = _connection(url, timeout)
+    try:
+        if not _has_proved(connection, auth):
+            raise StrangerError(
+                f"the server at {where.netloc} does not show that it is this home's: it is told nothing"
+            )
+        target = urllib.parse.urlunsplit(("", "", where.path or "/", where.query, ""))
+        headers = {"Authorization": f"Basic {basic(auth)}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        content = None if body is None else json.dumps(body)
+        connection.request("GET" if body is None else "POST", target, content, headers)
+        answer = connection.getresponse()
+        if answer.status >= 300:
+            raise urllib.error.HTTPError(url, answer.status, answer.reason, answer.headers, None)
+        return json.load(answer)
+    except HTTPException as error:
+        raise ConnectionError(f"the server at {where.netloc} broke off ({error!r})") from error
+    finally:
+        connection.close()
+
+
+def _connection(url: str, timeout: float) -> HTTPConnection:
+    """Straight to the server, for good: http.client would open another one where the server has closed it."""
+    where = urllib.parse.urlsplit(url)
+    connection = (
+        HTTPSConnection(where.hostname or "", where.port, timeout=timeout, context=_trusting())
+        if where.scheme == "https"
+        else HTTPConnection(where.hostname or "", where.port, timeout=timeout)
+    )
+    connection.connect()
+    connection.auto_open = 0
+    return connection
+
+
+def _has_proved(connection: HTTPConnection, auth: str) -> bool:
+    nonce = secrets.token_hex(16)
+    connection.request("GET", f"{PROOF}?of={nonce}")
+    answer = connection.getresponse()
+    said = answer.read(200).decode("latin-1")
+    return same(said, proof(auth, connection.port, nonce)) and not answer.read(1)
+
+
+def _trusting() -> ssl.SSLContext:
+    """The cluster's own authority is trusted like the others."""
+    trusted = ssl.create_default_context()
+    if (cluster := authority(rlvf_home())) is not None:
+        trusted.load_verify_locations(cluster)
+    return trusted
+
+
 def opener(url: str) -> urllib.request.OpenerDirector:
-    """A proxy of the environment is for machines far away; the cluster's own authority is trusted like the others."""
+    """A proxy of the environment is for machines far away."""
     where = urllib.parse.urlsplit(url)
     try:
         near = not ipaddress.ip_address(where.hostname or "").is_global
@@ -64,8 +126,5 @@ def opener(url: str) -> urllib.request.OpenerDirector:
         near = where.hostname == "localhost"
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})] if near else []
     if where.scheme == "https":
-        trusted = ssl.create_default_context()
-        if (cluster := authority(rlvf_home())) is not None:
-            trusted.load_verify_locations(cluster)
-        handlers.append(urllib.request.HTTPSHandler(context=trusted))
+        handlers.append(urllib.request.HTTPSHandler(context=_trusting()))
     return urllib.request.build_opener(*handlers)

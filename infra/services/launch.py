@@ -80,11 +80,12 @@ def _watched(entrypoint: str) -> int:
 
 def _tell(cause: str, code: int, asked: Sequence[int]) -> None:
     """Have the run's state say why it ended, for long enough that `--watch` ends with it. Raises `OSError`."""
+    from infra.home import rlvf_home
     from infra.security.printable import printable
     from infra.security.secrets import masked
-    from infra.services.prefect_api import PrefectApi
+    from infra.services.prefect_server import prefect_api
 
-    api = PrefectApi(os.environ["PREFECT_API_URL"], os.environ.get("PREFECT_API_AUTH_STRING", ""))
+    api = prefect_api(rlvf_home(), os.environ["PREFECT_API_URL"])
     run = os.environ[FLOW_RUN]
     if code:
         api.crashed(run, printable(masked(cause))[:LONGEST])

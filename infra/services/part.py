@@ -25,6 +25,7 @@ ATTEMPTS = 3  # so often a service may die before it has ever worked
 ASK_SECONDS = 5.0  # between two questions to a service that works
 SILENT_SECONDS = 20.0  # so long without an answer is shown
 HUNG_SECONDS = 120.0  # so long without one is as good as dead
+STOPPED_SECONDS = 5.0  # between two looks: it is this process that was stopped (Ctrl-Z), or very busy
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Row:
 
 class Part:
     """A service that is kept alive: started when what it `needs` works, and again, later each time, when it dies or
-    does not answer any more."""
+    does not answer any more though what it needs does."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Part:
         self.is_needed = is_needed
         self._back_off = BackOff()
         self._question: _Question | None = None
-        self._began = self._due = self._heard = 0.0
+        self._began = self._due = self._heard = self._looked = self._asked = 0.0
         self._deaths = 0
         self._ever_worked = False
 
@@ -85,6 +86,9 @@ class Part:
     def look(self) -> None:
         """See how it is, and do what is to be done. Raises `ServiceError` for one that never comes up."""
         now = time.monotonic()
+        if now - self._looked > STOPPED_SECONDS or not all(part.works for part in self._needs):
+            self._heard = now  # nobody listened, or it may be what it needs that is silent
+        self._looked = now
         if self.state in ("waiting", "died"):
             if now >= self._due and all(part.works for part in self._needs):
                 self._start()
@@ -107,7 +111,8 @@ class Part:
         self.state, self._began, self._question = "starting", time.monotonic(), None
 
     def _ask(self, now: float) -> None:
-        if self._question is None and (self.state != "up" or now - self._heard >= ASK_SECONDS):
+        if self._question is None and (self.state != "up" or now - self._asked >= ASK_SECONDS):
+            self._asked = now
             self._question = _Question(self._works)
         if self._question is not None and self._question.answer is not None:
             if self._question.answer:

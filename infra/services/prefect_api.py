@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from infra.services.http import get_json
+from infra.services.http import get_json, get_json_of_ours
 
 POOL = "rlvf"  # the work pool of prefect.yaml
 
@@ -15,9 +15,11 @@ POOL = "rlvf"  # the work pool of prefect.yaml
 class PrefectApi:
     """The API at `url`, asked with `auth` (user:password) if it is given. Every method raises `OSError`."""
 
-    def __init__(self, url: str, auth: str = "") -> None:
+    def __init__(self, url: str, auth: str = "", *, is_ours: bool = False) -> None:
+        """`is_ours`: it is a home's server, and has to show that before each question."""
         self._url = url
         self._auth = auth
+        self._get = get_json_of_ours if is_ours else get_json
 
     def has(self, path: str) -> bool:
         """Whether there is something at `path`, such as work_pools/rlvf."""
@@ -88,7 +90,7 @@ class PrefectApi:
         return state
 
     def _ask(self, path: str, body: Any = None) -> Any:
-        return get_json(f"{self._url.rstrip('/')}/{path}", self._auth, body, timeout=10.0)
+        return self._get(f"{self._url.rstrip('/')}/{path}", self._auth, body, timeout=10.0)
 
 
 def _ended(pid: int, flow_run: str, seconds: float) -> bool:

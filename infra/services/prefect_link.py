@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.services.http import answers
-from infra.services.prefect_server import PrefectServer, is_of, service_of
+from infra.services.prefect_server import PrefectServer, is_of, is_own, service_of
 from infra.services.supervisor import BackOff
 
 LOOK_SECONDS = 1.0
@@ -24,7 +24,7 @@ class PrefectLink:
         self.url = url
         self._home = home
         self._service = service_of(home)
-        self.is_ours = self._service.found().get("url") == url  # else whoever named it answers for it
+        self.is_ours = is_own(home, url)  # else whoever named it answers for it
         self._known: int | None = None  # the supervisor of the server that has shown whose it is
 
     def serves(self, *, now: bool = False) -> bool:

@@ -15,23 +15,48 @@ from infra.home import private_home
 from infra.hosts import LOOPBACK, bracketed, free_port
 from infra.security.identity import authority
 from infra.security.secrets import without_userinfo
-from infra.services.addresses import running
 from infra.services.http import answers, proves
-from infra.services.passwords import auth_of
+from infra.services.passwords import USER, auth_of, kept_password
+from infra.services.prefect_api import PrefectApi
 from infra.services.served import served
 from infra.services.supervisor import Program, Service, ServiceError
 
 PORT = 4200
 
 
-def api_password(home: Path, url: str) -> str:
-    """`user:password` for the Prefect API at `url`: the home's for the home's own server, else that of the environment;
-    empty if there is none."""
-    own = {running(home).prefect, service_of(home).found().get("url")}
-    if url in own and not os.environ.get("PREFECT_API_URL"):
-        return server_password(home)
+def is_own(home: Path, url: str) -> bool:
+    """Whether a server of this home is meant by the address of an API: it has to prove itself before it is told a
+    password, because a server that has died leaves its port to whoever takes it."""
+    if url == service_of(home).found().get("url"):
+        return True
+    if url != os.environ.get("PREFECT_API_URL"):
+        return False
+    # handed down by one of our own processes, or by `rlvf status --shell`
+    kept = kept_password(home, "prefect")
     given = os.environ.get("PREFECT_API_AUTH_STRING")
-    return given or (server_password(home) if url in own else "")
+    handed_down = os.environ.get("PREFECT_HOME") == str(service_of(home).folder)
+    return handed_down or (kept is not None and given == f"{USER}:{kept}")
+
+
+def prefect_api(home: Path, url: str) -> PrefectApi:
+    """The API at `url`, with the home's password where it is the home's own, else with that of an environment that
+    names this address."""
+    if is_own(home, url):
+        return PrefectApi(url, server_password(home), is_ours=True)
+    return PrefectApi(url, _given_password(url))
+
+
+def api_password(home: Path, url: str) -> str:
+    """`user:password` for a client of the API at `url`; empty if there is none, and for a stranger on the port of the
+    home's own server."""
+    if is_own(home, url):
+        return server_password(home) if is_of(home, url, 5.0) else ""
+    return _given_password(url)
+
+
+def _given_password(url: str) -> str:
+    named = without_userinfo(os.environ.get("PREFECT_API_URL", ""))
+    return os.environ.get("PREFECT_API_AUTH_STRING", "") if without_userinfo(url) == named else ""
 
 
 def service_of(home: Path) -> Service:

@@ -17,7 +17,7 @@ from infra.security.tls import tls_environment
 from infra.services.addresses import Addresses
 from infra.services.passwords import auth_of
 from infra.services.prefect_api import POOL
-from infra.services.served import mlflow_access, served
+from infra.services.served import mlflow_address, served
 from infra.services.supervisor import Program
 from infra.storage import store
 
@@ -81,7 +81,7 @@ def worker(config: StackConfig, known: Addresses, prefect: Mapping[str, str]) ->
         "PYTHONSAFEPATH": "1",  # a folder named flows where someone stands is not ours
     }
     if not os.environ.get("MLFLOW_TRACKING_URI") and known.mlflow:
-        environment |= mlflow_access(home, known.mlflow)
+        environment |= mlflow_address(home, known.mlflow)  # a run takes the password from the home
     command = [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
     # where `rlvf up` was given, so that a run finds the files that it names as they are seen from there
     return Program([*command, "--name", worker_name()], _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)

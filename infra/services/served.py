@@ -1,13 +1,12 @@
 """How Prefect's server and MLflow's are started behind the gate, and what their clients need."""
 
-import os
 import sys
 import urllib.parse
 from pathlib import Path
 
 from infra.security.identity import authority, certificate_names, certs_folder
-from infra.services.addresses import running
-from infra.services.passwords import USER, password
+from infra.services.http import proves
+from infra.services.passwords import USER, kept_password
 
 AUTH = "RLVF_GATE_PASSWORD"  # user:password, in the environment: every user of the machine can read a command line
 
@@ -24,20 +23,18 @@ def served(application: str, url: str, home: Path, auth: str) -> tuple[list[str]
     return command, {AUTH: auth}
 
 
-def mlflow_access(home: Path, url: str) -> dict[str, str]:
-    """What a client of the home's MLflow server at `url` needs in its environment."""
-    access = {
-        "MLFLOW_TRACKING_URI": url,
-        "MLFLOW_TRACKING_USERNAME": USER,
-        "MLFLOW_TRACKING_PASSWORD": password(home, "mlflow"),
-    }
+def mlflow_address(home: Path, url: str) -> dict[str, str]:
+    """What says in an environment where the home's MLflow server at `url` is, and whom to trust there; no secret."""
+    address = {"MLFLOW_TRACKING_URI": url}
     if url.startswith("https://"):
-        access["MLFLOW_TRACKING_SERVER_CERT_PATH"] = authority(home) or ""
-    return access
+        address["MLFLOW_TRACKING_SERVER_CERT_PATH"] = authority(home) or ""
+    return address
 
 
-def adopt_mlflow(home: Path, uri: str) -> None:
-    """Let this process use the MLflow server at `uri`, if that is the home's own."""
-    if uri.rstrip("/") == running(home).mlflow:
-        for name, value in mlflow_access(home, uri.rstrip("/")).items():
-            os.environ.setdefault(name, value)
+def mlflow_access(home: Path, url: str) -> dict[str, str]:
+    """What a client of the MLflow server at `url` needs in its environment if that is the home's own and has shown it;
+    nothing for a stranger's."""
+    kept = kept_password(home, "mlflow")
+    if kept is None or not proves(url, f"{USER}:{kept}"):
+        return {}
+    return mlflow_address(home, url) | {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": kept}

@@ -18,7 +18,7 @@ from infra.services.part import TITLES, Part, Row
 from infra.services.passwords import auth_of
 from infra.services.ports import Ports
 from infra.services.prefect_api import POOL, PrefectApi
-from infra.services.prefect_server import PrefectServer, api_password
+from infra.services.prefect_server import PrefectServer, prefect_api, server_password
 from infra.services.programs import StackConfig
 from infra.services.supervisor import Program, ServiceError
 
@@ -97,9 +97,12 @@ class Stack:
                 self._parts.remove(part)
         prefect = [part for part in self._parts if part.name in ("prefect", "worker")]
         if not self._deployed and all(part.works for part in prefect):
-            assert self.addresses.prefect is not None
-            with suppress(OSError):
-                self._deployed = self._deploy(self._prefect_environment(), self.addresses.prefect)
+            url, server = self.addresses.prefect, self._prefect
+            assert url is not None
+            assert server is not None
+            if not server.is_ours or server.serves():  # Prefect's command tells its password to whoever answers
+                with suppress(OSError):
+                    self._deployed = self._deploy(server.environment, url)
 
     def rows(self) -> list[Row]:
         """What a person sees."""
@@ -125,7 +128,7 @@ class Stack:
     def _plan(self) -> None:
         home = self.config.home
         take_down_leftovers(home, self._say)  # of an `up` that was killed
-        self._plan_prefect()
+        prefect = self._plan_prefect()
         self._plan_mlflow()
         self._plan_scheduler()
         write_up(home, Up(os.getpid(), False, self.addresses))
@@ -136,14 +139,14 @@ class Stack:
                 "worker",
                 f"work pool {POOL}",
                 held(home, "worker"),
-                lambda: programs.worker(self.config, self.addresses, self._prefect_environment()),
+                lambda: programs.worker(self.config, self.addresses, prefect.environment),
                 lambda: self._api(str(self.addresses.prefect)).has_worker(programs.worker_name()),
                 needs=[part for part in self._parts if part.name != "machine"],  # it is told where they are
                 on_start=self._end_runs,
             )
         )
 
-    def _plan_prefect(self) -> None:
+    def _plan_prefect(self) -> PrefectServer:
         port = None if os.environ.get("PREFECT_API_URL") else self._ports.wanted("prefect")
         self._prefect = server = PrefectServer(
             self.config.home,
@@ -155,7 +158,7 @@ class Stack:
         )
         if not server.is_ours:
             self._was_there("prefect", server.url)
-            return
+            return server
         deadline = time.monotonic() + 10
         while not server.url:  # a run of this home has started it
             server.url = str(server.service.found().get("url", ""))
@@ -183,6 +186,7 @@ class Stack:
         self._keep_port_of(server.url)
         part = Part("prefect", server.url, server.service, server.program, server.serves, stop=server.stop, move=move)
         self._parts.append(part)
+        return server
 
     def _keep_port_of(self, url: str) -> None:
         self._ports.chosen["prefect"] = int(urllib.parse.urlsplit(url).port or 0)
@@ -281,12 +285,10 @@ class Stack:
         self._there[name] = url
         self._foreign.append(Row(TITLES[name], "was there", url))
 
-    def _prefect_environment(self) -> dict[str, str]:
-        assert self._prefect is not None
-        return self._prefect.environment
-
     def _api(self, url: str) -> PrefectApi:
-        return PrefectApi(url, api_password(self.config.home, url))
+        if self._prefect is not None and self._prefect.is_ours:  # also while it is dead
+            return PrefectApi(url, server_password(self.config.home), is_ours=True)
+        return prefect_api(self.config.home, url)
 
     def _end_runs(self, seconds: float = 0.0) -> None:
         """No run seems to be running that is not; another machine's runs may be on a server that was there before."""

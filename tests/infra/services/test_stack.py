@@ -5,6 +5,8 @@ import urllib.parse
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -73,3 +75,25 @@ def test_one_that_cannot_start_ends_them_all_and_leaves_nothing(
         until(lambda: services.look())
     assert living(home_folder) == []
     assert not [line for line in said if "stays" in line]
+
+
+def test_no_deployments_are_registered_at_a_stranger_on_the_port_of_prefect(home_folder: Path) -> None:
+    """Prefect's own command, which registers them, tells the password to whoever answers."""
+    told: list[str] = []
+    services = Stack(
+        StackConfig(home_folder, str(home_folder)),
+        deploy=lambda _, url: bool(told.append(url)) or True,
+        announce=lambda _: None,
+        joined=lambda _: True,
+        say=lambda _: None,
+    )
+    url = "http://127.0.0.1:4200/api"
+    proved = [False]
+    services._there["prefect"] = url
+    stands_for_it: Any = SimpleNamespace(is_ours=True, serves=lambda: proved[0], environment={})
+    services._prefect = stands_for_it
+    services.look()
+    assert told == []
+    proved[0] = True
+    services.look()
+    assert told == [url]

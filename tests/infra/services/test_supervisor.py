@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_what_stays_of_a_service_that_is_killed_goes_with_it(service: Service) -
     main, child = group(service)
     main.kill()
     until(lambda: not service.lives())
-    assert gone([main, child])
+    until(lambda: gone([main, child]), 10)  # all were killed at once, and the lock is not held by all
 
 
 def test_one_whose_supervisor_was_killed_is_known_as_an_orphan_and_can_be_ended(service: Service) -> None:
@@ -182,6 +183,74 @@ def test_a_service_that_stops_answering_is_seen_and_started_again(
     assert service.lives()
     until(lambda: state() == "up" and not hung.is_running())
     assert seen == ["starting", "up", "no answer", "died", "starting", "up"]
+
+
+class Clock:
+    """Stands for `time`: minutes pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def look(self, *looked: Part, seconds: float = 0.2) -> list[str]:
+        """Let the time pass, look at each, and wait for what was asked in a thread."""
+        self.now += seconds
+        for part in looked:
+            part.look()
+        until(lambda: not [each for each in threading.enumerate() if each.name == "does it answer"])
+        return [part.state for part in looked]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(parts, "time", made)
+    return made
+
+
+def test_who_was_stopped_itself_and_goes_on_ends_nothing(service: Service, clock: Clock) -> None:
+    """Ctrl-Z and `fg`: nobody has listened for minutes, and a service may take a second to answer then."""
+    slow = [False]
+    part = Part("prefect", "here", service, lambda: program(service), lambda: not slow[0])
+    until(lambda: clock.look(part) == ["up"])
+    processes = group(service)
+    slow[0] = True
+    assert clock.look(part, seconds=10 * parts.HUNG_SECONDS) == ["up"]
+    for _ in range(10):
+        assert clock.look(part) == ["up"]
+    slow[0] = False
+    until(lambda: clock.look(part, seconds=1.0) == ["up"])
+    assert not gone(processes[:1])
+    slow[0] = True
+    until(lambda: clock.look(part, seconds=1.0) == ["died"])  # one that really hangs is still seen
+    assert gone(processes)
+
+
+def test_a_server_that_hangs_takes_nobody_along_who_needs_it(service: Service, tmp_path: Path, clock: Clock) -> None:
+    """Whether a Prefect worker works is known from Prefect alone, and the runs that it has started end with it."""
+    server = Service(tmp_path / "server", tmp_path / "server.log")
+    server.hold()
+    answers_now = [True]
+    prefect = Part("prefect", "here", server, lambda: program(server), lambda: answers_now[0])
+    worker = Part("worker", "there", service, lambda: program(service), lambda: answers_now[0], needs=[prefect])
+    try:
+        until(lambda: clock.look(prefect, worker) == ["up", "up"])
+        hung, (own, run) = group(server), group(service)
+        answers_now[0] = False
+        until(lambda: clock.look(prefect, worker, seconds=1.0)[0] == "died")
+        assert gone(hung)
+        for _ in range(2 * int(parts.HUNG_SECONDS)):  # it takes its time to come back
+            clock.look(prefect, worker, seconds=1.0)
+        assert not gone([own])
+        assert not gone([run])
+        answers_now[0] = True
+        until(lambda: clock.look(prefect, worker, seconds=1.0) == ["up", "up"])
+        assert not gone([own])
+        assert not gone([run])
+    finally:
+        server.release()
 
 
 def test_one_whose_port_went_to_another_before_it_worked_goes_elsewhere(service: Service) -> None:
