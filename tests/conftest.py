@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,10 @@ for name in [name for name in os.environ if name.startswith(("PREFECT_", "RLVF_"
 os.environ["RLVF_HOME"] = str(STATE / "home")
 os.environ["PREFECT_HOME"] = str(STATE / "prefect")
 os.environ["HF_HUB_OFFLINE"] = "1"
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # of a job in the background; what is started here would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # not in the work tree; it outlives the session, so that what failed once is tried first the next time
 set_hypothesis_home_dir(Path(tempfile.gettempdir(), f"rlvf-hypothesis-{os.getuid()}"))
 
