@@ -4,6 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,9 +54,10 @@ def closed() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def asked(closed: Path, wanted: str, around: tuple[str, ...] = ()) -> str:
-    env = {**os.environ, "PYTHONPATH": f"{closed}/named{os.pathsep}{ROOT}", "TMPDIR": str(closed / "tmp")}
-    command = [*around, sys.executable, "-c", ASK, wanted, str(closed / "secret")]
+def asked(closed: Path, wanted: str, around: tuple[str, ...] = (), python: str = sys.executable) -> str:
+    folders = [f"{closed}/named", str(ROOT), sysconfig.get_path("purelib")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "TMPDIR": str(closed / "tmp")}
+    command = [*around, python, "-c", ASK, wanted, str(closed / "secret")]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
@@ -64,6 +68,14 @@ def test_only_python_is_there_of_a_folder_that_only_root_enters(closed: Path, wa
     assert asked(closed, wanted) == "FileNotFoundError 42"
     assert (closed / "secret").read_text() == "told nobody"
     assert list((closed / "tmp").iterdir()) == []
+
+
+def test_python_below_the_folder_that_bubblewrap_replaces_starts(closed: Path) -> None:
+    if lacks := sandbox.missing(sandbox.BUBBLEWRAP):
+        pytest.skip(lacks)
+    with tempfile.TemporaryDirectory(dir="/tmp") as below:
+        venv.create(below, symlinks=True)
+        assert asked(closed, sandbox.BUBBLEWRAP, python=f"{below}/bin/python") == "FileNotFoundError 42"
 
 
 def test_root_that_may_not_mount_is_told_what_to_do(closed: Path) -> None:
