@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from flows.config import EvalConfig, TrainConfig
 from flows.option_tree import leaf_values
 from flows.runs import Run, existing_run, saved_config, saved_problems, with_secrets
-from flows.trust import trusted
+from flows.trust import refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from rl.config import PolicyConfig, ProblemsConfig, SamplingConfig
@@ -52,8 +52,11 @@ def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
             "cluster": config.cluster,
         }
     )
-    trusted(Run(uri, used, resumed=True), trust)
-    return asked_of_run(config, uri.rstrip("/").rpartition("/")[2], trained, saved_problems(uri))
+    run = Run(uri, used, resumed=True, saved=trained)
+    trusted(run, trust)
+    asked = asked_of_run(config, run.name, trained, saved_problems(uri))
+    refuse_swapped(run, asked.problems.verifiers.values())
+    return asked
 
 
 def asked_of_model(config: EvalConfig) -> Asked:

@@ -50,6 +50,7 @@ class Run:
     uri: str
     config: TrainConfig
     resumed: bool
+    saved: TrainConfig | None = None  # what lay there when `config` was made of it
 
     @property
     def name(self) -> str:
@@ -225,7 +226,7 @@ def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[s
         raise OptionError(f"--steps {now.steps}: {name} has made {made} already; give more, or leave it out")
     if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
         raise OptionError(f"--resume {name} and run {now.run!r} are different runs; leave one of them out")
-    return Run(uri, now, resumed=True)
+    return Run(uri, now, resumed=True, saved=saved)
 
 
 def refuse_contradictions(name: str, saved: TrainConfig, now: TrainConfig) -> None:

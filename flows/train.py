@@ -139,8 +139,9 @@ def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
             place.display.say(line)
         return new_run(config.model_copy(update={"run": named}), place.runs)
     config, _ = with_defaults(config)  # one that Prefect starts again has them as they were asked for
-    run = Run(resolve_run(resume, place.runs), config, resumed=True)
-    refuse_contradictions(resume, saved_config(run.uri), config)
+    uri = resolve_run(resume, place.runs)
+    run = Run(uri, config, resumed=True, saved=(saved := saved_config(uri)))
+    refuse_contradictions(resume, saved, config)
     trusted(run)
     return run
 

@@ -20,7 +20,7 @@ from flows.publishing import Publishing
 from flows.report import PICTURE, REPORT
 from flows.result import TrainResult
 from flows.runs import Run
-from flows.trust import remember
+from flows.trust import refuse_swapped, remember
 from flows.workplace import Workplace
 from infra.cluster.placement import workers_with
 from infra.interrupts import answered_by
@@ -36,7 +36,7 @@ from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
 from tasks.collection import Collected
 from tasks.generate import Admission
-from tasks.problem_set import open_problems
+from tasks.problem_set import longest, open_problems
 from tasks.update import learned_figures
 from tasks.verify import check_verifiers
 
@@ -65,8 +65,10 @@ class Training:
             public=config.policy.model if config.sync.base == "public" else None,
         )
         self.evaluations = Evaluations(config, self.problems, self.generator, place, run.uri)
-        verifiers = {**self.problems.verifiers, **self.evaluations.verifiers}
-        for note in check_verifiers(place.dispatch, verifiers, self.problems.some()):
+        self._verifiers = {**self.problems.verifiers, **self.evaluations.verifiers}
+        if run.resumed:
+            refuse_swapped(run, self._verifiers.values())
+        for note in check_verifiers(place.dispatch, self._verifiers, self.problems.some()):
             place.display.say(note)
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
@@ -87,7 +89,8 @@ class Training:
             return
         if self.config.policy.model != TINY:
             self.place.display.stage("load the policy")
-        given = (self.config.policy, self.problems.longest(), self.config.sampling.limit)
+        evaluated = [problem for plan in self.evaluations.plans for problem in longest(plan.problems.held_out)]
+        given = (self.config.policy, [*self.problems.longest(), *evaluated], self.config.sampling.limit)
         for note in self.place.dispatch.run("train", check_policy, *given):
             self.place.display.say(note)
 
@@ -119,7 +122,7 @@ class Training:
             else:
                 self._changed = self.run.changes()
             self.run.save_config()
-            remember(self.run)
+            remember(self.run, self._verifiers.values())
             self.run.save_mlflow_run(self.tracker.run_id)
             self._books = stack.enter_context(
                 Bookkeeping(self.run, self.place, self._folder, self.tracker, self._hold.check)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from infra.storage import disk
 from infra.storage.store import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.config import MADE, TINY
-from rl.verifiers.spec import is_file
+from rl.verifiers.spec import VerifierSpec, is_file
 from tasks.problem_set import open_verifier
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
@@ -46,11 +46,10 @@ def trusted(run: Run, trust: bool = False) -> None:
 
     Raises NotTrustedError.
     """
-    path = local_path(run.uri)
-    if path is not None and rlvf_home().resolve() in path.resolve().parents:
+    if _is_ours(run):
         return
     now, known = brought(run.config, run.uri), _remembered(run)
-    saved = brought(saved_config(run.uri), run.uri)
+    saved = brought(run.saved or saved_config(run.uri), run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
     if not trust and any(known.get(setting) != value for setting, value in brings.items()):
         what = ", ".join(f"{setting} {value}" for setting, value in brings.items())
@@ -64,25 +63,37 @@ def trusted(run: Run, trust: bool = False) -> None:
     remember(run)
 
 
-def remember(run: Run) -> None:
-    """This home has seen what the run brings: sources by their digest."""
-    record = {"run": run.uri, "brings": {**_remembered(run), **brought(run.config, run.uri)}}
+def remember(run: Run, verifiers: Iterable[VerifierSpec] = ()) -> None:
+    """This home has seen what the run brings: sources by their digest, of those that were opened as they were then."""
+    record = {"run": run.uri, "brings": {**_remembered(run), **brought(run.config, run.uri, verifiers)}}
     disk.write_file(_record(run), json.dumps(record).encode(), 0o600)
 
 
-def brought(config: TrainConfig, uri: str) -> dict[str, str]:
+def refuse_swapped(run: Run, verifiers: Iterable[VerifierSpec]) -> None:
+    """Raise NotTrustedError where one of the verifiers of a run that is `trusted`, as they were opened since, is not
+    what it was then."""
+    if _is_ours(run):
+        return
+    known = _remembered(run)
+    for setting, value in brought(run.config, run.uri, verifiers).items():
+        if known.get(setting, value) != value:
+            raise NotTrustedError(printable(f"{run.uri}: its {setting} was replaced while it was opened: now {value}"))
+
+
+def brought(config: TrainConfig, uri: str, opened: Iterable[VerifierSpec] = ()) -> dict[str, str]:
     """What the configuration of the run at ``uri`` chooses that its owner would not have others choose, by setting:
     code that is run, and how it is confined, addresses that are told of the run, and what is read into it, with the
     rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets that it may read.
     Code is told by its content. Problems are told by their path: they are data, whoever edits them."""
     found = {}
+    texts = {each.name: each.text for each in opened}
     names = {"verifier": config.verifier.name}
     sets = (*config.sets, *config.evals)
     # by both, as a path may be there twice
     names.update({f"verifier {each.verifier} of {each.path}": each.verifier for each in sets if each.verifier})
     for setting, name in names.items():
         if is_file(name):
-            text = open_verifier(name, config.verifier).text
+            text = texts[name] if name in texts else open_verifier(name, config.verifier).text
             found[setting] = f"{name} (sha256 {hashlib.sha256(text.encode()).hexdigest()})"
         elif name.startswith(("http://", "https://")):
             found[setting] = name
@@ -105,6 +116,12 @@ def brought(config: TrainConfig, uri: str) -> dict[str, str]:
     if shown.cluster.scheduler is not None:
         found["cluster.scheduler"] = shown.cluster.scheduler
     return found
+
+
+def _is_ours(run: Run) -> bool:
+    """Whether it lies in this home, where nobody else writes."""
+    path = local_path(run.uri)
+    return path is not None and rlvf_home().resolve() in path.resolve().parents
 
 
 def _own(path: str, run: str) -> bool:

@@ -249,16 +249,18 @@ def _reason(error: Exception) -> str:
 
 def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write it in Hugging Face layout: config, tokenizer, ``model.safetensors`` (floating point in ``dtype``)."""
-    save_files(policy, folder)
+    save_files(policy, folder, dtype)
     save_file(copied_weights(policy.weights(), dtype), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def save_files(policy: Policy, folder: Path) -> None:
-    """Write what Hugging Face layout has beside the weights: config, tokenizer, and settings of generation, which name
-    the tokens that end a completion."""
+def save_files(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write what Hugging Face layout has beside the weights: config (of weights in ``dtype``), tokenizer, and settings
+    of generation, which name the tokens that end a completion."""
     folder.mkdir(parents=True, exist_ok=True)
     config = deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]  # a model that was built in code does not say
+    if dtype is not None:
+        config.dtype = dtype  # a learner's parameters may be of another
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     if policy.model.generation_config is not None:

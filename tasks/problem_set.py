@@ -46,12 +46,16 @@ class ProblemSet:
         """What no policy may be too short for: the held-out problems, some of the first step, and those of the files
         with the most characters. Tokens are not counted, as that takes the tokenizer of the policy on its worker; the
         longest by characters are nearly the longest by tokens, so that of many of them one is."""
-        ranked = sorted(self.drawn, key=lambda problem: len(problem.prompt), reverse=True)
-        return [*self.some(), *ranked[:LONGEST]]
+        return [*self.some(), *longest(self.drawn)]
 
     def some(self) -> list[Problem]:
         """A few problems to look at."""
         return [*self.held_out, *self.draw(0, 64, 0)]
+
+
+def longest(given: Sequence[Problem]) -> list[Problem]:
+    """Those with the most characters."""
+    return sorted(given, key=lambda problem: len(problem.prompt), reverse=True)[:LONGEST]
 
 
 @dataclass(frozen=True)

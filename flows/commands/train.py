@@ -17,7 +17,7 @@ from flows.plans import plans
 from flows.preflight import check_model, check_tracking, check_verifiers
 from flows.runs import Run, new_run, resume_run, without_secrets
 from flows.summary import run_name, summary
-from flows.trust import trusted
+from flows.trust import refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from infra.runs.tracking import tracking_uri
@@ -71,6 +71,7 @@ def _run(given: argparse.Namespace) -> None:
         check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
     problems = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
     if run.resumed:
+        refuse_swapped(run, problems.verifiers.values())
         run.refuse_other_problems(problems)
     check_verifiers(problems, run.config.cluster)
     plans(run.config, problems)

@@ -25,7 +25,7 @@ class Claim:
     host: str
     machine: str  # that started once: process ids mean the same wherever this is the same
     pid: Annotated[int, Field(ge=1, le=2**31 - 1)]
-    started: _Moment  # of the process
+    started: _Moment  # of the process, see `_started`
     since: _Moment  # of the claim
     state: Literal["claimed", "held", "released"] = "claimed"
     beat: Annotated[int, Field(ge=0)] = 0
@@ -38,8 +38,7 @@ class Claim:
         except (KeyError, OSError):  # a container may have no name for it
             user = str(os.getuid())
         pid = os.getpid()
-        started = psutil.Process(pid).create_time()
-        return cls(user, socket.gethostname(), _machine(), pid, started, time.time(), mark=secrets.token_hex(8))
+        return cls(user, socket.gethostname(), _machine(), pid, _started(pid), time.time(), mark=secrets.token_hex(8))
 
     @property
     def is_gone(self) -> bool:
@@ -47,7 +46,7 @@ class Claim:
         if self.machine != _machine():
             return False
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.started) > 1
+            return abs(_started(self.pid) - self.started) > 1
         except psutil.NoSuchProcess:
             return True
         except psutil.AccessDenied:
@@ -67,6 +66,17 @@ def read_claim(content: bytes) -> Claim | None:
         return _CLAIM.validate_json(content)
     except ValueError:
         return None
+
+
+def _started(pid: int) -> float:
+    """When a process was started, in seconds since its machine was where that is told, else since 1970: setting the
+    clock moves the latter. Raises `psutil.Error`."""
+    process = psutil.Process(pid)
+    try:
+        after_the_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except OSError:
+        return process.create_time()
+    return int(after_the_name.split()[19]) / os.sysconf("SC_CLK_TCK")  # starttime, see proc_pid_stat(5)
 
 
 def _machine() -> str:

@@ -1,5 +1,6 @@
 """Models that cannot be trained, or not as asked: refused before a run exists."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ def test_more_tokens_than_the_model_has_positions_for_make_no_run(lab: Any, tmp_
     name = lab.new_name()
     with pytest.raises(ValueError, match=r"sampling.max_tokens: .* range of positions of 256"):
         lab.train(run=name, policy=small(tmp_path, "GPT-2"), steps="1", sampling__max_tokens="256")
+    assert not (lab.home / "runs" / name).exists()
+
+
+def test_a_prompt_of_an_evaluation_that_is_too_long_makes_no_run(lab: Any, tmp_path: Path) -> None:
+    name = lab.new_name()
+    long = {"prompt": "add 3 and 4, " * 400, "target": "7"}
+    (tmp_path / "long.jsonl").write_text(json.dumps(long) + "\n")
+    with pytest.raises(ValueError, match=r"tokens of prompt and .* of completion reach beyond .* 1024 .*long.jsonl:1"):
+        lab.train(run=name, steps="1", evals=f"[{{path: {tmp_path}/long.jsonl}}]")
     assert not (lab.home / "runs" / name).exists()
 
 

@@ -11,7 +11,8 @@ from flows.cli import main
 from flows.config import EvalConfig, TrainConfig
 from flows.options import read_config
 from flows.runs import Run
-from flows.trust import NotTrustedError, brought, remember, trusted
+from flows.trust import NotTrustedError, brought, refuse_swapped, remember, trusted
+from tasks.problem_set import open_verifier
 
 
 def saved(uri: str, **options: str) -> Run:
@@ -31,6 +32,36 @@ def reward(tmp_path: Path) -> Path:
     file = tmp_path / "my_reward.py"
     file.write_text("def reward(problem, completion):\n    return 1.0\n")
     return file
+
+
+def test_what_was_opened_is_what_is_trusted_whatever_lies_there_now(elsewhere: str, reward: Path) -> None:
+    run = saved(elsewhere, verifier=f"{reward}:reward")
+    opened = [open_verifier(run.config.verifier.name, run.config.verifier)]
+    good = reward.read_text()
+    trusted(run, trust=True)
+    refuse_swapped(run, opened)
+    reward.write_text("import os\n" + good)
+    with pytest.raises(NotTrustedError, match="was replaced while it was opened"):
+        refuse_swapped(run, [open_verifier(run.config.verifier.name, run.config.verifier)])
+    remember(run, opened)  # trained with the good one: the other one was not seen
+    with pytest.raises(NotTrustedError, match="brings something else"):
+        trusted(run)
+
+
+def test_what_was_read_of_a_run_is_what_is_looked_at_whatever_lies_there_now(elsewhere: str) -> None:
+    asked = saved(elsewhere, tracking__uri="http://198.51.100.1:5000")
+    run = replace(asked, saved=asked.config)
+    saved(elsewhere)  # without it
+    with pytest.raises(NotTrustedError, match=r"198\.51\.100\.1"):
+        trusted(run)
+
+
+def test_a_run_of_this_home_goes_on_with_an_edited_reward(home_folder: Path, reward: Path) -> None:
+    run = saved(str(home_folder / "runs" / "mine"), verifier=f"{reward}:reward")
+    remember(run)
+    reward.write_text(reward.read_text() + "# edited\n")
+    trusted(run)
+    refuse_swapped(run, [])
 
 
 def test_a_run_that_brings_nothing_needs_no_trust(elsewhere: str) -> None:

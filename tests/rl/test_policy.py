@@ -130,6 +130,7 @@ def test_weights_are_saved_in_the_dtype_asked_for(tmp_path: Path, make_policy: C
     loaded = load_policy(str(tmp_path), CPU).model.state_dict()
     for name, value in policy.model.state_dict().items():
         assert torch.equal(loaded[name], value.bfloat16().float())
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"  # which others load it in
 
 
 # -- the prompt

@@ -1,10 +1,12 @@
 """A lock's owner of whom nothing can be read, and one who cannot write that he has ended."""
 
 import json
+import sys
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.storage import lock
@@ -33,6 +35,17 @@ def test_a_storage_that_goes_away_at_the_end_fails_nothing(monkeypatch: pytest.M
     assert (
         line == f"{run} could not be released (Could not connect to http://***@store:9000); who wants it next waits 2 s"
     )
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a process's start is told by the clock alone: needs Linux"
+)
+def test_setting_the_clock_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Claim.of_this_process()
+    told = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: told(process) + 3600)
+    assert not claim.is_gone
+    assert replace(claim, started=claim.started + 5).is_gone  # another process of that number
 
 
 @pytest.mark.parametrize(
