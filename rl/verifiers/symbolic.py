@@ -5,7 +5,7 @@ it in a process that can be killed: the library's own time-out does not fire on 
     wrong_value   it does not
     no_answer     no ``\boxed{}``
     ambiguous     sides of an equation that differ, an equation that says no value (x=41=42, 41=42 and 2x=42 are not
-                  42), or words that take it back
+                  42), numbers side by side (2\\;3 is not 5), or words that take it back
     unparsable    it finds no expression there
     empty         nothing but white space
 
@@ -39,6 +39,10 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,;! ]|,\\!|\{,\}|~)\d{3})+(?!\d)")
+_SPACED = re.compile(
+    r"\d(?:\s|~|\\[,;:! ]|\\q?quad\b)+\d(?![\d.]*\s*/)"
+)  # 2\;3, which would be read as 5; 1 1/2 is one
+_ABOUT = re.compile(r"\\(?:approx|sim|simeq|l?dots|cdots)\b|\.\.\.|…|≈")
 _NAMES = re.compile(
     r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
     r"|omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega|ell|angle|triangle|overline|vec|measuredangle|widehat|hat)\b"
@@ -128,6 +132,11 @@ def doubts(latex: str) -> set[str]:
     return {each for each in words if any(kind.search(each) for kind in (INEXACT, OTHER_NUMBER, TAKEN_BACK))}
 
 
+def is_loose(stated: str, wanted: str) -> bool:
+    """Whether it says several numbers side by side, or one with more to come, where the target does not."""
+    return any(kind.search(stated) and not kind.search(wanted) for kind in (_SPACED, _ABOUT))
+
+
 def is_name(latex: str) -> bool:
     r"""Whether it names what is asked for, as x, P(A), AB, \theta or a+b do, and is no value or equation: 3, \sqrt4."""
     latex = re.sub(r"\\left|\\right", "", latex)
@@ -189,7 +198,7 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     if answer is None:
         return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
     stated = value(tidied(answer), wanted)
-    if stated is None or doubts(answer) - doubts(wanted):
+    if stated is None or doubts(answer) - doubts(wanted) or is_loose(stated, wanted):
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
     found = expression(tidied(stated))
     if not found:

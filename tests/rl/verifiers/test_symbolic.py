@@ -40,7 +40,7 @@ def ask(verifier: Verifier) -> Callable[[str, str], Verdict]:
         ("42", r"\boxed{41, 42}", "wrong_value"),
         ("42", r"\boxed{41 \text{ or } 42}", "wrong_value"),
         ("42", r"\boxed{\{41, 42\}}", "wrong_value"),
-        ("42", r"\boxed{41 42}", "wrong_value"),
+        ("42", r"\boxed{41 42}", "ambiguous"),
         ("42", "42", "no_answer"),
         ("42", r"\boxed{42", "no_answer"),
         ("42", r"\boxed{}", "unparsable"),
