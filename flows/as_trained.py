@@ -12,7 +12,7 @@ from flows.option_tree import leaf_values
 from flows.runs import Run, existing_run, saved_config, saved_problems, with_secrets
 from flows.trust import refuse_swapped, trusted
 from infra.home import runs_uri
-from infra.runs.checkpoints import is_run
+from infra.runs.checkpoints import BEST, MODEL, is_run
 from rl.config import PolicyConfig, ProblemsConfig, SamplingConfig
 from rl.problems import normalized
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve, set_name
@@ -38,8 +38,8 @@ def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
         NotTrustedError: it is not.
         ValueError: what was asked for cannot be read or makes no sense; one line.
     """
-    uri = existing_run(config.policy.model, runs_uri())
-    if not is_run(uri):
+    uri = _run_of(existing_run(config.policy.model, runs_uri()))
+    if uri is None:
         return asked_of_model(config)
     trained = saved_config(uri)
     now = _laid_over(config, trained)
@@ -57,6 +57,14 @@ def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
     asked = asked_of_run(config, run.name, trained, saved_problems(uri))
     refuse_swapped(run, asked.problems.verifiers.values())
     return asked
+
+
+def _run_of(uri: str) -> str | None:
+    """The run that lies there, or whose result does."""
+    if is_run(uri):
+        return uri
+    above, _, name = uri.rstrip("/").rpartition("/")
+    return above if name in (MODEL, BEST) and is_run(above) else None
 
 
 def asked_of_model(config: EvalConfig) -> Asked:

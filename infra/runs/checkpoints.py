@@ -12,6 +12,7 @@ from infra.storage.patience import Patience
 from infra.storage.store import Folder, NotThere, Torn
 
 CONFIG = "config.yaml"
+MODEL = "model"  # the folder of a run's result
 BEST = "model-best"  # the folder of the version with the best evaluation, in Hugging Face layout
 
 

@@ -5,7 +5,7 @@ it in a process that can be killed: the library's own time-out does not fire on 
     wrong_value   it does not
     no_answer     no ``\boxed{}``
     ambiguous     sides of an equation that differ, an equation that says no value (x=41=42, 41=42 and 2x=42 are not
-                  42), numbers side by side (2\\;3 is not 5), or words that take it back
+                  42), numbers side by side (2\;3 is not 5), or words that take it back
     unparsable    it finds no expression there
     empty         nothing but white space
 

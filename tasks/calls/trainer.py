@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from infra.cluster.dispatch import leave_thread
 from infra.cluster.resident import drop, resident, resident_now
 from infra.runs import checkpoints
+from infra.runs.checkpoints import MODEL
 from infra.security.secrets import masked
 from infra.storage import disk, store
 from infra.storage.fence import Fence
@@ -68,7 +69,6 @@ class StepsLostError(RuntimeError):
         )
 
 
-MODEL = "model"  # the folder of a run's result
 _learning = threading.Lock()  # weights are not read while an update changes them, however many threads a worker has
 
 

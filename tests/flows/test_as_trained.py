@@ -101,6 +101,8 @@ def test_problems_that_were_trained_on_are_left_out_even_if_the_file_was_edited(
     assert {problem.prompt for problem in grown.problems.held_out} == held_out | new
     assert "160 problems of sums; 240 that mine was trained on are left out (--held_out 0 takes all)" in grown.notes
     assert "400 problems of sums: mine was trained on 240 of them" in evaluated(held_out="0").notes
+    result = asked_evaluation(given(EvalConfig, policy=f"{uri}/model"))  # the run's, by its folder
+    assert (result.problems.held_out, result.config.policy.model) == (grown.problems.held_out, f"{uri}/model")
     copy = file.rename(tmp_path / "copy.csv")  # and where the file is gone
     assert {problem.prompt for problem in evaluated(problems=str(copy)).problems.held_out} == held_out | new
     (tmp_path / "mine" / PROBLEMS).unlink()  # a run of an older version
