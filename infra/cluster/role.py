@@ -85,10 +85,17 @@ def role_options(
     }
 
 
+class LogFile(logging.FileHandler):
+    """A log that lacks what cannot be written, on a full disk for instance: whoever needs the disk says so."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+        pass
+
+
 @contextmanager
 def logs_to(path: Path) -> Iterator[None]:
     """Send what Dask logs in this process to a file instead of the terminal."""
-    to_file = logging.FileHandler(log_at(path), delay=True)
+    to_file = LogFile(log_at(path), delay=True)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     loggers = [
         logging.getLogger(name)

@@ -229,7 +229,8 @@ def import_mlflow() -> Any:
     for name in ("mlflow", "alembic"):  # the migrations of a new SQLite file would fill the screen
         if logging.getLogger(name).level < logging.WARNING:
             logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)  # an outage is said once, by us
+    for name in ("mlflow.system_metrics", "mlflow.store.db.utils"):  # an outage, or a full disk, is said once, by us
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return mlflow
 
 

@@ -1,5 +1,6 @@
 """Logs are set aside when they are large and removed when they are old."""
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra import logs
+from infra.cluster.role import LogFile
 from infra.logs import log_at
 
 
@@ -27,3 +29,11 @@ def test_a_large_log_is_set_aside_and_an_old_one_removed(tmp_path: Path, monkeyp
     assert (old.exists(), recent.exists(), other.exists()) == (False, True, True)
     path.write_bytes(b"short")
     assert log_at(path).read_bytes() == b"short"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full: Linux")
+def test_a_log_on_a_full_disk_fills_no_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    log = LogFile("/dev/full")
+    log.emit(logging.makeLogRecord({"msg": "a line"}))
+    log.close()
+    assert capsys.readouterr().err == ""
