@@ -225,7 +225,7 @@ def test_a_home_that_cannot_be_is_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLVF_HOME", str(tmp_path / "file" / "home"))
-    assert "Not a directory" in refused("sft", code=1)
+    assert f"{tmp_path / 'file'} is no folder" in refused("sft")
 
 
 HOSTILE = "\x1b]52;c;ZXZpbA==\x07\u202e[red]"

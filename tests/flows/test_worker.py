@@ -189,7 +189,7 @@ def test_a_second_machine_of_the_same_name_is_refused_in_one_line(town: Town, je
     )
     assert town.names() == before
     other = start("worker", town.scheduler.address, "--name", "beside", "--roles", "verifier", RLVF_HOME=home)
-    until(lambda: "beside-verifier" in town.names())
+    until(lambda: "beside-verifier" in town.names() and "joined" in other.log.read_text())
     other.process.terminate()
     other.process.wait(60)
     until(lambda: town.names() == before)

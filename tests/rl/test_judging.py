@@ -37,7 +37,7 @@ def test_each_set_is_judged_by_its_own_verifier_and_order_is_kept() -> None:
         ("right", "verifier_error"),
         ("right", "wrong_value"),
         ("right", "no_answer"),
-        ("right", "partly_right"),
+        ("right", "graded"),
     )
     assert found.errors == ("my_reward.py:4: KeyError: 'no'",)
     nan = np.nan
