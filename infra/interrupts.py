@@ -39,17 +39,17 @@ def put_off() -> Iterator[None]:
 @contextmanager
 def answered_by(stop: Callable[[], None]) -> Iterator[Sequence[int]]:
     """The first signal that comes has `stop` called, in a thread of its own, so that the work ends by itself; it takes
-    effect at the end of the context. A second one takes effect at once. Yields the signals that came so far. One that
-    this process was started to ignore, as a script's background job is SIGINT, stays ignored.
+    effect at the end of the context. A second one takes effect at once. Yields the signals that came so far. SIGINT
+    stays ignored where it is, as in a script's background job.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came
         return
     woken, wake = os.pipe()
-    before: dict[int, Any] = {
-        n: handler for n in NUMBERS if (handler := signal.getsignal(n)) not in (None, signal.SIG_IGN)
-    }
+    before: dict[int, Any] = {n: handler for n in NUMBERS if (handler := signal.getsignal(n)) is not None}
+    if before.get(signal.SIGINT) == signal.SIG_IGN:
+        del before[signal.SIGINT]
 
     def wait() -> None:
         if os.read(woken, 1):
