@@ -1,11 +1,14 @@
 """Two processes and one run, with the real commands and real signals."""
 
 import shutil
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any
 
+import psutil
 import pytest
 
 from infra.storage import lock, store
@@ -37,7 +40,7 @@ def test_one_run_has_one_trainer_whoever_sleeps_meanwhile(
         assert f"(process {first.process.pid}) since 20" in line
         assert first.process.poll() is None
 
-        first.signal_group(SIGSTOP)
+        stopped_out_of_a_transaction(first, home / "mlflow.db")
         monkeypatch.setattr(lock, "DEAD_SECONDS", 3.0)
         reached = max(store.versions(str(run / "state"))) + 3
         lab.train(resume=str(run), home=home, steps=str(reached))
@@ -70,6 +73,24 @@ def test_a_run_that_is_removed_ends_in_a_line_and_leaves_it_to_who_begins_it_ane
         assert err.strip().splitlines()[-1].startswith(f"rlvf: {run} was removed while this process trained it")
         assert "Traceback" not in err
     assert [str(path) for path in run.rglob("*") if path.is_file()] == []
+
+
+def stopped_out_of_a_transaction(command: Any, database: Path) -> None:
+    """Stopped within one, it would keep everybody else out of the database for as long as it sleeps."""
+    process = psutil.Process(command.process.pid)
+
+    def stopped() -> bool:
+        command.signal_group(SIGSTOP)
+        until(lambda: process.status() == psutil.STATUS_STOPPED)
+        with closing(sqlite3.connect(database, timeout=0, isolation_level=None)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                command.signal_group(SIGCONT)
+                return False
+        return True
+
+    until(stopped)
 
 
 def removed(run: Path) -> None:

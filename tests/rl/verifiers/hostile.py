@@ -387,8 +387,11 @@ def main() -> None:
         time.sleep(0.1)
     found["orphans"] = sleeping()
     ask("session")
+    bombs = []
     for _ in range(4):
         ask("bomb")
+        bombs.append(found["bomb"])
+    found["bombs_said"] = bombs
     deadline = time.monotonic() + 20
     while sleeping() > PROCESSES and time.monotonic() < deadline:
         time.sleep(

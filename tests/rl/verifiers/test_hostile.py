@@ -166,7 +166,12 @@ def test_the_environment_and_the_memory_of_other_processes_are_closed(found: dic
 def test_a_process_of_another_session_and_an_orphan_end(found: dict[str, Any]) -> None:
     assert found["orphan"] == found["session"] == found["orphan_amid_orphans"] == [1, "right"]
     assert found["orphans"] == 0
-    assert 0 < found["most"] <= PROCESSES
+    made, *_ = found["bombs_said"]
+    # the kernel's bound counts what the user ran when the verifier began, and some of that may have ended since: then
+    # the supervisor ends it, and with it all that it started
+    ended = [None, f"r.py: reward ran more than {PROCESSES} processes (here)"]
+    assert made == ended or (made[0] == 0 and int(made[1]) > 0), found["bombs_said"]
+    assert found["most"] <= PROCESSES
     assert found["left"] == 0
 
 
