@@ -20,13 +20,13 @@ from flows.workplace import Workplace
 from infra.background import Background
 from infra.cluster import timeline
 from infra.cluster.placement import offers
+from infra.disk import sweep_files
 from infra.runs.record import ABOUT, TAIL, TIMELINE, read_record, send_record, send_tail, versions
 from infra.runs.rollouts import remove_rollouts_after, write_rollouts
 from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
 from infra.services.links import keyed
 from infra.storage import place as places
-from infra.storage.disk import sweep_files
 from infra.storage.patience import Patience
 from tasks.collection import Collected
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import flows
 from flows.config import EvalConfig, SftConfig, TrainConfig
+from infra import disk
 from infra.services.prefect_server import prefect_api
 from infra.services.supervisor import ServiceError
-from infra.storage import disk
 
 NAMES = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")
 

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 
 from flows.config import HELD_OUT, TrainConfig
 from flows.runs import Run, saved_config, without_secrets
+from infra import disk
 from infra.home import rlvf_home
 from infra.security.printable import printable
-from infra.storage import disk
 from infra.storage.store import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.config import MADE, TINY

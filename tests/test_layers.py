@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,51 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
 )
 def test_the_check_sees_every_form_of_import(package: str, source: str, found: list[str]) -> None:
     assert violations(source, package) == found
+
+
+def rooms(package: str) -> dict[str, set[str]]:
+    """Which folders and files of a package name which others of it, wherever in a file."""
+    found: dict[str, set[str]] = {}
+    for file in sorted((ROOT / package).rglob("*.py")):
+        room = file.relative_to(ROOT / package).parts[0].removesuffix(".py")
+        found.setdefault(room, set()).update(named(file.read_text("utf-8"), package) - {room})
+    return found
+
+
+def named(source: str, package: str) -> set[str]:
+    """The rooms of `package` that `source` imports."""
+    modules = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
+    return {words[1] for words in (name.split(".") for name in modules) if words[0] == package and len(words) > 1}
+
+
+def circle(names: dict[str, set[str]]) -> list[str]:
+    """Rooms each of which names the next and the last the first; [] where there are none."""
+    try:
+        list(TopologicalSorter(names).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("package", ["infra", "tasks", "flows"])
+def test_no_rooms_of_a_package_import_in_a_circle(package: str) -> None:
+    found = rooms(package)
+    assert len(found) > 3
+    assert circle(found) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert named("import infra.storage.store as s\ndef f():\n    from infra import disk", "infra") == {
+        "storage",
+        "disk",
+    }
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
 
 
 def test_importing_the_packages_loads_nothing_heavy() -> None:

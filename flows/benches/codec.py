@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from infra.storage import disk
+from infra import disk
 from infra.weights.difference import apply_difference, weights_digest, write_difference
 from rl.policy import copied_weights, read_weights
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from flows.benches.codec import STEPS, drawn, stepped
+from infra import disk
 from infra.links.link import WIFI
 from infra.links.network import Machine, available, network
-from infra.storage import disk
 from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
 from infra.weights.publisher import Publisher

@@ -20,13 +20,13 @@ from infra.checks.machine import Check, placement_checks, route_checks
 from infra.cluster.machine import detect_device, this_machine
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.reach import UnreachableError, parse_address, reach
-from infra.cluster.scheduler import ask
 from infra.home import rlvf_home
 from infra.security.certificates import SecurityError
 from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certificate, has_certificates
 from infra.security.printable import printable
 from infra.services.addresses import running
 from infra.services.http import opener
+from infra.services.scheduler import ask
 
 EXAMPLES = """
 rlvf doctor                                            this machine, and the cluster that it belongs to

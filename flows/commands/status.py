@@ -14,7 +14,6 @@ from typing import Any
 
 from flows.commands.command import Command
 from infra.cluster.reach import parse_address, reach
-from infra.cluster.scheduler import Seen, ask
 from infra.home import rlvf_home, rlvf_storage
 from infra.security.identity import authority, installed_settings
 from infra.security.printable import printable
@@ -23,6 +22,7 @@ from infra.services.addresses import Addresses, read_up, running
 from infra.services.http import answers
 from infra.services.links import page_links
 from infra.services.prefect_server import api_password, is_own, prefect_api, server_of
+from infra.services.scheduler import Seen, ask
 from infra.services.served import mlflow_access
 from infra.storage import place
 

@@ -117,7 +117,7 @@ def _stay(config: StackConfig) -> None:
     """Keep everything up until Ctrl-C, SIGTERM or the end of the terminal; then stop it."""
     from flows.deployments import Registration
     from infra.cluster.reach import parse_address
-    from infra.cluster.scheduler import announce, ask
+    from infra.services.scheduler import announce, ask
     from infra.services.stack import Stack
 
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup

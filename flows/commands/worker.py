@@ -17,7 +17,6 @@ from infra.cluster.machine import cores, detect_device, this_machine
 from infra.cluster.membership import Membership, Role
 from infra.cluster.placement import ROLES
 from infra.cluster.reach import parse_address, reach
-from infra.cluster.scheduler import Seen, ask
 from infra.home import home_line, rlvf_home
 from infra.hosts import is_loopback
 from infra.interrupts import answered_by
@@ -26,6 +25,7 @@ from infra.security.certificates import SecurityError
 from infra.security.identity import adopt_settings, install_bundle
 from infra.security.printable import printable
 from infra.services.addresses import a_worker, running
+from infra.services.scheduler import Seen, ask
 
 EXAMPLES = """
 rlvf worker --bundle jetson.bundle                     the first time: installs the bundle, then joins

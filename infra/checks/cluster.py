@@ -5,7 +5,7 @@ from pathlib import Path
 from infra.checks.machine import Check, check_clock, check_route, check_storage, check_versions
 from infra.cluster.machine import versions
 from infra.cluster.reach import SchedulerAddress
-from infra.cluster.scheduler import Seen, answers_back
+from infra.services.scheduler import Seen, answers_back
 
 
 def cluster_checks(seen: Seen, address: SchedulerAddress, home: Path, host: str) -> list[Check]:

@@ -17,7 +17,7 @@ NANNY_SETTINGS: Mapping[str, Any] = {"distributed.nanny.pre-spawn-environ": {}, 
 # own commands start.
 DASK_SETTINGS = {
     **WORKER_SETTINGS,
-    "distributed.scheduler.preload": ["infra.cluster.dashboard"],  # its page asks who is there
+    "distributed.scheduler.preload": ["infra.services.dashboard"],  # its page asks who is there; Dask imports it
     "distributed.scheduler.allowed-failures": 0,  # a worker's death is known at once, and counted by the dispatch
     "distributed.scheduler.no-workers-timeout": "60s",
     "distributed.scheduler.work-stealing": False,

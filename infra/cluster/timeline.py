@@ -17,8 +17,8 @@ from typing import Annotated, Any, Generic, TypeVar
 from distributed import get_worker
 from pydantic import Field, TypeAdapter
 
+from infra import disk
 from infra.cluster.placement import worker_name
-from infra.storage import disk
 
 T = TypeVar("T")
 KEPT_BYTES = 8 * 2**20  # of the file: some 80,000 calls; of a longer run the newest half or more

@@ -17,7 +17,7 @@ from typing import Annotated, Self
 from pydantic import Field, TypeAdapter
 from pydantic_core import from_json
 
-from infra.storage.disk import write_file
+from infra.disk import write_file
 
 logger = logging.getLogger(__name__)
 

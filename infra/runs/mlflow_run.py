@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from infra.disk import own_folder
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine
 from infra.security.secrets import masked
-from infra.storage.disk import own_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from infra import disk
 from infra.security.certificates import SecurityError, belongs, check_dates, is_signed_by, read_certificate, read_key
-from infra.storage import disk
 
 BUNDLE_BYTES = 1 << 20
 MACHINE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of file names and of certificates

@@ -23,6 +23,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from infra import disk
 from infra.security.bundles import SECRET, SETTING, Bundle, check_machine_name, how_to_renew, machine_name, read_bundle
 from infra.security.certificates import (
     MACHINE_DAYS,
@@ -40,7 +41,6 @@ from infra.security.certificates import (
     read_certificate,
     read_key,
 )
-from infra.storage import disk
 
 logger = logging.getLogger(__name__)
 RENEW_DAYS = 30  # so long before its end this machine's own certificate is made anew

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from infra import disk
 from infra.home import private_home
 from infra.services.supervisor import this_machine
-from infra.storage import disk
 from infra.storage.typed import DamagedError, read_typed
 
 UP = "up.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from infra.storage import disk
+from infra import disk
 from infra.storage.typed import read_typed
 
 FILE = "secrets.json"

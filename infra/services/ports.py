@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from infra import disk
 from infra.hosts import LOOPBACK, free_port
 from infra.services import prefect_server
 from infra.services.part import TITLES
-from infra.storage import disk
 from infra.storage.typed import DamagedError, read_typed
 
 _PORTS = TypeAdapter(dict[str, Annotated[int, Field(ge=0, le=65535)]])  # by service

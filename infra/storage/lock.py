@@ -21,8 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from infra import disk
 from infra.security.secrets import masked
-from infra.storage import disk, place
+from infra.storage import place
 from infra.storage.claim import Claim, read_claim
 from infra.storage.fence import Fence, LockLostError, claims
 

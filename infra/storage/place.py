@@ -7,7 +7,7 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 
-from infra.storage import disk
+from infra import disk
 from infra.storage.manifest import MANIFEST, NotThere
 
 # Stores without folders: creating one is needless there, and at a store's top level it would make a bucket

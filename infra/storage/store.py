@@ -20,7 +20,8 @@ from typing import Self
 
 from pydantic import JsonValue
 
-from infra.storage import disk, place
+from infra import disk
+from infra.storage import place
 from infra.storage.fence import Fence
 from infra.storage.manifest import (
     MANIFEST,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from infra import disk
 from infra.cluster.timeline import Fetched
-from infra.storage import disk, store
+from infra.storage import store
 from infra.storage.manifest import NotThere, Torn
 from infra.storage.patience import Patience
 from infra.storage.store import Folder

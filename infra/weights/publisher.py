@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from infra.storage import disk, place, store
+from infra import disk
+from infra.storage import place, store
 from infra.storage.fence import Fence
 from infra.storage.manifest import NotThere, StoreError, Torn
 from infra.storage.patience import Patience

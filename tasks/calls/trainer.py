@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from pydantic import JsonValue
 
+from infra import disk
 from infra.cluster.dispatch import leave_thread
 from infra.cluster.resident import drop, resident, resident_now
 from infra.runs import checkpoints
 from infra.runs.checkpoints import MODEL
 from infra.security.secrets import masked
-from infra.storage import disk, store
+from infra.storage import store
 from infra.storage.fence import Fence
 from infra.storage.patience import Patience
 from infra.weights.difference import Weights

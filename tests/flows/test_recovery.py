@@ -80,38 +80,37 @@ def kill_in_call(lab: Any, worker: str, call: str, run: Path, after: int) -> Non
         os.kill(pid, SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("worker", "call"), [("generator-0", "generate"), ("verifier-0", "verify"), ("trainer", "train")]
-)
-def test_a_killed_worker_costs_its_piece_of_work(lab: Any, undisturbed: str, worker: str, call: str) -> None:
+def trained_with_a_killed_worker(
+    lab: Any, undisturbed: str, worker: str, call: str, *, after: int, **options: str
+) -> Path:
+    """The run, in which a worker was killed in a call after a step, with the same weights at its end."""
     name = lab.new_name()
     run = lab.run_folder(name)
     lab.settle()
-    killer = threading.Thread(target=kill_in_call, args=(lab, worker, call, run, 3))
+    killer = threading.Thread(target=kill_in_call, args=(lab, worker, call, run, after))
     killer.start()
-    result = lab.train(run=name, steps=str(STEPS), staleness="0")
+    result = lab.train(run=name, steps=str(STEPS), staleness="0", **options)
     killer.join()
     assert result.lost == {call: 1}
     check_steps(lab, run)
     assert lab.weights_digest(run, STEPS) == undisturbed
+    return Path(run)
+
+
+@pytest.mark.parametrize(
+    ("worker", "call"), [("generator-0", "generate"), ("verifier-0", "verify"), ("trainer", "train")]
+)
+def test_a_killed_worker_costs_its_piece_of_work(lab: Any, undisturbed: str, worker: str, call: str) -> None:
+    trained_with_a_killed_worker(lab, undisturbed, worker, call, after=3)
 
 
 def test_steps_that_died_with_the_trainer_are_made_again_in_place(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = lab.new_name()
-    run = lab.run_folder(name)
-    lab.settle()
-    killer = threading.Thread(target=kill_in_call, args=(lab, "trainer", "train", run, 7))
-    killer.start()
-    result = lab.train(run=name, steps=str(STEPS), staleness="0", checkpoint__every="5")
-    killer.join()
-    assert result.lost == {"train": 1}
+    run = trained_with_a_killed_worker(lab, undisturbed, "trainer", "train", after=7, checkpoint__every="5")
     said = capsys.readouterr().err
     assert re.search(r"version [78] is lost with the trainer that had made it; .* is of version 5; going on", said)
     assert re.search(r"the newest checkpoint is of step 5: steps? 6.* made again", said)
-    check_steps(lab, run)
-    assert lab.weights_digest(run, STEPS) == undisturbed
     assert kept_steps(str(run)) == list(range(1, STEPS + 1))
 
 

@@ -24,7 +24,6 @@ import pytest
 from flows.cli import main
 from flows.deployments import Registration
 from infra.cluster.reach import parse_address
-from infra.cluster.scheduler import Seen, announce, ask
 from infra.security.identity import certs_folder, install_bundle, issue, make_authority, own_certificates
 from infra.services.addresses import Addresses, Up, the_only_up, write_up
 from infra.services.gate import basic
@@ -32,6 +31,7 @@ from infra.services.http import get_json
 from infra.services.passwords import auth_of, kept_password
 from infra.services.ports import PORTS
 from infra.services.prefect_server import server_password
+from infra.services.scheduler import Seen, announce, ask
 from infra.services.served import mlflow_access
 from tests.processes import MARK, kill_marked, marked, started, until
 from tests.strangers import refused, status
@@ -350,7 +350,7 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
     assert f"rlvf worker {working.up()['scheduler']} --roles trainer --device cuda" in last
     api, auth = working.up()["prefect"], server_password(working.home)
     failed = {"flow_runs": {"state": {"name": {"any_": ["Failed"]}}}}  # as Prefect's page filters
-    # others of this module's server are no deployment's
+    # the home's database began as a copy of the lab's, whose failed runs are no deployment's
     found = until(lambda: [run for run in get_json(f"{api}/flow_runs/filter", auth, failed) if run["deployment_id"]])
     assert ["placement.train needs CUDA and TRAINER" in run["state"]["message"] for run in found] == [True], found
 

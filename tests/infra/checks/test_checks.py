@@ -21,7 +21,7 @@ from infra.checks.machine import (
     placement_checks,
     route_checks,
 )
-from infra.cluster.scheduler import Seen, WorkerSeen
+from infra.services.scheduler import Seen, WorkerSeen
 
 ROOT = Path(__file__).parents[3]
 

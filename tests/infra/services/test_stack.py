@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from infra.cluster.reach import parse_address
-from infra.cluster.scheduler import announce, ask
 from infra.hosts import LOOPBACK
 from infra.services.http import proves
 from infra.services.of_home import living
 from infra.services.passwords import auth_of
 from infra.services.ports import PORTS
 from infra.services.programs import StackConfig
+from infra.services.scheduler import announce, ask
 from infra.services.stack import Stack
 from infra.services.supervisor import BackOff, ServiceError
 from tests.processes import until

@@ -15,13 +15,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.storage import disk, manifest, store
+from infra import disk
+from infra.storage import manifest, store
 from tests.infra.storage.folders import FILES, content, everything, fill
 
 
 def test_pruning_sweeps_what_dead_writers_left_and_spares_the_living(tmp_path: Path) -> None:
     place = tmp_path / "state"
-    script = "import os, sys; from pathlib import Path; from infra.storage import disk\n"
+    script = "import os, sys; from pathlib import Path; from infra import disk\n"
     script += "with disk.temporary_beside(Path(sys.argv[1])) as made:\n (made / 'a').touch(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", script, place / "12"], check=False)
     (place / ".note.tmp").touch()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import disk
+from infra import disk
 from tests.processes import started
 
 PROCESS = """
 import sys
-from infra.storage.disk import own_folder
+from infra.disk import own_folder
 (own_folder() / "weights").write_bytes(b"w")
 print(own_folder(), flush=True)
 sys.stdin.read()
