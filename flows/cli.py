@@ -13,6 +13,7 @@ from flows.commands.certs import CERTS
 from flows.commands.doctor import DOCTOR
 from flows.commands.down import DOWN
 from flows.commands.eval import EVAL
+from flows.commands.parser import OneLineParser
 from flows.commands.report import REPORT
 from flows.commands.sft import SFT
 from flows.commands.status import STATUS
@@ -21,7 +22,6 @@ from flows.commands.up import UP
 from flows.commands.verifier import VERIFIER
 from flows.commands.verify import VERIFY
 from flows.commands.worker import WORKER
-from flows.parser import OneLineParser
 from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.storage.faults import explained

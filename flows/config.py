@@ -4,7 +4,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from flows.config_tree import ConfigTree
+from flows.options.config_tree import ConfigTree
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.runs.checkpoints import CheckpointConfig

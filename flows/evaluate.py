@@ -7,15 +7,15 @@ from dataclasses import asdict
 from prefect import flow
 from pydantic import TypeAdapter
 
-from flows.as_trained import asked_evaluation
 from flows.config import EvalConfig, SftConfig
-from flows.defaults import with_eval_defaults
-from flows.failure import name_the_cause
-from flows.preflight import check_model
-from flows.rejoining import going_on
-from flows.runs import Run, existing_run, saved_config, with_secrets
+from flows.run.failure import name_the_cause
+from flows.run.rejoining import going_on
+from flows.run.workplace import Workplace, workplace
 from flows.sft import sft
-from flows.workplace import Workplace, workplace
+from flows.start.as_trained import asked_evaluation
+from flows.start.defaults import with_eval_defaults
+from flows.start.preflight import check_model
+from flows.start.runs import Run, existing_run, saved_config, with_secrets
 from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.tracking import open_run
 from infra.security.secrets import masked

@@ -3,9 +3,9 @@
 from prefect import flow
 
 from flows.config import SftConfig
-from flows.failure import name_the_cause
-from flows.rejoining import going_on
-from flows.workplace import Workplace, workplace
+from flows.run.failure import name_the_cause
+from flows.run.rejoining import going_on
+from flows.run.workplace import Workplace, workplace
 from infra.cluster.machine import cores
 from tasks.calls.warm_up import WarmUpSpec
 from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri

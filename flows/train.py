@@ -8,16 +8,16 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
-from flows.defaults import with_defaults
-from flows.failure import name_the_cause
-from flows.preflight import check_model
-from flows.rejoining import Reached, going_on
-from flows.result import TrainResult
-from flows.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
+from flows.report.result import TrainResult
+from flows.run.failure import name_the_cause
+from flows.run.rejoining import Reached, going_on
+from flows.run.training import Training
+from flows.run.workplace import Workplace, workplace
 from flows.sft import kept_warm_up, sft
-from flows.training import Training
-from flows.trust import trusted
-from flows.workplace import Workplace, workplace
+from flows.start.defaults import with_defaults
+from flows.start.preflight import check_model
+from flows.start.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
+from flows.start.trust import trusted
 from infra.runs.checkpoints import is_run, resolve_run
 from rl.config import TINY
 from rl.learner import Learned

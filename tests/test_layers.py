@@ -59,7 +59,7 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
         ("infra", "from rl.records import Problem", ["line 1 imports rl"]),
         ("tasks", "import flows", ["line 1 imports flows"]),
         ("tasks", "import rl.records\nfrom infra import store\nimport prefect", []),
-        ("flows", "import tasks, rl, infra, flows.options", []),
+        ("flows", "import tasks, rl, infra, flows.options.reading", []),
         ("rl", "from . import records\nfrom .records import Problem\nimport rlax, infrared", []),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.config import TrainConfig
-from flows.options import read_config
+from flows.options.reading import read_config
 from infra.checks.cluster import check_storage_of_cluster, cluster_checks
 from infra.checks.installed import check_constraints, check_requirements
 from infra.checks.machine import Check, placement_checks, route_checks

@@ -4,14 +4,14 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from flows.as_trained import asked_evaluation
 from flows.commands.command import Command
 from flows.commands.workplace import in_workplace
 from flows.config import EvalConfig
-from flows.display import Display
-from flows.options import add_options, read_config
-from flows.preflight import check_model
-from flows.runs import existing_run, with_secrets, without_secrets
+from flows.options.reading import add_options, read_config
+from flows.run.display import Display
+from flows.start.as_trained import asked_evaluation
+from flows.start.preflight import check_model
+from flows.start.runs import existing_run, with_secrets, without_secrets
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from infra.storage.usable import looked_at

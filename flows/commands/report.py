@@ -6,7 +6,7 @@ import webbrowser
 from pathlib import Path
 
 from flows.commands.command import Command
-from flows.runs import known_run
+from flows.start.runs import known_run
 from infra.home import rlvf_home, runs_uri
 from infra.security.printable import printable
 from infra.storage.store import local_path
@@ -26,7 +26,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    from flows.report import REPORT, write_report
+    from flows.report.html import REPORT, write_report
     from infra.runs.record import read_record
 
     with looked_at(given.run if "://" in given.run else runs_uri()):

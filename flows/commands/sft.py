@@ -6,8 +6,8 @@ import json
 from flows.commands.command import Command
 from flows.commands.workplace import in_workplace
 from flows.config import SftConfig
-from flows.display import Display
-from flows.options import add_options, read_config
+from flows.options.reading import add_options, read_config
+from flows.run.display import Display
 from infra.security.printable import printable
 
 EXAMPLES = """

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from flows.commands.command import Command
 from flows.commands.workplace import in_workplace
 from flows.config import TrainConfig
-from flows.display import Display
-from flows.options import add_options, read_config
-from flows.plans import plans
-from flows.preflight import check_model, check_tracking, check_verifiers
-from flows.runs import Run, new_run, resume_run, without_secrets
-from flows.summary import run_name, summary
-from flows.trust import refuse_swapped, trusted
+from flows.options.reading import add_options, read_config
+from flows.report.summary import run_name, summary
+from flows.run.display import Display
+from flows.run.plans import plans
+from flows.start.preflight import check_model, check_tracking, check_verifiers
+from flows.start.runs import Run, new_run, resume_run, without_secrets
+from flows.start.trust import refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from infra.runs.tracking import tracking_uri
@@ -29,7 +29,7 @@ from infra.storage.usable import check_storage, looked_at
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
-    from flows.result import TrainResult
+    from flows.report.result import TrainResult
 
 EXAMPLES = """
 rlvf train                                             the tiny policy on arithmetic, made in code

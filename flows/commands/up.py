@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.commands.command import Command
-from flows.status import StackDisplay, rows_of
+from flows.commands.services_table import StackDisplay, rows_of
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.hosts import LOOPBACK, free_port, is_loopback, own_addresses
 from infra.security.bundles import machine_name
@@ -115,7 +115,7 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
 
 def _stay(config: StackConfig) -> None:
     """Keep everything up until Ctrl-C, SIGTERM or the end of the terminal; then stop it."""
-    from flows.deployments import Registration
+    from flows.commands.deployments import Registration
     from infra.cluster.reach import parse_address
     from infra.services.scheduler import announce, ask
     from infra.services.stack import Stack

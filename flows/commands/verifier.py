@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.commands.command import Command
 from flows.config import ServeConfig
-from flows.options import add_options, read_config
+from flows.options.reading import add_options, read_config
 from infra.home import rlvf_home
 from infra.hosts import bracketed, is_loopback
 from infra.security.identity import certificate_names, certs_folder, own_certificates
@@ -54,7 +54,7 @@ def _run(given: argparse.Namespace) -> None:
         address = f"{'https' if tls else 'http'}://{bracketed(config.host)}:{listening.getsockname()[1]}"
         import uvicorn
 
-        from flows.verifier_service import verifier_app
+        from flows.commands.verifier_service import verifier_app
 
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.commands.command import Command
 from flows.config import VerifyConfig
-from flows.options import add_options, read_config
+from flows.options.reading import add_options, read_config
 from infra.home import rlvf_home
 from infra.security.printable import printable
 from rl.records import Problem, Verdict

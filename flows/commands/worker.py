@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flows.commands.command import Command
-from flows.workplace import IMPORTS
+from flows.run.workplace import IMPORTS
 from infra.checks.cluster import check_storage_of_cluster, cluster_checks
 from infra.checks.machine import Check
 from infra.cluster.machine import cores, detect_device, this_machine

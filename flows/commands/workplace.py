@@ -5,8 +5,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TypeVar
 
-from flows.display import Display
-from flows.workplace import workplace
+from flows.run.display import Display
+from flows.run.workplace import workplace
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
@@ -27,7 +27,7 @@ def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Calla
         stack.enter_context(kept_alive(server, display.say))
         stack.enter_context(workplace(cluster, placement, display))
         server.wait()
-        from flows.page import CancelledOnPage  # prefect was not to be imported before its environment was there
+        from flows.run.page import CancelledOnPage  # prefect was not to be imported before its environment was there
 
         try:
             return work(display)

@@ -1,1 +1,1 @@
-"""What a run leaves: checkpoints, completions, metrics, pictures."""
+"""What a run leaves: checkpoints, completions, metrics."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from infra.runs.pictures import BLUE, GREY, INK, ORANGE, blank, save
+from flows.report.pictures import BLUE, GREY, INK, ORANGE, blank, save
 from infra.storage.place import subfolders
 from infra.weights.publisher import Publisher
 from infra.weights.version import SyncConfig

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from flows.report.pictures import curves, trailing_means
 from infra.runs.metric_log import read_metrics
-from infra.runs.pictures import curves, trailing_means
 
 POLL_SECONDS = 0.5
 WINDOW = 5

@@ -19,7 +19,7 @@ import pytest
 from distributed import Client, Security
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
-from flows.options import read_config
+from flows.options.reading import read_config
 from flows.sft import warm_up_spec
 from infra.cluster.cluster import ClusterConfig, local_cluster
 from infra.cluster.placement import offers

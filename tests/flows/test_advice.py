@@ -2,7 +2,7 @@ from math import nan
 
 import pytest
 
-from flows.advice import Advice
+from flows.run.advice import Advice
 
 FINE = {
     "groups/used": 8.0,

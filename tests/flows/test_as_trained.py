@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from flows.as_trained import Asked, asked_evaluation, asked_of_run
 from flows.config import EvalConfig, TrainConfig
-from flows.options import read_config
-from flows.runs import PROBLEMS, Run, without_secrets
-from flows.trust import remember
+from flows.options.reading import read_config
+from flows.start.as_trained import Asked, asked_evaluation, asked_of_run
+from flows.start.runs import PROBLEMS, Run, without_secrets
+from flows.start.trust import remember
 from rl.tables import ProblemError
 from tasks.problem_set import open_problems
 

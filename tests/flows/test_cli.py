@@ -18,11 +18,11 @@ import pytest
 from flows import cli
 from flows.cli import COMMANDS, main
 from flows.commands.command import Command
+from flows.commands.parser import OneLineParser
 from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
-from flows.option_tree import leaf_values
-from flows.parser import OneLineParser
-from flows.runs import Run
-from flows.usual_names import USUAL_NAMES
+from flows.options.tree import leaf_values
+from flows.options.usual_names import USUAL_NAMES
+from flows.start.runs import Run
 from tests.processes import until
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")

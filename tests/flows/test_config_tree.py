@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.evaluate import evaluate_policy
-from flows.option_tree import section_of
-from flows.options import read_config
+from flows.options.reading import read_config
+from flows.options.tree import section_of
 from flows.sft import sft
 from flows.train import train
 from rl.config import ProblemsConfig, VerifierConfig

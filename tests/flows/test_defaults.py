@@ -6,8 +6,8 @@ import pytest
 from transformers import Qwen3Config
 
 from flows.config import EvalConfig, TrainConfig
-from flows.defaults import parameters, with_defaults, with_eval_defaults
-from flows.options import read_config
+from flows.options.reading import read_config
+from flows.start.defaults import parameters, with_defaults, with_eval_defaults
 
 LIKE_QWEN3_06B = {
     "vocab_size": 151936,

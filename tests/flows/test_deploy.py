@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
-from flows.failure import cause
+from flows.run.failure import cause
 from tests.processes import MARK, marked, started, until
 
 MANIFEST = Path(__file__).parents[2] / "prefect.yaml"

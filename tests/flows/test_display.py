@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows import display
-from flows.display import Display
+from flows.run import display
+from flows.run.display import Display
 
 
 class Clock:
@@ -171,7 +171,7 @@ def test_nobody_listening_stops_nothing(monkeypatch, stream):
 
 CHILD = """
 import sys
-from flows.display import Display
+from flows.run.display import Display
 with Display() as shown:
     shown.stage("train")
     for step in range(int(sys.argv[1])):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flows.config import EvalConfig, TrainConfig
 from flows.evaluate import evaluation_uri, keep, kept
-from flows.runs import Run, existing_run
+from flows.start.runs import Run, existing_run
 from infra.runs.checkpoints import NotARun
 from infra.storage import store
 from infra.storage.typed import DamagedError

@@ -10,10 +10,10 @@ import pytest
 
 from flows.commands.train import MEASURED
 from flows.config import TrainConfig
-from flows.options import OptionError, read_config
-from flows.plans import plans
-from flows.runs import Run
-from flows.summary import summary
+from flows.options.reading import OptionError, read_config
+from flows.report.summary import summary
+from flows.run.plans import plans
+from flows.start.runs import Run
 from infra.cluster.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
 from infra.storage import store

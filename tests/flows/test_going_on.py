@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flows.display import Display
-from flows.prefect_session import PrefectSession
-from flows.rejoining import Reached, going_on
-from flows.workplace import Workplace, workplace
+from flows.run.display import Display
+from flows.run.prefect_session import PrefectSession
+from flows.run.rejoining import Reached, going_on
+from flows.run.workplace import Workplace, workplace
 from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.dispatch import Dispatch

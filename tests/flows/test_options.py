@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from flows.options import OptionError, add_options, differences, read_config, to_yaml
-from flows.parser import OneLineParser
+from flows.commands.parser import OneLineParser
+from flows.options.reading import OptionError, add_options, differences, read_config, to_yaml
 
 
 class Section(BaseModel):

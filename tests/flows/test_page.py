@@ -12,8 +12,8 @@ from prefect.flow_engine import run_flow
 from prefect.states import Scheduled
 
 from flows.config import TrainConfig
-from flows.options import read_config
-from flows.page import CancelledOnPage
+from flows.options.reading import read_config
+from flows.run.page import CancelledOnPage
 from flows.train import train
 from tests.processes import until
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from flows import model_files
 from flows.config import TrainConfig
-from flows.model_files import Found, ModelFilesError, find_model
-from flows.preflight import check_model
-from flows.runs import Run, known_run
+from flows.start import model_files
+from flows.start.model_files import Found, ModelFilesError, find_model
+from flows.start.preflight import check_model
+from flows.start.runs import Run, known_run
 from infra.runs.checkpoints import NotARun
 from tests.conftest import free_port
 

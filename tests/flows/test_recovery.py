@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from flows import workplace
-from flows.runs import Run, saved_config
-from flows.trust import remember
+from flows.run import workplace
+from flows.start.runs import Run, saved_config
+from flows.start.trust import remember
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import offers
 from infra.runs.record import read_record

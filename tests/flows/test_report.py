@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from flows.cli import main
-from flows.report import CUT, write_report
+from flows.report.html import CUT, write_report
 from flows.train import DivergedError
 from infra.cluster.timeline import read_sessions
 from infra.runs.record import read_record
@@ -238,7 +238,7 @@ def test_a_run_that_fails_is_reported_too(lab: Any, monkeypatch: pytest.MonkeyPa
 def test_a_report_that_cannot_be_made_is_said_and_the_run_ends_well(
     lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flows.report.TEMPLATES", Path("/nowhere"))
+    monkeypatch.setattr("flows.report.html.TEMPLATES", Path("/nowhere"))
     result = lab.train(steps="1", tracking__report="true", tracking__rollouts_every="0")
     said = capsys.readouterr().err
     assert "warning: no report could be made (TemplateNotFound" in said
@@ -275,7 +275,7 @@ def artifacts(lab: Any, flow_run: str) -> dict[str, Any]:
 
 
 def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.artifacts.PAUSE_SECONDS", 0)
+    monkeypatch.setattr("flows.run.artifacts.PAUSE_SECONDS", 0)
     first = lab.train(run="Links_1", steps="3", tracking__report="true")
     shown = artifacts(lab, first.flow_run_id)
     assert set(shown) == {f"links-1-{name}" for name in ("mlflow", "dask-dashboard", "progress", "report")}
@@ -322,7 +322,7 @@ def test_prefect_away_costs_a_run_one_line(
     def away(*_: Any, **__: Any) -> Any:
         raise OSError("the server is away")
 
-    monkeypatch.setattr("flows.artifacts.get_client", away)
+    monkeypatch.setattr("flows.run.artifacts.get_client", away)
     assert lab.train(steps="3").steps == 3
     assert capsys.readouterr().err.count("warning: Prefect's page: the server is away") == 1
 

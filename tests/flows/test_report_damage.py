@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.report import write_report
+from flows.report.html import write_report
 from infra.runs.metric_log import MetricLog
 from infra.runs.record import ABOUT, METRICS, TIMELINE, read_record
 from infra.runs.rollouts import write_rollouts

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from flows import runs
 from flows.config import TrainConfig
-from flows.option_tree import known_options
-from flows.options import OptionError, read_config, to_yaml
-from flows.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, saved_config, saved_problems
+from flows.options.reading import OptionError, read_config, to_yaml
+from flows.options.tree import known_options
+from flows.start import runs
+from flows.start.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, saved_config, saved_problems
 from infra.runs.checkpoints import CONFIG, NotARun
 from infra.storage import store
 from infra.storage.typed import DamagedError

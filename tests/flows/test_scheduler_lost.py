@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from flows import rejoining
-from flows.page import CancelledOnPage
+from flows.run import rejoining
+from flows.run.page import CancelledOnPage
 from infra.cluster.calls import SchedulerLostError
 from tests.conftest import free_port, listens, running_scheduler
 from tests.processes import started, until

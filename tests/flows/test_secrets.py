@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.options import OptionError, read_config
-from flows.runs import resume_run
+from flows.options.reading import OptionError, read_config
+from flows.start.runs import resume_run
 from infra.security import secrets
 from infra.security.secrets import MaskedError
 
@@ -87,7 +87,7 @@ def test_nothing_that_a_run_leaves_holds_a_secret(
 
 def test_a_path_that_cannot_be_read_is_named_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.config import TrainConfig
-    from flows.runs import with_secrets, without_secrets
+    from flows.start.runs import with_secrets, without_secrets
     from rl.config import ProblemsConfig, VerifierConfig
     from tasks.problem_set import open_problems
 

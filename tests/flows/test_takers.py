@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from flows.deployments import Registration, _digest
+from flows.commands.deployments import Registration, _digest
 from infra.runs.tracking import TrackingConfig, TrackingError, open_run
 from infra.services import launch
 from infra.services.addresses import Addresses, Up, write_up
@@ -191,7 +191,7 @@ def test_a_failed_run_names_no_cause_to_a_stranger(takers: SimpleNamespace, monk
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
     from prefect.states import Failed
 
-    from flows.failure import name_the_cause
+    from flows.run.failure import name_the_cause
 
     ours(takers, monkeypatch)
     run: Any = SimpleNamespace(id="0" * 32, deployment_id="there")

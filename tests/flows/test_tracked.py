@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.config import TrainConfig
-from flows.runs import Run
+from flows.start.runs import Run
 from infra.runs.record import METRICS
 from infra.runs.tracking import Tracker, TrackingConfig, open_run
 from infra.storage import store

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.as_trained import asked_evaluation
 from flows.cli import main
 from flows.config import EvalConfig, TrainConfig
-from flows.options import read_config
-from flows.runs import Run
-from flows.trust import NotTrustedError, brought, refuse_swapped, remember, trusted
+from flows.options.reading import read_config
+from flows.start.as_trained import asked_evaluation
+from flows.start.runs import Run
+from flows.start.trust import NotTrustedError, brought, refuse_swapped, remember, trusted
 from tasks.problem_set import open_verifier
 
 

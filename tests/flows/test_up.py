@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from flows.cli import main
-from flows.deployments import Registration
+from flows.commands.deployments import Registration
 from infra.cluster.reach import parse_address
 from infra.security.identity import certs_folder, install_bundle, issue, make_authority, own_certificates
 from infra.services.addresses import Addresses, Up, the_only_up, write_up

@@ -15,8 +15,8 @@ import httpx
 import numpy as np
 import pytest
 
+from flows.commands.verifier_service import MAX_BODY, MAX_ITEMS, MAX_TEXT
 from flows.config import TrainConfig
-from flows.verifier_service import MAX_BODY, MAX_ITEMS, MAX_TEXT
 from infra.runs.metric_log import read_metrics
 from infra.security.identity import certs_folder
 from rl.judging import BrokenVerifierError

@@ -388,7 +388,7 @@ def test_the_page_command_names_the_database(home):
 
 def test_the_command_line_does_not_wait_for_mlflow_and_matplotlib():
     heavy = "{'mlflow', 'matplotlib'} & set(sys.modules)"
-    check = f"import sys, infra.runs.tracking, infra.runs.pictures; sys.exit(bool({heavy}))"
+    check = f"import sys, infra.runs.tracking, flows.report.pictures; sys.exit(bool({heavy}))"
     root = Path(tracking.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", check], cwd=root, env=os.environ, timeout=60).returncode == 0
 

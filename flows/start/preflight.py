@@ -4,8 +4,8 @@ import functools
 import urllib.error
 from http.client import HTTPException
 
-from flows.model_files import ModelFilesError, UnknownModel, find_model
-from flows.runs import meant
+from flows.start.model_files import ModelFilesError, UnknownModel, find_model
+from flows.start.runs import meant
 from infra.cluster.cluster import ClusterConfig, joined_scheduler
 from infra.home import rlvf_home
 from infra.runs.checkpoints import is_run, resolve_run

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from infra.runs.pictures import reward_curve
-from infra.runs.record import Record
-from infra.runs.run_pictures import (
+from flows.report.pictures import reward_curve
+from flows.report.run_pictures import (
     SHOWN_SECONDS,
     amount,
     bytes_picture,
@@ -20,6 +19,7 @@ from infra.runs.run_pictures import (
     worker_picture,
     worker_shares,
 )
+from infra.runs.record import Record
 
 STAGES = ("rollouts", "update", "publish", "log", "evaluate")
 ROUGH = {"mean", "pass_rate", "error_rate"}  # of reward/, what is no part of the reward

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from flows.charts import drawn, figures, learning, machines, reward, title_of, traffic
-from flows.plain_yaml import load_yaml
+from flows.options.plain_yaml import load_yaml
+from flows.report.charts import drawn, figures, learning, machines, reward, title_of, traffic
+from flows.report.run_pictures import worker_shares
 from infra.runs.checkpoints import CONFIG
 from infra.runs.record import Record
 from infra.runs.rollouts import Row, kept_steps, read_rollouts
-from infra.runs.run_pictures import worker_shares
 from infra.security.secrets import masked
 from infra.storage import place
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from flows.plain_yaml import load_yaml
+from flows.options.plain_yaml import load_yaml
 
 NULL = ("null", "none")  # how a command line writes None
 TYPES = {

@@ -8,13 +8,13 @@ import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.runs import Run
+from flows.start.runs import Run
 from infra.home import rlvf_home, runs_uri
 from infra.services.links import keyed
 from infra.storage import store
 
 if TYPE_CHECKING:
-    from flows.result import TrainResult
+    from flows.report.result import TrainResult
 
 
 def run_name(run: Run) -> str:

@@ -14,7 +14,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
 
-from flows.display import Display
+from flows.run.display import Display
 from infra.cluster.dispatch import Dispatch
 
 LOOK_SECONDS = 1.0

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from distributed import Client
 
-from flows.hold import Lost
-from flows.page import CancelledOnPage, obeyed
-from flows.workplace import IMPORTS, Workplace, opened
+from flows.run.hold import Lost
+from flows.run.page import CancelledOnPage, obeyed
+from flows.run.workplace import IMPORTS, Workplace, opened
 from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError, is_lost
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, joined_scheduler
 from infra.cluster.placement import PlacementConfig, PlacementError, check_placement

@@ -16,9 +16,9 @@ import fsspec
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from flows.option_tree import Option, default_values, flatten, known_options, leaf_values, nest
-from flows.plain_yaml import load_yaml
-from flows.usual_names import unknown
+from flows.options.plain_yaml import load_yaml
+from flows.options.tree import Option, default_values, flatten, known_options, leaf_values, nest
+from flows.options.usual_names import unknown
 from infra.storage.usable import StorageError, looked_at
 
 M = TypeVar("M", bound=BaseModel)

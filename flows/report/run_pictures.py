@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.report.pictures import BLUE, GREY, INK, ORANGE, PALE, SEEDS, blank, legend, save
 from infra.cluster.timeline import Span
-from infra.runs.pictures import BLUE, GREY, INK, ORANGE, PALE, SEEDS, blank, legend, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,17 +11,17 @@ from typing import Self
 
 from prefect.runtime import flow_run
 
-from flows.advice import Advice
-from flows.bookkeeping import Bookkeeping
-from flows.evaluations import Evaluations
-from flows.hold import Hold, Lost
-from flows.page import CancelledOnPage, obeyed
-from flows.publishing import Publishing
-from flows.report import PICTURE, REPORT
-from flows.result import TrainResult
-from flows.runs import Run
-from flows.trust import refuse_swapped, remember
-from flows.workplace import Workplace
+from flows.report.html import PICTURE, REPORT
+from flows.report.result import TrainResult
+from flows.run.advice import Advice
+from flows.run.bookkeeping import Bookkeeping
+from flows.run.evaluations import Evaluations
+from flows.run.hold import Hold, Lost
+from flows.run.page import CancelledOnPage, obeyed
+from flows.run.publishing import Publishing
+from flows.run.workplace import Workplace
+from flows.start.runs import Run
+from flows.start.trust import refuse_swapped, remember
 from infra.cluster.placement import workers_with
 from infra.interrupts import answered_by
 from infra.runs.checkpoints import best_version

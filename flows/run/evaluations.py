@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from flows.config import TrainConfig
-from flows.plans import Plan, plans
-from flows.workplace import Workplace
+from flows.run.plans import Plan, plans
+from flows.run.workplace import Workplace
 from infra.runs.checkpoints import BEST, best_version
 from infra.runs.metric_log import MetricLine
 from infra.runs.tracking import Tracker

@@ -5,7 +5,7 @@ from collections import Counter
 
 from prefect.futures import PrefectFuture
 
-from flows.workplace import Workplace
+from flows.run.workplace import Workplace
 from infra.runs.tracking import Tracker
 from infra.storage.manifest import StoreError
 from infra.weights.publisher import Published

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from flows.option_tree import items_of, section_of
+from flows.options.tree import items_of, section_of
 
 NULL = {"type": "null", "title": "default"}
 

@@ -4,8 +4,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from flows.runs import Run
-from flows.workplace import Workplace
+from flows.run.workplace import Workplace
+from flows.start.runs import Run
 from infra.cluster.turn import TurnLostError, turn
 from infra.runs.checkpoints import is_run
 from infra.storage.fence import Fence, LockLostError

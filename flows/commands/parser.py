@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from flows.usual_names import is_file_of_problems, unknown
+from flows.options.usual_names import is_file_of_problems, unknown
 from infra.security.printable import printable
 
 ALL = "all"

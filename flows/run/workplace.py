@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.display import Display
+from flows.run.display import Display
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, check_placement
@@ -18,7 +18,7 @@ from infra.storage.usable import check_storage
 from tasks.failures import Failures
 
 if TYPE_CHECKING:
-    from flows.prefect_session import PrefectSession
+    from flows.run.prefect_session import PrefectSession
 
 # what a worker imports before its first call; a verifier needs no torch
 IMPORTS = {"GENERATOR": "tasks.calls.generator", "TRAINER": "tasks.calls.trainer", "VERIFIER": "tasks.judge"}
@@ -56,7 +56,9 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
         present.prefect.bind()
         yield present
         return
-    from flows.prefect_session import PrefectSession  # prefect reads its settings from the environment of that moment
+    from flows.run.prefect_session import (
+        PrefectSession,  # prefect reads its settings from the environment of that moment
+    )
 
     home, storage = rlvf_home(), rlvf_storage()
     if storage != str(home):

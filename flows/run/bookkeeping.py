@@ -11,12 +11,12 @@ from typing import Any, Self
 
 from prefect.runtime import flow_run
 
-from flows.artifacts import Artifacts
-from flows.hold import Lost
-from flows.report import DASHBOARD, PICTURE, REPORT, draw_reward, write_report
-from flows.runs import Run
-from flows.summary import prefect_page
-from flows.workplace import Workplace
+from flows.report.html import DASHBOARD, PICTURE, REPORT, draw_reward, write_report
+from flows.report.summary import prefect_page
+from flows.run.artifacts import Artifacts
+from flows.run.hold import Lost
+from flows.run.workplace import Workplace
+from flows.start.runs import Run
 from infra.background import Background
 from infra.cluster import timeline
 from infra.cluster.placement import offers

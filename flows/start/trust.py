@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from flows.config import HELD_OUT, TrainConfig
-from flows.runs import Run, saved_config, without_secrets
+from flows.start.runs import Run, saved_config, without_secrets
 from infra import disk
 from infra.home import rlvf_home
 from infra.security.printable import printable

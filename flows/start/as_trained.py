@@ -8,9 +8,9 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from flows.config import EvalConfig, TrainConfig
-from flows.option_tree import leaf_values
-from flows.runs import Run, existing_run, saved_config, saved_problems, with_secrets
-from flows.trust import refuse_swapped, trusted
+from flows.options.tree import leaf_values
+from flows.start.runs import Run, existing_run, saved_config, saved_problems, with_secrets
+from flows.start.trust import refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
 from rl.config import PolicyConfig, ProblemsConfig, SamplingConfig

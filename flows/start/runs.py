@@ -10,10 +10,10 @@ from typing import TypeVar
 import yaml
 from pydantic import BaseModel
 
-from flows import tracked
 from flows.config import TrainConfig
-from flows.options import OptionError, differences, read_config, to_yaml
-from flows.plain_yaml import load_yaml
+from flows.options.plain_yaml import load_yaml
+from flows.options.reading import OptionError, differences, read_config, to_yaml
+from flows.start import tracked
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def mlflow_run(self) -> str | None:
-        """See `flows.tracked`."""
+        """See `flows.start.tracked`."""
         return tracked.mlflow_run(self.uri)
 
     def save_mlflow_run(self, run_id: str | None) -> None:

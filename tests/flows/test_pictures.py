@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from infra.runs.pictures import SEEDS, curves, reward_curve, trailing_means
+from flows.report.pictures import SEEDS, curves, reward_curve, trailing_means
 
 
 def rewards(count, seed=0):

@@ -1,0 +1,1 @@
+"""The command line and YAML files, read into configurations."""

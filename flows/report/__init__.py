@@ -1,0 +1,1 @@
+"""How a run went: its page, its pictures, its last lines."""
