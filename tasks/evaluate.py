@@ -1,8 +1,7 @@
 """Evaluation on held-out problems: greedy and sampled."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import nan
 
 import numpy as np
@@ -17,7 +16,7 @@ from rl.admission import Asked, refusal
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
 from tasks.calls import generator
-from tasks.calls.generator import GeneratorSpec
+from tasks.calls.generator import Arguments, GeneratorSpec
 from tasks.collection import BatchConfig, mean_reward, pass_rate
 from tasks.mending import Mend, leased, no_mend
 from tasks.problem_set import ProblemSet
@@ -117,7 +116,7 @@ def _rewards(
     asked = problems.held_out
     size = max(1, min(PROMPTS, batch.lease * batch.samples // spec.samples))
     parts = [range(at, min(at + size, len(asked))) for at in range(0, len(asked), size)]
-    items = [(spec, version, 0, part, [asked[i] for i in part]) for part in parts]
+    items: list[Arguments] = [(spec, version, 0, part, [asked[i] for i in part]) for part in parts]
     judgements = {}
 
     def check(index: int, returned: Rollouts) -> str:
@@ -125,7 +124,9 @@ def _rewards(
         versions = range(version.step, version.step + 1)
         return refusal(returned, Asked(of, spec.samples, spec.sampling.limit, versions))
 
-    lease = partial(dispatch.lease, "evaluate", generator.generate)
+    def lease(items: Sequence[Arguments], check: Callable[[int, Rollouts], str]) -> Iterator[tuple[int, Rollouts]]:
+        return dispatch.lease("evaluate", generator.generate, items, check=check)
+
     for index, rollouts in leased(lease, items, check, mend):
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)
         saw(judgements[index])

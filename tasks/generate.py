@@ -1,8 +1,7 @@
 """Generation: the leases of a step, fanned out over the generators."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from prefect import task
@@ -13,7 +12,7 @@ from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
 from rl.records import Rollouts
 from tasks.calls import generator
-from tasks.calls.generator import GeneratorSpec
+from tasks.calls.generator import Arguments, GeneratorSpec
 from tasks.collection import Collection, Lease
 from tasks.mending import Mend, leased, no_mend
 
@@ -26,7 +25,7 @@ class Admission:
     vocabulary: int  # token ids are below
 
 
-class Leases(Sequence[tuple[Any, ...]]):
+class Leases(Sequence[Arguments]):
     """The arguments of each lease, made when it is handed out: it takes the newest policy of that moment, which is none
     before one that a worker got earlier, so that no worker goes back to older weights."""
 
@@ -40,7 +39,8 @@ class Leases(Sequence[tuple[Any, ...]]):
 
     def __getitem__(self, index: Any) -> Any:
         lease = self.leases[index]
-        return self.spec, self.newest(), self.step, lease.groups, lease.problems
+        arguments: Arguments = (self.spec, self.newest(), self.step, lease.groups, lease.problems)
+        return arguments
 
 
 @task(name="generate", task_run_name="generate {collection.step}", cache_policy=NO_CACHE)
@@ -75,6 +75,10 @@ def generate(
             collection.refused += bool(why)
             return why
 
-        lease = partial(dispatch.lease, "generate", generator.generate, order=(step, wave))
+        def lease(
+            items: Sequence[Arguments], check: Callable[[int, Rollouts], str], wave: int = wave
+        ) -> Iterator[tuple[int, Rollouts]]:
+            return dispatch.lease("generate", generator.generate, items, order=(step, wave), check=check)
+
         for index, rollouts in leased(lease, items, check, mend):
             collection.arrive(leases[index], rollouts)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from infra.storage.manifest import NotThere, StoreError, Torn
 
+Item = TypeVar("Item")  # the arguments of a lease
 T = TypeVar("T")
 Mend = Callable[[StoreError], None]  # raises what it cannot mend
 
@@ -14,10 +15,10 @@ def no_mend(error: StoreError) -> None:
     raise error
 
 
-class _Left(Sequence[tuple[Any, ...]]):
+class _Left(Sequence[Item]):
     """The items that are left, each made when it is handed out."""
 
-    def __init__(self, items: Sequence[tuple[Any, ...]], indices: Sequence[int]) -> None:
+    def __init__(self, items: Sequence[Item], indices: Sequence[int]) -> None:
         self.items, self.indices = items, indices
 
     def __len__(self) -> int:
@@ -28,17 +29,21 @@ class _Left(Sequence[tuple[Any, ...]]):
 
 
 def leased(
-    lease: Callable[..., Iterator[tuple[int, T]]],
-    items: Sequence[tuple[Any, ...]],
+    lease: Callable[[Sequence[Item], Callable[[int, T], str]], Iterator[tuple[int, T]]],
+    items: Sequence[Item],
     check: Callable[[int, T], str],
     mend: Mend,
 ) -> Iterator[tuple[int, T]]:
-    """What ``lease(items, check=check)`` yields, of every item once."""
+    """What ``lease(items, check)`` yields, of every item once."""
     left = list(range(len(items)))
     while left:
         asked = tuple(left)
+
+        def check_left(at: int, result: T, asked: Sequence[int] = asked) -> str:
+            return check(asked[at], result)
+
         try:
-            for index, result in lease(_Left(items, asked), check=lambda at, got, asked=asked: check(asked[at], got)):
+            for index, result in lease(_Left(items, asked), check_left):
                 left.remove(asked[index])
                 yield asked[index], result
         except (Torn, NotThere) as error:

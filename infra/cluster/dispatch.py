@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, TypeVarTuple
 
 from distributed import Client, Future, secede
 from distributed.client import FutureCancelledError
@@ -32,6 +32,7 @@ from infra.cluster.timeline import Measured, Span
 from infra.cluster.watch import ANSWER_SECONDS, Watch
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 LOOK_SECONDS = 1.0  # between two looks at whose worker gives signs of life
 ALONE = ("train",)  # calls that write where the next one reads: never on two workers at a time
 
@@ -81,8 +82,8 @@ class Dispatch(Calls):
     def run(
         self,
         call: str,
-        function: Callable[..., T],
-        *args: Any,
+        function: Callable[[*Arguments], T],
+        *args: *Arguments,
         aside: str | None = None,
         begun: Callable[[], None] = lambda: None,
     ) -> T:
@@ -215,8 +216,8 @@ class Dispatch(Calls):
     def lease(
         self,
         call: str,
-        function: Callable[..., T],
-        items: Sequence[tuple[Any, ...]],
+        function: Callable[[*Arguments], T],
+        items: Sequence[tuple[*Arguments]],
         *,
         order: tuple[int, ...] = (),
         check: Callable[[int, T], str] | None = None,
@@ -240,7 +241,7 @@ class Dispatch(Calls):
                 )
         return self._queues[call].results(function, items, order, check)
 
-    def tell(self, call: str, function: Callable[..., object], *args: Any) -> None:
+    def tell(self, call: str, function: Callable[[*Arguments], object], *args: *Arguments) -> None:
         """Call a function that returns at once on every worker that may run `call`, beside whatever it does. Nobody
         waits for that: a worker that is away misses it."""
 

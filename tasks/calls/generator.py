@@ -48,6 +48,10 @@ class BrokenPolicyError(RuntimeError):
     """A policy that cannot be sampled from."""
 
 
+# of `generate`, in a lease
+Arguments = tuple[GeneratorSpec, PolicyVersion, int, Sequence[int], Sequence[Problem]]
+
+
 def generate(
     spec: GeneratorSpec, version: PolicyVersion, step: int, groups: Sequence[int], problems: Sequence[Problem]
 ) -> Rollouts:

@@ -1,0 +1,50 @@
+"""A type checker follows a call from the flow into the worker."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CALLS = """
+from collections.abc import Sequence
+from infra.cluster.dispatch import Dispatch
+from infra.weights.version import PolicyVersion
+from rl.records import Batch, Problem
+from rl.verifiers.spec import VerifierSpec
+from tasks.calls import generator, trainer
+from tasks.calls.generator import Arguments, GeneratorSpec
+from tasks.calls.trainer import TrainerSpec
+from tasks.judge import judge
+
+def of(
+    dispatch: Dispatch, trains: TrainerSpec, samples: GeneratorSpec, version: PolicyVersion, batch: Batch,
+    problems: tuple[Problem, ...], texts: tuple[tuple[str, ...], ...], verifiers: dict[str, VerifierSpec],
+) -> None:
+    dispatch.run("train", trainer.update, trains, 3, batch, {"reward/mean": 0.5})
+    dispatch.run("train", trainer.publish, trains, 3, aside="publish")
+    items: Sequence[Arguments] = [(samples, version, 3, range(2), problems)]
+    dispatch.lease("generate", generator.generate, items)
+    dispatch.lease("verify", judge, [(problems, texts, verifiers)])
+    dispatch.tell("generate", generator.bring_ahead, version)
+    loss: float = dispatch.run("train", trainer.update, trains, 3, batch, {}).loss
+
+    dispatch.run("train", trainer.update, trains, batch, 3, {})  # wrong
+    dispatch.run("train", trainer.update, trains, 3, batch)  # wrong
+    dispatch.run("train", trainer.publish, samples, 3, aside="publish")  # wrong
+    dispatch.lease("generate", generator.generate, [(samples, 3, version, range(2), problems)])  # wrong
+    dispatch.lease("verify", judge, [(texts, problems, verifiers)])  # wrong
+    dispatch.tell("generate", generator.bring_ahead, 3)  # wrong
+    reward: float = dispatch.run("train", trainer.update, trains, 3, batch, {})  # wrong
+"""
+
+
+def test_a_wrong_argument_of_a_call_on_a_worker_is_a_type_error(tmp_path: Path) -> None:
+    source = tmp_path / "calls.py"
+    source.write_text(CALLS)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(source)],
+        cwd=ROOT, capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    found = {int(line) for line in re.findall(r"calls\.py:(\d+): error", done.stdout)}
+    assert found == {at for at, line in enumerate(CALLS.splitlines(), 1) if line.endswith("# wrong")}, done.stdout
