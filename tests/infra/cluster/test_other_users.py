@@ -18,7 +18,7 @@ from infra.cluster.placement import offers
 INTRUDER = """
 import asyncio, os, sys
 from distributed import Security
-from distributed.core import connect
+from distributed.core import Server, connect
 from distributed.protocol.pickle import dumps
 from infra.security.tls import temporary_security
 
@@ -35,17 +35,24 @@ async def intrude(port, scheme, security, op):
     except (OSError, TimeoutError):
         pass
 
-async def main():
-    plain, own = Security(require_encryption=False), temporary_security()
-    ways = [("tcp", plain), ("tls", own)]
-    ports = list(map(int, sys.argv[2:]))
+async def ask(ports, seconds=5):
     asked = [intrude(port, *way, op) for port in ports for way in ways for op in ("run", "run_function")]
-    await asyncio.gather(*(asyncio.wait_for(each, 5) for each in asked), return_exceptions=True)
+    for ended in await asyncio.gather(*(asyncio.wait_for(each, seconds) for each in asked), return_exceptions=True):
+        if isinstance(ended, ImportError):
+            raise ended
 
-os.setgroups([])  # now, when all is imported: our Python may lie where nobody else can read it
+async def try_all():
+    servers = [Server({}), Server({})]
+    for server, (scheme, security) in zip(servers, ways):
+        await server.listen(f"{scheme}://127.0.0.1:0", **security.get_listen_args("scheduler"))
+    await ask([server.port for server in servers], seconds=1)
+
+ways = [("tcp", Security(require_encryption=False)), ("tls", temporary_security())]
+asyncio.run(try_all())  # so that all is imported by now: our Python may lie where nobody else can read it
+os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
-asyncio.run(main())
+asyncio.run(ask(map(int, sys.argv[2:])))
 print(os.getresuid())
 """
 
