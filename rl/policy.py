@@ -9,26 +9,17 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
-import transformers
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from rl.config import PolicyConfig
-from rl.head import attention_for
 from rl.prompting import prompt_tokens, turn_end
 from rl.records import Briefing
 
@@ -170,81 +161,6 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if wanted != "auto":
         return DTYPES[wanted]
     return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
-def load_policy(
-    path: str,
-    config: PolicyConfig,
-    *,
-    master: bool = False,
-    weights: Mapping[str, Tensor] | None = None,
-    check: bool = True,
-) -> Policy:
-    """Load a model and its tokenizer from a hub id or a folder.
-
-    Args:
-        path: hub id or folder; ``config`` says only where and how to compute.
-        master: keep the parameters in float32 whatever the arithmetic's dtype, as a learner needs them.
-        weights: take these instead of those in the folder.
-        check: see that sampler and learner agree with it; false for a model that neither will use.
-
-    Raises:
-        UnknownModelError: transformers cannot load it, it does not say where its completions end, or sampler and
-            learner disagree with it.
-    """
-    device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, device)
-    load: Any = AutoModelForCausalLM.from_pretrained  # its type leaves out that it can return a pair
-    try:
-        # neither code nor pickles of a model run here: a folder may come from anywhere
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        kept = torch.float32 if master else dtype
-        given: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
-        if weights is not None:
-            # by its class, which takes weights from memory and draws no random ones first
-            load = getattr(transformers, settings.architectures[0]).from_pretrained
-            given = {"state_dict": copied_weights(weights, kept)}
-        model, loading = load(
-            None if weights is not None else path,
-            config=settings,
-            dtype=kept,
-            attn_implementation=attention_for(settings),
-            output_loading_info=True,
-            **given,
-        )
-        if weights is not None and Path(path, GENERATION_CONFIG_NAME).is_file():
-            model.generation_config = GenerationConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {_reason(error)}") from error
-    if missing := sorted(loading["missing_keys"]):
-        # transformers fills them with random numbers and goes on
-        raise UnknownModelError(f"policy.model {path!r}: no weights for {missing[0]} and {len(missing) - 1} more")
-    model.to(device).eval()
-    policy = Policy(model, tokenizer, device, dtype)
-    if not policy.ends:
-        raise UnknownModelError(
-            f"policy.model {path!r}: its tokenizer, its chat template and its generation_config.json name no "
-            "end-of-sequence token"
-        )
-    if check:
-        from rl.parity import require_parity  # it samples and learns, which needs policies
-
-        require_parity(policy, path)
-    return policy
-
-
-def _reason(error: Exception) -> str:
-    """One line, with the remedy where transformers would suggest what is not done here."""
-    words = str(error).strip()
-    if "custom code" in words or "trust_remote_code" in words:
-        return "it needs code of its own, which is never run here; take a model that transformers knows"
-    if "no file named model.safetensors" in words or "safetensors variant" in words:
-        return (
-            "it has no model.safetensors, and pickled weights (pytorch_model.bin) are never read, because they can run "
-            "code; convert them where you trust them, with save_pretrained"
-        )
-    return words.splitlines()[0] if words else type(error).__name__
 
 
 def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:

@@ -1,6 +1,7 @@
 """The directions in which the packages may import: flows → tasks → {rl, infra}."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ def circle(names: dict[str, set[str]]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("package", ["infra", "tasks", "flows"])
+@pytest.mark.parametrize("package", MAY_IMPORT)
 def test_no_rooms_of_a_package_import_in_a_circle(package: str) -> None:
     found = rooms(package)
     assert len(found) > 3
@@ -118,6 +119,18 @@ def test_importing_the_packages_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == sorted(MAY_IMPORT)
+
+
+def test_the_page_on_architecture_names_every_file() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = set(re.findall(r"[a-z_0-9]+\.py", page))
+    for package in MAY_IMPORT:
+        there = {file.name for file in (ROOT / package).rglob("*.py")} - {"__init__.py"}
+        commands = {file.name for file in (ROOT / package / "commands").glob("*.py")}  # one a command
+        benches = {file.name for file in (ROOT / package / "benches").glob("*.py")}
+        assert there - commands - benches - named == set()
+    everywhere = {file.name for package in (*MAY_IMPORT, "tests") for file in (ROOT / package).rglob("*.py")}
+    assert named - everywhere == set()
 
 
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

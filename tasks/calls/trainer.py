@@ -26,7 +26,8 @@ from infra.weights.publisher import Published, Publisher
 from infra.weights.version import SyncConfig
 from rl.config import TINY, LossConfig, OptimizerConfig, PolicyConfig
 from rl.learner import Learned, Learner
-from rl.policy import Policy, load_policy, read_weights, save_files, save_policy
+from rl.loading import load_policy
+from rl.policy import Policy, read_weights, save_files, save_policy
 from rl.records import Batch, Problem
 from rl.schedules import decayed
 from rl.tiny import build_model, build_tokenizer

@@ -13,8 +13,9 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rl.config import PolicyConfig
+from rl.loading import load_policy
 from rl.parity import LIST, measure
-from rl.policy import UnknownModelError, load_policy
+from rl.policy import UnknownModelError
 from rl.tiny import build_tokenizer
 
 # widths that every kind of layer can be built with; the weights are large enough that a mistake shows

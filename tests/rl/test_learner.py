@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from rl import learner as learner_module
 from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
 from rl.learner import Learner, loss_scale
-from rl.policy import Policy, load_policy, save_policy
+from rl.loading import load_policy
+from rl.policy import Policy, save_policy
 from rl.records import Batch, Problem
 from rl.sampler import sample
 
@@ -456,7 +457,7 @@ from pathlib import Path
 import torch
 from rl.config import OptimizerConfig, PolicyConfig, LossConfig
 from rl.learner import Learner
-from rl.policy import load_policy
+from rl.loading import load_policy
 saved, batch, out, name, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
 policy = load_policy(saved, PolicyConfig(device="cpu"), master=True)

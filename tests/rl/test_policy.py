@@ -14,15 +14,8 @@ from transformers import (
 
 from rl.config import PolicyConfig, SamplingConfig
 from rl.head import head_logits, hidden_states
-from rl.policy import (
-    Policy,
-    UnknownModelError,
-    choose_device,
-    choose_dtype,
-    load_policy,
-    read_weights,
-    save_policy,
-)
+from rl.loading import load_policy
+from rl.policy import Policy, UnknownModelError, choose_device, choose_dtype, read_weights, save_policy
 from rl.records import Briefing, Problem
 from rl.sampler import sample
 from rl.tiny import build_tokenizer

@@ -13,7 +13,8 @@ from infra.weights.version import published_version
 from infra.weights.whole import keep_whole
 from rl.config import OptimizerConfig, PolicyConfig
 from rl.grammar import draw
-from rl.policy import Policy, load_policy, save_policy
+from rl.loading import load_policy
+from rl.policy import Policy, save_policy
 from rl.records import Problem, Rollouts
 from rl.supervised import demonstrations
 from rl.tiny import build_model, build_tokenizer
