@@ -255,7 +255,7 @@ def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) 
 
 def save_files(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write what Hugging Face layout has beside the weights: config (of weights in ``dtype``), tokenizer, and settings
-    of generation, which name the tokens that end a completion."""
+    of generation, which name all tokens that ended a completion here: others look into no chat template for them."""
     folder.mkdir(parents=True, exist_ok=True)
     config = deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]  # a model that was built in code does not say
@@ -264,8 +264,10 @@ def save_files(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     if policy.model.generation_config is not None:
-        # as it was loaded: save_pretrained refuses what it would only warn of when loading
-        policy.model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
+        settings = deepcopy(policy.model.generation_config)
+        settings.eos_token_id = list(policy.ends) if len(policy.ends) > 1 else policy.ends[0]
+        # the rest as it was loaded: save_pretrained refuses what it would only warn of when loading
+        settings.to_json_file(folder / GENERATION_CONFIG_NAME)
 
 
 def tied_names(model: nn.Module) -> set[str]:

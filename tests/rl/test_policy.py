@@ -385,6 +385,26 @@ def test_what_is_sampled_ends_with_the_turn_and_is_judged_without_it(tmp_path: P
     assert all(set(text) <= {"5"} for text in found.texts[0])
 
 
+def test_what_is_saved_ends_with_the_turn_for_whoever_loads_it_with_transformers(
+    tmp_path: Path, build_small: Build
+) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    tokenizer.chat_template = CHATML
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    model = build_small("gpt2", vocab_size=len(tokenizer))
+    with torch.no_grad():  # whatever comes before, the turn is over
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.fill_(1.0)
+        model.transformer.wte.weight[end] = 1.0
+    save_policy(load_policy(saved(tmp_path / "base", model, tokenizer), CPU), tmp_path / "result")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "result")
+    assert loaded.generation_config.eos_token_id == [tokenizer.eos_token_id, end]
+    said = loaded.generate(TOKENS, max_new_tokens=8, do_sample=False)[0, TOKENS.shape[1] :]
+    assert said.tolist() == [end]
+    assert load_policy(str(tmp_path / "result"), CPU).unnamed_end is None
+
+
 # -- new weights in place
 
 
