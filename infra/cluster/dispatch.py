@@ -209,8 +209,8 @@ class Dispatch(Calls):
             patience=self.patience,
             late_after=self.late_after,
         )
-        for name in ("lost", "timeline", "silent", "refusals", "took", "_signs", "_left"):
-            setattr(new, name, getattr(self, name))
+        new.lost, new.timeline, new.took, new.refusals = self.lost, self.timeline, self.took, self.refusals
+        new.silent, new._signs, new._left = self.silent, self._signs, self._left
         return new
 
     def lease(
