@@ -19,6 +19,7 @@ from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
 from infra.storage.typed import read_typed
 from infra.weights.version import published
+from rl.config import TINY
 from rl.tables import ProblemError
 from tasks.problem_set import ProblemSet, set_names
 from tasks.trained_on import BY_SET, TrainedOn
@@ -51,6 +52,7 @@ class Run:
     config: TrainConfig
     resumed: bool
     saved: TrainConfig | None = None  # what lay there when `config` was made of it
+    model_named: bool = False  # whoever goes on with it names its model, too
 
     @property
     def name(self) -> str:
@@ -218,15 +220,17 @@ def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[s
     """
     uri = known_run(name, home_runs)
     saved = saved_config(uri)
-    now = read_config(TrainConfig, file=file, overrides=overrides, base=saved.model_dump(mode="json"))
-    now = with_secrets(now)
+    base = saved.model_dump(mode="json")
+    now = with_secrets(read_config(TrainConfig, file=file, overrides=overrides, base=base))
+    base["policy"]["model"] = TINY
+    named = read_config(TrainConfig, file=file, overrides=overrides, base=base).policy.model != TINY
     refuse_contradictions(name, saved, now)
     made = max(store.versions(state_uri(uri)), default=0)
     if now.steps < made:
         raise OptionError(f"--steps {now.steps}: {name} has made {made} already; give more, or leave it out")
     if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
         raise OptionError(f"--resume {name} and run {now.run!r} are different runs; leave one of them out")
-    return Run(uri, now, resumed=True, saved=saved)
+    return Run(uri, now, resumed=True, saved=saved, model_named=named)
 
 
 def refuse_contradictions(name: str, saved: TrainConfig, now: TrainConfig) -> None:

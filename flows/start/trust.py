@@ -51,6 +51,8 @@ def trusted(run: Run, trust: bool = False) -> None:
     now, known = brought(run.config, run.uri), _remembered(run)
     saved = brought(run.saved or saved_config(run.uri), run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
+    if run.model_named:
+        brings.pop("policy.model", None)
     if not trust and any(known.get(setting) != value for setting, value in brings.items()):
         what = ", ".join(f"{setting} {value}" for setting, value in brings.items())
         seen = "brings something else than it did here before" if known else "was never trained from here"
@@ -83,8 +85,9 @@ def refuse_swapped(run: Run, verifiers: Iterable[VerifierSpec]) -> None:
 def brought(config: TrainConfig, uri: str, opened: Iterable[VerifierSpec] = ()) -> dict[str, str]:
     """What the configuration of the run at ``uri`` chooses that its owner would not have others choose, by setting:
     code that is run, and how it is confined, addresses that are told of the run, and what is read into it, with the
-    rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets that it may read.
-    Code is told by its content. Problems are told by their path: they are data, whoever edits them."""
+    rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets and models that
+    it may read. Code is told by its content. Problems are told by their path: they are data, whoever edits
+    them."""
     found = {}
     texts = {each.name: each.text for each in opened}
     names = {"verifier": config.verifier.name}
@@ -109,8 +112,9 @@ def brought(config: TrainConfig, uri: str, opened: Iterable[VerifierSpec] = ()) 
         paths = dict.fromkeys(each.path for each in several if each.path not in NOWHERE)
         if foreign := [path for path in paths if not _own(path, uri)]:
             found[setting] = ", ".join(foreign)
-    if _is_path(shown.policy.model) and not _own(shown.policy.model, uri):
-        found["policy.model"] = shown.policy.model
+    model = shown.policy.model
+    if model != TINY and not (_is_path(model) and _own(model, uri)):  # a name at the hub may be a private one
+        found["policy.model"] = model
     if shown.tracking.uri is not None:
         found["tracking.uri"] = shown.tracking.uri
     if shown.cluster.scheduler is not None:
@@ -143,7 +147,7 @@ def _own(path: str, run: str) -> bool:
 
 def _is_path(model: str) -> bool:
     """Whether a model is no name at a hub but files somewhere."""
-    return model != TINY and ("://" in model or model.startswith(("/", ".", "~")) or Path(model).exists())
+    return "://" in model or model.startswith(("/", ".", "~")) or Path(model).exists()
 
 
 def _remembered(run: Run) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from flows.cli import main
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
 from flows.start.as_trained import asked_evaluation
-from flows.start.runs import Run
+from flows.start.runs import Run, resume_run
 from flows.start.trust import NotTrustedError, brought, refuse_swapped, remember, trusted
 from tasks.problem_set import open_verifier
 
@@ -136,6 +136,7 @@ def test_addresses_are_refused_too_unless_they_are_ones_own(elsewhere: str, sett
         ("evals", "[{{path: ~/a.csv}}, {{path: held_out}}]", "evals ~/a.csv"),
         ("policy__model", "{folder}", "policy.model {folder}"),
         ("policy__model", "~/models/mine", "policy.model ~/models/mine"),
+        ("policy__model", "mine/private-model", "policy.model mine/private-model"),
         ("verifier__env", "OPENAI_API_KEY,HF_TOKEN", "verifier.env OPENAI_API_KEY, HF_TOKEN"),
         ("verifier__network", "true", "verifier.network true"),
         ("verifier__sandbox", "none", "verifier.sandbox none"),
@@ -158,7 +159,7 @@ def test_what_is_read_and_a_looser_sandbox_are_refused_by_name(
     [
         ("problems", "countdown"),
         ("evals", "[{path: held_out}, {path: grammar}]"),
-        ("policy__model", "Qwen/Qwen3-0.6B"),
+        ("policy__model", "tiny"),
         ("verifier__sandbox", "bubblewrap"),
     ],
 )
@@ -190,6 +191,23 @@ def test_what_lies_with_the_run_is_its_own(tmp_path: Path, run: str, path: str, 
     (tmp_path / "run" / "link.jsonl").symlink_to("/etc/passwd")
     config = read_config(TrainConfig, file=None, overrides={"problems": path.format(folder=tmp_path)})
     assert (brought(config, run.format(folder=tmp_path)) == {}) is own
+
+
+@pytest.mark.parametrize(
+    "named",
+    [{"policy": "mine/private-model"}, {"policy.model": "mine/private-model"}, None],
+    ids=["--", "dotted", "file"],
+)
+def test_a_model_that_one_names_oneself_needs_no_trust(
+    elsewhere: str, tmp_path: Path, named: dict[str, str] | None
+) -> None:
+    saved(elsewhere, policy="mine/private-model")
+    file = tmp_path / "mine.yaml"
+    file.write_text("policy: mine/private-model\n")
+    with pytest.raises(NotTrustedError, match=r"its policy\.model mine/private-model;"):
+        trusted(resume_run(elsewhere, "unused", None, {"steps": "300"}))
+    trusted(resume_run(elsewhere, "unused", None if named else str(file), named or {}))
+    trusted(resume_run(elsewhere, "unused", None, {}))  # it was seen with the run
 
 
 def test_problems_that_are_edited_need_no_new_trust(elsewhere: str, tmp_path: Path) -> None:
