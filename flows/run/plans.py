@@ -28,14 +28,8 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """The same for two plans whose figures may be compared: of the problems, what judges them, and the samples."""
-        asked = [
-            [problem.prompt, problem.target, problem.set, repr(problem.briefing), problem.extra]
-            for problem in self.problems.held_out
-        ]
-        judges = {name: [spec.name, spec.text] for name, spec in self.problems.verifiers.items()}
-        said = json.dumps([asked, judges, self.samples], sort_keys=True, default=str)
-        return sha256(said.encode()).hexdigest()[:16]
+        """The same for two plans whose figures may be compared."""
+        return digest_of(self.problems, self.samples)
 
     def metric(self, what: str) -> str:
         """The name of one of its figures."""
@@ -44,6 +38,17 @@ class Plan:
     def is_due(self, step: int, last: int) -> bool:
         """Whether it is evaluated at version ``step`` of a run that ends with ``last``."""
         return step in (0, last) or (self.every > 0 and step % self.every == 0)
+
+
+def digest_of(problems: ProblemSet, samples: int) -> str:
+    """Of the problems that an evaluation solves, what judges them, and the samples of each."""
+    asked = [
+        [problem.prompt, problem.target, problem.set, repr(problem.briefing), problem.extra]
+        for problem in problems.held_out
+    ]
+    judges = {name: [spec.name, spec.text] for name, spec in problems.verifiers.items()}
+    said = json.dumps([asked, judges, samples], sort_keys=True, default=str)
+    return sha256(said.encode()).hexdigest()[:16]
 
 
 def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
