@@ -2,14 +2,16 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
 from flows.config import HELD_OUT, EvaluationConfig, TrainConfig
 from rl.config import ProblemsConfig
+from rl.records import Problem
 from rl.tables import ProblemError
-from tasks.problem_set import ProblemSet, problems_to_solve, set_names
+from tasks.problem_set import ProblemSet, longest, problems_to_solve, set_names
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
             raise ProblemError(f"evals: {error}") from error
         found.append(Plan(names.pop(0), _cut(problems, each.limit), each.every, samples))
     return found
+
+
+def to_look_at(training: ProblemSet, of: Sequence[Plan]) -> list[Problem]:
+    """What no policy may be too short for: the problems that are trained and evaluated on, the held-out ones once."""
+    return [*training.longest(), *(problem for plan in of if plan.name for problem in longest(plan.problems.held_out))]
 
 
 def _cut(problems: ProblemSet, limit: int | None) -> ProblemSet:

@@ -18,6 +18,7 @@ from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
 from flows.run.page import CancelledOnPage, obeyed
+from flows.run.plans import to_look_at
 from flows.run.publishing import Publishing
 from flows.run.workplace import Workplace
 from flows.start.runs import Run
@@ -36,7 +37,7 @@ from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
 from tasks.collection import Collected
 from tasks.generate import Admission
-from tasks.problem_set import longest, open_problems
+from tasks.problem_set import open_problems
 from tasks.update import learned_figures
 from tasks.verify import check_verifiers
 
@@ -89,8 +90,7 @@ class Training:
             return
         if self.config.policy.model != TINY:
             self.place.display.stage("load the policy")
-        evaluated = [problem for plan in self.evaluations.plans for problem in longest(plan.problems.held_out)]
-        given = (self.config.policy, [*self.problems.longest(), *evaluated], self.config.sampling.limit)
+        given = (self.config.policy, to_look_at(self.problems, self.evaluations.plans), self.config.sampling.limit)
         for note in self.place.dispatch.run("train", check_policy, *given):
             self.place.display.say(note)
 
