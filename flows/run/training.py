@@ -21,6 +21,7 @@ from flows.run.page import CancelledOnPage, obeyed
 from flows.run.plans import to_look_at
 from flows.run.publishing import Publishing
 from flows.run.workplace import Workplace
+from flows.start.edited import edited, save_sources
 from flows.start.runs import Run
 from flows.start.trust import refuse_swapped, remember
 from infra.cluster.placement import workers_with
@@ -120,7 +121,8 @@ class Training:
             if not self.run.resumed:
                 self.run.save_problems(self.problems)  # before it exists: no run of this version is without
             else:
-                self._changed = self.run.changes()
+                self._changed = [*self.run.changes(), *edited(self.run.uri, self.problems)]
+            save_sources(self.run.uri, self.problems)
             self.run.save_config()
             remember(self.run, self._verifiers.values())
             self.run.save_mlflow_run(self.tracker.run_id)
