@@ -85,7 +85,9 @@ class EvalConfig(ConfigTree):
     )
     samples: int = Field(8, ge=1, le=1024, description="completions per problem; k of pass@k")
     again: bool = Field(
-        True, description="false: a run's version that was evaluated on these problems before is not evaluated again"
+        True,
+        description="false: a version of a run that was evaluated before, with the same problems, verifier and "
+        "settings, is not evaluated again",
     )
     seed: int = SEED
     sampling: SamplingConfig = SamplingConfig()

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from flows.config import EvalConfig, SftConfig
 from flows.run.failure import name_the_cause
+from flows.run.plans import digest_of
 from flows.run.rejoining import going_on
 from flows.run.workplace import Workplace, workplace
 from flows.sft import sft
@@ -54,7 +55,8 @@ def evaluated(config: EvalConfig, problems: ProblemSet, place: Workplace) -> Eva
     config, chosen = with_eval_defaults(config, None if run is None else run.config)
     for line in chosen:
         place.display.say(line)
-    if run is not None and not config.again and (known := kept(run, version, config)):
+    uri = None if run is None else evaluation_uri(run, version, config, problems)
+    if run is not None and uri is not None and not config.again and (known := kept(uri)):
         place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
         return known
     public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
@@ -62,9 +64,9 @@ def evaluated(config: EvalConfig, problems: ProblemSet, place: Workplace) -> Eva
     place.display.stage("evaluate")
     batch = BatchConfig() if run is None else run.config.batch
     evaluation = evaluate(place.dispatch, spec, version, problems, saw=place.failures.saw, batch=batch)
-    if run is not None:
+    if run is not None and uri is not None:
         log(config, place, run, evaluation)
-        keep(run, evaluation, config)
+        keep(uri, evaluation)
     return evaluation
 
 
@@ -97,25 +99,24 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
     ), None
 
 
-def kept(run: Run, version: PolicyVersion, config: EvalConfig) -> Evaluation | None:
-    """The evaluation of this version on these problems that an earlier one has left with the run."""
-    return read_typed(
-        evaluation_uri(run, version.step, config), _EVALUATION, "remove it, and the version is evaluated again"
-    )
+def kept(uri: str) -> Evaluation | None:
+    """The evaluation that an earlier one has left there."""
+    return read_typed(uri, _EVALUATION, "remove it, and the version is evaluated again")
 
 
-def keep(run: Run, evaluation: Evaluation, config: EvalConfig) -> None:
+def keep(uri: str, evaluation: Evaluation) -> None:
     """Leave the evaluation with the run."""
-    store.write_text(evaluation_uri(run, evaluation.step, config), json.dumps(asdict(evaluation)) + "\n")
+    store.write_text(uri, json.dumps(asdict(evaluation)) + "\n")
 
 
-def evaluation_uri(run: Run, step: int, config: EvalConfig) -> str:
-    """Where the evaluation of a version lies; the name tells what it was on."""
-    asked = config.model_dump(
-        mode="json", include={"problems", "mix", "verifier", "held_out", "samples", "sampling", "seed"}
-    )
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
-    return store.join(run.uri, "evaluations", f"v{step}-{set_name(config.sets)}-{digest}.json")
+def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problems: ProblemSet) -> str:
+    """Where the evaluation of a version lies; the name tells what decides its figures: these weights and their
+    arithmetic, how is sampled, the problems and the verifiers as they are now. What a service judges by is unknown."""
+    decide = ("problems", "mix", "verifier", "held_out", "samples", "sampling", "seed")
+    asked = config.model_dump(mode="json", include={**dict.fromkeys(decide, True), "policy": {"dtype"}})
+    said = json.dumps([asked, version.digest, digest_of(problems, config.samples)], sort_keys=True)
+    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    return store.join(run.uri, "evaluations", f"v{version.step}-{set_name(config.sets)}-{digest}.json")
 
 
 def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) -> None:

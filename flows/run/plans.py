@@ -2,14 +2,16 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
 from flows.config import HELD_OUT, EvaluationConfig, TrainConfig
 from rl.config import ProblemsConfig
+from rl.records import Problem
 from rl.tables import ProblemError
-from tasks.problem_set import ProblemSet, problems_to_solve, set_names
+from tasks.problem_set import ProblemSet, longest, problems_to_solve, set_names
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,8 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """The same for two plans whose figures may be compared: of the problems, what judges them, and the samples."""
-        asked = [
-            [problem.prompt, problem.target, problem.set, repr(problem.briefing), problem.extra]
-            for problem in self.problems.held_out
-        ]
-        judges = {name: [spec.name, spec.text] for name, spec in self.problems.verifiers.items()}
-        said = json.dumps([asked, judges, self.samples], sort_keys=True, default=str)
-        return sha256(said.encode()).hexdigest()[:16]
+        """The same for two plans whose figures may be compared."""
+        return digest_of(self.problems, self.samples)
 
     def metric(self, what: str) -> str:
         """The name of one of its figures."""
@@ -44,6 +40,17 @@ class Plan:
     def is_due(self, step: int, last: int) -> bool:
         """Whether it is evaluated at version ``step`` of a run that ends with ``last``."""
         return step in (0, last) or (self.every > 0 and step % self.every == 0)
+
+
+def digest_of(problems: ProblemSet, samples: int) -> str:
+    """Of the problems that an evaluation solves, what judges them, and the samples of each."""
+    asked = [
+        [problem.prompt, problem.target, problem.set, repr(problem.briefing), problem.extra]
+        for problem in problems.held_out
+    ]
+    judges = {name: [spec.name, spec.text] for name, spec in problems.verifiers.items()}
+    said = json.dumps([asked, judges, samples], sort_keys=True, default=str)
+    return sha256(said.encode()).hexdigest()[:16]
 
 
 def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
@@ -71,6 +78,11 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
             raise ProblemError(f"evals: {error}") from error
         found.append(Plan(names.pop(0), _cut(problems, each.limit), each.every, samples))
     return found
+
+
+def to_look_at(training: ProblemSet, of: Sequence[Plan]) -> list[Problem]:
+    """What no policy may be too short for: the problems that are trained and evaluated on, the held-out ones once."""
+    return [*training.longest(), *(problem for plan in of if plan.name for problem in longest(plan.problems.held_out))]
 
 
 def _cut(problems: ProblemSet, limit: int | None) -> ProblemSet:

@@ -18,8 +18,10 @@ from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
 from flows.run.page import CancelledOnPage, obeyed
+from flows.run.plans import to_look_at
 from flows.run.publishing import Publishing
 from flows.run.workplace import Workplace
+from flows.start.edited import edited, save_sources
 from flows.start.runs import Run
 from flows.start.trust import refuse_swapped, remember
 from infra.cluster.placement import workers_with
@@ -36,7 +38,7 @@ from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
 from tasks.collection import Collected
 from tasks.generate import Admission
-from tasks.problem_set import longest, open_problems
+from tasks.problem_set import open_problems
 from tasks.update import learned_figures
 from tasks.verify import check_verifiers
 
@@ -89,8 +91,7 @@ class Training:
             return
         if self.config.policy.model != TINY:
             self.place.display.stage("load the policy")
-        evaluated = [problem for plan in self.evaluations.plans for problem in longest(plan.problems.held_out)]
-        given = (self.config.policy, [*self.problems.longest(), *evaluated], self.config.sampling.limit)
+        given = (self.config.policy, to_look_at(self.problems, self.evaluations.plans), self.config.sampling.limit)
         for note in self.place.dispatch.run("train", check_policy, *given):
             self.place.display.say(note)
 
@@ -120,7 +121,8 @@ class Training:
             if not self.run.resumed:
                 self.run.save_problems(self.problems)  # before it exists: no run of this version is without
             else:
-                self._changed = self.run.changes()
+                self._changed = [*self.run.changes(), *edited(self.run.uri, self.problems)]
+            save_sources(self.run.uri, self.problems)
             self.run.save_config()
             remember(self.run, self._verifiers.values())
             self.run.save_mlflow_run(self.tracker.run_id)

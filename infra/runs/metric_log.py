@@ -59,8 +59,10 @@ class MetricLine:
 class MetricLog:
     """Appends to the file and knows the last step of each metric; with no path it only knows."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, again: bool = False) -> None:
+        """`again`: what is logged of a step once more is logged beside what was."""
         self.path = path
+        self._again = again
         self.last: dict[str, int] = {}
         if path is not None:
             _cut_torn_line(path)
@@ -70,13 +72,13 @@ class MetricLog:
     def append(self, step: int, metrics: Mapping[str, float], plan: str = "") -> MetricLine | None:
         """Write the metrics that are not there yet; None when all are.
 
-        The steps of one metric ascend: one that already has this step or a later one stays as it is, so that a resumed
-        run may log a step again. Raises ValueError for a name that MLflow would refuse.
+        The steps of one metric ascend, but for `again`: one that already has this step or a later one stays as it is,
+        so that a resumed run may log a step again. Raises ValueError for a name that MLflow would refuse.
         """
         for name in metrics:
             if not re.fullmatch(r"\w[\w.\- ]*(/\w[\w.\- ]*)*", name) or name in ("step", "time", "plan"):
                 raise ValueError(f"metric name {name!r}: use letters, digits, '_', '-', '.' and '/' between words")
-        fresh = {k: float(v) for k, v in metrics.items() if k not in self.last or self.last[k] < step}
+        fresh = {k: float(v) for k, v in metrics.items() if self._again or self.last.get(k, -1) < step}
         if not fresh:
             return None
         line = MetricLine(step, time.time_ns() // 1_000_000, fresh, plan)

@@ -3,12 +3,20 @@
 import gzip
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO
 from typing import Any
 
 from infra.storage import place
 
 Row = Mapping[str, Any]
+
+# What is read of anybody's file. A thousand completions of 32,768 tokens, the most that one may have, are 134 MB at 4
+# bytes a token, and one with its prompt, in JSON's escapes, less than 1 MB.
+MOST_BYTES = 2**28
+MOST_LINE = 2**23
+LEAST_LINE = 2**10  # that a line counts for: in memory it is more than it was
+MOST_COLUMNS = 32
 
 
 def write_rollouts(run_uri: str, step: int, rows: Iterable[Row]) -> None:
@@ -18,12 +26,34 @@ def write_rollouts(run_uri: str, step: int, rows: Iterable[Row]) -> None:
 
 
 def read_rollouts(run_uri: str, step: int) -> list[Row]:
-    """The rows of a step; [] if there are none. Raises ValueError for a damaged file, which it names."""
+    """The rows of a step; [] if there are none, and an empty one for what is no row. Raises ValueError for a damaged
+    file, which it names, and for one that would take more memory than a step's completions can."""
     data = place.read(_uri(run_uri, step))
     try:
-        return [] if data is None else [json.loads(line) for line in gzip.decompress(data).splitlines()]
-    except (OSError, EOFError, ValueError) as error:
+        return [] if data is None else [_row(line) for line in _lines(data)]
+    except (OSError, EOFError, ValueError, RecursionError) as error:
         raise ValueError(f"{_uri(run_uri, step)} is damaged: {error}") from error
+
+
+def _lines(data: bytes) -> Iterator[bytes]:
+    """Those of a file, unpacked one at a time: a few bytes may stand for any number. Raises ValueError."""
+    left = MOST_BYTES
+    with gzip.open(BytesIO(data)) as file:
+        while line := file.readline(MOST_LINE + 1):
+            left -= max(len(line), LEAST_LINE)
+            if len(line) > MOST_LINE:
+                raise ValueError(f"a line has more than {MOST_LINE} bytes, which no completion has")
+            if left < 0:
+                raise ValueError(f"it holds more than {MOST_BYTES} bytes, which no step's completions are")
+            yield line
+
+
+def _row(line: bytes) -> Row:
+    """What a line says, if it is numbers and texts by their names."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or len(row) > MOST_COLUMNS:
+        return {}
+    return {} if any(isinstance(value, dict | list) for value in row.values()) else row
 
 
 def kept_steps(run_uri: str) -> list[int]:

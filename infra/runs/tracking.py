@@ -75,7 +75,8 @@ def open_run(
     `params` may be nested: names are joined with dots. `experiment` is used where the config names none. `local` is the
     run's metrics.jsonl; without it nothing outlives this process while MLflow is away. `check` is called before
     anything is written, and what it raises ends the tracking: the run is another's by then. A `guest` adds to
-    `run_id` what it has to say, and leaves its status to whoever trains it.
+    `run_id` what it has to say, also of a step of which that has been said before, and leaves its status to whoever
+    trains it.
     Raises TrackingError when a new run cannot be created. A continued run goes on without MLflow and catches up later.
     """
     named = config.experiment or experiment
@@ -99,7 +100,8 @@ class Tracker:
     ) -> None:
         self._check = check
         self._config = config
-        self._log = MetricLog(local)
+        self._log = MetricLog(local, again=guest)
+        self._guest = guest
         uri = tracking_uri(config) or home_database(home)
         self._run = MlflowRun(uri, home, experiment, run_name, run_id, params, guest)
         self._lock = threading.RLock()
@@ -264,7 +266,10 @@ class Tracker:
             self._run.end(self._status)
 
     def _lacking(self, line: MetricLine) -> MetricLine:
-        """What MLflow has not: a step that is done again, be it on a machine with another log, is none twice."""
+        """What MLflow has not: a step that is done again, be it on a machine with another log, is none twice. What a
+        guest measured twice it has measured twice."""
+        if self._guest:
+            return line
         metrics = {k: v for k, v in line.metrics.items() if line.step > self._have.get(k, -1)}
         return MetricLine(line.step, line.time, metrics)
 

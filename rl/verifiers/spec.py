@@ -15,6 +15,13 @@ from rl.verifiers import arithmetic, countdown, gsm8k
 ARITHMETIC, GSM8K, MATH = "arithmetic", "gsm8k", "math"
 BUILT_IN: dict[str, ModuleType] = {ARITHMETIC: arithmetic, GSM8K: gsm8k, COUNTDOWN: countdown}
 NAMES = (*BUILT_IN, MATH)
+# The files that each judges by, below this package's parent
+PARTS = {
+    ARITHMETIC: ("verifiers/arithmetic.py", "verifiers/written.py", "arithmetic.py"),
+    COUNTDOWN: ("verifiers/countdown.py", "verifiers/written.py", "arithmetic.py"),
+    GSM8K: ("verifiers/gsm8k.py", "verifiers/wording.py", "verifiers/written.py", "arithmetic.py"),
+    MATH: ("verifiers/symbolic.py", "verifiers/wording.py"),
+}
 MATH_BRIEFING = Briefing(r"Think step by step. End with the answer in \boxed{}.")
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<function>[^:/\\]*))?")
 
@@ -40,6 +47,13 @@ class VerifierSpec:
     @property
     def is_service(self) -> bool:
         return self.name.startswith(("http://", "https://"))
+
+    @property
+    def source(self) -> str:
+        """What it judges by: the text of the user's file, or of a built-in one's; empty for a service, of which nothing
+        can be known."""
+        parts = (Path(__file__).parents[1] / part for part in PARTS.get(self.name, ()))
+        return self.text + "".join(part.read_text("utf-8") for part in parts)
 
     @property
     def file(self) -> str:

@@ -1,7 +1,9 @@
 """What a generator does: sample from the policy version that it is given."""
 
 import re
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,9 @@ from rl.policy import Policy, save_policy
 from rl.records import Problem, Rollouts
 from rl.sampler import sample
 from tasks.calls.published import public_model
+
+LOOK_SECONDS = 0.25
+_sampling = threading.Lock()  # of the resident weights, however many threads a worker has
 
 
 @dataclass(frozen=True)
@@ -62,19 +67,20 @@ def generate(
         BrokenPolicyError: its log-probs are not finite.
     """
     check = stop_when_unwanted()
-    sampler = _sampler(spec, version, check)
-    rollouts = sample(
-        sampler.policy,
-        version.step,
-        problems,
-        spec.sampling,
-        samples=spec.samples,
-        seed=spec.seed,
-        step=step,
-        groups=groups,
-        greedy=spec.greedy,
-        between_tokens=check,
-    )
+    with _alone(check):
+        sampler = _sampler(spec, version, check)
+        rollouts = sample(
+            sampler.policy,
+            version.step,
+            problems,
+            spec.sampling,
+            samples=spec.samples,
+            seed=spec.seed,
+            step=step,
+            groups=groups,
+            greedy=spec.greedy,
+            between_tokens=check,
+        )
     pace.note(rollouts.generated_tokens, rollouts.seconds)
     # its completions would be noise, and what is broken would look like a policy that solves nothing
     if not np.isfinite(rollouts.logprobs).all():
@@ -104,6 +110,18 @@ def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
     with store.scratch(home) as folder:
         save_policy(policy, folder)
         return keep_whole(weights_uri(store.join(home, name), 0), folder)
+
+
+@contextmanager
+def _alone(check: Callable[[], None]) -> Iterator[None]:
+    """Nobody else samples inside: a call with another version, such as an evaluation's, would put its weights in the
+    place of those whose version is on every token. ``check`` is called while another one is waited for."""
+    while not _sampling.acquire(timeout=LOOK_SECONDS):
+        check()
+    try:
+        yield
+    finally:
+        _sampling.release()
 
 
 def _versions(version: PolicyVersion) -> str:

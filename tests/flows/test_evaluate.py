@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flows.config import EvalConfig, TrainConfig
 from flows.evaluate import evaluation_uri, keep, kept
+from flows.options.reading import read_config
+from flows.start.as_trained import asked_of_model
 from flows.start.runs import Run, existing_run
 from infra.runs.checkpoints import NotARun
 from infra.storage import store
@@ -101,9 +103,13 @@ def test_a_run_is_evaluated_at_its_newest_version_and_logs_it(lab: Any) -> None:
     assert (found.step, found.problems, found.greedy, found.k) == (3, 100, greedy, 2)
     _, logged = lab.mlflow(run)
     assert logged.info.status == "FINISHED"
-    for name, figure in {"pass_at_1": kept.greedy, "reward": kept.reward, "pass_at_k": kept.pass_at_k}.items():
-        points_logged = points(lab, run, f"eval/sums/{name}")
-        assert [(point.step, point.value) for point in points_logged] == [(3, figure)]
+    # each is there, of the same version, and the one made last is what MLflow shows
+    for name in ("pass_at_1", "reward", "pass_at_k"):
+        metric, first, last = f"eval/sums/{name}", kept.figures()[name], found.figures()[name]
+        assert sorted((point.step, point.value) for point in points(lab, run, metric)) == sorted(
+            [(3, first), (3, first), (3, last)]
+        )
+        assert logged.data.metrics[metric] == last
 
 
 def test_a_run_is_judged_as_it_was_trained_and_what_differs_is_said(
@@ -199,13 +205,42 @@ def test_a_run_that_failed_before_its_first_step_is_not_the_newest(tmp_path: Pat
 @pytest.mark.parametrize("content", ["", "null", "[]", '{"step": 1}', '{"step": "x"}', "{"])
 def test_a_damaged_evaluation_is_named_with_what_to_do(tmp_path: Path, content: str) -> None:
     run, config = Run(str(tmp_path / "run"), TrainConfig(), resumed=True), EvalConfig()
-    version = PolicyVersion(step=1, uri="", digest="")
-    assert kept(run, version, config) is None
+    uri = evaluation_uri(run, PolicyVersion(step=1, uri="", digest=""), config, asked_of_model(config).problems)
+    assert kept(uri) is None
     made = Evaluation(step=1, problems=4, greedy=0.5, sampled=0.25, pass_at_k=0.75, k=4, sets={"a": {"reward": 1.0}})
-    keep(run, made, config)
-    again = kept(run, version, config)
+    keep(uri, made)
+    again = kept(uri)
     assert again is not None
     assert (again.step, again.sets) == (1, made.sets)
-    Path(evaluation_uri(run, 1, config)).write_text(content)
+    Path(uri).write_text(content)
     with pytest.raises(DamagedError, match=r"evaluations/v1-.*\.json is damaged \(.+\); remove it, and the version is"):
-        kept(run, version, config)
+        kept(uri)
+
+
+def test_an_earlier_evaluation_is_that_of_what_decides_its_figures(tmp_path: Path) -> None:
+    run = Run(str(tmp_path / "run"), TrainConfig(), resumed=True)
+    file, reward = tmp_path / "sums.jsonl", tmp_path / "my_reward.py"
+    row = {"prompt": "add 1 to 2", "target": "3", "steps": 1}
+    found: list[str] = []
+
+    def look(step: int = 1, digest: str = "a", **options: str) -> None:
+        named = {"problems": str(file), "verifier": f"{reward}:reward", **options}
+        overrides = {name.replace("__", "."): value for name, value in named.items()}
+        config = read_config(EvalConfig, file=None, overrides=overrides)
+        found.append(evaluation_uri(run, PolicyVersion(step, "", digest), config, asked_of_model(config).problems))
+
+    file.write_text(json.dumps(row) + "\n")
+    reward.write_text("def reward(problem, completion):\n    return 1.0\n")
+    for _ in range(2):
+        look()
+    look(policy__device="cpu", again="false", tracking__report="false")
+    assert len(set(found)) == 1
+    look(step=2)
+    look(digest="b")
+    for name, value in {"policy__dtype": "float16", "seed": "1", "samples": "2", "sampling__stop": "[x]"}.items():
+        look(**{name: value})
+    file.write_text(json.dumps({**row, "steps": 2}) + "\n")
+    look()
+    reward.write_text("def reward(problem, completion):\n    return 0.5\n")
+    look()
+    assert len(set(found)) == 9

@@ -12,7 +12,7 @@ from flows.commands.train import MEASURED
 from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config
 from flows.report.summary import summary
-from flows.run.plans import plans
+from flows.run.plans import plans, to_look_at
 from flows.start.runs import Run
 from infra.cluster.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
@@ -100,6 +100,10 @@ def test_what_is_evaluated_on_is_never_trained_on(tmp_path: Path) -> None:
     assert len(made.problems.held_out) == 200
     assert held_out.problems is problems
     assert [step for step in range(12) if more.is_due(step, 11)] == [0, 5, 10, 11]
+    looked = Counter((problem.set, problem.source) for problem in to_look_at(problems, [more, made, held_out]))
+    for asked in (more, made, held_out):  # each that is evaluated on, and that once
+        assert {looked[problem.set, problem.source] for problem in asked.problems.held_out} == {1}
+    assert {(problem.set, problem.source) for problem in problems.drawn} <= set(looked)
     config = configured(problems=f"{tmp_path}/sums.csv", held_out="0", evals=f"[{{path: {tmp_path}/sums.csv}}]")
     with pytest.raises(ProblemError, match=r"^evals: sums: the policy was trained on all 100 problems"):
         plans(config, open_problems(config.sets, config.verifier, config.held_out, 0))

@@ -227,6 +227,54 @@ def test_a_worker_that_stopped_is_not_waited_for(client: Client, tmp_path: Path)
     assert len([span for span in spans if span.call == "generate"]) == 6 + 1 + 3 + 1 + 40
 
 
+class Published(Sequence[tuple[int]]):
+    """Items that are read when they are handed out, as the policy's newest version is."""
+
+    def __init__(self, newest: int) -> None:
+        self.newest = newest
+        self.handed: list[int] = []
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: Any) -> Any:
+        self.handed.append(self.newest)
+        return (self.newest,)
+
+
+def test_the_copy_of_a_late_lease_is_made_of_what_it_was_handed_and_so_is_the_late_one(
+    client: Client, tmp_path: Path
+) -> None:
+    def call(version: int) -> tuple[int, str]:
+        name = str(get_worker().name)
+        (tmp_path / f"{version}-{name}").touch()
+        while version == 7 and not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return version, name
+
+    seen: list[Any] = []
+    until(lambda: len(offers(client)) == 4)
+    with Dispatch(client, PlacementConfig(), late_after=600) as dispatch:
+        list(dispatch.lease("generate", call, [(0,)] * 40))  # how long it takes is known from then on
+        items = Published(7)
+        leases = dispatch.lease("generate", call, items, check=lambda _, back: seen.append(back) or "")
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(next, leases)
+            (held,) = until(lambda: list(tmp_path.glob("7-*")))
+            items.newest = 8
+            dispatch._queues["generate"]._schedule.late_after = 0.1
+            index, (version, name) = first.result(60)
+        assert (index, version) == (0, 8)
+        assert held.name != f"7-{name}"
+        assert (tmp_path / f"8-{name}").exists()
+        (late,) = dispatch.under_way
+        (tmp_path / "go").touch()
+        until(lambda: late.status == "finished")
+        assert list(leases) == []
+    assert items.handed == [7, 8]
+    assert seen == [(8, name)]  # what the late one has brought is nobody's
+
+
 def test_what_is_waited_for_is_said(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def call(mark: str) -> str:
         (tmp_path / mark).touch()

@@ -1,9 +1,11 @@
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from infra.runs import rollouts
 from infra.runs.metric_log import MetricLog
 from infra.runs.record import METRICS, bring_record, read_record, send_record, send_tail
 from infra.runs.rollouts import kept_steps, read_rollouts, remove_rollouts_after, write_rollouts
@@ -36,6 +38,43 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "rollouts" / "3.jsonl.gz").write_bytes(b"\x1f\x8b\x08 no")
     with pytest.raises(ValueError, match=r"rollouts/3.jsonl.gz is damaged"):
         read_rollouts(str(tmp_path), 3)
+
+
+def member(text: str) -> bytes:
+    """Of a file of any number of these, as gzip has it."""
+    return gzip.compress(text.encode(), mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("bomb", "why"),
+    [
+        (member(" " * 2**20) * 1024, r"a line has more than 8388608 bytes, which no completion has"),
+        (member("{}\n" * 2**19) * 1024, r"it holds more than 4194304 bytes, which no step's completions are"),
+        (member("[" * 100_000 + "\n"), r"maximum recursion depth"),
+    ],
+    ids=["one line", "many lines", "nested"],
+)
+def test_a_few_bytes_that_unpack_to_any_number_take_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bomb: bytes, why: str
+) -> None:
+    monkeypatch.setattr(rollouts, "MOST_BYTES", 2**22)
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "3.jsonl.gz").write_bytes(bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=rf"rollouts/3\.jsonl\.gz is damaged: .*{why}") as refused:
+            read_rollouts(str(tmp_path), 3)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(refused.value)
+    assert peak < 2**28  # of 1 GiB and more
+
+
+def test_what_is_no_row_of_numbers_and_texts_is_an_empty_one(tmp_path: Path) -> None:
+    nested = [["x"] * 1000, {"a": [[]] * 1000}, {str(name): 1 for name in range(1000)}]
+    write_rollouts(str(tmp_path), 1, [*nested, {"tokens": 3}])  # type: ignore[list-item]
+    assert read_rollouts(str(tmp_path), 1) == [{}, {}, {}, {"tokens": 3}]
 
 
 def test_a_record_follows_a_run_that_lies_elsewhere(tmp_path: Path) -> None:

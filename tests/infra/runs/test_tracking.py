@@ -41,9 +41,16 @@ def client(home):
     return MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
 
 
-def start(home, config=QUIET, run_id=None, params=None, local=None):
+def start(home, config=QUIET, run_id=None, params=None, local=None, guest=False):
     return open_run(
-        config, home=home, experiment="sums", run_name="first", run_id=run_id, params=params or {}, local=local
+        config,
+        home=home,
+        experiment="sums",
+        run_name="first",
+        run_id=run_id,
+        params=params or {},
+        local=local,
+        guest=guest,
     )
 
 
@@ -448,3 +455,16 @@ def test_what_only_mlflow_knows_of_later_steps_is_left_too(home, client, tmp_pat
         for step in (3, 4):
             again.log(step, {"reward/mean": 1.0})
     assert points(client, again.run_id, "reward/mean") == [(3, 1.0), (4, 1.0)]
+
+
+def test_what_a_guest_measures_again_stands_beside_what_it_measured_and_is_what_counts(home, client, tmp_path):
+    with start(home, local=tmp_path / "metrics.jsonl") as training:
+        training.log(3, {"reward/mean": 0.1})
+    measured = [(3, 0.9), (3, 0.5), (2, 0.7)]
+    for step, value in measured:
+        with start(home, run_id=training.run_id, local=tmp_path / "eval.jsonl", guest=True) as guest:
+            guest.log(step, {"eval/sums/reward": value})
+    assert sorted(points(client, training.run_id, "eval/sums/reward")) == sorted(measured)
+    assert client.get_run(training.run_id).data.metrics["eval/sums/reward"] == 0.5  # of the newest, as made last
+    logged = [(line.step, line.metrics["eval/sums/reward"]) for line in read_metrics(tmp_path / "eval.jsonl")]
+    assert logged == measured

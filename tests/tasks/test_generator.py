@@ -1,0 +1,74 @@
+"""What a generator samples with is what it says."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infra.cluster.resident import drop
+from infra.storage import store
+from infra.weights.difference import weights_digest
+from infra.weights.version import PolicyVersion, weights_uri
+from infra.weights.whole import tell
+from rl.config import PolicyConfig, SamplingConfig
+from rl.policy import Policy, read_weights, save_policy
+from rl.records import Problem
+from rl.tiny import build_model, build_tokenizer
+from tasks.calls import generator
+from tasks.calls.generator import GeneratorSpec
+
+SPEC = GeneratorSpec(PolicyConfig(device="cpu"), SamplingConfig(max_tokens=12), samples=4, seed=0)
+
+
+def published(run: Path, step: int) -> PolicyVersion:
+    """A version of its own weights, stored whole."""
+    tokenizer = build_tokenizer()
+    assert tokenizer.eos_token_id is not None
+    model = build_model(len(tokenizer), tokenizer.eos_token_id, 0, seed=step)
+    folder = run / "made"
+    folder.mkdir(parents=True)
+    save_policy(Policy(model, tokenizer, torch.device("cpu"), torch.float32), folder)
+    weights = read_weights(folder)
+    told = tell(weights, step, weights_digest(weights), None, 1.0, {})
+    uri = weights_uri(str(run), step)
+    store.write_folder(uri, folder, meta=told.model_dump(mode="json"), move=True)
+    return PolicyVersion(step, uri, told.digest)
+
+
+def test_a_call_with_another_version_waits_for_the_one_that_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = [published(tmp_path / "run", step) for step in (0, 1)]
+    problem = Problem("add 1 and 2", "1 + 2", "here:1")
+    alone = [generator.generate(SPEC, version, 0, [0], [problem]) for version in versions]
+    assert not np.array_equal(alone[0].tokens, alone[1].tokens)
+    sampling, go_on = threading.Event(), threading.Event()
+
+    def look() -> Callable[[], None]:
+        """Of the first call: it stands between two tokens until the second one samples, or waits for its turn."""
+        if sampling.is_set():
+            return go_on.set
+
+        def check() -> None:
+            sampling.set()
+            assert go_on.wait(60)
+
+        return check
+
+    monkeypatch.setattr(generator, "stop_when_unwanted", look)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(generator.generate, SPEC, versions[0], 0, [0], [problem])
+        assert sampling.wait(60)
+        second = pool.submit(generator.generate, SPEC, versions[1], 0, [0], [problem])
+        found = [first.result(60), second.result(60)]
+    for each, asked, undisturbed in zip(found, versions, alone, strict=True):
+        inside = np.arange(each.tokens.shape[2]) < each.lengths[:, :, None]
+        assert (each.versions[inside] == asked.step).all()
+        assert np.array_equal(each.tokens, undisturbed.tokens)
+        np.testing.assert_allclose(each.logprobs, undisturbed.logprobs, atol=1e-4)
+    for name in ("sampler", "mirror"):
+        drop(name)
