@@ -2,7 +2,7 @@
 
 right             the value equals the target's
 wrong_value       an allowed expression with another value
-wrong_equation    sides that differ ("2 + 3 = 6")
+wrong_equation    sides that differ ("2 + 3 = 6"), or none behind the last sign ("2 + 3 =")
 others            the reasons of `rl.arithmetic`: the expression has no value
 
 It is read as models write it: see `rl.verifiers.written`.

@@ -4,7 +4,7 @@
     wrong_value       the numbers are used, the value is another
     wrong_numbers     a number is missing, used twice, or not one of those given (2.5 is not 2 and 5)
     forbidden         more than + - * / and brackets
-    wrong_equation    sides that differ ("2 + 3 = 6")
+    wrong_equation    sides that differ ("2 + 3 = 6"), or none behind the last sign ("2 + 3 =")
     others            the reasons of `rl.arithmetic`
 
 What is read is the last ``<answer>…</answer>``, or else the last code fence, or else the last line that is not blank,

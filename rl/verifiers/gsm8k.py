@@ -7,16 +7,22 @@ r"""Verifier `gsm8k`: one number after ``####`` or in ``\boxed{}``, the last of 
                   sentence with one ("#### She has 42 apples")
     ambiguous     more than one number, sides of an equation that differ, or what makes another number of it: a word of
                   scale, a power, a variable ("41 or 42", "x = 41 = 42", "42 million", "42k", "42²", "42x", "42½"), what
-                  takes it back ("not: 42", "half of: 42", "42 (negative)", "42 is wrong"), or makes it a bound or an
-                  estimate ("42 or more", "~42")
+                  takes it back ("not: 42", "half of: 42", "42 (negative)", "42 is wrong"), makes it a bound or an
+                  estimate ("42 or more", "~42"), or says another quantity ("42 twice a week"; see below for "42 less")
     too_large     more digits than are read
     empty         nothing but white space
 
 A currency, thousands commas, a trailing dot, a percent sign and units are passed over: ``#### $1,234.50.`` is 1234.5,
 ``#### USD 42`` and ``\boxed{42\text{ km}^2}`` are 42. So are a label (``#### Answer: 42``, ``#### x = 42``,
-``#### Therefore, 42``) and tags (``#### 42</answer>``). Where nothing, or ``Answer:`` alone, stands behind the hashes,
-the next line that is not blank counts. A line of ``####`` that is a heading ("#### Verification") is no answer where
-there is one above it. ``3/4``, ``\frac{3}{4}`` and ``.75`` are the same number.
+``#### Therefore, 42``), the name of what is numbered (``#### Day 42``, ``#### 6 o'clock``) and tags
+(``#### 42</answer>``). Where nothing, or ``Answer:`` alone, stands behind the hashes, the next line that is not blank
+counts. A line of ``####`` that is a heading ("#### Verification") is no answer where there is one above it. ``3/4``,
+``\frac{3}{4}`` and ``.75`` are the same number.
+
+``42 less``, ``42 fewer apples``, ``42 short``, ``42 too many`` and ``42 lost`` are differences. They are 42 where the
+question asks for one ("how much more", "how many fewer", "than", "lose"), as one in sixteen of GSM8K's does, all with
+the size of it as their target; elsewhere they are another quantity than the one asked for, and ambiguous. ``42 more``
+is 42 in either case.
 """
 
 import re
@@ -27,13 +33,15 @@ from rl.records import Briefing, Problem, Verdict
 from rl.verifiers.wording import (
     CONCLUDING,
     INEXACT,
+    NUMBERED,
     NUMERAL,
     OTHER_NUMBER,
     TAKEN_BACK,
     TURNING,
+    compares,
     said_in_a_sentence,
 )
-from rl.verifiers.written import plain
+from rl.verifiers.written import BOX, in_box, plain
 
 BRIEFING = Briefing("Think step by step. End with a line of #### and the answer as one number, for example: #### 42")
 MAX_CHARACTERS = 256  # of the answer itself, not of the completion
@@ -41,7 +49,6 @@ MAX_DIGITS = 64
 
 MAX_CANDIDATES = 16  # answers and headings that are looked at, from the last one on
 
-_BOXED = re.compile(r"\\boxed\s*\{")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|\\[dt]?frac\s*([0-9])\s*([0-9])")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
@@ -74,7 +81,10 @@ _LABEL_ALONE = re.compile(
 )
 _LEADING = re.compile(r"\s*[+-]?\s*[0-9][0-9,]*(?:\.[0-9]+)?(?:\s*/\s*[0-9]+)?(?=\s*[A-Za-z%])")  # 42 of 42 apples
 _SCALE = re.compile(r"\s*(?:k|K|M|B|b|G|bn|mn|tn|mil|mio|mill)\b")  # 42k, 42 mil
-_VARIABLE = re.compile(r"\s*(?:[xyzXYZ](?![A-Za-z])|[abcdefinopqrtuvw]\s*(?![A-Za-z\s])|(?:pi|sqrt)\b)")  # 42x, 42n
+_VARIABLE = re.compile(  # 42x, 42n
+    r"\s*(?:[xyzXYZ](?![A-Za-z])|(?!o['’]\s?clock\b)[abcdefinopqrtuvw]\s*(?![A-Za-z\s])|(?:pi|sqrt)\b)"
+)
+_FULL_HOUR = re.compile(r"^:00(?![0-9:.])")
 _HEADING = re.compile(r"(?:step|part|case|problem|question|example|check|method)\b\W*[0-9]", re.IGNORECASE)
 
 
@@ -89,8 +99,8 @@ def answer(text: str) -> str | None:
     for _ in range(MAX_CANDIDATES):
         at = text.rfind("####", 0, end)
         boxed = text.rfind("\\boxed", max(at, 0), end)
-        if boxed >= 0 and (opened := _BOXED.match(text, boxed)):
-            return _braced(text, opened.end())
+        if boxed >= 0 and (box := BOX.match(text, boxed)):
+            return in_box(box, MAX_CHARACTERS)
         if boxed >= 0:
             end = boxed
             continue
@@ -113,15 +123,6 @@ def _line(text: str) -> str:
         return first.strip()
     following = below.lstrip().partition("\n")[0].strip()
     return following if following.strip("#") else first.strip()
-
-
-def _braced(text: str, start: int) -> str | None:
-    depth = 1
-    for at in range(start, min(len(text), start + MAX_CHARACTERS)):
-        depth += (text[at] == "{") - (text[at] == "}")
-        if depth == 0:
-            return text[start:at]
-    return None
 
 
 def _is_heading(stated: str) -> bool:
@@ -149,13 +150,17 @@ def number(text: str) -> Fraction:
         if TURNING.match(label[0].strip(" *_`:=")):
             raise NoNumber("ambiguous")
         text = text[label.end() :]
+    if numbered := NUMBERED.match(text):
+        text = text[numbered.end() :]
     text = _equal_sides(said_in_a_sentence(text) or text)
     text = _CURRENCY.sub("", text.lstrip(" *_`({["), count=1) if _CURRENCY.match(text.lstrip(" *_`({[")) else text
     found = _NUMBER.match(text)
     if found is None or not (found["whole"] or found["decimals"]):
         raise NoNumber("no_number")
-    _check_rest(_DEGREES.sub("", found["rest"]), money=bool(_MONEY.search(found[0][: found.start("whole")])))
     whole, decimals, below = found["whole"].replace(",", ""), found["decimals"] or "", found["below"] or "1"
+    is_hour = whole + decimals + below in {f"{hour}1" for hour in range(25)}
+    rest = _FULL_HOUR.sub("", found["rest"]) if is_hour else found["rest"]
+    _check_rest(_DEGREES.sub("", rest), money=bool(_MONEY.search(found[0][: found.start("whole")])))
     if len(whole) + len(decimals) + len(below) > MAX_DIGITS:
         raise NoNumber("too_large")
     if not int(below):
@@ -223,6 +228,8 @@ def verify(problem: Problem, completion: str) -> Verdict:
         if stated is None:
             raise NoNumber("no_answer" if completion.strip() else "empty")
         value = number(stated)
+        if compares(stated, problem.prompt):
+            raise NoNumber("ambiguous")
     except NoNumber as error:
         return Verdict(0.0, str(error), {"format": 0.0, "right": 0.0})
     right = float(value == wanted)

@@ -1,5 +1,5 @@
 r"""Verifier `math`: the last ``\boxed{}`` means the same as the target, by math-verify. `rl.verifiers.isolation` runs
-it in a process that can be killed: the library's own time-out does not fire on a tower of powers.
+it in a process that can be killed: the library's own time-out does not fire in the middle of long arithmetic.
 
     right         math-verify finds the two equal
     wrong_value   it does not
@@ -17,13 +17,16 @@ inequality is the interval that it says where the target can be no pair (``x\le3
 """
 
 import re
+from collections import deque
 from fractions import Fraction
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Float, Interval, MatrixBase, Rational
 
+from rl.verifiers.witness import differ
 from rl.verifiers.wording import INEXACT, OTHER_NUMBER, TAKEN_BACK
+from rl.verifiers.written import BOX, in_box
 
 READ = [LatexExtractionConfig(boxed_match_priority=0)]
 MAX_CHARACTERS = 2000
@@ -51,17 +54,8 @@ _NAMES = re.compile(
 
 def boxed(text: str) -> str | None:
     r"""The inside of the last ``\boxed{}``, None if there is none or it is not closed."""
-    start = -1
-    for found in re.finditer(r"\\boxed\s*\{", text):
-        start = found.end()
-    if start < 0:
-        return None
-    depth = 1
-    for at in range(start, min(len(text), start + MAX_CHARACTERS)):
-        depth += (text[at] == "{") - (text[at] == "}")
-        if depth == 0:
-            return text[start:at]
-    return None
+    last = deque(BOX.finditer(text), maxlen=1)
+    return in_box(last[0], MAX_CHARACTERS) if last else None
 
 
 def expression(latex: str) -> list[Any]:
@@ -70,17 +64,17 @@ def expression(latex: str) -> list[Any]:
     return found
 
 
-def same(wanted: list[Any], stated: list[Any]) -> bool:
-    """Whether math-verify finds them equal, which passes over bases, and takes a decimal for what it is close to."""
+def same(wanted: list[Any], stated: list[Any], interval: bool = False) -> bool:
+    """Whether math-verify finds them equal, which passes over bases, and takes a decimal for what it is close to;
+    ``interval`` says that (2,5) is one."""
     if bases(wanted) != bases(stated):
         return False
-    return bool(
-        verify(
-            [exact(each) for each in wanted],
-            [exact(each) for each in stated],
-            timeout_seconds=None,
-            allow_set_relation_comp=any(is_interval(each) for each in wanted),
-        )
+    interval = interval or any(is_interval(each) for each in wanted)
+    pairs = [(exact(one), exact(other)) for one in wanted for other in stated]
+    return any(
+        verify(one, other, timeout_seconds=None, allow_set_relation_comp=interval)
+        for one, other in pairs
+        if not differ(one, other)
     )
 
 

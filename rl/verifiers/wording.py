@@ -19,6 +19,7 @@ OTHER_NUMBER = re.compile(  # what makes another number of the one before it, or
     rf"|\b(?!(?:one|half|third|quarter)\b)(?:{WORDS}|zero)\b"
     r"|\b(?:hundred|thousand|(?:m|b|tr|quadr|quint)illion)ths?\b"
     rf"|\b(?:halves|thirds|{_ORDINAL}s)\b"  # quarters are coins
+    r"|^\s*(?:twice|thrice)\b(?!-)|\b(?:twice|thrice)\b(?!-|\s+(?:as|the|that|what)\b)|^\s*(?:double|triple)\W*$"
     rf"|^\W*(?:(?:half|quarter|third|{_ORDINAL})\b(?![\s-]*grade)|(?:st|nd|rd|th)\b)",
     re.IGNORECASE,
 )
@@ -45,11 +46,33 @@ INEXACT = re.compile(  # by what follows it
     r"|^\W*ish\b|^\W*\+",
     re.IGNORECASE,
 )
+_COUNTERS = (  # what a number behind them is the name of
+    "day|week|month|year|hour|minute|option|choice|page|row|room|floor|level|grade|round|age|number|total|sum|result"
+)
+NUMBERED = re.compile(
+    rf"[\s*_`(]*(?:(?:(?:on|in|at)\s+)?(?:the\s+)?(?:{_COUNTERS})\s+(?=[$€£¥₹]?\.?[0-9])"
+    r"|(?:in|at|after)\s+(?=[0-9]))",
+    re.IGNORECASE,
+)
+_COMPARED = (  # behind an answer, and in a question that such an answer is one to
+    (
+        re.compile(r"(?<!-)\b(?:less|fewer|too\s+(?:many|much|few|little))\b|\bshort(?=\W*$|\s+of\b)", re.IGNORECASE),
+        re.compile(
+            r"\b(?:more|less|fewer|extra|short|enough|lack\w*|differ(?:ence|s)?|than|compared|save[sd]?|missing|exceed\w*|too"
+            r"|drop\w*|decreas\w*|lose[sr]?|lost|farther|further)\b",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        re.compile(r"\b(?:loss|lost|debt|deficit)\W*$", re.IGNORECASE),
+        re.compile(r"\b(?:los[est]\w*|debts?|owe[sd]?|owing|deficit)\b", re.IGNORECASE),
+    ),
+)
 CONCLUDING = re.compile(r"[\s*_`]*(?:therefore|thus|hence|so|then|finally)\b[\s*_`]*[,:]?\s*", re.IGNORECASE)
 _VERBS = (
     "has|have|had|is|are|was|were|be|needs?|needed|sells?|sold|pays?|paid|spends?|spent|takes?|took|costs?|earns?|earned"
     "|makes?|made|gets?|got|gives?|gave|buys?|bought|saves?|saved|eats?|ate|uses?|used|weighs?|walks?|walked|drives?|drove"
-    "|reads?|contains?|receives?|received|works?|worked|runs?|ran|collects?|collected|equals?"
+    "|reads?|contains?|receives?|received|works?|worked|runs?|ran|collects?|collected|equals?|loses?|lost|owes?|owed|wins?|won|scores?|scored"
 )
 _STATED = re.compile(  # She has 42 apples; There are 42 of them
     rf"[\s*_`\"]*(?P<subject>(?:[A-Za-z][A-Za-z']*\s+){{1,8}}?)(?:{_VERBS})\s+"
@@ -73,3 +96,12 @@ def said_in_a_sentence(text: str) -> str | None:
     if found is None or _NO_SUBJECT.search(found["subject"]) or _DOUBT.search(text, found.end()):
         return None
     return text[found.end() :]
+
+
+def compares(stated: str, prompt: str) -> bool:
+    """Whether an answer says how much less something is (``42 fewer``), or that it is lost, and its question asks for
+    neither: then it is another quantity than the one asked for."""
+    words = re.split("[0-9]", stated)[-1]
+    sentences = re.split(r"(?<=[.?!])\s+", prompt)
+    question = next((one for one in reversed(sentences) if "?" in one), sentences[-1])
+    return any(said.search(words) and not asked.search(question) for said, asked in _COMPARED)

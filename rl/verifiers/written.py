@@ -5,6 +5,7 @@ a keyboard, an equation by the side that says how.
     ```\\n5*7\\n```   5*7
     $5 \\cdot 7$      5 * 7
     5*7 = 35         5*7, if it is 35
+    = 35             35
 """
 
 import re
@@ -24,10 +25,13 @@ SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", 
 WORDS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\\left": "", "\\right": "", "\\,": " ", "\\ ": " "}
 AROUND = " \t\n$✓✔✅"
 _MARKED = re.compile(r"(\*\*|\*|__|_|`+)(\S|\S.*\S)\1", re.DOTALL)  # Markdown around it
+BOX = re.compile(  # without braces TeX takes one sign: \boxed 6 is one, \boxed 42 is a box around 4 alone
+    r"\\boxed\s*(?:\{|(?P<bare>[0-9]|(?<=\s)[A-Za-z])(?=[.,;]?(?:[ \t]+[A-Za-z]{2}|[ \t]*(?:\n|\Z|\$|\\[)\]]))))"
+)
 
 
 class WrongEquation(ValueError):  # noqa: N818  the name says what is wrong with it
-    """Sides that are not the same number."""
+    """Sides that are not the same number, or one that is missing."""
 
 
 def fenced(text: str) -> str:
@@ -36,6 +40,18 @@ def fenced(text: str) -> str:
         return text
     insides = [found["inside"].strip() for found in _FENCE.finditer(text[-10 * MAX_CHARACTERS :])]
     return next((inside for inside in reversed(insides) if inside), text)
+
+
+def in_box(box: re.Match[str], most: int) -> str | None:
+    """What is in a box that BOX has found; None if it is not closed within ``most`` characters."""
+    if box["bare"]:
+        return box["bare"]
+    text, start, depth = box.string, box.end(), 1
+    for at in range(start, min(len(text), start + most)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0:
+            return text[start:at]
+    return None
 
 
 def plain(text: str) -> str:
@@ -61,12 +77,16 @@ def plain(text: str) -> str:
 def expression(text: str) -> str:
     """The side of an equation that says how its value is made, or the text itself, plain.
 
-    Raises WrongEquation where the sides differ, UnfitExpression where one of several has no value.
+    Raises WrongEquation where the sides differ or the last is missing, UnfitExpression where one of several has no
+    value.
     """
     tidied = plain(text)
-    sides = [plain(side) for side in tidied.split("=")]
-    if len(sides) == 1 or not all(sides):
-        return tidied or text.strip()
+    first, *others = [plain(side) for side in tidied.split("=")]
+    sides = [first, *others] if first else others or [first]  # = 35 continues what was asked
+    if len(sides) == 1 or not all(sides[:-1]):
+        return (sides[0] if len(sides) == 1 else tidied) or text.strip()
+    if not sides[-1]:
+        raise WrongEquation("the last side of the equation is missing")
     if len(sides) > MAX_SIDES:
         raise UnfitExpression("too_large", f"{len(sides)} sides, at most {MAX_SIDES} are read")
     if len({evaluate(side) for side in sides}) > 1:

@@ -56,10 +56,66 @@ def test_what_is_boxed_last_counts_once(
     assert verdict.parts["format"] == float(reason in ("right", "wrong_value"))
 
 
-def test_a_tower_of_powers_is_killed_and_is_an_error(ask: Callable[[str, str], Verdict]) -> None:
-    verdict = ask("42", r"\boxed{9^{9^{9^9}}}")
+def test_what_takes_for_ever_is_killed_and_is_an_error(ask: Callable[[str, str], Verdict]) -> None:
+    verdict = ask("42", r"\boxed{\sum_{k=1}^{10^9} \frac1k}")
     assert (verdict.reason, verdict.reward != verdict.reward) == ("timeout", True)
     assert ask("42", r"\boxed{42}").reward == 1
+
+
+VAST = [
+    ("2^{100}", r"\log_2 x"),
+    (r"\log_2 x", "2^{100}"),
+    (r"\ln x", "2^{1000}"),
+    ("10^{50}", r"\log_3 x"),
+    (r"\log_{10} x + y", "7^{80}"),
+    (r"\{1,2\}", r"\{\log_2 x,2^{100}\}"),
+    ("(1,2)", r"(\log_2 x,2^{100})"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}\log_2 x\\2^{100}\end{pmatrix}"),
+    ("x=5", r"x=\log_2 y+2^{100}"),
+    ("y=2x+1", r"y=\log_2 x+2^{100}"),
+    ("42", "9^{9^{9^9}}"),
+    ("42", "(10^9)!"),
+    ("42", r"\log(9^{9^9})"),
+    ("42", "9^{9^9}-9^{9^9}+42"),
+    ("42", r"1^{9^{9^9}}\cdot42"),
+    ("42", r"\sin(10^{10^{10}})"),
+    ("42", r"\cos(e^{e^{e^{e^{10}}}})"),
+    ("42", "x^{2^{100}}"),
+    ("42", "2^{-10^{10}}"),
+    ("42", r"(\sqrt2)^{10^9}"),
+    ("42", r"|9^{9^9}|"),
+    ("42", r"\lfloor 10^{10^{10}}\rfloor"),
+    ("42", r"\binom{10^9}{5\cdot10^8}"),
+    ("42", "(x+1)^{1000}"),
+    ("42", "9" * 1500),
+]
+
+
+def test_numbers_that_nobody_can_work_out_are_wrong_values_and_no_time_outs() -> None:
+    patient = opened(VerifierSpec("math", seconds=30))  # before, each took for ever or as good as that
+    verdicts = patient.judge(
+        [Problem("", target, "") for target, _ in VAST], [rf"\boxed{{{said}}}" for _, said in VAST]
+    )
+    got = {case: verdict.error or verdict.reason for case, verdict in zip(VAST, verdicts, strict=True)}
+    assert got == dict.fromkeys(VAST, "wrong_value")
+
+
+@pytest.mark.parametrize(
+    ("target", "completion"),
+    [
+        ("9^{9^9}", r"\boxed{9^{9^9}}"),
+        (r"\log_2 x", r"\boxed{\frac{\ln x}{\ln 2}}"),
+        (r"\log_2(2^{100}x)", r"\boxed{100+\log_2 x}"),
+        (r"2^{100}\ln x", r"\boxed{2\cdot2^{99}\ln x}"),
+        ("x+1", r"\boxed{\frac{x^2-1}{x-1}}"),
+        ("1", r"\boxed{\sin^2 x+\cos^2 x}"),
+        (r"(5\%,10\%)", r"\boxed{(5,10)}"),
+        ("y=2x+1", r"\boxed{y=\frac{4x+2}{2}}"),
+        ("(1,2)", r"\boxed{(\frac33,\sqrt4)}"),
+    ],
+)
+def test_what_is_equal_differs_nowhere(ask: Callable[[str, str], Verdict], target: str, completion: str) -> None:
+    assert ask(target, completion) == Verdict(1.0, "right", {"format": 1.0, "right": 1.0})
 
 
 def test_a_target_that_is_no_mathematics_is_an_error(ask: Callable[[str, str], Verdict]) -> None:

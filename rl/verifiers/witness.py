@@ -1,0 +1,113 @@
+"""Values of two expressions at one point: where they differ, no proof is needed, and none can take for ever.
+
+math-verify asks sympy to simplify the difference. What that costs goes by the numbers that come up on the way, not by
+those that are there: of log_2 x - 2^100 sympy makes log(2^(2^100)), and works the power out. Numerical values cost as
+much precision as there are digits before the point, and how many those are is looked at before.
+"""
+
+from typing import Any
+
+from sympy import (
+    Basic,
+    Derivative,
+    Equality,
+    Expr,
+    FiniteSet,
+    Float,
+    Integral,
+    Interval,
+    Limit,
+    MatrixBase,
+    Number,
+    NumberSymbol,
+    Pow,
+    Product,
+    Sum,
+    Symbol,
+    Tuple,
+    UnevaluatedExpr,
+    binomial,
+    factorial,
+)
+from sympy.core.evalf import PrecisionExhausted
+
+MAX_BITS = 2.0**17  # of a number without variables, and of those on its way: beyond it nothing is evaluated
+DIGITS = 25
+FIRST = "0.7390851332151606416553120876738734"  # no rational number of few digits, and no constant of anybody's tables
+UNBOUNDED = (Derivative, Integral, Limit, Product, Sum)  # that numerical methods may work on for long
+PERCENT = UnevaluatedExpr  # how math-verify marks one: it takes 9% for 9
+
+
+def _is_vast(found: Any) -> bool:
+    """Whether it holds a number of more than MAX_BITS, such as 9^(9^9), which nobody is to work out."""
+    return isinstance(found, Basic) and any(
+        not part.free_symbols and _bits(part) > MAX_BITS for part in found.atoms(Pow, factorial, binomial)
+    )
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Whether they are different for sure: something in one of them has another value than anything in the other has,
+    or is vast and not the very same. False says nothing."""
+    if _is_vast(one) or _is_vast(other):
+        return bool(one != other)
+    match one, other:
+        case Equality(lhs=Symbol() as name), Equality() if name == other.lhs:
+            if not one.rhs.has(name) and not other.rhs.has(name):  # both say what one name is
+                one, other = one.rhs, other.rhs
+    ours, theirs = _elements(one), _elements(other)
+    if not ours or len(ours) != len(theirs):
+        return False
+    # a single name may stand for what the other one spells out: a word, a product of letters
+    if any(isinstance(each, Symbol) or each.has(*UNBOUNDED, PERCENT) for each in (*ours, *theirs)):
+        return False
+    names = sorted({symbol.name for each in (*ours, *theirs) for symbol in each.free_symbols})
+    point = {name: Float(FIRST, DIGITS + 10) + at for at, name in enumerate(names)}
+    values = [[_value(each, point) for each in side] for side in (ours, theirs)]
+    if any(value is None for side in values for value in side):
+        return False
+    return any(not any(_close(value, against) for against in values[1]) for value in values[0])
+
+
+def _elements(found: Any) -> list[Any]:
+    """The expressions that it is made of; none where they cannot be compared one by one."""
+    match found:
+        case Interval():
+            parts = [found.start, found.end]
+        case FiniteSet() | Tuple():
+            parts = list(found.args)
+        case MatrixBase():
+            parts = list(found.flat())
+        case _:
+            parts = [found]
+    return parts if all(isinstance(part, Expr) for part in parts) else []
+
+
+def _value(expression: Any, point: dict[str, Any]) -> Any:
+    """Its value to DIGITS digits, None where it has none that is sure."""
+    try:
+        value = expression.evalf(DIGITS, subs={each: point[each.name] for each in expression.free_symbols}, strict=True)
+    except (PrecisionExhausted, ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
+        return None
+    parts = value.as_real_imag()
+    return parts if all(isinstance(part, Number) and part.is_finite for part in parts) else None
+
+
+def _close(one: Any, other: Any) -> bool:
+    size = max(abs(part) for part in (*one, *other))
+    return all(abs(mine - theirs) <= size * Float(10) ** (10 - DIGITS) for mine, theirs in zip(one, other, strict=True))
+
+
+def _bits(found: Any) -> float:
+    """At least the binary logarithm of its size, and of what is worked out on the way to it; of numbers alone."""
+    match found:
+        case Float() | NumberSymbol():
+            return 64.0
+        case Number():
+            return float(abs(found.p).bit_length() + found.q.bit_length()) if found.is_Rational else 1.0
+        case Pow():
+            size, power = _bits(found.base), _bits(found.exp)
+            return size * float(2 ** min(power, 64.0))
+        case factorial() | binomial():
+            size = _bits(found.args[0])
+            return size * float(2 ** min(size, 64.0))
+    return sum(map(_bits, found.args)) + 1.0
