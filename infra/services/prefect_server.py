@@ -16,6 +16,7 @@ from infra.hosts import LOOPBACK, bracketed, free_port
 from infra.security.identity import authority
 from infra.security.secrets import without_userinfo
 from infra.services.http import answers, proves
+from infra.services.kept_port import KeptPort, is_kept
 from infra.services.passwords import USER, auth_of, kept_password
 from infra.services.prefect_api import PrefectApi
 from infra.services.served import served
@@ -74,7 +75,8 @@ class PrefectServer:
 
     It asks everybody for the password that is kept in the home, or that of $PREFECT_SERVER_API_AUTH_STRING. With `tls`
     it serves https with the certificates of the home. It listens at `port`, or at another one if that is taken and not
-    `fixed`. Raises `ValueError` when the environment names an API that does not answer, or a fixed port is taken.
+    `fixed`. With `kept` its port is kept as long as this process lives; while another keeps it, that one starts the
+    server. Raises `ValueError` when the environment names an API that does not answer, or a fixed port is taken.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class PrefectServer:
         *,
         tls: bool = False,
         fixed: bool = False,
+        kept: KeptPort | None = None,
     ) -> None:
         self.home = home
         self.url = os.environ.get("PREFECT_API_URL", "")
@@ -95,6 +98,7 @@ class PrefectServer:
         self._host = host
         self._port = PORT if port is None else port
         self._fixed = fixed and bool(port)
+        self._kept = kept
         self._say = say
         if self.url:
             if not answers(self.url):
@@ -125,7 +129,7 @@ class PrefectServer:
         """
         deadline = time.monotonic() + timeout
         while self.is_ours and not (self._find() and self.serves()):
-            lives = self.service.lives()
+            lives = self.service.lives() or self._is_kept_elsewhere()
             if not lives and time.monotonic() < deadline and self.moved():
                 continue
             if not lives or time.monotonic() > deadline:
@@ -140,7 +144,9 @@ class PrefectServer:
     def program(self) -> Program:
         """What serves at `url`."""
         folder = self.service.folder  # Prefect reads settings from the files of its working directory
-        command, secret = served("prefect", self.url, self.home, server_password(self.home))
+        where = urllib.parse.urlsplit(self.url)
+        listening = None if self._kept is None else self._kept.keep(str(where.hostname), int(where.port or 0))
+        command, secret = served("prefect", self.url, self.home, server_password(self.home), listening)
         settings = {
             "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
             "PREFECT_SERVER_UI_API_URL": "/api",  # by whatever name the page was opened
@@ -149,15 +155,19 @@ class PrefectServer:
             "PREFECT_API_URL": "",
             "PREFECT_API_AUTH_STRING": "",
         }
-        return Program(command, _prefect_environment(folder) | settings | secret, folder)
+        sockets = [] if listening is None else [listening]
+        return Program(command, _prefect_environment(folder) | settings | secret, folder, sockets=sockets)
 
     def revive(self) -> None:
-        """Start the server again, at the same address, if it has died."""
-        self.service.start(self.program(), {"url": self.url})
+        """Start the server again, at the same address, if it has died and nobody else does."""
+        if not self._is_kept_elsewhere():
+            self.service.start(self.program(), {"url": self.url})
 
     def moved(self) -> bool:
         """Start a dead server at another port, if somebody else listens at its own; whether that was so."""
         address = urllib.parse.urlsplit(self.url)
+        if self._kept is not None and self._kept.is_held:
+            return False
         if address.port is None or free_port(address.port, address.hostname or LOOPBACK) == address.port:
             return False
         self._start_if_none_lives()
@@ -171,8 +181,11 @@ class PrefectServer:
         """Leave the server, and stop it if nobody else uses it; says whether that stopped it."""
         return self.service.release()
 
+    def _is_kept_elsewhere(self) -> bool:
+        return self._kept is None and is_kept(self.service.folder)
+
     def _start_if_none_lives(self) -> None:
-        if self.service.lives():
+        if self.service.lives() or self._is_kept_elsewhere():
             return
         port = free_port(self._port, self._host)
         if self._fixed and port != self._port:
@@ -183,6 +196,8 @@ class PrefectServer:
                 self._say(f"port {self._port} is in use: the Prefect server listens on {port}")
         else:
             self.url = ""  # another process was quicker
+            if self._kept is not None:
+                self._kept.free()
 
     def _find(self) -> bool:
         """Read the address of the server; of an earlier one, until the supervisor of this one has written its own."""

@@ -42,10 +42,11 @@ class StackConfig:
         return self.tls and not is_loopback(self.host)
 
 
-def mlflow(config: StackConfig, folder: Path, url: str) -> Program:
-    """An MLflow server on the home's SQLite file, or on $MLFLOW_BACKEND_STORE_URI; artifacts go to the storage."""
+def mlflow(config: StackConfig, folder: Path, url: str, listening: int | None) -> Program:
+    """An MLflow server on the home's SQLite file, or on $MLFLOW_BACKEND_STORE_URI; artifacts go to the storage.
+    It takes the socket that listens at its address, if there is one."""
     home = config.home
-    command, secret = served("mlflow", url, home, auth_of(home, "mlflow"))
+    command, secret = served("mlflow", url, home, auth_of(home, "mlflow"), listening)
     environment = {
         "MLFLOW_BACKEND_STORE_URI": os.environ.get("MLFLOW_BACKEND_STORE_URI") or f"sqlite:///{home}/mlflow.db",
         "MLFLOW_ARTIFACTS_DESTINATION": store.join(config.storage, "mlartifacts"),
@@ -53,7 +54,8 @@ def mlflow(config: StackConfig, folder: Path, url: str) -> Program:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
     }
-    return Program(command, _common(config) | environment | secret, folder)
+    sockets = [] if listening is None else [listening]
+    return Program(command, _common(config) | environment | secret, folder, sockets=sockets)
 
 
 def scheduler(config: StackConfig, folder: Path, port: int, page: int) -> Program:

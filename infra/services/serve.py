@@ -58,16 +58,22 @@ def main() -> None:
     parser.add_argument("application", choices=APPLICATIONS)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--listening", type=int, help="descriptor of the socket that listens there, if it was made")
     parser.add_argument("--name", action="append", default=[], help="what this machine is called beside its host")
     parser.add_argument("--certificate", nargs=2, metavar=("PEM", "KEY"), help="serve https")
     given = parser.parse_args()
     auth = os.environ.pop(AUTH)
     try:
-        listening = socket.create_server(
-            (given.host, given.port), family=socket.AF_INET6 if ":" in given.host else socket.AF_INET
+        listening = (
+            socket.socket(fileno=given.listening)
+            if given.listening is not None
+            else socket.create_server(
+                (given.host, given.port), family=socket.AF_INET6 if ":" in given.host else socket.AF_INET
+            )
         )
     except OSError as error:
         sys.exit(f"cannot listen at {given.host}, port {given.port}: {error.strerror or error}")
+    listening.set_inheritable(False)  # what it starts is not to keep the port
     application, settings = APPLICATIONS[given.application]()
     tls = {}
     if given.certificate:

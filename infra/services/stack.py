@@ -9,10 +9,10 @@ from contextlib import suppress
 
 from infra.hosts import LOOPBACK, bracketed
 from infra.security.bundles import machine_name
-from infra.security.secrets import without_userinfo
 from infra.services import programs
 from infra.services.addresses import Addresses, Up, write_up
-from infra.services.http import answers, proves
+from infra.services.http import proves
+from infra.services.kept_port import KeptPort
 from infra.services.of_home import STOPPING, held, take_down_leftovers
 from infra.services.part import TITLES, Part, Row
 from infra.services.passwords import auth_of
@@ -20,6 +20,7 @@ from infra.services.ports import Ports
 from infra.services.prefect_api import POOL, PrefectApi
 from infra.services.prefect_server import PrefectServer, prefect_api, server_password
 from infra.services.programs import StackConfig
+from infra.services.served import given_mlflow
 from infra.services.supervisor import Program, ServiceError
 
 LOOK_SECONDS = 0.2
@@ -48,6 +49,7 @@ class Stack:
         self._deployed = False
         self._ports = Ports(config.home, config.host, config.ports, say)
         self._there: dict[str, str] = {}  # the services that were there before
+        self._kept = {"prefect": KeptPort(config.home / "prefect"), "mlflow": KeptPort(config.home / "services/mlflow")}
 
     def __enter__(self) -> "Stack":
         try:
@@ -69,6 +71,8 @@ class Stack:
                 self._parts.remove(part)
         if self._prefect is not None:
             self._prefect.stop()
+        for kept in self._kept.values():
+            kept.free()
 
     @property
     def addresses(self) -> Addresses:
@@ -155,6 +159,7 @@ class Stack:
             port,
             tls=self.config.https,
             fixed=self._ports.is_given("prefect"),
+            kept=self._kept["prefect"],
         )
         if not server.is_ours:
             self._was_there("prefect", server.url)
@@ -193,26 +198,19 @@ class Stack:
         self._ports.keep()
 
     def _plan_mlflow(self) -> None:
-        given = os.environ.get("MLFLOW_TRACKING_URI")
-        if given:
-            if not given.startswith(("http://", "https://")):
-                raise ValueError(
-                    f"MLFLOW_TRACKING_URI = {without_userinfo(given)}: names no server; for a database, set "
-                    "MLFLOW_BACKEND_STORE_URI instead and unset it"
-                )
-            if not answers(given):
-                raise ValueError(
-                    f"MLFLOW_TRACKING_URI = {without_userinfo(given)}: no MLflow server answers there; start it, or "
-                    "unset the variable to use a local one"
-                )
-            self._was_there("mlflow", without_userinfo(given))
+        if given := given_mlflow():
+            self._was_there("mlflow", given)
             return
-        home = self.config.home
+        home, kept = self.config.home, self._kept["mlflow"]
         service = held(home, "mlflow")
 
         def address() -> str:
             scheme = "https" if self.config.https else "http"
             return f"{scheme}://{bracketed(self.config.host)}:{self._ports.chosen['mlflow']}"
+
+        def program() -> Program:
+            listening = kept.keep(self.config.host.strip("[]"), self._ports.chosen["mlflow"])
+            return programs.mlflow(self.config, service.folder, address(), listening)
 
         self._ports.choose("mlflow")
         self._parts.append(
@@ -220,9 +218,9 @@ class Stack:
                 "mlflow",
                 address(),
                 service,
-                lambda: programs.mlflow(self.config, service.folder, address()),
+                program,
                 lambda: proves(address(), auth_of(home, "mlflow"), timeout=1.0),
-                move=lambda: address() if self._ports.moved("mlflow") else None,
+                move=lambda: address() if not kept.is_held and self._ports.moved("mlflow") else None,
             )
         )
 

@@ -52,6 +52,7 @@ class Program:
     environment: Mapping[str, str]  # on top of this process's; an empty value stands for none
     folder: Path  # the working directory
     stop_seconds: float = STOP_SECONDS
+    sockets: Sequence[int] = ()  # descriptors that it gets, by the same numbers
 
 
 class Service:
@@ -111,6 +112,7 @@ class Service:
                 self._supervisor.wait()  # its lock is free: it is gone
             (self.folder / "server.json").unlink(missing_ok=True)  # of a service that was killed
             told = {"known": dict(known), "folder": str(program.folder), "seconds": program.stop_seconds}
+            told["sockets"] = list(program.sockets)
             environment = {**os.environ, **program.environment, MARK: str(self.folder)}
             from infra.logs import log_at  # here: as a script this file has the standard library only
 
@@ -123,7 +125,7 @@ class Service:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=[lock.fileno()],
+                    pass_fds=[lock.fileno(), *program.sockets],
                     start_new_session=True,  # the Ctrl-C of the terminal is for its user, who may still need it
                 )
         return True
@@ -207,7 +209,7 @@ def _locked(file: IO[str]) -> bool:
     return True
 
 
-def _supervise(lock: int, known: Mapping[str, Any], folder: str, seconds: float, command: Sequence[str]) -> None:
+def _supervise(lock: int, told: Mapping[str, Any], command: Sequence[str]) -> None:
     """Run the service until it ends, SIGTERM comes, or nobody holds `users.lock`; then end all that it started."""
     asked = False
 
@@ -222,10 +224,14 @@ def _supervise(lock: int, known: Mapping[str, Any], folder: str, seconds: float,
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     found = Path("server.json.new")
-    found.write_text(json.dumps({**known, "pid": os.getpid(), "machine": this_machine(), "stop_seconds": seconds}))
+    seconds, sockets = told["seconds"], told["sockets"]
+    known = {**told["known"], "pid": os.getpid(), "machine": this_machine(), "stop_seconds": seconds}
+    found.write_text(json.dumps(known))
     found.replace("server.json")
     # The service holds the lock too: if only the supervisor is killed, nobody starts a second one on the same database.
-    server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, pass_fds=[lock])
+    server = subprocess.Popen(command, cwd=told["folder"], stdin=subprocess.DEVNULL, pass_fds=[lock, *sockets])
+    for each in sockets:
+        os.close(each)  # the server's, and its starter's
     with Path("users.lock").open("a") as users:
         while server.poll() is None and not asked and not _locked(users):
             if select.select([woken], [], [], LOOK_SECONDS)[0]:
@@ -238,5 +244,4 @@ def _supervise(lock: int, known: Mapping[str, Any], folder: str, seconds: float,
 
 
 if __name__ == "__main__":
-    _told = json.loads(sys.argv[2])
-    _supervise(int(sys.argv[1]), _told["known"], _told["folder"], _told["seconds"], sys.argv[3:])
+    _supervise(int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:])

@@ -2,7 +2,7 @@
 
     python tests/bench/pages.py [--out docs/pages] [--steps 30]
 
-Needs a Chromium (`apt install chromium`). Starts `rlvf up`, a worker and a run in a temporary home, on loopback, and
+Needs a Chromium (`apt install chromium`). Starts `rlvf up` and a run in a temporary home, on loopback, and
 takes the form and the run on Prefect's page, the run in MLflow, and the report. That takes minutes: the policy is
 warmed up.
 """
@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -81,7 +80,6 @@ def main() -> None:
         if given.warm_up is not None:
             shutil.copytree(given.warm_up, home / "warmup")
         rlvf("up", "--detach", home=home)
-        worker = subprocess.Popen([BIN / "rlvf", "worker"], env={**os.environ, "RLVF_HOME": str(home)})
         try:
             at = json.loads(rlvf("status", "--json", home=home))
             page = at["prefect"].removesuffix("/api")
@@ -96,8 +94,6 @@ def main() -> None:
             shoot(browser, keyed(home, "mlflow", tracked), given.out / "mlflow.png")
             shoot(browser, (run / "report.html").as_uri(), given.out / "report.png", "1000,1800", rows=(140, 1300))
         finally:
-            worker.send_signal(signal.SIGTERM)
-            worker.wait(30)
             rlvf("down", home=home)
 
 

@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
@@ -250,11 +252,30 @@ def test_deployments_that_are_there_are_left_as_they_are(up: Place, monkeypatch:
         registration({}, up.up()["prefect"])
 
 
+def can_listen(url: str) -> bool:
+    """Whether another program can take the port of that server."""
+    where = urllib.parse.urlsplit(url)
+    try:
+        socket.create_server((where.hostname, where.port)).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Place) -> None:
     before = up.up()
     names = ("mlflow", "scheduler", "worker", "prefect")
     killed = {name: up.service(name) for name in names}
     supervisor = up.supervisor("mlflow")
+    taken, over = [], threading.Event()
+
+    def take() -> None:
+        """Their clients tell the passwords to whoever listens there."""
+        while not over.wait(0.005):
+            taken.extend(name for name in ("prefect", "mlflow") if can_listen(before[name]))
+
+    taker = threading.Thread(target=take)
+    taker.start()
     for process in killed.values():
         process.kill()
     os.kill(supervisor, signal.SIGKILL)  # a supervisor too, which leaves nobody to see its service
@@ -267,7 +288,12 @@ def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Pla
         except (OSError, ValueError, psutil.NoSuchProcess):
             return False
 
-    until(back)
+    try:
+        until(back)
+    finally:
+        over.set()
+        taker.join()
+    assert not taken
     assert up.up() == before
     assert asked(before["scheduler"], up.home).services.mlflow == before["mlflow"]  # told again
     for name in DEPLOYMENTS:
@@ -276,11 +302,14 @@ def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Pla
 
 
 def test_an_up_that_is_killed_takes_its_services_along_and_down_cleans_up(up: Place) -> None:
-    os.kill(up.up()["pid"], signal.SIGKILL)
+    known = up.up()
+    os.kill(known["pid"], signal.SIGKILL)
     orphan = up.supervisor("scheduler")
     os.kill(orphan, signal.SIGKILL)  # its service has lost both who would end it
     up.rlvf("down")
     until(lambda: not up.alive(), 20)
+    assert can_listen(known["prefect"])
+    assert can_listen(known["mlflow"])
     assert not (up.home / "up.json").exists()
     assert "nothing is up" in up.rlvf("down")
     status = up.status()
