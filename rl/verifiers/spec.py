@@ -20,7 +20,13 @@ PARTS = {
     ARITHMETIC: ("verifiers/arithmetic.py", "verifiers/written.py", "arithmetic.py"),
     COUNTDOWN: ("verifiers/countdown.py", "verifiers/written.py", "arithmetic.py"),
     GSM8K: ("verifiers/gsm8k.py", "verifiers/wording.py", "verifiers/written.py", "arithmetic.py"),
-    MATH: ("verifiers/symbolic.py", "verifiers/wording.py"),
+    MATH: (
+        "verifiers/symbolic.py",
+        "verifiers/witness.py",
+        "verifiers/wording.py",
+        "verifiers/written.py",
+        "arithmetic.py",
+    ),
 }
 MATH_BRIEFING = Briefing(r"Think step by step. End with the answer in \boxed{}.")
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<function>[^:/\\]*))?")
