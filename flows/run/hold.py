@@ -6,12 +6,15 @@ from typing import Self
 
 from flows.run.workplace import Workplace
 from flows.start.runs import Run
-from infra.cluster.turn import TurnLostError, turn
+from infra.cluster.calls import TakeoverError
+from infra.cluster.turn import TurnLostError
 from infra.runs.checkpoints import is_run
 from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import held
 from infra.storage.patience import Patience
+from tasks.calls.trainer import StepsLostError
 
+TrainerLost = (StepsLostError, TakeoverError)  # the run goes on in place, and keeps its turn meanwhile
 Lost = (LockLostError, TurnLostError)  # another process has the run, or another run the cluster
 
 
@@ -30,7 +33,7 @@ class Hold:
             self._lock = stack.enter_context(held(self._run.uri, say))
             if not self._run.resumed and is_run(self._run.uri):
                 raise ValueError(f"run {self._run.name!r} exists by now; go on with it by --resume, or name another")
-            self._turn = stack.enter_context(turn(client, self._run.name, say))
+            self._turn = stack.enter_context(self._place.turns.turn(client, self._run.name, say, TrainerLost))
             self._lock.when_lost(self._place.dispatch.stop)
             # The one who held it around this may have had a trainer before, which is asleep and has that one's fence.
             self.fence = self._lock.new_fence()

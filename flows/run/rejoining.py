@@ -3,20 +3,19 @@ trainer with steps that are nowhere else."""
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from distributed import Client
 
-from flows.run.hold import Lost
+from flows.run.hold import Lost, TrainerLost
 from flows.run.page import CancelledOnPage, obeyed
 from flows.run.workplace import IMPORTS, Workplace, opened
-from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError, is_lost
+from infra.cluster.calls import PoisonedCallError, SchedulerLostError, is_lost
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, joined_scheduler
 from infra.cluster.placement import PlacementConfig, PlacementError, check_placement
-from tasks.calls.trainer import StepsLostError
 
 PATIENCE_SECONDS = 900.0  # what a machine needs to be started again by somebody who saw it
 LOOK_SECONDS = 1.0
@@ -70,12 +69,12 @@ def _going_on(
     address = joined_scheduler(config)
     lost, at = 0, -1  # trainers, since this step was reached
     now, work = place, begin
-    with ExitStack() as clients:
+    with ExitStack() as clients, closing(place.turns):
         while True:
             try:
                 with opened(now):
                     return work(now)
-            except (StepsLostError, TakeoverError) as error:
+            except TrainerLost as error:
                 lost, at = (lost + 1, at) if reached.step == at else (1, reached.step)
                 if lost >= now.dispatch.attempts:
                     raise PoisonedCallError("train", lost) from error

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from flows.run.display import Display
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, check_placement
+from infra.cluster.turn import Turns
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.storage import store
 from infra.storage.usable import check_storage
@@ -34,6 +35,7 @@ class Workplace:
     failures: Failures  # of verifiers
     storage: str  # where what other machines read lies: runs, models; the home unless $RLVF_STORAGE names another
     prefect: "PrefectSession"
+    turns: Turns = field(default_factory=Turns)  # on the cluster, of one training run after another
 
     @property
     def runs(self) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from distributed import Client, Lock
@@ -74,6 +74,37 @@ def turn(client: Client, name: str, say: Callable[[str], None]) -> Iterator[Turn
                     mine.check()
                     mine.end()
                 lock.release()  # type: ignore[no-untyped-call]
+
+
+class Turns:
+    """The turn of a flow, which keeps it while its run goes on in place: who waits is next when that has ended."""
+
+    def __init__(self) -> None:
+        self._kept = ExitStack()
+        self._mine: Turn | None = None
+        self._client: Client | None = None
+
+    @contextmanager
+    def turn(
+        self, client: Client, name: str, say: Callable[[str], None], keep: tuple[type[BaseException], ...] = ()
+    ) -> Iterator[Turn]:
+        """As the function `turn`, but that one of the errors in ``keep`` leaves the turn to the next one on the same
+        client, until `close`."""
+        if self._mine is None or self._client is not client:
+            self.close()
+            self._mine, self._client = self._kept.enter_context(turn(client, name, say)), client
+        with ExitStack() as ending:
+            ending.callback(self.close)
+            try:
+                yield self._mine
+            except keep:
+                ending.pop_all()
+                raise
+
+    def close(self) -> None:
+        """Nobody goes on."""
+        self._mine = self._client = None
+        self._kept.close()
 
 
 def training(client: Client) -> str | None:

@@ -6,19 +6,25 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import Client
 from rich.console import Console
 
+from flows.config import TrainConfig
 from flows.run.display import Display
+from flows.run.hold import Hold
 from flows.run.prefect_session import PrefectSession
 from flows.run.rejoining import Reached, going_on
 from flows.run.workplace import Workplace, workplace
+from flows.start.runs import Run
 from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig
+from infra.cluster.turn import training, turn
 from tasks.calls.trainer import StepsLostError
 from tasks.failures import Failures
 from tests.conftest import free_port
@@ -69,6 +75,61 @@ def test_a_run_that_gets_further_each_time_goes_on(place: Workplace, said: io.St
     assert going_on(place, *CONFIG, work, reached=reached) == "done"
     assert "version 6 is lost with the trainer that had made it" in said.getvalue()
     assert "train: trainer is gone; going on from what is saved" in said.getvalue()
+
+
+def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, place: Workplace, tmp_path: Path) -> None:
+    """Of three tries, while another run waits since the first."""
+    events: list[str] = []
+    run = Run(str(tmp_path / "mine"), TrainConfig(), resumed=True)
+
+    def other() -> None:
+        with (
+            Client(lab.client.scheduler.address, set_as_default=False, security=lab.client.security) as client,
+            turn(client, "other", events.append),
+        ):
+            events.append("other")
+
+    waiting = threading.Thread(target=other)
+
+    def work(now: Workplace) -> str:
+        with Hold(run, now) as hold:
+            hold.check()
+            events.append("mine")
+            if not waiting.is_alive():
+                waiting.start()
+            until(lambda: "waiting: mine trains on this cluster" in events)
+            if events.count("mine") < 3:
+                raise (StepsLostError("runs/mine", 5, 7), TakeoverError("train", "trainer", "is gone"))[len(events) % 2]
+        events.append("ended")
+        return "done"
+
+    try:
+        assert going_on(place, *CONFIG, work, reached=Reached()) == "done"
+    finally:
+        waiting.join(60)
+    assert events.index("other") > [at for at, event in enumerate(events) if event == "mine"][-1]
+    assert [event for event in events if event not in ("other", "ended")] == [
+        *("mine", "waiting: mine trains on this cluster", "mine", "mine")
+    ]
+
+
+def test_a_turn_that_was_kept_is_given_back_where_nothing_goes_on(place: Workplace, tmp_path: Path) -> None:
+    run = Run(str(tmp_path / "mine"), TrainConfig(), resumed=True)
+    tries = []
+
+    def work(now: Workplace) -> str:
+        tries.append(training(place.dispatch.client))
+        if len(tries) > 1:
+            raise ValueError("before it holds anything")
+        with Hold(run, now):
+            raise StepsLostError("runs/mine", 5, 7)
+
+    with pytest.raises(ValueError, match="before it holds anything"):
+        going_on(place, *CONFIG, work)
+    assert tries == [None, "mine"]
+    assert training(place.dispatch.client) is None
+    with turn(place.dispatch.client, "other", str):  # it is free
+        assert training(place.dispatch.client) == "other"
 
 
 def test_a_flow_within_another_leaves_it_to_that_one(place: Workplace) -> None:
