@@ -7,7 +7,7 @@ target, so that it is on the same side for every seed and in whatever order the 
 import hashlib
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import count, islice
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -59,8 +59,3 @@ def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
             *first, last = map(str, numbers)
             prompt = f"combine {', '.join(first)} and {last} to obtain {target}."
             yield Problem(prompt, str(target), f"countdown:{seed}.{step}.{index}", {"numbers": numbers})
-
-
-def draw(seed: int, step: int, how_many: int, *, skip: int = 0, side: Side = "train") -> list[Problem]:
-    """Problems ``skip`` to ``skip + how_many`` of the step's stream."""
-    return list(islice(stream(seed, step, side), skip, skip + how_many))

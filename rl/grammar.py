@@ -179,12 +179,7 @@ def stream(seed: int, step: int, side: Side = "train", key: tuple[int, ...] = ST
             yield Problem(prompt, target, source=f"grammar:{seed}.{step}.{index}")
 
 
-def draw(seed: int, step: int, how_many: int, *, skip: int = 0, side: Side = "train") -> list[Problem]:
-    """Problems ``skip`` to ``skip + how_many`` of the step's stream."""
-    return list(islice(stream(seed, step, side), skip, skip + how_many))
-
-
 def to_warm_up(seed: int, step: int, how_many: int) -> list[Problem]:
     """Problems of one update of the warm-up, none of them held out. With the same seed and step they are others than
-    `draw` gives; of all that a default run draws, one in 500 has the very words of one of them, by chance."""
+    `stream` gives; of all that a default run draws, one in 500 has the very words of one of them, by chance."""
     return list(islice(stream(seed, step, key=WARM_UP), how_many))

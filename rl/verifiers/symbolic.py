@@ -12,8 +12,12 @@ it in a process that can be killed: the library's own time-out does not fire in 
 A name before the value is passed over (``P(A)=\frac68=\frac34``), a percent sign is a unit (``42\%`` is 42, not 0.42),
 a set is no pair. Numerals are right in the base that the target names, else in base 10 alone (``101_2`` is neither 101
 nor ``101_3``). Decimals are exact: 0.333333 is not 1/3, ``0.\overline{3}`` is, and none is an irrational number. An
-inequality is the interval that it says where the target can be no pair (``x\le3`` is ``(-\infty,3]``), and
-``x=3,y=4`` is the pair (3,4). Words that take a value back or make another one of it are no unit (``6\text{ not}``).
+inequality is the interval that it says where the target can be no pair (``x\le3`` is ``(-\infty,3]``), says ``x\in``,
+or is asked for as an interval or by an inequality; ``x=3,y=4`` is the pair (3,4). Units are passed over (``6\,cm``,
+``6\text{ cm}^2``, ``6°``), letters that no unit has are variables (``6t`` is not 6), and so are all that touch the
+number of a target (``6m``). Words that take a value back, make another one of it or a condition to it are no unit
+(``6\text{ not}``, ``6\text{ if }x>0``), and neither are primes (``6'``), nor a second number after words
+(``6\text{ hours and }5\text{ minutes}``).
 """
 
 import re
@@ -45,6 +49,25 @@ _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,;! ]|,\\!|\{,\}|~)\d{3})+(?
 _SPACED = re.compile(
     r"\d(?:\s|~|\\[,;:! ]|\\q?quad\b)+\d(?![\d.]*\s*/)"
 )  # 2\;3, which would be read as 5; 1 1/2 is one
+_SEVERAL = re.compile(  # 6\text{ hours and }5\text{ minutes}, and no list
+    r"[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}(?:\s|~|\\[,;:! ])*[0-9]"
+)
+_PRIME = re.compile(
+    r"(?<=[0-9})\]])\s*(?:'|’|\^\s*\{?\s*\\prime)"
+)  # of feet or of an arc, which math-verify passes over
+_CONDITION = re.compile(r"\b(?:if|when|whenever|unless|provided|assuming|except|but|not|less|fewer)\b")
+DOUBTS = (INEXACT, OTHER_NUMBER, TAKEN_BACK, _CONDITION)
+_DEGREES = re.compile(r"°|\\degree\b")
+_EMPTY = re.compile(r"\\varnothing\b|∅|\A\s*\\text\s*\{\s*(?:the\s+)?empty\s+set\s*\}\s*\Z")
+_IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
+_INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
+_BETWEEN = r"(?:\s|~|\\[,;:! ]|\\q?quad\b)"
+_UNIT = re.compile(  # behind a number
+    rf"(?<=[0-9}}])(?P<space>{_BETWEEN}*)(?:(?:[cdkm]m|[km]g|m[lL]|ft|in|mi|yd|lbs?|oz|hrs?|min|mph|(?:km|mi|ft|m)/(?:hr?|s))"
+    r"|(?P<letter>[smghlL])|(?P<word>(?:(?:sq|square|cubic)\.?\s+)?(?:[A-Za-z]{3,}s|feet|foot|inch|unit|percent|people)))"
+    rf"(?:\s*\^\s*\{{?[23]\}}?|[²³])?{_BETWEEN}*\Z"
+)
+_LETTERS = re.compile(r"(?<=[0-9}\s])([A-Za-z]+)\s*\Z")
 _ABOUT = re.compile(r"\\(?:approx|sim|simeq|l?dots|cdots)\b|\.\.\.|…|≈")
 _NAMES = re.compile(
     r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
@@ -60,6 +83,7 @@ def boxed(text: str) -> str | None:
 
 def expression(latex: str) -> list[Any]:
     """As math-verify sees it; empty if it sees nothing."""
+    latex = _LETTERS.sub(r"{\1}", latex)  # else it drops many for units, t and ab among them
     found: list[Any] = parse(rf"\boxed{{{latex}}}", extraction_config=READ, parsing_timeout=None)
     return found
 
@@ -104,8 +128,9 @@ def tidied(latex: str) -> str:
     """Without what changes no value: a label, dollars around it, a trailing dot, a percent sign, separators of
     thousands; decimals that repeat, or are longer than a float, as fractions."""
     latex = _LABEL.sub("", latex, count=1) if _LABEL.match(latex) else latex
-    latex = latex.strip().strip("$").strip()
-    latex = re.sub(r"(?<![.\s])\.\s*$", "", latex)
+    latex = _DEGREES.sub(r"^\\circ", latex.replace("\\$", "")).strip().strip("$").strip()
+    latex = _EMPTY.sub(r"\\emptyset", latex)
+    latex = re.sub(r"(?<![.\s])\.\s*$|(?<!\\)[,;]\s*$|\\\\\s*$", "", latex)
     latex = re.sub(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$", "", latex)
     latex = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), latex)
     return _LONG.sub(_fraction, _REPEATING.sub(_fraction, latex))
@@ -120,15 +145,30 @@ def _fraction(decimal: re.Match[str]) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
+def unitless(latex: str, target: bool = False) -> str:
+    """A number without its unit. A letter that touches the number of a target is a variable."""
+    found = _UNIT.search(latex)
+    if found is None or any(kind.search(found[0]) for kind in DOUBTS):
+        return latex
+    if target and (found["word"] or (found["letter"] and not found["space"])):
+        return latex
+    return latex[: found.start()]
+
+
 def doubts(latex: str) -> set[str]:
     """Words in it that take a value back, or make another one of it."""
     words = {text.strip().lower() for text in _TEXT.findall(latex)}
-    return {each for each in words if any(kind.search(each) for kind in (INEXACT, OTHER_NUMBER, TAKEN_BACK))}
+    return {each for each in words if any(kind.search(each) for kind in DOUBTS)}
+
+
+def has_variable(latex: str) -> bool:
+    """Whether it has letters that are no words of a text."""
+    return bool(re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", _TEXT.sub("", latex))))
 
 
 def is_loose(stated: str, wanted: str) -> bool:
     """Whether it says several numbers side by side, or one with more to come, where the target does not."""
-    return any(kind.search(stated) and not kind.search(wanted) for kind in (_SPACED, _ABOUT))
+    return any(kind.search(stated) and not kind.search(wanted) for kind in (_SPACED, _ABOUT, _SEVERAL, _PRIME))
 
 
 def is_name(latex: str) -> bool:
@@ -185,18 +225,21 @@ def brackets(latex: str) -> str:
 def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]:
     target = boxed(problem.target)
     wanted = tidied(problem.target if target is None else target)
+    interval = bool(_IN.match(wanted) or _INTERVAL.search(problem.prompt))
+    wanted = unitless(_IN.sub("", wanted), target=True)
     gold = expression(wanted)
     if not gold:
         raise ValueError(f"the target {problem.target[:80]!r} is no mathematics that math-verify reads")
     answer = boxed(completion)
     if answer is None:
         return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
-    stated = value(tidied(answer), wanted)
+    stated = value(_IN.sub("", tidied(answer)), wanted)
     if stated is None or doubts(answer) - doubts(wanted) or is_loose(stated, wanted):
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
-    found = expression(tidied(stated))
+    stated = tidied(stated)
+    found = expression(stated if has_variable(wanted) else unitless(stated))
     if not found:
         return 0.0, "unparsable", {"format": 0.0, "right": 0.0}
     kinds = {brackets(wanted), brackets(stated)}
-    right = float(kinds != {"{", "("} and same(gold, found))
+    right = float(kinds != {"{", "("} and same(gold, found, interval))
     return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}

@@ -2,9 +2,12 @@ from fractions import Fraction
 from itertools import permutations
 
 from rl.arithmetic import evaluate
-from rl.countdown import HELD_OUT_SHARE, TARGETS, draw, is_held_out
+from rl.countdown import HELD_OUT_SHARE, TARGETS, is_held_out, stream
 from rl.records import Problem
 from rl.verifiers.countdown import check
+from tests.streams import drawing
+
+draw = drawing(stream)
 
 
 def key(problem: Problem) -> tuple[tuple[int, ...], str]:

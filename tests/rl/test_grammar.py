@@ -5,8 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from rl.arithmetic import MAX_CHARACTERS, evaluate
-from rl.grammar import LARGEST, draw, is_held_out, to_warm_up
+from rl.grammar import LARGEST, is_held_out, stream, to_warm_up
 from rl.records import Problem
+from tests.streams import drawing
+
+draw = drawing(stream)
 
 
 @pytest.fixture(scope="module")

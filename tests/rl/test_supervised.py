@@ -6,11 +6,14 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.config import OptimizerConfig
-from rl.grammar import draw
+from rl.grammar import stream
 from rl.learner import Learner
 from rl.policy import Policy
 from rl.records import Problem
 from rl.supervised import demonstrations, imitate
+from tests.streams import drawing
+
+draw = drawing(stream)
 
 Make = Callable[..., Policy]
 

@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from rl.grammar import draw
+from rl.grammar import stream
 from rl.tiny import WORDS, build_model, build_tokenizer
+from tests.streams import drawing
+
+draw = drawing(stream)
 
 TOKENIZER = build_tokenizer()
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126) | st.just("\n"), max_size=80)

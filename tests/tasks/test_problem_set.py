@@ -20,6 +20,7 @@ from tasks.calls.trainer import check_policy
 from tasks.problem_set import ProblemSet, problem_set_name, problems_to_solve
 from tasks.problem_set import open_problems as open_sets
 from tasks.trained_on import TrainedOn, short_digest
+from tests.streams import drawing
 
 HEADER = "python_expression,natural_language,level\n"
 
@@ -279,7 +280,7 @@ def test_what_is_held_out_is_not_trained_on_in_other_case_or_with_other_blanks(t
 
 
 def test_what_a_file_holds_out_is_not_trained_on_where_it_is_made(tmp_path: Path) -> None:
-    made = [problem for step in range(5) for problem in grammar.draw(0, step, 8)]
+    made = [problem for step in range(5) for problem in drawing(grammar.stream)(0, step, 8)]
     rows = "".join(f'{problem.target},"{problem.prompt.upper()}"\n' for problem in made)
     (tmp_path / "same.csv").write_text(f"python_expression,natural_language\n{rows}")
     sets = [ProblemsConfig(path=GRAMMAR), ProblemsConfig(path=f"{tmp_path}/same.csv")]

@@ -12,7 +12,7 @@ from infra.storage import store
 from infra.weights.version import published_version
 from infra.weights.whole import keep_whole
 from rl.config import OptimizerConfig, PolicyConfig
-from rl.grammar import draw
+from rl.grammar import stream
 from rl.loading import load_policy
 from rl.policy import Policy, save_policy
 from rl.records import Problem, Rollouts
@@ -22,6 +22,9 @@ from tasks import warm_up as task
 from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUpSpec, warm_up
 from tasks.warm_up import bring, is_kept
+from tests.streams import drawing
+
+draw = drawing(stream)
 
 SPEC = WarmUpSpec(
     steps=5, batch=2, optimizer=OptimizerConfig(lr=4e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1
