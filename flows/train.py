@@ -21,7 +21,7 @@ from flows.start.trust import trusted
 from infra.runs.checkpoints import is_run, resolve_run
 from rl.config import TINY
 from rl.learner import Learned
-from tasks.collection import Collected, Collection
+from tasks.collection import Collection, RolloutBatch
 from tasks.generate import generate
 from tasks.update import update
 from tasks.verify import verify
@@ -93,9 +93,9 @@ class Collecting:
     """A batch on its way: one task generates, the other verifies what comes in."""
 
     generating: PrefectFuture[None]
-    verifying: PrefectFuture[Collected]
+    verifying: PrefectFuture[RolloutBatch]
 
-    def result(self) -> Collected:
+    def result(self) -> RolloutBatch:
         """The batch, once it is complete. A fault of either task is raised, the generating one's first."""
         self.verifying.wait()
         self.generating.result()

@@ -75,7 +75,7 @@ def loss_scale(dtype: torch.dtype, tokens: int) -> float:
 
 def token_scores(policy: Policy, packed: Packed, temperature: float) -> tuple[Tensor, Tensor]:
     """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies (detached)."""
-    with policy.arithmetic():
+    with policy.autocast():
         hidden = hidden_states(
             policy.model,
             mask=packed.mask,
@@ -83,7 +83,7 @@ def token_scores(policy: Policy, packed: Packed, temperature: float) -> tuple[Te
             position_ids=packed.positions,
             use_cache=False,
         )
-        logits = head_logits(policy.model, hidden[packed.rows, packed.predictors])
+        logits = head_logits(policy.model, hidden[packed.rows, packed.logit_positions])
     scores = (logits / temperature).log_softmax(-1)
     with torch.no_grad():
         entropy = -(scores.exp() * scores).sum(-1)
@@ -105,7 +105,7 @@ class Learner:
         self.optimizers = build_optimizers(policy, config)
 
     @property
-    def budget(self) -> int:
+    def microbatch_tokens(self) -> int:
         """Positions per forward pass. On a CPU larger ones only leave its caches."""
         return self.config.microbatch_tokens or (1024 if self.policy.device.type == "cpu" else 16384)
 
@@ -113,7 +113,7 @@ class Learner:
         """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies (detached)."""
         return token_scores(self.policy, packed, temperature)
 
-    def descend(self, scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
+    def optimizer_step(self, scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
         """Divide the gradient by ``loss_scale``, clip it, take one optimizer step at ``scale`` times the learning rate,
         and return the norm before clipping.
 
@@ -158,8 +158,8 @@ class Learner:
         while True:
             sums = self._backward(rollouts, used, advantage, weight, loss, temperature, scale)
             total, entropy, mismatch, clipped = sums.tolist()
-            # what is not finite anywhere in the loss is not finite in the norm, which descend refuses
-            norm = self.descend(loss_scale=scale) if math.isfinite(total) else math.nan
+            # what is not finite anywhere in the loss is not finite in the norm, which `optimizer_step` refuses
+            norm = self.optimizer_step(loss_scale=scale) if math.isfinite(total) else math.nan
             self.policy.model.zero_grad(set_to_none=True)
             if math.isfinite(norm) or not math.isfinite(total) or scale == 1:
                 break
@@ -202,10 +202,10 @@ class Learner:
         advantage, weight = advantage.to(device), weight.to(device)
         behaviour = torch.from_numpy(rollouts.logprobs).to(device)
         sums = torch.zeros(4, dtype=torch.float64)
-        for groups in microbatches(rollouts, used, self.budget):
+        for groups in microbatches(rollouts, used, self.microbatch_tokens):
             packed = pack(rollouts, groups, device)
             logprobs, entropy = self.token_scores(packed, temperature)
-            mu = behaviour[packed.group, packed.sample, packed.step]
+            mu = behaviour[packed.group, packed.sample, packed.token_index]
             terms = LOSSES[loss.name](logprobs, mu, advantage[packed.group, packed.sample], loss)
             value = (weight[packed.group, packed.sample] * terms.value).sum()
             (value * scale).backward()  # type: ignore[no-untyped-call]

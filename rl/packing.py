@@ -27,11 +27,11 @@ class Packed:
     positions: Tensor  # [R, L]
     mask: Tensor  # [R, 1, L, L] bool: True where a query (third axis) sees a key (fourth)
     rows: Tensor  # [N] the row of each completion token
-    predictors: Tensor  # [N] the position in the row whose hidden state predicts it
+    logit_positions: Tensor  # [N] the position in the row whose hidden state predicts it
     targets: Tensor  # [N] the token itself
     group: Tensor  # [N] index of its group in the rollouts
     sample: Tensor  # [N] its completion within the group
-    step: Tensor  # [N] its position within the completion
+    token_index: Tensor  # [N] its position within the completion
 
 
 def row_length(rollouts: Rollouts, group: int) -> int:
@@ -39,13 +39,13 @@ def row_length(rollouts: Rollouts, group: int) -> int:
     return len(rollouts.prompts[group]) + int(rollouts.lengths[group].sum())
 
 
-def microbatches(rollouts: Rollouts, groups: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Split groups into rows of similar length whose padded area stays within ``budget`` positions (a longer single
+def microbatches(rollouts: Rollouts, groups: Sequence[int], microbatch_tokens: int) -> Iterator[list[int]]:
+    """Split groups into rows of similar length whose padded area stays within ``microbatch_tokens`` (a longer single
     group goes alone)."""
     waiting: list[int] = []
     for group in sorted(groups, key=lambda g: (row_length(rollouts, g), g)):
         # the newest is the longest, so it sets the width
-        if waiting and (len(waiting) + 1) * row_length(rollouts, group) > budget:
+        if waiting and (len(waiting) + 1) * row_length(rollouts, group) > microbatch_tokens:
             yield waiting
             waiting = []
         waiting.append(group)

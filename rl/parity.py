@@ -68,7 +68,7 @@ def measure(policy: Policy) -> Parity:
     rollouts = _rollouts(prompts, tokens)
     packed = pack(rollouts, range(len(prompts)), policy.device)
     learned = torch.empty_like(plain)
-    learned[packed.group * SAMPLES + packed.sample, packed.step] = token_scores(policy, packed, 1.0)[0]
+    learned[packed.group * SAMPLES + packed.sample, packed.token_index] = token_scores(policy, packed, 1.0)[0]
     whole = policy.model.dtype == torch.float32
     gaps = [(one - plain).abs() for one in (found.logprobs, learned)]
     sampler, learner = (float(gap.max() if whole else gap.mean()) for gap in gaps)

@@ -92,7 +92,7 @@ class Policy:
         return turn_end(self.tokenizer)
 
     @contextmanager
-    def arithmetic(self) -> Iterator[None]:
+    def autocast(self) -> Iterator[None]:
         """Forward passes in the policy's dtype, whatever its parameters are kept in."""
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             yield

@@ -39,10 +39,10 @@ def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:
     total = 0.0
     weight = 1.0 / shown.generated_tokens
     enlarged = loss_scale(learner.policy.dtype, shown.generated_tokens)
-    for groups in microbatches(shown, range(len(shown.problems)), learner.budget):
+    for groups in microbatches(shown, range(len(shown.problems)), learner.microbatch_tokens):
         logprobs, _ = learner.token_scores(pack(shown, groups, learner.policy.device), temperature=1.0)
         loss = -weight * logprobs.sum()
         (loss * enlarged).backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
-    learner.descend(scale, loss_scale=enlarged)
+    learner.optimizer_step(scale, loss_scale=enlarged)
     return total

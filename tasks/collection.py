@@ -50,7 +50,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Collected:
+class RolloutBatch:
     """A finished batch and what was seen on the way. Rates are over everything drawn, not over what is trained on."""
 
     batch: Batch  # the groups to train on, in order of admission
@@ -151,7 +151,7 @@ class Collection:
     def __init__(self, step: int, problems: ProblemSet, config: BatchConfig) -> None:
         self.step = step
         self.config = config
-        self.refused = 0  # leases, see Collected
+        self.refused = 0  # leases, see RolloutBatch
         self._problems = problems
         self._drawn = 0
         self._judged: dict[int, tuple[Batch, Judgement]] = {}  # by the first group of the lease
@@ -220,7 +220,7 @@ class Collection:
         likely = ceil(missing * self._drawn / max(varied, 1))
         return max(0, min(likely, bound))
 
-    def collected(self) -> Collected:
+    def collected(self) -> RolloutBatch:
         """The finished batch: the first groups that vary, in order of admission.
 
         Raises:
@@ -237,7 +237,7 @@ class Collection:
         varied = everything.varied.nonzero()[0]
         used = [int(group) for group in varied[: self.config.prompts]]
         reasons = Counter(reason for row in everything.reasons for reason in row)
-        return Collected(
+        return RolloutBatch(
             batch=everything.select(used),
             drawn=len(everything),
             varied=len(varied),

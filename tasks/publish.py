@@ -21,7 +21,7 @@ def publish(
 ) -> Published:
     """Publish version ``step`` beside the trainer's next update, which may be submitted once ``begun`` was called. Who
     samples from the version before begins to fetch it at once."""
-    published = dispatch.run("train", trainer.publish, spec, step, aside="publish", begun=begun)
+    published = dispatch.run("train", trainer.publish, spec, step, background="publish", begun=begun)
     done(published)
-    dispatch.tell("generate", generator.bring_ahead, published.version)
+    dispatch.tell("generate", generator.prefetch, published.version)
     return published

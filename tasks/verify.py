@@ -12,12 +12,14 @@ from infra.cluster.placement import workers_with
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import BUILT_IN, VerifierSpec
-from tasks.collection import Collected, Collection
+from tasks.collection import Collection, RolloutBatch
 from tasks.judge import judge, warm
 
 
 @task(name="verify", task_run_name="verify {collection.step}", cache_policy=NO_CACHE)
-def verify(dispatch: Dispatch, collection: Collection, saw: Callable[[Judgement], None] = lambda _: None) -> Collected:
+def verify(
+    dispatch: Dispatch, collection: Collection, saw: Callable[[Judgement], None] = lambda _: None
+) -> RolloutBatch:
     """Judge the collection's leases until it is complete, and return it; `saw` gets each judgement."""
     try:
         for lease, rollouts in collection.arrivals():

@@ -26,7 +26,7 @@ def of(
     items: Sequence[Arguments] = [(samples, version, 3, range(2), problems)]
     dispatch.lease("generate", generator.generate, items)
     dispatch.lease("verify", judge, [(problems, texts, verifiers)])
-    dispatch.tell("generate", generator.bring_ahead, version)
+    dispatch.tell("generate", generator.prefetch, version)
     loss: float = dispatch.run("train", trainer.update, trains, 3, batch, {}).loss
 
     dispatch.run("train", trainer.update, trains, batch, 3, {})  # wrong
@@ -34,7 +34,7 @@ def of(
     dispatch.run("train", trainer.publish, samples, 3, aside="publish")  # wrong
     dispatch.lease("generate", generator.generate, [(samples, 3, version, range(2), problems)])  # wrong
     dispatch.lease("verify", judge, [(texts, problems, verifiers)])  # wrong
-    dispatch.tell("generate", generator.bring_ahead, 3)  # wrong
+    dispatch.tell("generate", generator.prefetch, 3)  # wrong
     reward: float = dispatch.run("train", trainer.update, trains, 3, batch, {})  # wrong
 """
 

@@ -27,8 +27,8 @@ from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
 from infra.services.links import keyed
 from infra.storage import place as places
-from infra.storage.patience import Patience
-from tasks.collection import Collected
+from infra.storage.retry_policy import RetryPolicy
+from tasks.collection import RolloutBatch
 
 SEND_SECONDS = 60.0  # between two copies of the record of a run that lies elsewhere
 
@@ -146,11 +146,11 @@ class Bookkeeping:
 
         self._background.submit(name, checked)
 
-    def keep(self, step: int, batch: Collected) -> None:
+    def keep(self, step: int, batch: RolloutBatch) -> None:
         """Keep the completions that make the version after ``step``, before the update that might fail on them."""
         every = self._run.config.tracking.rollouts_every
         if every and (step + 1) % every == 0:
-            write = Patience(self._run.config.sync.patience)
+            write = RetryPolicy(self._run.config.sync.patience)
             self._submit(
                 "keeping rollouts", lambda: write(lambda: write_rollouts(self._run.uri, step + 1, batch.rows()))
             )

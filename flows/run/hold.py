@@ -7,15 +7,15 @@ from typing import Self
 from flows.run.workplace import Workplace
 from flows.start.runs import Run
 from infra.cluster.calls import TakeoverError
-from infra.cluster.turn import TurnLostError
+from infra.cluster.training_lock import TrainingLockLostError
 from infra.runs.checkpoints import is_run
 from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import held
-from infra.storage.patience import Patience
+from infra.storage.retry_policy import RetryPolicy
 from tasks.calls.trainer import StepsLostError
 
 TrainerLost = (StepsLostError, TakeoverError)  # the run goes on in place, and keeps its turn meanwhile
-Lost = (LockLostError, TurnLostError)  # another process has the run, or another run the cluster
+Lost = (LockLostError, TrainingLockLostError)  # another process has the run, or another run the cluster
 
 
 class Hold:
@@ -33,7 +33,9 @@ class Hold:
             self._lock = stack.enter_context(held(self._run.uri, say))
             if not self._run.resumed and is_run(self._run.uri):
                 raise ValueError(f"run {self._run.name!r} exists by now; go on with it by --resume, or name another")
-            self._turn = stack.enter_context(self._place.turns.turn(client, self._run.name, say, TrainerLost))
+            self._training_lock = stack.enter_context(
+                self._place.training_locks.held(client, self._run.name, say, TrainerLost)
+            )
             self._lock.when_lost(self._place.dispatch.stop)
             # The one who held it around this may have had a trainer before, which is asleep and has that one's fence.
             self.fence = self._lock.new_fence()
@@ -46,11 +48,11 @@ class Hold:
         self._stack.__exit__(kind, error, trace)
 
     def check(self) -> None:
-        """Raise LockLostError or TurnLostError. A storage that is away is waited for, unless the run is `ending`: what
-        would be written there fails then by itself."""
+        """Raise LockLostError or TrainingLockLostError. A storage that is away is waited for, unless the run is
+        `ending`: what would be written there fails then by itself."""
         try:
-            Patience(0 if self.ending else self._run.config.sync.patience)(self._lock.check)
+            RetryPolicy(0 if self.ending else self._run.config.sync.patience)(self._lock.check)
         except Exception as error:
             if isinstance(error, LockLostError) or not self.ending:
                 raise
-        self._turn.check()
+        self._training_lock.check()

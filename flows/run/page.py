@@ -27,7 +27,7 @@ class CancelledOnPage(Abort):
 
 
 @contextmanager
-def obeyed(dispatch: Dispatch, display: Display, serves: Callable[[], bool]) -> Iterator[threading.Event]:
+def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], bool]) -> Iterator[threading.Event]:
     """Do what the page says: setting a state there changes nothing by itself, so the state is asked for once a second.
 
     While the run is paused no lease is handed out, those under way are taken back, and an update under way comes to its

@@ -59,7 +59,7 @@ class Publishing:
                 raise error
             if self._mended[step] == 1:
                 self._place.display.say(f"warning: {error}; v{step} is published whole")
-            self._place.dispatch.run("train", mend, self._trainer, step, error.damaged, aside="publish")
+            self._place.dispatch.run("train", mend, self._trainer, step, error.damaged, background="publish")
 
     def _arrived(self, published: Published) -> None:
         """A version is published: generators may have it."""

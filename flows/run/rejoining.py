@@ -11,7 +11,7 @@ from typing import TypeVar
 from distributed import Client
 
 from flows.run.hold import Lost, TrainerLost
-from flows.run.page import CancelledOnPage, obeyed
+from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.workplace import IMPORTS, Workplace, opened
 from infra.cluster.calls import PoisonedCallError, SchedulerLostError, is_lost
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, joined_scheduler
@@ -69,7 +69,7 @@ def _going_on(
     address = joined_scheduler(config)
     lost, at = 0, -1  # trainers, since this step was reached
     now, work = place, begin
-    with ExitStack() as clients, closing(place.turns):
+    with ExitStack() as clients, closing(place.training_locks):
         while True:
             try:
                 with opened(now):
@@ -99,7 +99,7 @@ def _rejoined(
     pause = SAY_SECONDS
     client: Client | None = None
     # the dispatch of the scheduler that is gone: nothing of it is left to be stopped
-    with obeyed(place.dispatch, place.display, place.prefect.serves) as cancelled:
+    with watch_run_state(place.dispatch, place.display, place.prefect.serves) as cancelled:
         while not cancelled.wait(LOOK_SECONDS):
             try:
                 client = client or stack.enter_context(

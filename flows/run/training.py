@@ -17,7 +17,7 @@ from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
-from flows.run.page import CancelledOnPage, obeyed
+from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import to_look_at
 from flows.run.publishing import Publishing
 from flows.run.workplace import Workplace
@@ -36,7 +36,7 @@ from rl.config import TINY
 from rl.learner import Learned
 from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
-from tasks.collection import Collected
+from tasks.collection import RolloutBatch
 from tasks.generate import Admission
 from tasks.problem_set import open_problems
 from tasks.update import learned_figures
@@ -103,7 +103,7 @@ class Training:
                 bring_record(self.run.uri, self._folder)
             self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
             self._cancelled = stack.enter_context(
-                obeyed(self.place.dispatch, self.place.display, self.place.prefect.serves)
+                watch_run_state(self.place.dispatch, self.place.display, self.place.prefect.serves)
             )
             self._check_policy()  # with the turn: the trainer may have been another run's until now
             self.tracker = stack.enter_context(
@@ -221,12 +221,12 @@ class Training:
         finally:
             self._spent[stage] += time.perf_counter() - began
 
-    def keep(self, step: int, batch: Collected) -> None:
+    def keep(self, step: int, batch: RolloutBatch) -> None:
         """Write the completions of ``step`` down for people, in the background."""
         self._hold.check()
         self._books.keep(step, batch)
 
-    def log(self, batch: Collected, learned: Learned) -> None:
+    def log(self, batch: RolloutBatch, learned: Learned) -> None:
         """Log a finished step."""
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now

@@ -12,7 +12,7 @@ from flows.run.display import Display
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, check_placement
-from infra.cluster.turn import Turns
+from infra.cluster.training_lock import TrainingLocks
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.storage import store
 from infra.storage.usable import check_storage
@@ -35,7 +35,9 @@ class Workplace:
     failures: Failures  # of verifiers
     storage: str  # where what other machines read lies: runs, models; the home unless $RLVF_STORAGE names another
     prefect: "PrefectSession"
-    turns: Turns = field(default_factory=Turns)  # on the cluster, of one training run after another
+    training_locks: TrainingLocks = field(
+        default_factory=TrainingLocks
+    )  # on the cluster, of one training run after another
 
     @property
     def runs(self) -> str:

@@ -139,10 +139,10 @@ class Calls:
         *args: Any,
         priority: int = 0,
         worker: str | None = None,
-        aside: str | None = None,
+        background: str | None = None,
     ) -> Future[Measured[T]]:
         """A plain Dask future of `measured(function, *args)`, on `worker` (an address) if given. It takes the call's
-        tags from its worker while it runs; with a name in `aside` nothing.
+        tags from its worker while it runs; with a name in `background` nothing.
 
         Of the calls that wait on a worker the one with the highest `priority` starts first.
         """
@@ -153,14 +153,14 @@ class Calls:
                 measured,
                 function,
                 *args,
-                key=f"{aside or call}-{uuid.uuid4().hex}",
-                resources=self.placement.resources(call) if aside is None else None,
+                key=f"{background or call}-{uuid.uuid4().hex}",
+                resources=self.placement.resources(call) if background is None else None,
                 priority=priority,
                 workers=None if worker is None else [worker],
                 pure=False,
             )
             self._outstanding[str(future.key)] = future
-            self._awaited[str(future.key)] = Awaited(aside or call, work_of(function), worker, time.monotonic())
+            self._awaited[str(future.key)] = Awaited(background or call, work_of(function), worker, time.monotonic())
         return future
 
     @property

@@ -38,7 +38,7 @@ ALONE = ("train",)  # calls that write where the next one reads: never on two wo
 
 
 def leave_thread() -> None:
-    """For a call that runs aside: from here on its worker may start the next one. Outside of a worker nothing."""
+    """For a call in the background: from here on its worker may start the next one. Outside of a worker nothing."""
     with suppress(ValueError):
         secede()  # type: ignore[no-untyped-call]
 
@@ -84,15 +84,15 @@ class Dispatch(Calls):
         call: str,
         function: Callable[[*Arguments], T],
         *args: *Arguments,
-        aside: str | None = None,
+        background: str | None = None,
         begun: Callable[[], None] = lambda: None,
     ) -> T:
         """The result of `function(*args)`; submitted again when its worker dies. But for those in `ALONE` it is a lease
         of its own, so that another worker gets it too where one is late.
 
-        With a name in `aside`, which the timeline has then, it goes to the worker that ran `call` last and takes none
-        of its tags: the next such call may run while it does, as soon as it leaves its thread (`leave_thread`). `begun`
-        is called when the cluster has it: what is submitted after that starts after it on that worker.
+        With a name in `background`, which the timeline has then, it goes to the worker that ran `call` last and takes
+        none of its tags: the next such call may run while it does, as soon as it leaves its thread (`leave_thread`).
+        `begun` is called when the cluster has it: what is submitted after that starts after it on that worker.
 
         A call in `ALONE` goes to the worker that had the one before. Where that is gone, and no new one of its name is
         there, or has stopped without dying, the call is late and another worker may run it, this raises
@@ -102,14 +102,14 @@ class Dispatch(Calls):
         `PlacementError` when no worker offered the tags for `patience`, `TakeoverError`, `DispatchStoppedError`,
         `SchedulerLostError`.
         """
-        if call not in ALONE and aside is None:
+        if call not in ALONE and background is None:
             ((_, result),) = self.lease(call, function, [args])
             return result
-        name = aside or call
+        name = background or call
         for _ in range(self.attempts):
             self.going.wait()
             worker = self._worker_for(call)
-            future = self.submit(call, function, *args, worker=worker.address, aside=aside)
+            future = self.submit(call, function, *args, worker=worker.address, background=background)
             begun()
             since = time.time()
             try:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 
 from infra.storage import store
 from infra.storage.fence import Fence
-from infra.storage.patience import Patience
+from infra.storage.retry_policy import RetryPolicy
 from infra.storage.store import Folder, NotThere, Torn
 
 CONFIG = "config.yaml"
@@ -61,7 +61,7 @@ def save(
         reached = [version for version in store.versions(uri) if version <= step]
         store.prune(uri, keep=reached[-keep_last:], fence=fence)
 
-    Patience(patience)(prune)
+    RetryPolicy(patience)(prune)
 
 
 def load(run_uri: str, step: int) -> Folder:

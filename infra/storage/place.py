@@ -13,7 +13,7 @@ from infra.storage.manifest import MANIFEST, NotThere
 # Stores without folders: creating one is needless there, and at a store's top level it would make a bucket
 _OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs"})
 # Left to itself, a client of S3 tries for up to half a minute, through which nothing can stop it. Whoever wants to wait
-# longer says so with `infra.storage.patience`.
+# longer says so with `infra.storage.retry_policy`.
 _S3 = {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 3}}}
 
 

@@ -35,8 +35,8 @@ from infra.storage.manifest import (
     render,
     verify,
 )
-from infra.storage.patience import Patience
 from infra.storage.place import exists, join, local_path, read_text, write_bytes, write_text
+from infra.storage.retry_policy import RetryPolicy
 
 __all__ = [
     "MANIFEST",
@@ -136,7 +136,7 @@ def write_patiently(
     """`write_folder`, for so many seconds where the store is elsewhere and away; `source` is gone afterwards."""
     if local_path(uri) is not None:
         return write_folder(uri, source, meta=meta, move=True, fence=fence)
-    manifest = Patience(patience)(lambda: write_folder(uri, source, meta=meta, fence=fence))
+    manifest = RetryPolicy(patience)(lambda: write_folder(uri, source, meta=meta, fence=fence))
     shutil.rmtree(source, ignore_errors=True)
     return manifest
 

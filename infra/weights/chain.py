@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from infra.storage import place, store
 from infra.storage.manifest import NotThere, Torn
-from infra.weights.version import Told, told_by
+from infra.weights.version import VersionManifest, version_manifest
 
 _NAME = re.compile(r"v\d+(-from-v\d+|-whole)?")
 Version = tuple[int, str]  # step and digest
@@ -25,7 +25,7 @@ class Edge:
     """One stored folder: it makes a version of nothing, or of another version."""
 
     uri: str
-    told: Told
+    told: VersionManifest
     bytes: int  # that are read for it
 
     @property
@@ -40,7 +40,7 @@ class Edge:
 def read_edge(uri: str) -> Edge:
     """The folder at `uri`; raises NotThere and Torn."""
     manifest = store.read_manifest(uri)
-    return Edge(uri, told_by(uri, manifest), manifest.size)
+    return Edge(uri, version_manifest(uri, manifest), manifest.size)
 
 
 def read_edges(weights: str) -> list[Edge]:
@@ -55,7 +55,7 @@ def read_edges(weights: str) -> list[Edge]:
     return edges
 
 
-def cheapest(edges: Iterable[Edge], want: Version, have: Version | None = None) -> list[Edge] | None:
+def cheapest_chain(edges: Iterable[Edge], want: Version, have: Version | None = None) -> list[Edge] | None:
     """The way to `want` that reads the fewest bytes, from nothing or from the version that is here; None if none."""
     leaving: dict[Version | None, list[Edge]] = defaultdict(list)
     for edge in edges:
@@ -84,7 +84,7 @@ def needed(edges: Collection[Edge], newest: int, window: int) -> set[str]:
     recent = {edge.makes for edge in edges if newest - window <= edge.told.step <= newest}
     stays = {edge.uri for edge in edges if edge.makes in recent and edge.base in recent}
     for version in recent:
-        way = cheapest(edges, version)
+        way = cheapest_chain(edges, version)
         if way is None:  # a folder on it could not be read just now, and what is left of it must not go
             return {edge.uri for edge in edges}
         stays.update(edge.uri for edge in way)

@@ -12,9 +12,9 @@ from infra import disk
 from infra.cluster.timeline import Fetched
 from infra.storage import store
 from infra.storage.manifest import NotThere, Torn
-from infra.storage.patience import Patience
+from infra.storage.retry_policy import RetryPolicy
 from infra.storage.store import Folder
-from infra.weights.chain import Edge, Version, cheapest, read_edge, read_edges
+from infra.weights.chain import Edge, Version, cheapest_chain, read_edge, read_edges
 from infra.weights.difference import DIFFERENCE, DifferenceError, Weights, apply_difference, weights_digest
 from infra.weights.version import Gone, PolicyVersion, StaleBase
 from infra.weights.whole import PublicModel, read_whole
@@ -72,7 +72,7 @@ class Mirror:
         finally:
             self._lock.release()
 
-    def bring_ahead(self, version: PolicyVersion) -> None:
+    def prefetch(self, version: PolicyVersion) -> None:
         """Begin to bring `version` in the background, if there is something to bring it from; what goes wrong is said
         by the next `at`."""
         if self._version is None or (self._ahead is not None and self._ahead.is_alive()):
@@ -132,7 +132,7 @@ class Mirror:
                 if direct.base in (self._version, None) and direct.uri not in damaged:
                     return [direct]
                 edges = read_edges(self.uri)
-            way = cheapest((edge for edge in edges if edge.uri not in damaged), want, self._version)
+            way = cheapest_chain((edge for edge in edges if edge.uri not in damaged), want, self._version)
             if way is not None:
                 return way
             if damaged:
@@ -143,14 +143,14 @@ class Mirror:
             raise NotThere(f"there is nothing whole that makes {version.uri}, yet")
 
         unseen = UNSEEN_HERE_SECONDS if store.local_path(self.uri) is not None else UNSEEN_SECONDS
-        seen = Patience(unseen, of=(NotThere,), check=check)
+        seen = RetryPolicy(unseen, of=(NotThere,), check=check)
         intact = self._downloads(check)
-        return Patience(self._patience, check=check)(seen, find)
+        return RetryPolicy(self._patience, check=check)(seen, find)
 
     def _take(self, edge: Edge, check: Callable[[], None]) -> None:
         """Go along one edge."""
         began = time.perf_counter()
-        folder = Patience(self._patience, check=check)(self._folder, edge, check)
+        folder = RetryPolicy(self._patience, check=check)(self._folder, edge, check)
         applied = time.perf_counter()
         try:
             if edge.base is None:
@@ -197,9 +197,9 @@ class Mirror:
             disk.keep_newest(into, KEPT_WHOLE)
         return folder
 
-    def _downloads(self, check: Callable[[], None]) -> Patience:
+    def _downloads(self, check: Callable[[], None]) -> RetryPolicy:
         """With what comes damaged from elsewhere: the next try may find it as it was stored."""
-        return Patience(TORN_SECONDS if store.local_path(self.uri) is None else 0, of=(Torn,), check=check)
+        return RetryPolicy(TORN_SECONDS if store.local_path(self.uri) is None else 0, of=(Torn,), check=check)
 
     def _forget(self) -> None:
         self._weights.clear()

@@ -14,8 +14,8 @@ from infra import disk
 from infra.storage import place, store
 from infra.storage.fence import Fence
 from infra.storage.manifest import NotThere, StoreError, Torn
-from infra.storage.patience import Patience
-from infra.weights.chain import Version, cheapest, needed, read_edges
+from infra.storage.retry_policy import RetryPolicy
+from infra.weights.chain import Version, cheapest_chain, needed, read_edges
 from infra.weights.difference import (
     DIFFERENCE,
     DifferenceError,
@@ -25,7 +25,7 @@ from infra.weights.difference import (
     write_difference,
 )
 from infra.weights.mirror import Mirror
-from infra.weights.version import Base, PolicyVersion, SyncConfig, Told
+from infra.weights.version import Base, PolicyVersion, SyncConfig, VersionManifest
 from infra.weights.whole import PublicModel, tell, write_whole
 
 
@@ -77,7 +77,7 @@ class Publisher:
         self._run_uri = run_uri
         self._uri = store.join(run_uri, "weights")
         self._config = config
-        self._patience = Patience(config.patience)
+        self._patience = RetryPolicy(config.patience)
         self._window = window
         self._files = files
         self._sampling = dict(sampling or {})
@@ -168,7 +168,7 @@ class Publisher:
                 self._patience(place.remove, edge.uri)
         edges = [edge for edge in edges if edge.told.step < version[0] or edge.makes == version]
         newest = max(edges, key=lambda edge: edge.told.step, default=None)
-        if newest is None or (way := cheapest(edges, newest.makes)) is None:
+        if newest is None or (way := cheapest_chain(edges, newest.makes)) is None:
             return
         try:
             if newest.makes != version:
@@ -214,7 +214,7 @@ class Publisher:
                 if not fits and not (newer.length == self._config.anchor_every and older.base[0] == self._root):
                     break
                 self._stack[-2:] = [self._merge(older, newer)]
-            if self._version is not None and self._stack and self._is_loose():
+            if self._version is not None and self._stack and self._needs_new_base():
                 self._anchor_whole(self._version)
             self._prune()
         except DifferenceError:  # told as a whole somewhere: from here on only what comes later is merged
@@ -227,7 +227,7 @@ class Publisher:
         while len(self._stack) > newest:
             self._stack.pop(0).path.unlink(missing_ok=True)
 
-    def _is_loose(self) -> bool:
+    def _needs_new_base(self) -> bool:
         """Whether nobody who starts with nothing has a short way here, at a version that should have one."""
         since = self._stack[-1].step - self._root
         return self._stack[0].base[0] != self._root and since % self._config.anchor_every == 0
@@ -268,7 +268,7 @@ class Publisher:
         base: Version | None,
         changed: float,
         public: str | None = None,
-    ) -> Told:
+    ) -> VersionManifest:
         start = None if base is None else Base(step=base[0], digest=base[1])
         return tell(weights, step, digest, start, changed, self._sampling, public)
 
@@ -277,7 +277,7 @@ class Publisher:
         if weights is not None:
             write_whole(folder, weights)
 
-    def _store(self, name: str, folder: Path, told: Told) -> int:
+    def _store(self, name: str, folder: Path, told: VersionManifest) -> int:
         """Store the folder, whose files are gone then; returns the bytes."""
         uri = store.join(self._uri, name)
         return store.write_patiently(uri, folder, told.model_dump(mode="json"), self._config.patience, self._fence).size

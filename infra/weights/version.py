@@ -74,7 +74,7 @@ class Base(BaseModel):
     digest: str
 
 
-class Told(BaseModel):
+class VersionManifest(BaseModel):
     """What the manifest of a published folder says of the weights that it makes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -94,10 +94,10 @@ def weights_uri(run_uri: str, step: int) -> str:
     return store.join(run_uri, "weights", f"v{step}")
 
 
-def told_by(uri: str, manifest: Manifest) -> Told:
+def version_manifest(uri: str, manifest: Manifest) -> VersionManifest:
     """What a published folder's manifest says of its weights; raises Torn."""
     try:
-        return Told.model_validate(manifest.meta)
+        return VersionManifest.model_validate(manifest.meta)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise Torn(f"{uri} holds no weights of ours: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -116,5 +116,5 @@ def newest_version(run_uri: str) -> PolicyVersion | None:
 
 def published_version(uri: str) -> PolicyVersion:
     """The version stored at ``uri``; raises NotThere and Torn."""
-    told = told_by(uri, store.read_manifest(uri))
+    told = version_manifest(uri, store.read_manifest(uri))
     return PolicyVersion(told.step, uri, told.digest)

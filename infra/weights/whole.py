@@ -13,7 +13,7 @@ from torch import Tensor
 from infra.storage import store
 from infra.storage.manifest import Torn
 from infra.weights.difference import Weights, weights_digest
-from infra.weights.version import Base, PolicyVersion, Told
+from infra.weights.version import Base, PolicyVersion, VersionManifest
 
 WHOLE = "model.safetensors"
 
@@ -34,9 +34,9 @@ def tell(
     changed: float,
     sampling: dict[str, JsonValue],
     public: str | None = None,
-) -> Told:
+) -> VersionManifest:
     """What a manifest has to say of these weights."""
-    return Told(
+    return VersionManifest(
         step=step,
         digest=digest,
         base=base,

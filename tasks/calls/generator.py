@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.cluster import pace
+from infra.cluster.cancellation import cancellation_check
 from infra.cluster.resident import drop, resident, resident_now
 from infra.cluster.timeline import waiting_for_weights
-from infra.cluster.wanted import stop_when_unwanted
 from infra.home import rlvf_home
 from infra.storage import store
 from infra.weights.mirror import Mirror
@@ -66,7 +66,7 @@ def generate(
     Raises:
         BrokenPolicyError: its log-probs are not finite.
     """
-    check = stop_when_unwanted()
+    check = cancellation_check()
     with _alone(check):
         sampler = _sampler(spec, version, check)
         rollouts = sample(
@@ -91,12 +91,12 @@ def generate(
     return rollouts
 
 
-def bring_ahead(version: PolicyVersion) -> None:
+def prefetch(version: PolicyVersion) -> None:
     """Begin to fetch a version that was just published, if this worker samples from the one before it. Returns at
     once; a call that is sampling goes on."""
     mirror = resident_now("mirror", _versions(version))
     if isinstance(mirror, Mirror):
-        mirror.bring_ahead(version)
+        mirror.prefetch(version)
 
 
 def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:

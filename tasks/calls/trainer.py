@@ -20,7 +20,7 @@ from infra.runs.checkpoints import MODEL
 from infra.security.secrets import masked
 from infra.storage import store
 from infra.storage.fence import Fence
-from infra.storage.patience import Patience
+from infra.storage.retry_policy import RetryPolicy
 from infra.weights.difference import Weights
 from infra.weights.publisher import Published, Publisher
 from infra.weights.version import SyncConfig
@@ -127,7 +127,7 @@ def _load(source: str, policy: PolicyConfig) -> Policy:
 
 def _check(spec: TrainerSpec) -> None:
     """Raise LockLostError if another session has the run by now."""
-    Patience(spec.sync.patience)(spec.fence.check)
+    RetryPolicy(spec.sync.patience)(spec.fence.check)
 
 
 def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int) -> list[str]:

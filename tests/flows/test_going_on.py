@@ -24,7 +24,7 @@ from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverE
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig
-from infra.cluster.turn import training, turn
+from infra.cluster.training_lock import training, training_lock
 from tasks.calls.trainer import StepsLostError
 from tasks.failures import Failures
 from tests.conftest import free_port
@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, plac
     def other() -> None:
         with (
             Client(lab.client.scheduler.address, set_as_default=False, security=lab.client.security) as client,
-            turn(client, "other", events.append),
+            training_lock(client, "other", events.append),
         ):
             events.append("other")
 
@@ -128,7 +128,7 @@ def test_a_turn_that_was_kept_is_given_back_where_nothing_goes_on(place: Workpla
         going_on(place, *CONFIG, work)
     assert tries == [None, "mine"]
     assert training(place.dispatch.client) is None
-    with turn(place.dispatch.client, "other", str):  # it is free
+    with training_lock(place.dispatch.client, "other", str):  # it is free
         assert training(place.dispatch.client) == "other"
 
 

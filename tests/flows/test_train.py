@@ -22,7 +22,7 @@ from infra.weights.version import SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Problem
 from tasks.calls.generator import BrokenPolicyError, GeneratorSpec, generate
-from tasks.collection import Collected, Collection
+from tasks.collection import Collection, RolloutBatch
 from tests.processes import until
 
 EACH_STEP = [
@@ -237,7 +237,7 @@ def test_a_run_that_diverges_is_stopped_with_its_weights_intact(lab: Any, monkey
     batches: list[int] = []
     collected = Collection.collected
 
-    def counted(self: Collection) -> Collected:
+    def counted(self: Collection) -> RolloutBatch:
         batch = collected(self)
         batches.append(self.step)
         return batch

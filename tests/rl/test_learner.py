@@ -65,14 +65,14 @@ def identical(one: State, other: State) -> bool:
 def gradient_of(learner: Learner, batch: Batch, loss: LossConfig = REINFORCE, temperature: float = 1.0) -> list[Tensor]:
     """The gradient that the update arrives at, before clipping."""
     found: list[Tensor] = []
-    descend = learner.descend
+    optimizer_step = learner.optimizer_step
 
     def watched(scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
         del found[:]
         found.extend(torch.zeros_like(p) if p.grad is None else p.grad / loss_scale for p in learner.parameters)
-        return descend(scale, loss_scale=loss_scale)
+        return optimizer_step(scale, loss_scale=loss_scale)
 
-    learner.descend = watched  # type: ignore[method-assign]
+    learner.optimizer_step = watched  # type: ignore[method-assign]
     learner.update(batch, loss, temperature)
     return found
 
@@ -415,7 +415,7 @@ def test_two_steps_of_adamw_with_warm_up_clipping_and_decay_are_those_of_the_for
             rise = (first[index] / (1 - 0.8**t)) / ((second[index] / (1 - 0.9**t)).sqrt() + 1e-8)
             expected[index] = expected[index] * (1 - lr * 0.1) - lr * rise
             learner.parameters[index].grad = gradient
-        assert learner.descend(scale=0.5) == pytest.approx(norm, rel=1e-5)
+        assert learner.optimizer_step(scale=0.5) == pytest.approx(norm, rel=1e-5)
         assert all(parameter.grad is None for parameter in learner.parameters)
     for parameter, value in zip(learner.parameters, expected, strict=True):
         torch.testing.assert_close(parameter.detach().double(), value, atol=2e-6, rtol=1e-4)

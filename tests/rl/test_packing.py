@@ -42,14 +42,14 @@ def test_every_completion_token_is_predicted_from_the_token_before_it(
     order = list(range(len(groups)))[::-1]
     packed = pack(rollouts, order, CPU)
     assert len(packed.targets) == rollouts.generated_tokens
-    named = zip(packed.group.tolist(), packed.sample.tolist(), packed.step.tolist(), strict=True)
+    named = zip(packed.group.tolist(), packed.sample.tolist(), packed.token_index.tolist(), strict=True)
     for n, (p, g, t) in enumerate(named):
         row = int(packed.rows[n])
         assert order[row] == p
         assert int(packed.targets[n]) == rollouts.tokens[p, g, t]
         before = rollouts.tokens[p, g, t - 1] if t else rollouts.prompts[p][-1]
-        assert int(packed.tokens[row, packed.predictors[n]]) == before
-        assert int(packed.positions[row, packed.predictors[n]]) == len(rollouts.prompts[p]) + t - 1
+        assert int(packed.tokens[row, packed.logit_positions[n]]) == before
+        assert int(packed.positions[row, packed.logit_positions[n]]) == len(rollouts.prompts[p]) + t - 1
 
 
 @given(GROUPS)
@@ -75,16 +75,16 @@ def test_a_token_sees_its_prompt_and_its_own_completion_up_to_itself(
 
 @given(GROUPS, st.integers(1, 120), st.data())
 def test_microbatches_hold_every_group_once_within_the_budget(
-    make_rollouts: Make, groups: list[tuple[int, list[int]]], budget: int, data: st.DataObject
+    make_rollouts: Make, groups: list[tuple[int, list[int]]], microbatch_tokens: int, data: st.DataObject
 ) -> None:
     rollouts = filled(make_rollouts, groups)
     chosen = data.draw(st.lists(st.sampled_from(range(len(groups))), unique=True))
-    batches = list(microbatches(rollouts, chosen, budget))
+    batches = list(microbatches(rollouts, chosen, microbatch_tokens))
     assert sorted(group for batch in batches for group in batch) == sorted(chosen)
     for batch in batches:
         packed = pack(rollouts, batch, CPU)
         assert packed.tokens.shape == (len(batch), max(row_length(rollouts, group) for group in batch))
-        assert packed.tokens.numel() <= budget or len(batch) == 1
+        assert packed.tokens.numel() <= microbatch_tokens or len(batch) == 1
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])

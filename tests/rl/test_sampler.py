@@ -62,7 +62,7 @@ def test_log_probs_are_the_trainers_and_those_of_each_sequence_alone(
         trainer, _ = Learner(policy, OptimizerConfig(lr=3e-4)).token_scores(packed, temperature)
     assert trainer.dtype == torch.float32
     assert len(trainer) == rollouts.generated_tokens  # no padding, every token
-    behaviour = torch.from_numpy(rollouts.logprobs)[packed.group, packed.sample, packed.step]
+    behaviour = torch.from_numpy(rollouts.logprobs)[packed.group, packed.sample, packed.token_index]
     torch.testing.assert_close(trainer, behaviour, atol=1e-4, rtol=0)
 
     reference = exactly(policy.model)
@@ -80,7 +80,7 @@ def test_log_probs_of_a_policy_in_bfloat16_are_float32_and_near(make_policy: Mak
     packed = pack(rollouts, range(len(problems)), policy.device)
     with torch.no_grad():
         scores, entropy = Learner(half, OptimizerConfig(lr=3e-4)).token_scores(packed, 1.0)
-    behaviour = torch.from_numpy(rollouts.logprobs)[packed.group, packed.sample, packed.step]
+    behaviour = torch.from_numpy(rollouts.logprobs)[packed.group, packed.sample, packed.token_index]
     assert scores.dtype == entropy.dtype == torch.float32
     assert 1e-5 < (scores - behaviour).abs().mean() < 0.1
 

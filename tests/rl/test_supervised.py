@@ -37,11 +37,11 @@ def test_a_demonstration_is_the_target_and_the_end_token(make_policy: Make, show
     assert rollouts.ended.all()
 
 
-@pytest.mark.parametrize("budget", [1, 100_000])
+@pytest.mark.parametrize("microbatch_tokens", [1, 100_000])
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
 def test_the_loss_is_the_one_that_transformers_computes_from_labels(
     name: str,
-    budget: int,
+    microbatch_tokens: int,
     make_policy: Make,
     shown: list[Problem],
     exactly: Callable[[PreTrainedModel], PreTrainedModel],
@@ -56,7 +56,7 @@ def test_the_loss_is_the_one_that_transformers_computes_from_labels(
         labels[:, : len(prompt)] = -100
         with torch.no_grad():
             total += float(reference(input_ids=ids, labels=labels).loss) * length
-    learner = Learner(policy, OptimizerConfig(lr=3e-4, microbatch_tokens=budget))
+    learner = Learner(policy, OptimizerConfig(lr=3e-4, microbatch_tokens=microbatch_tokens))
     assert imitate(learner, rollouts) == pytest.approx(total / int(np.sum(rollouts.lengths)), rel=1e-5)
 
 

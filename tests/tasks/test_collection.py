@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
-from tasks.collection import BatchConfig, Collected, Collection, Lease, counted
+from tasks.collection import BatchConfig, Collection, Lease, RolloutBatch, counted
 from tasks.problem_set import ProblemSet
 
 ALL = [True] * 1000
@@ -61,7 +61,7 @@ def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> Judgement:
 
 def collect(
     config: BatchConfig, varied: Sequence[bool], shuffle: Callable[[list[Lease]], None] = lambda _: None, step: int = 5
-) -> tuple[Collected, list[list[range]]]:
+) -> tuple[RolloutBatch, list[list[range]]]:
     """The batch, and the groups of each wave's leases, when leases come back in the order that `shuffle` makes."""
     collection = Collection(step, problem_set(), config)
     waves = []
@@ -74,7 +74,7 @@ def collect(
     return collection.collected(), waves
 
 
-def groups(collected: Collected) -> list[int]:
+def groups(collected: RolloutBatch) -> list[int]:
     return [int(problem.target) for problem in collected.batch.rollouts.problems]
 
 
@@ -189,7 +189,7 @@ def test_generating_and_judging_meet_in_two_threads() -> None:
             for lease in reversed(leases):
                 collection.arrive(lease, rollouts(lease, asked.samples))
 
-    def verify() -> Collected:
+    def verify() -> RolloutBatch:
         for lease, sampled in collection.arrivals():
             collection.judged(lease, sampled, verdicts(lease, varied, asked.samples))
         return collection.collected()

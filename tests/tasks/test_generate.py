@@ -21,7 +21,7 @@ from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
-from tasks.collection import BatchConfig, Collected, Collection
+from tasks.collection import BatchConfig, Collection, RolloutBatch
 from tasks.generate import Admission, generate
 from tasks.problem_set import ProblemSet
 
@@ -68,7 +68,7 @@ def nonsense_from(workers: Sequence[str], wrong: str, marks: Path) -> Any:
     return generate
 
 
-def generated(dispatch: Dispatch, step: int, leases: int) -> Collected:
+def generated(dispatch: Dispatch, step: int, leases: int) -> RolloutBatch:
     """A batch of as many leases, one problem each, every group of which varies."""
     problems = ProblemSet(
         name="numbered",

@@ -59,7 +59,7 @@ def test_a_call_with_another_version_waits_for_the_one_that_samples(
 
         return check
 
-    monkeypatch.setattr(generator, "stop_when_unwanted", look)
+    monkeypatch.setattr(generator, "cancellation_check", look)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(generator.generate, SPEC, versions[0], 0, [0], [problem])
         assert sampling.wait(60)

@@ -69,7 +69,7 @@ def test_a_call_aside_goes_on_while_the_next_one_runs(dispatch: Dispatch, tmp_pa
     where = dispatch.run("train", lambda: get_worker().address)
     begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(lambda: dispatch.run("train", beside, aside="publish", begun=begun.set))
+        other = pool.submit(lambda: dispatch.run("train", beside, background="publish", begun=begun.set))
         assert begun.wait(30)
         assert dispatch.run("train", run) == where
         assert other.result(30) == (where, True)
@@ -83,7 +83,7 @@ def test_a_call_aside_is_made_again_where_its_worker_died(dispatch: Dispatch, tm
         leave_thread()
         return die(value)
 
-    assert dispatch.run("train", beside, 7, aside="publish") == 7
+    assert dispatch.run("train", beside, 7, background="publish") == 7
     assert dispatch.lost == {"publish": 1}
     assert [(span.call, span.lost) for span in dispatch.timeline.take()] == [("publish", True), ("publish", False)]
 
@@ -147,10 +147,10 @@ def test_stopping_frees_every_thread_that_waits(dispatch: Dispatch, tmp_path: Pa
 
 def test_held_work_is_taken_back_and_done_later(client: Client, dispatch: Dispatch, tmp_path: Path) -> None:
     def call(item: int) -> int:
-        from infra.cluster.wanted import stop_when_unwanted
+        from infra.cluster.cancellation import cancellation_check
 
         (tmp_path / f"{item}-{time.monotonic_ns()}").touch()
-        check = stop_when_unwanted()
+        check = cancellation_check()
         while not (tmp_path / "go").exists():
             check()
             time.sleep(0.001)

@@ -112,11 +112,11 @@ def test_what_is_kept_stays_small_and_the_way_short(place: str, open_publisher: 
         edges = read_edges(f"{place}/weights")
         assert len(edges) <= 14
         newest = (step, weights_digest(version(step)))
-        way = chain.cheapest(edges, newest)
+        way = chain.cheapest_chain(edges, newest)
         assert way is not None
         assert len(way) <= 5  # the first version, an anchor, and a difference for each of three bits
         for behind in range(max(0, step - WINDOW), step):
-            short = chain.cheapest(edges, newest, (behind, weights_digest(version(behind))))
+            short = chain.cheapest_chain(edges, newest, (behind, weights_digest(version(behind))))
             assert short is not None
             assert short[0].base is not None
             assert sum(edge.bytes for edge in short) < way[0].bytes
@@ -251,7 +251,7 @@ def test_what_fails_in_the_background_is_said_with_the_next_version_and_costs_no
         (done,) = publish_all(writer, range(step, step + 1))
         with fresh(place).at(done.version) as weights:
             assert same(weights, version(step))
-    way = chain.cheapest(read_edges(f"{place}/weights"), (17, done.version.digest))
+    way = chain.cheapest_chain(read_edges(f"{place}/weights"), (17, done.version.digest))
     assert way is not None
     assert len(way) <= 5
 
@@ -277,9 +277,9 @@ def test_tensors_may_come_go_and_change_their_shape(place: str, open_publisher: 
 def test_a_version_is_brought_ahead_while_another_is_used(place: str, open_publisher: Callable[..., Publisher]) -> None:
     done = publish_all(open_publisher(), range(3))
     reader = fresh(place)
-    reader.bring_ahead(done[2].version)  # from nothing it brings nothing: nobody may need it
+    reader.prefetch(done[2].version)  # from nothing it brings nothing: nobody may need it
     with reader.at(done[1].version):
-        reader.bring_ahead(done[2].version)
+        reader.prefetch(done[2].version)
     for thread in threading.enumerate():
         if thread.name == "weights":
             thread.join(10)

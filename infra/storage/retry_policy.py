@@ -29,7 +29,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long to wait for a storage."""
 
     seconds: float

@@ -9,7 +9,7 @@ class UnwantedError(Exception):
     """The call was given up by its caller, or its caller is gone; nobody sees this."""
 
 
-def stop_when_unwanted() -> Callable[[], None]:
+def cancellation_check() -> Callable[[], None]:
     """For the call that runs on this worker: what it calls now and then, which raises `UnwantedError` once the call was
     cancelled, its client is gone, or the scheduler is. Outside of a worker it does nothing.
 

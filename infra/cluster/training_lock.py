@@ -12,11 +12,11 @@ LOOK_SECONDS = 1.0
 SURE_SECONDS = 10.0  # a third of what Dask gives a lock whose owner gives no sign
 
 
-class TurnLostError(RuntimeError):
+class TrainingLockLostError(RuntimeError):
     """Another run has the cluster by now."""
 
 
-class Turn:
+class TrainingLock:
     """A run's turn on a cluster, with the epoch that keeps whoever slept from working beside the next one."""
 
     def __init__(self, client: Client, name: str, lock: Lock) -> None:
@@ -28,7 +28,7 @@ class Turn:
         self.check()
 
     def check(self) -> None:
-        """Raise TurnLostError if another run has taken the turn since. Asks the scheduler only now and then."""
+        """Raise TrainingLockLostError if another run has taken the turn since. Asks the scheduler only now and then."""
         now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # goes on in a machine's sleep
         if now - self._sure > SURE_SECONDS and self._client.status == "running":
             try:
@@ -36,7 +36,7 @@ class Turn:
             except OSError:
                 return  # the scheduler is gone, and with it whatever could be done there
             if told["epoch"] > self._epoch:
-                raise TurnLostError(
+                raise TrainingLockLostError(
                     f"{self._name} gave no sign for so long that {told['name'] or 'another run'} got the cluster; its "
                     "steps are saved, resume it"
                 )
@@ -51,7 +51,7 @@ class Turn:
 
 
 @contextmanager
-def turn(client: Client, name: str, say: Callable[[str], None]) -> Iterator[Turn]:
+def training_lock(client: Client, name: str, say: Callable[[str], None]) -> Iterator[TrainingLock]:
     """Wait until no other run trains on the cluster, and keep others waiting until the end of the context.
 
     A run that is killed loses its turn when the scheduler has not heard of it for 30 s (Dask's
@@ -63,36 +63,36 @@ def turn(client: Client, name: str, say: Callable[[str], None]) -> Iterator[Turn
         say(f"waiting: {training(client) or 'another run'} trains on this cluster")
         while not lock.acquire(timeout=LOOK_SECONDS):  # type: ignore[no-untyped-call]
             pass
-    mine = Turn(client, name, lock)
+    mine = TrainingLock(client, name, lock)
     try:
         yield mine
     finally:
         lock.refresh_leases = False  # whatever keeps it from being released
         with suppress(OSError):  # it has gone just now
             if client.status == "running" and _name(client) == name_of_lock:
-                with suppress(TurnLostError):  # what the scheduler knows is the next one's
+                with suppress(TrainingLockLostError):  # what the scheduler knows is the next one's
                     mine.check()
                     mine.end()
                 lock.release()  # type: ignore[no-untyped-call]
 
 
-class Turns:
-    """The turn of a flow, which keeps it while its run goes on in place: who waits is next when that has ended."""
+class TrainingLocks:
+    """The training lock of a flow, kept while its run goes on in place: who waits is next when that has ended."""
 
     def __init__(self) -> None:
         self._kept = ExitStack()
-        self._mine: Turn | None = None
+        self._mine: TrainingLock | None = None
         self._client: Client | None = None
 
     @contextmanager
-    def turn(
+    def held(
         self, client: Client, name: str, say: Callable[[str], None], keep: tuple[type[BaseException], ...] = ()
-    ) -> Iterator[Turn]:
-        """As the function `turn`, but that one of the errors in ``keep`` leaves the turn to the next one on the same
-        client, until `close`."""
+    ) -> Iterator[TrainingLock]:
+        """As `training_lock`, but one of the errors in ``keep`` leaves the lock to the next one on the same client,
+        until `close`."""
         if self._mine is None or self._client is not client:
             self.close()
-            self._mine, self._client = self._kept.enter_context(turn(client, name, say)), client
+            self._mine, self._client = self._kept.enter_context(training_lock(client, name, say)), client
         with ExitStack() as ending:
             ending.callback(self.close)
             try:

@@ -9,8 +9,8 @@ import dask.config
 import pytest
 from distributed import Client, LocalCluster
 
-from infra.cluster import turn as module
-from infra.cluster.turn import TurnLostError, training, turn
+from infra.cluster import training_lock as module
+from infra.cluster.training_lock import TrainingLockLostError, training, training_lock
 from tests.conftest import free_port, running_scheduler
 from tests.processes import until
 
@@ -30,11 +30,11 @@ def test_a_second_run_waits_says_for_whom_and_is_next(scheduler: str) -> None:
     begun = threading.Event()
 
     def second() -> None:
-        with Client(scheduler, set_as_default=False) as client, turn(client, "second", said.append):
+        with Client(scheduler, set_as_default=False) as client, training_lock(client, "second", said.append):
             begun.set()
 
     with Client(scheduler, set_as_default=False) as client:
-        with turn(client, "first", said.append):
+        with training_lock(client, "first", said.append):
             assert training(client) == "first"
             thread = threading.Thread(target=second)
             thread.start()
@@ -53,12 +53,14 @@ def test_who_slept_through_its_turn_is_refused_and_leaves_the_next_one_its_own(
         Client(scheduler, set_as_default=False) as one,
         Client(scheduler, set_as_default=False) as two,
     ):
-        sleeping = turn(one, "sleeper", str)
+        sleeping = training_lock(one, "sleeper", str)
         slept = sleeping.__enter__()
         slept.check()
         slept.lock.refresh_leases = False  # as if its process stood still
-        with turn(two, "next", str) as mine:
-            with pytest.raises(TurnLostError, match=r"^sleeper gave no sign for so long that next got the cluster"):
+        with training_lock(two, "next", str) as mine:
+            with pytest.raises(
+                TrainingLockLostError, match=r"^sleeper gave no sign for so long that next got the cluster"
+            ):
                 slept.check()
             sleeping.__exit__(None, None, None)
             assert training(two) == "next"
@@ -76,14 +78,14 @@ def test_a_turn_on_a_scheduler_that_is_gone_keeps_nobody_from_the_next_one(
     with running_scheduler(tmp_path / "first.log", None, port) as first:
         client = Client(first.address, set_as_default=False)
         with dask.config.set({"distributed.scheduler.locks.lease-timeout": "1s"}):  # signs are given in a fifth of that
-            earlier = turn(client, "mine", nobody_waits)
+            earlier = training_lock(client, "mine", nobody_waits)
             earlier.__enter__()
         first.process.kill()
     with running_scheduler(tmp_path / "second.log", None, port) as second:
         until(lambda: client.status == "running", 60)
         with Client(second.address, set_as_default=False) as back:
             time.sleep(1)  # for the signs that the one who has not noticed gives
-            with turn(back, "mine", nobody_waits):
+            with training_lock(back, "mine", nobody_waits):
                 assert training(back) == "mine"
                 earlier.__exit__(None, None, None)
                 assert training(back) == "mine"
