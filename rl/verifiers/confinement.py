@@ -8,6 +8,7 @@ without bubblewrap Landlock closes the rest, where the kernel has it. In both sa
 import ctypes
 import os
 import resource
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ FILE_BYTES = 64 * 2**20  # that one file may grow to
 OPEN_FILES = 256
 UNPRIVILEGED = 59417  # the user that root becomes: one that nobody has, below the 65,536 that a container knows
 
-SET_DUMPABLE, SET_NO_NEW_PRIVILEGES = 4, 38  # prctl
+SET_PARENT_DEATH_SIGNAL, SET_DUMPABLE, SET_NO_NEW_PRIVILEGES = 1, 4, 38  # prctl
 CAPABILITIES_VERSION = 0x20080522
 
 
@@ -51,6 +52,7 @@ def confine(to: Confinement) -> None:
     if not is_linux():
         return
     limit(resource.RLIMIT_NPROC, to.processes)
+    parent = os.getppid()
     if os.geteuid() == 0:
         mounts.show(to.view, to.folder)
     rules = None
@@ -58,6 +60,9 @@ def confine(to: Confinement) -> None:
         rules = landlock.rules(Path(to.folder), [Path(path) for path in to.hidden], to.network)
     if os.geteuid() == 0:
         _leave_root()
+    _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # another user would lose it: not before
+    if os.getppid() != parent:
+        os._exit(1)  # its supervisor was killed before
     _prctl(SET_NO_NEW_PRIVILEGES, 1)
     if rules is not None:
         landlock.restrict(rules)

@@ -52,12 +52,12 @@ MAX_CANDIDATES = 16  # answers and headings that are looked at, from the last on
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|\\[dt]?frac\s*([0-9])\s*([0-9])")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
-    r"[\s*_`]*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b|[A-Za-z][A-Za-z_' ]{0,60}(?=[:=])|[A-Za-z' ]{0,60} is\b)"
+    r"[\s*_`$]*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b|[A-Za-z][A-Za-z_' ]{0,60}(?=[:=])|[A-Za-z' ]{0,60} is\b)"
     r"[\s*_`]*[:=]?",
     re.IGNORECASE,
 )
 _CURRENCY = re.compile(
-    r"(?:(?:USD|EUR|GBP|JPY|INR|CNY|CAD|AUD|NZD|Rs)\b\.?|(?:US|CA|AU|NZ|HK|A|C)(?=\$))", re.IGNORECASE
+    r"(?:(?:USD|EUR|GBP|JPY|INR|CNY|CAD|AUD|NZD|Rs)\b\.?|(?:US|CA|AU|NZ|HK|A|C)\s?(?=\$))", re.IGNORECASE
 )
 _NUMBER = re.compile(
     r"[\s$€£¥₹*_`({\[:=\"'“‘]*"
@@ -74,6 +74,9 @@ _DEGREES = re.compile(r"^\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ)
 _SPACE = re.compile(r"\\(?:[,;:! ()\[\]]|quad\b|qquad\b)|~")
 _MONEY = re.compile("[$€£¥₹]")
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9_]*\s*/?>|<\|[A-Za-z0-9_]{1,40}\|>")  # <answer>, </b>, <|im_end|>
+_WORKING = re.compile(r"<<[^<>]*>>\s*(?=[$€£¥₹]?[0-9])")  # <<6*7=42>>42
+_ANGLED = re.compile(r"<<?([^<>]*)>>?(?=\W*\Z)")
+_IS_TOTAL = re.compile(r"^\s*=\s*(?=[A-Za-z][A-Za-z' ]*\W*\Z)")  # 42 = total
 _ABOUT = re.compile(r"[\s$*_`(\[{]*(?:~|\\(?:sim|approx)\b)")
 _DASH = re.compile(r"–(?=[$€£¥₹]?\.?[0-9])")  # with a blank behind it, it is a dash
 _LABEL_ALONE = re.compile(
@@ -138,18 +141,17 @@ def number(text: str) -> Fraction:
         raise NoNumber("too_large" if text[:MAX_CHARACTERS].strip().isdigit() else "no_number")
     if _ABOUT.match(text):
         raise NoNumber("ambiguous")
-    text = (
-        _DASH.sub("-", _TAG.sub(" ", text)).replace("−", "-").replace("{,}", ",").replace("\\!", "").replace("\\,", "")
-    )
+    text = _ANGLED.sub(r"\1", _WORKING.sub("", _TAG.sub(" ", text)))
+    text = _DASH.sub("-", text).replace("−", "-").replace("{,}", ",").replace("\\!", "").replace("\\,", "")
     text = text.replace("\\$", "$").replace("\\%", "%").replace("#", " ")
     text = _TEXT.sub(r" \1 ", _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text))
     text = _SPACE.sub(" ", text)
-    if concluding := CONCLUDING.match(text):
-        text = text[concluding.end() :]
+    text = CONCLUDING.sub("", text, count=1) if CONCLUDING.match(text) else text
     if label := _LABEL.match(text):
         if TURNING.match(label[0].strip(" *_`:=")):
             raise NoNumber("ambiguous")
         text = text[label.end() :]
+    text = CONCLUDING.sub("", text, count=1) if CONCLUDING.match(text) else text
     if numbered := NUMBERED.match(text):
         text = text[numbered.end() :]
     text = _equal_sides(said_in_a_sentence(text) or text)
@@ -159,7 +161,7 @@ def number(text: str) -> Fraction:
         raise NoNumber("no_number")
     whole, decimals, below = found["whole"].replace(",", ""), found["decimals"] or "", found["below"] or "1"
     is_hour = whole + decimals + below in {f"{hour}1" for hour in range(25)}
-    rest = _FULL_HOUR.sub("", found["rest"]) if is_hour else found["rest"]
+    rest = _IS_TOTAL.sub("", _FULL_HOUR.sub("", found["rest"]) if is_hour else found["rest"])
     _check_rest(_DEGREES.sub("", rest), money=bool(_MONEY.search(found[0][: found.start("whole")])))
     if len(whole) + len(decimals) + len(below) > MAX_DIGITS:
         raise NoNumber("too_large")

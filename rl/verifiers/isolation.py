@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakSet
 
 from rl.records import Problem, Verdict
-from rl.verifiers import sandbox, supervisor
+from rl.verifiers import leftovers, sandbox
 from rl.verifiers.confinement import close_environment
 from rl.verifiers.process import Cell, LoadError, LostError, Process, folder_owner
 
@@ -59,7 +59,7 @@ class Pool:
         self._timeouts = 0  # in a row
         if self.cell.sandbox == sandbox.NONE:
             close_environment()
-        supervisor.sweep({os.geteuid(), folder_owner()})
+        leftovers.sweep({os.geteuid(), folder_owner()})
         _pools.add(self)
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.verifiers import sandbox
+from rl.verifiers import leftovers, sandbox
 from rl.verifiers.confinement import UNPRIVILEGED, is_linux
 from rl.verifiers.interpreter import UnreadableError, view
 
@@ -157,6 +157,8 @@ class Process:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._supervisor.pid, signal.SIGKILL)
             self._supervisor.wait()
+        if self._supervisor.returncode < 0:  # killed, so that it has ended and removed nothing
+            leftovers.sweep({os.geteuid(), folder_owner()}, self._supervisor.pid)
 
     def _receive(self, count: int, deadline: float, seconds: float) -> bytes:
         content = bytearray()

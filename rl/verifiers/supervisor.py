@@ -20,14 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from rl.verifiers import family
+from rl.verifiers.leftovers import MARK, PREFIX
 from rl.verifiers.watched import PROCESSES, TooMuchError, Watched
 
-PREFIX = "rlvf-verifier-"
 LOOK_SECONDS = 1.0  # how often it looks for orphans and at what is held
 SOON_SECONDS = 0.1  # where that is more than half of what may be
 END_SECONDS = 5.0
@@ -38,9 +37,9 @@ def main() -> None:
     control, channel, asked = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), json.loads(sys.argv[3])
     if sys.platform == "linux":  # orphans below come to this process
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
     held = os.open(folder, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)  # until this process ends: see `sweep`
+    fcntl.flock(held, fcntl.LOCK_EX)  # until this process ends: see `rl.verifiers.leftovers`
     owner = asked["owner"]
     if owner is not None:
         os.chown(folder, owner, os.getegid())
@@ -52,7 +51,8 @@ def main() -> None:
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken)
-    child = subprocess.Popen(command, cwd=folder, pass_fds=(channel,), start_new_session=True)
+    marked = {**os.environ, MARK: str(folder)}
+    child = subprocess.Popen(command, cwd=folder, env=marked, pass_fds=(channel,), start_new_session=True)
     os.close(channel)
     try:
         watched = Watched(child.pid, folder, command[0] == "bwrap", owner, asked["memory_mb"] * 2**20)
@@ -62,21 +62,6 @@ def main() -> None:
     finally:
         _end_all()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def sweep(owners: Collection[int]) -> None:
-    """Remove the folders of supervisors that were killed themselves; those of other users, and what is no folder, stay.
-    Whoever may write to the temporary folder can put there what has such a name."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            opened = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                found = os.fstat(opened)
-                if found.st_uid in owners and found.st_mtime < time.time() - 60:  # else it may not have its lock yet
-                    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(opened)
 
 
 def _watch(control: socket.socket, wakes: int, watched: Watched) -> dict[str, object]:

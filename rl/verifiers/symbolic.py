@@ -58,6 +58,10 @@ _PRIME = re.compile(
 _CONDITION = re.compile(r"\b(?:if|when|whenever|unless|provided|assuming|except|but|not|less|fewer)\b")
 DOUBTS = (INEXACT, OTHER_NUMBER, TAKEN_BACK, _CONDITION)
 _DEGREES = re.compile(r"°|\\degree\b")
+_STYLE = re.compile(  # which changes how it looks
+    r"\\(?:bf|rm|displaystyle|textstyle|Large|large|boldsymbol|mathbf|bm|underline)(?![A-Za-z])|\\color\s*\{[^{}]*\}"
+)
+_AROUND = re.compile(r"\A(?:\s|~|\\[,;:! ]|\\q?quad\b|=)+|(?:\s|~|\\[,;:! ]|\\q?quad\b|\\\Z)+\Z")
 _EMPTY = re.compile(r"\\varnothing\b|∅|\A\s*\\text\s*\{\s*(?:the\s+)?empty\s+set\s*\}\s*\Z")
 _IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
@@ -128,7 +132,10 @@ def tidied(latex: str) -> str:
     """Without what changes no value: a label, dollars around it, a trailing dot, a percent sign, separators of
     thousands; decimals that repeat, or are longer than a float, as fractions."""
     latex = _LABEL.sub("", latex, count=1) if _LABEL.match(latex) else latex
-    latex = _DEGREES.sub(r"^\\circ", latex.replace("\\$", "")).strip().strip("$").strip()
+    latex = _STYLE.sub("", _DEGREES.sub(r"^\\circ", latex.replace("\\$", ""))).strip().strip("$")
+    latex = _AROUND.sub("", latex)
+    while latex.startswith("{") and (held := boxed(rf"\boxed{latex}")) is not None and latex == f"{{{held}}}":
+        latex = _AROUND.sub("", held)
     latex = _EMPTY.sub(r"\\emptyset", latex)
     latex = re.sub(r"(?<![.\s])\.\s*$|(?<!\\)[,;]\s*$|\\\\\s*$", "", latex)
     latex = re.sub(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$", "", latex)
@@ -207,7 +214,7 @@ def value(stated: str, wanted: str) -> str | None:
     claims = sides(stated)
     if len(claims) == 1 or len(claims) == len(sides(wanted)):
         return stated
-    values = [claim for claim in claims if not is_name(claim)]
+    values = [claim for claim in claims if not is_name(claim)] or claims[-1:]  # x = e^2
     seen = [expression(claim) for claim in values]
     if not values or not all(seen) or not all(same(each, seen[-1]) for each in seen[:-1]):
         return None

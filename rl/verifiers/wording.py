@@ -68,7 +68,11 @@ _COMPARED = (  # behind an answer, and in a question that such an answer is one 
         re.compile(r"\b(?:los[est]\w*|debts?|owe[sd]?|owing|deficit)\b", re.IGNORECASE),
     ),
 )
-CONCLUDING = re.compile(r"[\s*_`]*(?:therefore|thus|hence|so|then|finally)\b[\s*_`]*[,:]?\s*", re.IGNORECASE)
+CONCLUDING = re.compile(
+    r"(?:[\s*_`•]*(?:(?:therefore|thus|hence|so|then|finally|altogether|overall|in\s+(?:total|all)|(?:a\s+)?total\s+of"
+    r"|exactly|just|only)\b|[-=]>|→|⇒|•)[\s*_`]*[,:]?\s*){1,3}",
+    re.IGNORECASE,
+)
 _VERBS = (
     "has|have|had|is|are|was|were|be|needs?|needed|sells?|sold|pays?|paid|spends?|spent|takes?|took|costs?|earns?|earned"
     "|makes?|made|gets?|got|gives?|gave|buys?|bought|saves?|saved|eats?|ate|uses?|used|weighs?|walks?|walked|drives?|drove"

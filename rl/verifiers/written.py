@@ -18,7 +18,8 @@ _FENCE = re.compile(r"```[A-Za-z0-9]*[ \t]*\n?(?P<inside>.*?)(?:```|\Z)", re.DOT
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _TIMES = re.compile(r"(?<=[\d)])\s*[xX]\s*(?=[\d(])")
 _LABEL = re.compile(
-    r"(?:(?:the\s+)?(?:final\s+)?(?:answer|expression|solution|result)(?:\s+is)?\s*[:=]?|[A-Za-z_]\w*\s*=)\s*",
+    r"(?:\*\*(?:final\s+)?answer:?\*\*\s*:?|(?:so\s+|here\s+is\s+)?(?:the\s+)?(?:final\s+)?(?:answer|expression|solution|result)(?:\s+is)?\s*[:=]?"
+    r"|[A-Za-z_]\w*\s*=)\s*",
     re.IGNORECASE,
 )
 SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -355,6 +356,34 @@ def sleeping() -> int:
     return named("sleep", MARK)
 
 
+def folders() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob("rlvf-verifier-*"))
+
+
+def kill_supervisor(opened: Callable[[], Pool], problem: Problem, later: float) -> list[float]:
+    """Kill the one above a verifier that has started a process in a session of its own. How many ran before; how many
+    do, and how many folders there are, when the same pool has judged again, or, ``later`` seconds on, another one."""
+    before = set(psutil.Process().children())
+    pool = opened()
+    pool.judge([problem], ["session"])
+    deadline = time.monotonic() + 20
+    while not (started := sleeping()) and time.monotonic() < deadline:
+        time.sleep(0.01)  # whoever starts one goes on before its command line can be read
+    (supervisor,) = set(psutil.Process().children()) - before
+    supervisor.kill()
+    os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOWAIT)
+    if later:
+        for folder in folders():
+            os.utime(folder, (time.time() - later, time.time() - later))
+        lost, pool = pool, opened()
+    assert pool.judge([problem], ["right"])[0].reward == 1
+    found = [started, sleeping(), len(folders())]
+    pool.close()
+    if later:
+        lost.close()
+    return found
+
+
 def main() -> None:
     wanted, given = sys.argv[1], json.loads(sys.argv[2])
     if lacks := sandbox.missing(wanted):
@@ -419,7 +448,11 @@ def main() -> None:
     ask("right")
     found["bombs"] = named(BOMB)
     pool.close()
-    found["folders"] = len(list(Path(tempfile.gettempdir()).glob("rlvf-verifier-*")))
+    found["killed"] = kill_supervisor(lambda: Pool(REWARD, "r.py", "reward", 20, 300, size=1, cell=cell), problem, 0)
+    found["killed_with_its_worker"] = kill_supervisor(
+        lambda: Pool(REWARD, "r.py", "reward", 20, 300, size=1, cell=cell), problem, 61
+    )
+    found["folders"] = len(folders())
     print(json.dumps(found))
 
 

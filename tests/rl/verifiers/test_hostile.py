@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from rl.verifiers.leftovers import PREFIX, sweep
 from rl.verifiers.sandbox import BUBBLEWRAP, LANDLOCK, NONE
-from rl.verifiers.supervisor import PREFIX, sweep
 from rl.verifiers.watched import PROCESSES
 
 ROOT = Path(__file__).parents[3]
@@ -181,6 +181,12 @@ def test_processes_that_multiply_end_and_the_next_call_works(found: dict[str, An
     assert (found["bombs"], found["folders"]) == (0, 0)
 
 
+def test_what_a_killed_supervisor_had_started_ends_with_its_folder(found: dict[str, Any]) -> None:
+    for name in ("killed", "killed_with_its_worker"):
+        started, left, folders = found[name]
+        assert (started, left, folders) == (1, 0, 1), name  # the one folder is that of the process that runs now
+
+
 def test_a_sandbox_closes_files_keys_and_the_network(sandbox: str, found: dict[str, Any]) -> None:
     closed = sandbox != NONE
     for name in ("outside", "secret", "connect", "udp", "unix", "unix_datagram_of_a_pair"):
@@ -229,10 +235,10 @@ def test_what_others_put_beside_the_folders_neither_hangs_a_verifier_nor_is_remo
         folder.mkdir()
         os.utime(folder, (1, 1))
     link.symlink_to(elsewhere)
-    sweeping = "from rl.verifiers.supervisor import sweep; sweep({1 + __import__('os').geteuid()})"
+    sweeping = "from rl.verifiers.leftovers import sweep; sweep({1 + __import__('os').geteuid()})"
     command, env = [sys.executable, "-c", sweeping], {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     subprocess.run(command, env=env, timeout=20, check=True)
     assert sorted(tmp_path.iterdir()) == sorted([elsewhere, foreign, pipe, link])
-    sweeping = "from rl.verifiers.supervisor import sweep; sweep({__import__('os').geteuid()})"
+    sweeping = "from rl.verifiers.leftovers import sweep; sweep({__import__('os').geteuid()})"
     subprocess.run([*command[:2], sweeping], env=env, timeout=20, check=True)
     assert sorted(tmp_path.iterdir()) == sorted([elsewhere, pipe, link])
