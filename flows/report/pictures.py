@@ -17,7 +17,8 @@ PALE = "#a9c9e6"
 SIZE_INCHES, DOTS_PER_INCH = (8.0, 4.5), 150
 PAGE_INCHES = 4.7  # width of a drawing for a page: its text is as large as the page's on a telephone
 THEME = {INK: "ink", GREY: "grey", GRID: "line", BLUE: "blue", ORANGE: "orange", PALE: "pale-blue", "#1b7837": "good",
-         "#c0392b": "bad", "#8e44ad": "purple", "#7fb2d9": "sky", "#c9a0dc": "lilac", "#0e8a8a": "teal"}  # fmt: skip
+         "#c0392b": "bad", "#8e44ad": "purple", "#7fb2d9": "sky", "#c9a0dc": "lilac", "#0e8a8a": "teal",
+         "#ffffff": "paper"}  # fmt: skip
 
 
 def trailing_means(values: Sequence[float], window: int) -> list[float]:

@@ -33,7 +33,9 @@ PATIENCE = 20_000  # milliseconds of the page's own time: they load what they sh
 def shoot(browser: str, url: str, out: Path, size: str = SIZE, rows: tuple[int, int] | None = None) -> None:
     """Save a page as a PNG; only these rows, where others name folders of this machine."""
     with tempfile.TemporaryDirectory() as profile:
-        flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--disable-gpu", f"--user-data-dir={profile}"]
+        # what fades in is a shade of grey on a busy machine
+        flags = ["--force-prefers-reduced-motion", "--run-all-compositor-stages-before-draw"]
+        flags += ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--disable-gpu", f"--user-data-dir={profile}"]
         flags += [f"--window-size={size}", f"--virtual-time-budget={PATIENCE}", f"--screenshot={out}"]
         subprocess.run([browser, *flags, url], check=True, capture_output=True, timeout=180)
     if rows is not None:
@@ -92,7 +94,7 @@ def main() -> None:
             of_run = keyed(home, "prefect", f"{page}/runs/flow-run/{flow_run}")
             shoot(browser, of_run, given.out / "run.png", rows=(0, 500))
             shoot(browser, keyed(home, "mlflow", tracked), given.out / "mlflow.png")
-            shoot(browser, (run / "report.html").as_uri(), given.out / "report.png", "1000,1800", rows=(140, 1300))
+            shoot(browser, (run / "report.html").as_uri(), given.out / "report.png", "1000,1800", rows=(140, 1020))
         finally:
             rlvf("down", home=home)
 

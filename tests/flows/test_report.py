@@ -362,6 +362,7 @@ def test_a_report_follows_the_reader_s_colours_and_width(graded: Path) -> None:
     for drawing in drawings:
         assert "var(--ink)" in drawing
         assert "#1f2933" not in drawing
+        assert "#ffffff" not in drawing  # around a point: the paper's colour
         (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', drawing)
         assert float(width) < 345  # points: as wide as a telephone's page, so that its text is as large
     assert "min-width: 34rem" not in text
