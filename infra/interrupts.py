@@ -14,7 +14,9 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Signals that come meanwhile take effect at the end. Other threads than the main one never see them."""
+    """Signals that come meanwhile take effect at the end. Other threads than the main one never see them.
+
+    An import is such a place: what it runs takes a KeyboardInterrupt for an error of its own, or swallows it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -22,7 +22,7 @@ def of(
     problems: tuple[Problem, ...], texts: tuple[tuple[str, ...], ...], verifiers: dict[str, VerifierSpec],
 ) -> None:
     dispatch.run("train", trainer.update, trains, 3, batch, {"reward/mean": 0.5})
-    dispatch.run("train", trainer.publish, trains, 3, aside="publish")
+    dispatch.run("train", trainer.publish, trains, 3, background="publish")
     items: Sequence[Arguments] = [(samples, version, 3, range(2), problems)]
     dispatch.lease("generate", generator.generate, items)
     dispatch.lease("verify", judge, [(problems, texts, verifiers)])
@@ -31,7 +31,7 @@ def of(
 
     dispatch.run("train", trainer.update, trains, batch, 3, {})  # wrong
     dispatch.run("train", trainer.update, trains, 3, batch)  # wrong
-    dispatch.run("train", trainer.publish, samples, 3, aside="publish")  # wrong
+    dispatch.run("train", trainer.publish, samples, 3, background="publish")  # wrong
     dispatch.lease("generate", generator.generate, [(samples, 3, version, range(2), problems)])  # wrong
     dispatch.lease("verify", judge, [(texts, problems, verifiers)])  # wrong
     dispatch.tell("generate", generator.prefetch, 3)  # wrong

@@ -13,6 +13,7 @@ from flows.start.as_trained import asked_evaluation
 from flows.start.preflight import check_model
 from flows.start.runs import existing_run, with_secrets, without_secrets
 from infra.home import runs_uri
+from infra.interrupts import put_off
 from infra.runs.checkpoints import is_run
 from infra.storage.usable import looked_at
 
@@ -46,7 +47,8 @@ def _run(given: argparse.Namespace) -> None:
         check_model(config.policy.model, runs_uri(), also_run=True)
 
     def work(_: Display) -> "Evaluation":
-        from flows.evaluate import evaluate_policy
+        with put_off():
+            from flows.evaluate import evaluate_policy
 
         return evaluate_policy(without_secrets(config))  # Prefect keeps the parameters of a flow
 

@@ -8,6 +8,7 @@ from flows.commands.workplace import in_workplace
 from flows.config import SftConfig
 from flows.options.reading import add_options, read_config
 from flows.run.display import Display
+from infra.interrupts import put_off
 from infra.security.printable import printable
 
 EXAMPLES = """
@@ -25,7 +26,8 @@ def _run(given: argparse.Namespace) -> None:
     config = read_config(SftConfig, file=given.config, overrides=given.overrides)
 
     def work(_: Display) -> str:
-        from flows.sft import sft
+        with put_off():
+            from flows.sft import sft
 
         return sft(config)
 

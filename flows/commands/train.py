@@ -19,6 +19,7 @@ from flows.start.preflight import check_model, check_tracking, check_verifiers
 from flows.start.runs import Run, new_run, resume_run, without_secrets
 from flows.start.trust import refuse_swapped, trusted
 from infra.home import runs_uri
+from infra.interrupts import put_off
 from infra.runs.checkpoints import is_run
 from infra.runs.tracking import tracking_uri
 from infra.security.printable import printable
@@ -98,7 +99,8 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _train(run: Run, display: Display) -> "TrainResult":
-    from flows.train import train  # with torch and prefect: not before the command line is known to be good
+    with put_off():
+        from flows.train import train  # with torch and prefect: not before the command line is known to be good
 
     display.say(f"run {run_name(run)}")
     # Prefect keeps the parameters of a flow

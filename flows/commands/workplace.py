@@ -10,6 +10,7 @@ from flows.run.workplace import workplace
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
+from infra.interrupts import put_off
 from infra.services.prefect_link import kept_alive
 from infra.services.prefect_server import prefect_server
 
@@ -27,7 +28,10 @@ def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Calla
         stack.enter_context(kept_alive(server, display.say))
         stack.enter_context(workplace(cluster, placement, display))
         server.wait()
-        from flows.run.page import CancelledOnPage  # prefect was not to be imported before its environment was there
+        with put_off():
+            from flows.run.page import (
+                CancelledOnPage,  # prefect was not to be imported before its environment was there
+            )
 
         try:
             return work(display)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from flows.start.runs import Run
 from infra.home import rlvf_home, runs_uri
+from infra.services.addresses import is_up
 from infra.services.links import keyed
+from infra.services.prefect_server import server_of
 from infra.storage import store
 
 if TYPE_CHECKING:
@@ -23,8 +25,12 @@ def run_name(run: Run) -> str:
 
 
 def prefect_page(flow_run_id: str) -> tuple[str, str]:
-    """The address of a flow run's page, and the command that serves it where nobody else does."""
+    """The address of a flow run's page, and the command that serves it where nobody else does: the server of a plain
+    `rlvf train` ends with it."""
     served = os.environ.get("PREFECT_API_URL")
+    home = rlvf_home()
+    if served and served == server_of(home) and not is_up(home):
+        served = None
     url = (served or "http://127.0.0.1:4200/api").removesuffix("/api")
     return f"{url}/runs/flow-run/{flow_run_id}", "" if served else "rlvf up"
 

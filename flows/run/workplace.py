@@ -14,6 +14,7 @@ from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, check_placement
 from infra.cluster.training_lock import TrainingLocks
 from infra.home import home_line, rlvf_home, rlvf_storage
+from infra.interrupts import put_off
 from infra.storage import store
 from infra.storage.usable import check_storage
 from tasks.failures import Failures
@@ -60,9 +61,10 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
         present.prefect.bind()
         yield present
         return
-    from flows.run.prefect_session import (
-        PrefectSession,  # prefect reads its settings from the environment of that moment
-    )
+    with put_off():
+        from flows.run.prefect_session import (
+            PrefectSession,  # prefect reads its settings from the environment of that moment
+        )
 
     home, storage = rlvf_home(), rlvf_storage()
     if storage != str(home):

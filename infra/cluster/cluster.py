@@ -18,6 +18,7 @@ from infra.cluster.reach import UnreachableError, parse_address, reach
 from infra.cluster.role import RoleNanny, logs_to, role_options
 from infra.cluster.settings import DASK_SETTINGS, NANNY_SETTINGS
 from infra.home import rlvf_home
+from infra.interrupts import put_off
 from infra.security.certificates import SecurityError
 from infra.security.tls import dask_security, temporary_security
 
@@ -148,23 +149,20 @@ def local_cluster(
         specified = workers(config, log_dir=log_dir, preload=preload)
         for worker in specified.values():
             worker["options"]["security"] = security
-        local = SpecCluster(  # type: ignore[no-untyped-call]
-            scheduler={
-                "cls": Scheduler,
-                "options": {
-                    "host": LOCALHOST,
-                    "port": 0,
-                    "protocol": "tls" if encrypted else "tcp",
-                    "security": security,
-                    "dashboard": True,
-                    "dashboard_address": f"{LOCALHOST}:0",
-                },
+        scheduler = {
+            "cls": Scheduler,
+            "options": {
+                "host": LOCALHOST,
+                "port": 0,
+                "protocol": "tls" if encrypted else "tcp",
+                "security": security,
+                "dashboard": True,
+                "dashboard_address": f"{LOCALHOST}:0",
             },
-            workers=specified,
-            security=security,
-            name="rlvf",
-        )
-        stack.callback(local.close)
+        }
+        with put_off():  # half a cluster closes nothing of itself
+            local = SpecCluster(scheduler=scheduler, workers=specified, security=security, name="rlvf")  # type: ignore[no-untyped-call]
+            stack.callback(local.close)
         client = Client(local, set_as_default=False)  # type: ignore[no-untyped-call]
         yield stack.enter_context(client)
 

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -113,7 +114,9 @@ def test_ssh(ssh: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("dask_settings")
 def test_slurm() -> None:
+    before = signal.getsignal(signal.SIGINT)
     pytest.importorskip("dask_jobqueue", reason="needs dask-jobqueue: install the extra 'dev'")
+    signal.signal(signal.SIGINT, before)  # its import takes Ctrl-C from the whole process
     names: dict[str, Any] = {}
     local = 'scheduler_options={"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}, walltime='
     exec(recipe("slurm", **{"cluster.scale(jobs=4)": "", "walltime=": local}), names)
