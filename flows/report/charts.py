@@ -180,10 +180,16 @@ def figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, st
         ("pass rate", "eval/pass_at_1", "held-out problems, greedy, share with reward 1"),
         ("pass rate, sampled", "eval/sampled", "held-out problems, as in training"),
     )
+    training = "reward in training", _span(record, "reward/mean"), "first and last step"
+    evaluated = {step for _, metric, _ in held_out for step in record.curve(metric)}
+    untrained = ", before training" if evaluated == {0} else ""  # it was stopped: that is not its result
+    if untrained:
+        yield training
     for what, metric, note in held_out:
         if found := _span(record, metric):
-            yield what, found, note
-    yield "reward in training", _span(record, "reward/mean"), "first and last step"
+            yield what, found, note + untrained
+    if not untrained:
+        yield training
     if entropy := _span(record, "policy/entropy"):
         yield "entropy", entropy, "nats per token, first and last step"
     if lengths := _span(record, "completion/tokens_mean", "{:.0f}"):

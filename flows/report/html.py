@@ -87,7 +87,7 @@ def write_report(run_uri: str, record: Record, out: Path) -> Path:
         learning=drawn(learning(title_of(config, name), record)),
         machines=drawn(machines(record)),
         traffic=list(traffic(record)),
-        samples=list(_samples(run_uri)),
+        samples=list(_samples(run_uri, record.steps[-1])),
         shares=worker_shares(record.sessions[-1]) if record.sessions else {},
         reasons=_reasons(record),
         links=_links(record, status),
@@ -128,9 +128,10 @@ def _status(record: Record, config: Mapping[str, Any]) -> str:
     return status if status != "unknown" else "finished" if record.steps[-1] == config.get("steps") else status
 
 
-def _samples(run_uri: str) -> Iterator[tuple[int, Sequence[Mapping[str, Any]], str]]:
-    """(step, completions, what is wrong with them) of the newest step first, the middle one, the first."""
-    steps = kept_steps(run_uri)
+def _samples(run_uri: str, last: int) -> Iterator[tuple[int, Sequence[Mapping[str, Any]], str]]:
+    """(step, completions, what is wrong with them) of the newest step first, the middle one, the first. A run that was
+    stopped may keep those of a step after the `last`, which it did not train on."""
+    steps = [step for step in kept_steps(run_uri) if step <= last]
     chosen = {steps[round(at * (len(steps) - 1) / (SAMPLED_STEPS - 1))] for at in range(SAMPLED_STEPS)} if steps else ()
     for step in sorted(chosen, reverse=True):
         try:

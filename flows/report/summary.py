@@ -46,7 +46,8 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
     rows = [
         (
             "run",
-            f"{run_name(run)}: {result.steps} steps in {seconds:.0f} s, {result.rollouts_per_second:.0f} rollouts/s",
+            f"{run_name(run)}: {result.steps} steps; {seconds:.0f} s with start, warm-up and evaluations; "
+            f"{result.rollouts_per_second:.0f} rollouts/s",
         ),
         *_learning(result),
         ("time", shares),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 DEVICES = ("CUDA", "MPS", "CPU")
 ROLES = ("GENERATOR", "TRAINER", "VERIFIER")
+LOCAL = ("GENERATOR", "VERIFIER")  # of which a local cluster has as many as `cluster` asks for
 
 
 class PlacementError(ValueError):
@@ -116,7 +117,12 @@ def unsatisfied(client: Client, call: str, tags: Collection[str], present: Colle
     address = client.scheduler.address if client.scheduler is not None else "<scheduler address>"
     roles = ",".join(tag.lower() for tag in ROLES if tag in tags)
     device = "".join(f" --device {tag.lower()}" for tag in DEVICES if tag in tags)
-    remedy = f"rlvf worker {address}{f' --roles {roles}' if roles else ''}{device}"
+    remedy = f"Add one with: rlvf worker {address}{f' --roles {roles}' if roles else ''}{device}"
+    if client.cluster is not None:  # of this machine, and it ends with this process
+        asked = [f"--cluster.{tag.lower()}s 1" for tag in missing if tag in LOCAL]
+        here = bool(asked) and len(asked) == len(missing)
+        elsewhere = "Take a cluster that has one: --cluster.scheduler ADDRESS"
+        remedy = f"Ask for one: {' '.join(asked)}" if here else elsewhere
     return PlacementError(
-        f"placement.{call} needs {' and '.join(tags)} but {lack}. Workers: {there or 'none'}. Add one with: {remedy}"
+        f"placement.{call} needs {' and '.join(tags)} but {lack}. Workers: {there or 'none'}. {remedy}"
     )

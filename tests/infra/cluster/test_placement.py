@@ -23,7 +23,7 @@ def client() -> Iterator[Client]:
             dashboard_address=None,
             resources={"CPU": 1, "TRAINER": 1, "GENERATOR": 1},
         ) as cluster,
-        Client(cluster, set_as_default=False) as client,
+        Client(cluster.scheduler_address, set_as_default=False) as client,
     ):
         yield client
 
@@ -73,3 +73,16 @@ def test_the_device_of_the_call_is_in_the_command(client: Client) -> None:
     with pytest.raises(PlacementError, match="but no worker offers CUDA") as caught:
         check_placement(client, PlacementConfig(train=("CUDA", "TRAINER"), verify=("CPU",)))
     assert str(caught.value).endswith(f"rlvf worker {client.scheduler.address} --roles trainer --device cuda")
+
+
+def test_of_a_local_cluster_it_is_an_option_that_adds_it() -> None:
+    with (
+        LocalCluster(n_workers=0, protocol="tcp", host="127.0.0.1", dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        with pytest.raises(PlacementError) as caught:
+            check_placement(client, PlacementConfig())
+        assert str(caught.value).endswith("Workers: none. Ask for one: --cluster.generators 1")
+        with pytest.raises(PlacementError) as caught:
+            check_placement(client, PlacementConfig(generate=("CUDA",)))
+        assert str(caught.value).endswith("Take a cluster that has one: --cluster.scheduler ADDRESS")
