@@ -7,9 +7,9 @@ import json
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -38,6 +38,19 @@ class Learned:
     staleness_mean: float = 0.0  # versions between sampling and training, over tokens
     staleness_max: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a learner counts; a field that another version of this file knew is passed over."""
+
+    step: int
+    applied: int
+    refusals: int
+    learned: Learned | None
+
+
+_STATE = TypeAdapter(_State)
 
 
 def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
@@ -235,9 +248,8 @@ class Learner:
                 for name, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
         save_file(tensors, folder / "optimizer.safetensors")
-        state: dict[str, Any] = {"step": self.step, "applied": self.applied, "refusals": self.refusals}
-        state["learned"] = asdict(self.learned) if self.learned else None
-        (folder / "learner.json").write_text(json.dumps(state))
+        state = _State(self.step, self.applied, self.refusals, self.learned)
+        (folder / "learner.json").write_text(json.dumps(asdict(state)))
 
     def restore(self, folder: Path) -> None:
         """Take over what :meth:`save` wrote, bit for bit."""
@@ -251,6 +263,5 @@ class Learner:
             parameter = self.parameters[int(index)]
             # a step counter stays where a fused AdamW keeps it: beside its parameter
             self.optimizer_of(parameter).state[parameter][name] = value.to(self.policy.device)
-        state = json.loads((folder / "learner.json").read_text())
-        self.step, self.applied, self.refusals = state["step"], state["applied"], state["refusals"]
-        self.learned = Learned(**state["learned"]) if state["learned"] else None
+        state = _STATE.validate_json((folder / "learner.json").read_bytes())
+        self.step, self.applied, self.refusals, self.learned = state.step, state.applied, state.refusals, state.learned

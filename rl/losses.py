@@ -54,7 +54,7 @@ def advantages(rewards: NDArray[np.float32], name: str) -> NDArray[np.float32]:
     count = known.sum(axis=1, keepdims=True)
     mean = np.where(known, rewards, 0).sum(axis=1, keepdims=True) / np.maximum(count, 1)
     centred = np.where(known, rewards - mean, 0)
-    if name == "grpo":
+    if _known(name) == "grpo":
         variance = (centred**2).sum(axis=1, keepdims=True) / np.maximum(count - 1, 1)
         centred = centred / (np.sqrt(variance) + 1e-6)
     result: NDArray[np.float32] = centred.astype(np.float32)
@@ -67,7 +67,7 @@ def token_weights(lengths: NDArray[np.int32], name: str) -> NDArray[np.float32]:
     reinforce: every token alike. grpo: the mean over a completion's tokens, then over completions (arXiv 2402.03300,
     equation 3). A completion without tokens takes no part.
     """
-    if name == "grpo":
+    if _known(name) == "grpo":
         there = lengths > 0
         weights: NDArray[np.float32] = (there / (there.sum() * np.maximum(lengths, 1))).astype(np.float32)
         return weights
@@ -98,3 +98,10 @@ def grpo(logprobs: Tensor, behaviour: Tensor, advantage: Tensor, config: LossCon
 
 
 LOSSES = {"reinforce": reinforce, "grpo": grpo}
+
+
+def _known(name: str) -> str:
+    """The name of a loss whose advantages and weights stand above; another one is not silently one of these."""
+    if name not in LOSSES:
+        raise ValueError(f"loss {name!r} has no advantages and no weights of tokens")
+    return name

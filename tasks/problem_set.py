@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from infra.storage.files import as_text, open_files, open_texts
 from rl import countdown, grammar, problems, tables, wordings
-from rl.config import MADE, ProblemsConfig, VerifierConfig
+from rl.config import COUNTDOWN, GRAMMAR, MADE, WORDINGS, ProblemsConfig, VerifierConfig
 from rl.problems import Columns, normalized
 from rl.records import Briefing, Problem
 from rl.tables import ProblemError
@@ -17,7 +17,8 @@ from rl.verifiers.spec import MATH, VerifierError, VerifierSpec, check_source, i
 from tasks.mixture import Draw, Mixture, Source, streams
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
-STREAMS = dict(zip(MADE, (wordings.stream, grammar.stream, countdown.stream), strict=True))  # each is endless
+# Each is endless
+STREAMS = {WORDINGS: wordings.stream, GRAMMAR: grammar.stream, COUNTDOWN: countdown.stream}
 
 LONGEST = 256  # problems of the files that are looked at for their length before a run
 

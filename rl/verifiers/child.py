@@ -25,12 +25,11 @@ from typing import Any
 
 from rl.verifiers.confinement import Confinement, confine
 from rl.verifiers.interpreter import View
+from rl.verifiers.parts import MAX_PARTS, TAKEN, is_part_name
 
-MAX_PARTS = 16
 MAX_REASON = 60
 MAX_ERROR = 300
 MAX_REWARD = 1e6
-TAKEN = ("mean", "pass_rate", "error_rate")  # names of metrics beside those of the parts
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def verdict(returned: Any) -> dict[str, Any]:
         raise TypeError(f"returned {_short(parts)} as parts; give at most {MAX_PARTS} by name")
     checked = {}
     for name, part in parts.items():
-        if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or name in TAKEN:
+        if not is_part_name(name):
             raise ValueError(f"returned a part called {_short(name)}; use a short word other than {', '.join(TAKEN)}")
         checked[name[:MAX_REASON]] = _number(part, f"as part {name!r}")
     if value is None and parts:

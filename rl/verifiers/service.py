@@ -17,6 +17,7 @@ import httpx
 
 from rl.records import Problem, Verdict
 from rl.verifiers.isolation import NOT_TRIED, failed, finite
+from rl.verifiers.parts import MAX_PARTS, TAKEN, is_part_name
 
 BATCH = 64  # completions in one request
 FIRST = 8  # in the first one: it may be the one that shows that the service hangs
@@ -25,7 +26,6 @@ ATTEMPTS = 4
 BACK_OFF = 0.25  # seconds before the second attempt; each further one waits twice as long
 CONNECT_SECONDS = 5.0
 BUSY = (429, 502, 503, 504)  # worth another attempt
-MAX_PARTS = 16
 
 
 class ServiceError(ValueError):
@@ -108,6 +108,9 @@ class Service:
             return failed("service_error", f"{self.shown}: gave a reason that is no text")
         if not isinstance(parts, dict) or len(parts) > MAX_PARTS or not all(map(finite, parts.values())):
             return failed("service_error", f"{self.shown}: gave parts that are not numbers by name")
+        if odd := [name for name in parts if not is_part_name(name[:60])]:
+            words = f"gave a part called {odd[0][:60]!r}; it has to be a short word other than {', '.join(TAKEN)}"
+            return failed("service_error", f"{self.shown}: {words}")
         return Verdict(float(reward), reason[:60], {str(name)[:60]: float(part) for name, part in parts.items()})
 
     def _request(self, method: str, path: str, content: Any, seconds: float) -> dict[str, Any]:

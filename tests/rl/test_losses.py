@@ -198,3 +198,10 @@ def test_no_gradient_passes_through_the_importance_weight_or_the_clip_mark() -> 
     assert reinforce(pi, torch.tensor([-1.5, -0.5]), torch.ones(2), CAP).value.grad_fn is not None
     assert not grpo(pi, torch.tensor([-1.5, -0.5]), torch.ones(2), CLIP).clipped.requires_grad
     assert not reinforce(pi, torch.tensor([-1.5, -0.5]), torch.ones(2), CAP).clipped.requires_grad
+
+
+def test_a_loss_without_advantages_of_its_own_is_not_silently_another() -> None:
+    with pytest.raises(ValueError, match="loss 'rloo' has no advantages"):
+        advantages(np.float32([[1, 0]]), "rloo")
+    with pytest.raises(ValueError, match="loss 'dapo' has no advantages and no weights"):
+        token_weights(np.int32([[1, 2]]), "dapo")

@@ -98,6 +98,12 @@ def test_batches_are_bounded() -> None:
         (json.dumps({**GOOD, "parts": [{"a": -(10**400)}, {}, {}]}), "parts that are not numbers"),
         (json.dumps({**GOOD, "reasons": [1, "", ""]}), "a reason that is no text"),
         (json.dumps({**GOOD, "parts": [{"a": "b"}, {}, {}]}), "parts that are not numbers"),
+        (
+            json.dumps({**GOOD, "parts": [{"mean": 0.9}, {}, {}]}),
+            "a part called 'mean'; it has to be a short word",
+        ),
+        (json.dumps({**GOOD, "parts": [{"exact match?": 1}, {}, {}]}), "a part called 'exact match?'"),
+        (json.dumps({**GOOD, "parts": [{"": 1}, {}, {}]}), "a part called ''"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error(answer: str, says: str) -> None:
