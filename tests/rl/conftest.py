@@ -21,9 +21,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from rl.config import SamplingConfig
 from rl.policy import Policy
 from rl.records import Batch, Problem, Rollouts
+from rl.sampler import sample
 from rl.tiny import build_tokenizer
+from tests.rl.updates import REWARDS, Judged
 
 settings.register_profile("rl", deadline=None)  # another process may take the processor in the middle of an example
 settings.load_profile("rl")
@@ -139,3 +142,14 @@ def alone() -> Callable[..., Tensor]:
         return scores
 
     return logprobs
+
+
+@pytest.fixture
+def drawn(problems: list[Problem], judged: Judged) -> Callable[..., Batch]:
+    """A batch of three groups of four, sampled from the policy."""
+
+    def draw(policy: Policy, temperature: float = 1.0, step: int = 0) -> Batch:
+        config = SamplingConfig(max_tokens=8, temperature=temperature)
+        return judged(sample(policy, 0, problems, config, samples=4, seed=0, step=step, groups=range(3)), REWARDS)
+
+    return draw

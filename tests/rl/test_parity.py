@@ -11,7 +11,8 @@ from rl import head, parity
 from rl.packing import pack
 from rl.parity import measure, require_parity
 from rl.policy import Policy, UnknownModelError
-from tests.bench.parity import ARCHITECTURES, build, findings, table
+from tests.bench.architectures import ARCHITECTURES, build
+from tests.bench.parity import findings, table
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 AGREE = ("GPT-2", "Llama", "Mixtral", "Qwen3", "Gemma 2", "Gemma 3, with vision", "Granite", "Cohere 2", "NanoChat")

@@ -5,36 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import processors
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig, SamplingConfig
 from rl.head import head_logits, hidden_states
 from rl.loading import load_policy
 from rl.policy import Policy, UnknownModelError, choose_device, choose_dtype, read_weights, save_policy
-from rl.records import Briefing, Problem
+from rl.records import Problem
 from rl.sampler import sample
-from rl.tiny import build_tokenizer
-from rl.verifiers.arithmetic import BRIEFING
-
-Build = Callable[..., PreTrainedModel]
-
-CPU = PolicyConfig(device="cpu")
-TEMPLATE = (
-    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
-TOKENS = torch.tensor([[5, 90, 300, 17, 44]])
-
-
-def saved(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+from tests.rl.saved import CPU, TOKENS, Build, saved
 
 
 def logits(model: PreTrainedModel) -> torch.Tensor:
@@ -126,105 +105,6 @@ def test_weights_are_saved_in_the_dtype_asked_for(tmp_path: Path, make_policy: C
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"  # which others load it in
 
 
-# -- the prompt
-
-
-def test_the_bare_form_is_the_problem_and_a_line_break(make_policy: Callable[..., Policy]) -> None:
-    policy = make_policy()
-    assert policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.")) == "add 3 and 4.\n"
-
-
-def test_the_chat_template_is_used_where_the_model_has_one(tmp_path: Path, build_small: Build) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
-    lines = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", BRIEFING)).split("\n")
-    said = [
-        f"[system] {BRIEFING.system}",
-        f"[user] {BRIEFING.examples[0][0]}",
-        f"[assistant] {BRIEFING.examples[0][1]}",
-        "[user] add 3 and 4.",
-    ]
-    assert lines == [line.lower() for line in [*said, "[assistant] "]]
-
-
-def test_a_template_without_a_system_role_gets_its_words_in_the_first_turn(tmp_path: Path, build_small: Build) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
-    )
-    policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
-    said = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", BRIEFING))
-    assert said.startswith(
-        f"[user] {BRIEFING.system}\n\n{BRIEFING.examples[0][0]}\n[assistant] {BRIEFING.examples[0][1]}".lower()
-    )
-    assert said.endswith("[user] add 3 and 4.\n[assistant] ")
-
-
-def test_without_a_briefing_a_chat_model_gets_the_problem_alone(tmp_path: Path, build_small: Build) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
-    assert policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.")) == "[user] add 3 and 4.\n[assistant] "
-
-
-def test_the_beginning_token_comes_first_where_the_tokenizer_puts_it(
-    tmp_path: Path, build_small: Build, make_policy: Callable[..., Policy]
-) -> None:
-    bare = make_policy().prompt_tokens("add 3 and 4.")
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"bos_token": "<begin>"})
-    begin = tokenizer.bos_token_id
-    model = build_small("llama", vocab_size=len(tokenizer))
-    unused = load_policy(saved(tmp_path, model, tokenizer), CPU)
-    assert unused.prompt_tokens("add 3 and 4.") == bare  # it has one and does not put it anywhere
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<begin> $A <end>", special_tokens=[("<begin>", begin), ("<end>", tokenizer.eos_token_id)]
-    )
-    policy = load_policy(saved(tmp_path, model, tokenizer), CPU)
-    assert policy.prompt_tokens("add 3 and 4.") == [begin, *bare]
-    tokenizer.chat_template = "<begin>" + TEMPLATE
-    chat = load_policy(saved(tmp_path, model, tokenizer), CPU).prompt_tokens("add 3 and 4.")
-    assert chat[0] == begin
-    assert begin not in chat[1:]
-    assert tokenizer.eos_token_id not in chat
-
-
-def test_a_template_of_the_users_is_the_whole_prompt(make_policy: Callable[..., Policy]) -> None:
-    policy = make_policy()
-    told = Briefing("be {prompt}.", template="{system} q: {prompt}\na:")
-    tokens = policy.prompt_tokens("add {system} and 4.", told)
-    assert policy.tokenizer.decode(tokens) == "be {prompt}. q: add {system} and 4.\na:"
-
-
-def test_a_system_prompt_that_cannot_be_said_is_refused(make_policy: Callable[..., Policy]) -> None:
-    policy = make_policy()
-    assert policy.prompt_tokens("1", BRIEFING) == policy.prompt_tokens("1")  # a verifier's own words may be left out
-    with pytest.raises(ValueError, match=r"problems.system: the model has no chat template") as caught:
-        policy.prompt_tokens("1", Briefing("be brief.", required=True))
-    assert "\n" not in str(caught.value)
-
-
-# -- where completions end
-
-
-def test_the_models_own_end_tokens_are_kept_and_saved(
-    tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    model = build_small("llama")
-    first = tmp_path / "first"
-    saved(first, model, tokenizer)
-    model.generation_config.eos_token_id = [1, 6]
-    model.generation_config.temperature = 0.7  # which transformers refuses to save without do_sample
-    model.generation_config.to_json_file(first / "generation_config.json")
-    policy = load_policy(str(first), CPU)
-    assert policy.ends == (2, 1, 6)
-    save_policy(policy, tmp_path / "second")
-    assert load_policy(str(tmp_path / "second"), CPU).ends == (2, 1, 6)
-    given = load_policy(str(tmp_path / "second"), CPU, weights=read_weights(tmp_path / "second"))  # as generators do
-    assert given.ends == (2, 1, 6)
-
-
 # -- models that cannot be driven
 
 
@@ -291,111 +171,6 @@ def test_damaged_weights_are_one_clear_line(
     with pytest.raises(UnknownModelError) as caught:
         load_policy(folder, CPU)
     assert "\n" not in str(caught.value)
-
-
-def test_a_model_that_nobody_says_the_end_of_is_refused(tmp_path: Path, build_small: Build) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.eos_token = None
-    with pytest.raises(UnknownModelError, match="end-of-sequence"):
-        load_policy(saved(tmp_path, build_small("llama", eos_token_id=None), tokenizer), CPU)
-    policy = load_policy(saved(tmp_path, build_small("llama", eos_token_id=[7, 9]), tokenizer), CPU)
-    assert (policy.ends, policy.end) == ((7, 9), 7)
-
-
-TURNS = "{{% for message in messages %}}{}{{% endfor %}}{{% if add_generation_prompt %}}{}{{% endif %}}"
-CHATML = TURNS.format(
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n", "<|im_start|>assistant\n"
-)
-LLAMA_3 = TURNS.format(
-    "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>",
-    "<|start_header_id|>assistant<|end_header_id|>\n\n",
-)
-LLAMA_2 = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}[INST] {{ message['content'] }} [/INST]"
-    "{% elif message['role'] == 'assistant' %} {{ message['content'] }} <end>{% else %}{{ raise_exception('no') }}"
-    "{% endif %}{% endfor %}"
-)
-BETWEEN = (  # closed only where somebody speaks next
-    "{% for message in messages %}<|im_start|>{{ message['content'] }}{% if not loop.last %}<|im_end|>\n{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<|im_end|>\n<|im_start|>{% endif %}"
-)
-GLM = TURNS.format("<|{{ message['role'] }}|>\n{{ message['content'] }}", "<|assistant|>\n")
-QWEN_3 = (  # of an assistant's last turn it writes what was thought, too
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['role'] == 'assistant' %}"
-    "<think>\n\n</think>\n\n{{ message['content'].strip('\n') }}{% else %}{{ message['content'] }}{% endif %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|user|>"]
-
-
-@pytest.mark.parametrize(
-    ("template", "end"),
-    [
-        pytest.param(CHATML, "<|im_end|>", id="a line break behind it"),
-        pytest.param(LLAMA_3, "<|eot_id|>", id="nothing behind it"),
-        pytest.param(QWEN_3, "<|im_end|>", id="thinking before the answer"),
-        pytest.param(BETWEEN, "<|im_end|>", id="between turns only"),
-        pytest.param(GLM, "<|user|>", id="by who speaks next"),
-        pytest.param(LLAMA_2, None, id="the tokenizer's own, behind a space"),
-        pytest.param(TEMPLATE, None, id="a line break alone"),
-        pytest.param("{{ messages[0]['content'] }}", None, id="no assistant's turn"),
-        pytest.param("{{ raise_exception('one message') if messages | length > 1 }}", None, id="no second message"),
-        pytest.param(None, None, id="no template"),
-    ],
-)
-def test_a_completion_ends_where_the_chat_template_ends_a_turn(
-    tmp_path: Path, build_small: Build, template: str | None, end: str | None
-) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-    tokenizer.chat_template = template
-    own = tokenizer.eos_token_id
-    model = build_small("llama", vocab_size=len(tokenizer))
-    policy = load_policy(saved(tmp_path, model, tokenizer), CPU)
-    assert policy.ends == (own, *([tokenizer.convert_tokens_to_ids(end)] if end else []))
-    assert policy.end == own
-    assert policy.unnamed_end == end
-    if end:  # where the model's own settings name it, there is nothing to say
-        model.generation_config.eos_token_id = [policy.ends[1], own]
-        model.generation_config.to_json_file(tmp_path / "generation_config.json")
-        named = load_policy(str(tmp_path), CPU)
-        assert (set(named.ends), named.unnamed_end) == (set(policy.ends), None)
-
-
-def test_what_is_sampled_ends_with_the_turn_and_is_judged_without_it(tmp_path: Path, build_small: Build) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-    tokenizer.chat_template = CHATML
-    model = build_small("gpt2", vocab_size=len(tokenizer))
-    end, five = tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.convert_tokens_to_ids("5")
-    bias = torch.full((len(tokenizer),), -100.0)
-    bias[end] = bias[five] = 100.0  # which of the two is as good as a coin
-    policy = load_policy(saved(tmp_path, model, tokenizer), CPU)
-    policy.model.lm_head.bias = torch.nn.Parameter(bias)
-    problems = [Problem("add 1 and 2.", "1 + 2", "a:1")]
-    found = sample(policy, 0, problems, SamplingConfig(max_tokens=40), samples=8, seed=0, step=0, groups=[0])
-    assert found.ended.all()
-    assert all(set(text) <= {"5"} for text in found.texts[0])
-
-
-def test_what_is_saved_ends_with_the_turn_for_whoever_loads_it_with_transformers(
-    tmp_path: Path, build_small: Build
-) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-    tokenizer.chat_template = CHATML
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    model = build_small("gpt2", vocab_size=len(tokenizer))
-    with torch.no_grad():  # whatever comes before, the turn is over
-        model.transformer.ln_f.weight.zero_()
-        model.transformer.ln_f.bias.fill_(1.0)
-        model.transformer.wte.weight[end] = 1.0
-    save_policy(load_policy(saved(tmp_path / "base", model, tokenizer), CPU), tmp_path / "result")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "result")
-    assert loaded.generation_config.eos_token_id == [tokenizer.eos_token_id, end]
-    said = loaded.generate(TOKENS, max_new_tokens=8, do_sample=False)[0, TOKENS.shape[1] :]
-    assert said.tolist() == [end]
-    assert load_policy(str(tmp_path / "result"), CPU).unnamed_end is None
 
 
 # -- new weights in place

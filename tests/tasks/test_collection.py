@@ -4,10 +4,7 @@ G completions per group.
 """
 
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from itertools import chain, repeat
 from random import Random
 
 import numpy as np
@@ -15,71 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.judging import BrokenVerifierError, Judgement
-from rl.records import Problem, Rollouts
-from rl.verifiers.spec import VerifierSpec
-from tasks.collection import BatchConfig, Collection, Lease, RolloutBatch, counted
-from tasks.problem_set import ProblemSet
-
-ALL = [True] * 1000
-
-
-def problem_set() -> ProblemSet:
-    """The prompt of group i of step k is "k/i"."""
-    return ProblemSet(
-        name="numbered",
-        draw=lambda step, count, skip: [Problem(f"{step}/{i}", str(i), f"n:{i}") for i in range(skip, skip + count)],
-        held_out=(),
-        verifiers={"": VerifierSpec("arithmetic")},
-    )
-
-
-def rollouts(lease: Lease, samples: int) -> Rollouts:
-    """Group i has completions of 1 + i % 3 tokens, each of them i."""
-    longest = max(1 + i % 3 for i in lease.groups)
-    lengths = np.array([[1 + i % 3] * samples for i in lease.groups], np.int32)
-    inside = np.arange(longest) < lengths[:, :, None]
-    return Rollouts(
-        problems=lease.problems,
-        prompts=tuple(np.array([i], np.int32) for i in lease.groups),
-        tokens=np.where(inside, np.array(lease.groups)[:, None, None], 0).astype(np.int32),
-        logprobs=np.where(inside, -0.5, 0).astype(np.float32),
-        versions=np.where(inside, 1, 0).astype(np.int32),
-        lengths=lengths,
-        ended=np.array([[i % 2 == 0] * samples for i in lease.groups]),
-        texts=tuple((f"answer {i}",) * samples for i in lease.groups),
-        seconds=0.25,
-    )
-
-
-def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> Judgement:
-    """One right completion in each group that varies, none in the others."""
-    rewards = np.zeros((len(lease.groups), samples), np.float32)
-    rewards[:, 0] = [varied[i] for i in lease.groups]
-    return Judgement(rewards, tuple(tuple("right" if reward else "wrong_value" for reward in row) for row in rewards))
-
-
-def collect(
-    config: BatchConfig, varied: Sequence[bool], shuffle: Callable[[list[Lease]], None] = lambda _: None, step: int = 5
-) -> tuple[RolloutBatch, list[list[range]]]:
-    """The batch, and the groups of each wave's leases, when leases come back in the order that `shuffle` makes."""
-    collection = Collection(step, problem_set(), config)
-    waves = []
-    for leases in collection.waves():
-        waves.append([lease.groups for lease in leases])
-        back = list(leases)
-        shuffle(back)
-        for lease in back:
-            collection.judged(lease, rollouts(lease, config.samples), verdicts(lease, varied, config.samples))
-    return collection.collected(), waves
-
-
-def groups(collected: RolloutBatch) -> list[int]:
-    return [int(problem.target) for problem in collected.batch.rollouts.problems]
-
-
-def config(prompts: int = 4, samples: int = 2, refill: float = 3.0, lease: int = 3) -> BatchConfig:
-    return BatchConfig(prompts=prompts, samples=samples, refill=refill, lease=lease)
+from rl.judging import Judgement
+from tasks.collection import Collection, RolloutBatch
+from tests.tasks.batches import ALL, collect, config, groups, problem_set, rollouts, verdicts
 
 
 def test_the_first_wave_holds_the_step_s_prompts_in_leases() -> None:
@@ -231,82 +166,3 @@ def test_the_judging_side_ends_when_generating_fails() -> None:
     with pytest.raises(OSError, match="no generator left"):
         generate()
     assert [lease.groups for lease, _ in collection.arrivals()] == [range(2)]
-
-
-# -- verifiers that fail
-
-
-def judged_as(
-    rewards: list[list[float]], sets: Sequence[str] = ("",), refill: float = 1, said: str = "it broke"
-) -> Collection:
-    """One wave of groups with these rewards (nan: the verifier failed), of these sets in turn."""
-    problems = replace(problem_set(), verifiers={name: VerifierSpec("arithmetic") for name in sets})
-    asked = config(prompts=len(rewards), samples=len(rewards[0]), refill=refill, lease=len(rewards))
-    collection = Collection(0, problems, asked)
-    (lease,) = next(collection.waves())
-    marked = replace(lease, problems=tuple(replace(p, set=sets[i % len(sets)]) for i, p in enumerate(lease.problems)))
-    values = np.array(rewards, np.float32)
-    reasons = tuple(tuple("timeout" if r != r else "judged" for r in row) for row in rewards)
-    why = chain([said], repeat("and again"))
-    messages = tuple(tuple(next(why) if r != r else "" for r in row) for row in rewards)
-    parts = {"format": np.where(np.isnan(values), np.nan, 0.5).astype(np.float32)}
-    collection.judged(lease, rollouts(marked, values.shape[1]), Judgement(values, reasons, parts, messages))
-    return collection
-
-
-NAN = float("nan")
-
-
-def test_a_group_with_less_than_two_verdicts_is_not_trained_on_and_a_failure_is_no_zero() -> None:
-    found = judged_as([[1, 0], [1, NAN], [0, 0], [NAN, NAN], [0, 1]]).collected()
-    assert groups(found) == [0, 4]
-    figures = found.figures()
-    assert figures["reward/error_rate"] == pytest.approx(0.3)
-    assert [figures["reward/mean"], figures["reward/pass_rate"]] == pytest.approx([3 / 7, 3 / 7])
-    assert figures["reward/format"] == pytest.approx(0.5)
-    assert (figures["groups/drawn"], figures["groups/failed"], figures["groups/zero_variance"]) == (5, 2, 1)
-    assert figures["reasons/timeout"] == pytest.approx(0.3)
-    assert found.messages == (("", ""), ("", "it broke"), ("", ""), ("and again", "and again"), ("", ""))
-    assert not np.isnan(found.batch.rewards).any()
-
-
-def test_a_group_is_trained_on_the_verdicts_that_are_there() -> None:
-    found = judged_as([[1, 0, NAN], [1, NAN, 1], [1, NAN, NAN], [NAN, 0, 0.5]]).collected()
-    assert groups(found) == [0, 3]
-    figures = found.figures()
-    assert (figures["groups/drawn"], figures["groups/failed"], figures["groups/zero_variance"]) == (4, 1, 1)
-    assert np.array_equal(found.batch.rewards, [[1, 0, NAN], [NAN, 0, 0.5]], equal_nan=True)
-
-
-def test_a_step_of_failures_alone_ends_the_run_with_the_first_message_and_without_replacements() -> None:
-    collection = judged_as([[NAN, NAN], [NAN, NAN]], refill=10, said="it broke \x1b[31m")
-    assert collection._wanted() == 0
-    with pytest.raises(BrokenVerifierError) as ended:
-        collection.collected()
-    # and Prefect's commands may print it
-    assert str(ended.value) == r"no completion of step 0 could be judged: it broke \x1b[31m"
-
-
-def test_pass_rates_are_told_by_set_where_there_are_several() -> None:
-    rewards: list[list[float]] = [[1, 0], [1, 1], [0, 0], [1, 0.5]]
-    figures = judged_as(rewards, sets=["sums", "words"]).collected().figures()
-    assert figures["reward/sums/pass_rate"] == pytest.approx(1 / 4)
-    assert figures["reward/words/pass_rate"] == pytest.approx(3 / 4)
-    alone = judged_as(rewards, sets=["sums"]).collected().figures()
-    assert [name for name in alone if name.startswith("reward/") and name.endswith("/pass_rate")] == [
-        "reward/pass_rate"
-    ]
-    all_failed = judged_as([[1, 0], [NAN, NAN]], sets=["sums", "words"]).collected().figures()
-    assert "reward/words/pass_rate" not in all_failed
-
-
-def test_reasons_of_any_text_become_few_names_that_a_metric_may_have() -> None:
-    assert counted({"right": 3, "off by 2": 1, "off/by\n2": 1, "": 2, "\ud800": 1}) == {
-        "right": 3,
-        "other": 3,
-        "off_by_2": 2,
-    }
-    many = counted({f"got {i}": 1000 - i for i in range(500)})
-    assert len(many) == 21
-    assert sum(many.values()) == sum(1000 - i for i in range(500))
-    assert many["got_0"] == 1000

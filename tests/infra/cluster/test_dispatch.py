@@ -5,6 +5,7 @@ The functions that run on the workers are nested ones, which are sent by value: 
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -17,10 +18,11 @@ from typing import Any
 import pytest
 from distributed import Client, get_worker
 
+from infra.cluster import watch
 from infra.cluster.calls import DispatchStoppedError, PoisonedCallError, SchedulerLostError
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch, leave_thread
-from infra.cluster.placement import PlacementConfig, offers
+from infra.cluster.placement import PlacementConfig, PlacementError, offers
 from tests.infra.cluster.processes import dask, die_until
 from tests.processes import until
 
@@ -220,3 +222,77 @@ def test_a_lost_scheduler_ends_every_call(tmp_path: Path) -> None:
                 dispatch.run("train", call)
             killer.join()
         (tmp_path / "started").unlink()
+
+
+def test_what_is_waited_for_is_said(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(mark: str) -> str:
+        (tmp_path / mark).touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return mark
+
+    monkeypatch.setattr(watch, "FIRST_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "LONGEST_SECONDS", 1.0)
+    said: list[str] = []
+    until(lambda: len(offers(client)) == 4)
+    with Dispatch(client, PlacementConfig(), said.append) as dispatch, ThreadPoolExecutor(2) as pool:
+        time.sleep(1)
+        assert said == []  # nobody waits for anything
+        training = pool.submit(dispatch.run, "train", call, "train")
+        verifying = pool.submit(lambda: list(dispatch.lease("verify", call, [("verify",)])))
+        until((tmp_path / "verify").exists)
+        until(lambda: len(said) >= 4)
+        (tmp_path / "go").touch()
+        assert training.result(60) == "train"
+        assert verifying.result(60) == [(0, "verify")]
+        several = list(said)
+        dispatch.run("verify", call, "again")
+        time.sleep(1)
+        assert said == several
+    seconds = r"\d+ s"
+    for line in several[1:]:
+        assert re.fullmatch(
+            rf"nothing has come back for {seconds}; waiting for (train on trainer \({seconds}\)|"
+            rf"verify on verifier-0 \({seconds}\)|; )+",
+            line,
+        ), line
+    silences = [int(re.findall(r"for (\d+) s", line)[0]) for line in several]
+    assert silences == sorted(silences)
+
+
+def test_a_call_that_takes_what_its_like_take_is_nothing_to_be_said(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "LONGEST_SECONDS", 6.0)
+
+    def call(seconds: float) -> None:
+        time.sleep(seconds)
+
+    said: list[str] = []
+    until(lambda: len(offers(client)) == 4)
+    with Dispatch(client, PlacementConfig(), said.append) as dispatch:
+        dispatch.run("train", call, 3.0)
+        before = len(said)
+        assert before >= 1
+        dispatch.run("train", call, 3.0)
+        list(dispatch.lease("verify", call, [(0.0,)]))
+        assert said[before:] == []
+        dispatch.run("train", call, 8.0)  # longer than ever
+        assert len(said) > before
+
+
+def test_leases_without_a_worker_are_told_of_and_end_in_words(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "FIRST_SECONDS", 0.2)
+    said: list[str] = []
+    placement = PlacementConfig(generate=("CUDA", "GENERATOR"))
+    with (
+        Dispatch(client, placement, said.append, patience=3) as dispatch,
+        pytest.raises(PlacementError, match=r"placement.generate needs CUDA and GENERATOR but no worker offers CUDA"),
+    ):
+        list(dispatch.lease("generate", lambda: None, [()]))
+    assert re.fullmatch(
+        r"nothing has come back for \d s; waiting for generate on a worker that offers CUDA and GENERATOR \(\d s\)",
+        said[0],
+    )
+    assert dispatch.lacking == {}

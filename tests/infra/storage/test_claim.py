@@ -9,15 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.storage import lock
 from infra.storage.claim import Claim
 from infra.storage.lock import held
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"BEAT": 0.1, "LOOK": 0.05, "DEAD": 2.0, "SETTLE": 0.1}.items():
-        monkeypatch.setattr(lock, f"{name}_SECONDS", seconds)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_storage_that_goes_away_at_the_end_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,78 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from infra.storage import place as places
-from infra.storage import store
 from infra.storage.store import NotThere, Torn
 from infra.weights import chain, mirror, publisher
 from infra.weights.chain import read_edges
 from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
-from infra.weights.publisher import Published, Publisher
-from infra.weights.version import (
-    Gone,
-    PolicyVersion,
-    StaleBase,
-    SyncConfig,
-    newest_version,
-    published,
-    published_version,
-)
+from infra.weights.publisher import Publisher
+from infra.weights.version import Gone, PolicyVersion, SyncConfig, newest_version, published, published_version
+from tests.infra.weights.versions import WINDOW, fresh, publish_all, same, version
 
-CELLS = 4000
-CONFIG = SyncConfig(anchor_every=8, patience=0.0)
-WINDOW = 3
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("UNSEEN_SECONDS", "UNSEEN_HERE_SECONDS", "TORN_SECONDS"):
-        monkeypatch.setattr(mirror, name, 0.0)
-
-
-def version(step: int, seed: int = 0) -> dict[str, Tensor]:
-    """Weights of which every step changes about a percent, whatever `seed` another future."""
-    made = {"a": torch.zeros(CELLS // 8, 8, dtype=torch.bfloat16), "b": torch.arange(9, dtype=torch.float32)}
-    for i in range(step + 1):
-        draws = torch.Generator().manual_seed(1000 * seed + i if i else 0)
-        at = torch.randperm(CELLS, generator=draws)[: CELLS // 100 if i else CELLS]
-        made["a"].view(-1)[at] += torch.randn(len(at), generator=draws).bfloat16() / 16
-    return made
-
-
-@pytest.fixture
-def open_publisher(place: str, tmp_path: Path) -> Iterator[Callable[..., Publisher]]:
-    """Publishers of one run, whose background is done when the test ends."""
-    opened = []
-    files = tmp_path / "files"
-    files.mkdir()
-    (files / "config.json").write_text('{"model": "small"}')
-
-    def make(config: SyncConfig = CONFIG) -> Publisher:
-        opened.append(Publisher(place, config, window=WINDOW, files=files, sampling={"temperature": 1.0}))
-        return opened[-1]
-
-    yield make
-    for each in opened:
-        each.close()
-
-
-def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
-    return set(found) == set(wanted) and all(
-        found[name].dtype == tensor.dtype
-        and bytes(found[name].view(torch.uint8).numpy()) == bytes(tensor.view(torch.uint8).numpy())
-        for name, tensor in wanted.items()
-    )
-
-
-def fresh(place: str) -> Mirror:
-    return Mirror(store.join(place, "weights"), patience=0.0)
-
-
-def publish_all(publisher: Publisher, steps: range) -> list[Published]:
-    done = [publisher.publish(step, version(step)) for step in steps]
-    publisher.finish()
-    return done
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def test_whoever_follows_falls_behind_or_comes_anew_has_the_published_bits(
@@ -165,53 +103,6 @@ def test_not_yet_and_not_any_more_are_told_apart(place: str, open_publisher: Cal
         pass
     with reader.at(done[11].version) as weights:  # and neither did it harm
         assert same(weights, version(11))
-
-
-def damage(uri: str, name: str, change: Callable[[bytes], bytes]) -> None:
-    data = places.read(f"{uri}/{name}")
-    assert data is not None
-    places.write_bytes(f"{uri}/{name}", change(data))
-
-
-@pytest.mark.parametrize(
-    "change", [lambda data: data[:-1], lambda data: data[:9] + b"!" + data[10:]], ids=["cut", "bit"]
-)
-def test_a_damaged_difference_is_refused_and_another_way_found(
-    place: str, open_publisher: Callable[..., Publisher], change: Callable[[bytes], bytes]
-) -> None:
-    writer = open_publisher()
-    done = publish_all(writer, range(9))  # 8 has a way of its own from 0
-    follower = fresh(place)
-    with follower.at(done[7].version):
-        pass
-    damage(done[8].version.uri, "difference", change)
-    with follower.at(done[8].version) as weights:
-        assert same(weights, version(8))
-    for base in (0, 4, 6):
-        if places.read((uri := f"{place}/weights/v8-from-v{base}") + "/difference"):
-            damage(uri, "difference", change)
-    reader = fresh(place)
-    with pytest.raises(Torn, match="is torn: 'difference'"), reader.at(done[8].version):
-        pass
-    with reader.at(done[7].version) as weights:
-        assert same(weights, version(7))
-
-
-def test_a_difference_from_other_weights_is_refused(place: str, open_publisher: Callable[..., Publisher]) -> None:
-    done = publish_all(open_publisher(), range(3))
-    reader = fresh(place)
-    with reader.at(done[1].version) as weights:
-        weights["a"][0, 0] += 1  # what no honest reader does
-    with reader.at(done[2].version) as found:  # noticed by its digest, and all is read anew
-        assert same(found, version(2))
-    uri = done[2].version.uri
-    told = json.loads(store.read_text(f"{uri}/manifest.json"))["meta"]
-    told["digest"] = "f" * 64
-    with store.scratch(str(places.join(place, "other"))) as folder:
-        (folder / "difference").write_bytes(places.read(f"{uri}/difference") or b"")
-        store.write_folder(uri, folder, meta=told)
-    with pytest.raises(StaleBase), fresh(place).at(PolicyVersion(2, uri, "f" * 64)):
-        pass
 
 
 def test_a_failed_publication_harms_no_later_one(
@@ -307,61 +198,3 @@ def test_who_is_not_wanted_any_more_waits_for_no_storage(tmp_path: Path) -> None
 def test_an_anchor_comes_every_power_of_two() -> None:
     with pytest.raises(ValueError, match="24 is no power of two; take 16 or 32"):
         SyncConfig(anchor_every=24)
-
-
-def break_first(place: str, how: str) -> None:
-    uri = f"{place}/weights/v0"
-    if how == "weights":
-        damage(uri, "model.safetensors", lambda data: data[:-1])
-    elif how == "manifest":
-        damage(uri, "manifest.json", lambda _: b"{")
-    else:
-        places.remove(uri)
-
-
-@pytest.mark.parametrize("how", ["weights", "manifest", "removed"])
-def test_a_trainer_that_begins_goes_round_a_damaged_first_version(
-    place: str, open_publisher: Callable[..., Publisher], how: str
-) -> None:
-    publish_all(open_publisher(), range(6))
-    break_first(place, how)
-    writer = open_publisher()
-    done = publish_all(writer, [5, 6])
-    for each in done:
-        with fresh(place).at(each.version) as weights:
-            assert same(weights, version(each.version.step))
-
-
-@pytest.mark.parametrize("how", ["weights", "manifest", "removed"])
-def test_what_a_reader_found_damaged_is_mended_by_the_trainer(
-    place: str, open_publisher: Callable[..., Publisher], how: str
-) -> None:
-    writer = open_publisher()
-    newest = publish_all(writer, range(6))[-1].version
-    break_first(place, how)
-    reader = fresh(place)
-    with pytest.raises((Torn, NotThere)) as refused, reader.at(newest):
-        pass
-    writer.mend(refused.value.damaged)
-    with reader.at(newest) as weights:
-        assert same(weights, version(5))
-    for step in range(6, 11):  # and the ways of those who come later do not begin at what is damaged
-        later = writer.publish(step, version(step)).version
-        writer.finish()
-        with fresh(place).at(later) as weights:
-            assert same(weights, version(step))
-
-
-def test_a_damaged_difference_that_is_the_version_itself_is_mended(
-    place: str, open_publisher: Callable[..., Publisher]
-) -> None:
-    writer = open_publisher()
-    newest = publish_all(writer, range(6))[-1].version
-    damage(newest.uri, "manifest.json", lambda _: b"{")
-    with pytest.raises(Torn) as refused, fresh(place).at(newest):
-        pass
-    assert refused.value.damaged == (newest.uri,)
-    writer.mend(refused.value.damaged)
-    with fresh(place).at(newest) as weights:
-        assert same(weights, version(5))
-    assert newest_version(place) == newest

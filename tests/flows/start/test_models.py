@@ -8,7 +8,7 @@ import pytest
 
 from rl.policy import UnknownModelError
 from rl.tiny import build_tokenizer
-from tests.bench.parity import ARCHITECTURES, build
+from tests.bench.architectures import ARCHITECTURES, build
 
 
 def small(folder: Path, name: str) -> str:

@@ -1,16 +1,12 @@
-"""The report of real runs, read back as a browser would, and what Prefect's page of a run shows."""
+"""The report of real runs, read back as a browser would."""
 
 import gzip
 import json
-import re
 import shutil
-import subprocess
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from PIL import Image
 
@@ -20,52 +16,13 @@ from flows.train import DivergedError
 from infra.cluster.timeline import read_sessions
 from infra.runs.record import read_record
 from infra.runs.rollouts import kept_steps, read_rollouts, write_rollouts
-from infra.services.passwords import USER, password
 from infra.storage import store
+from tests.flows.report.read_back import Page
 
 SECTIONS = ["learning", "samples", "machines", "config", "versions", "links"]
 LEARNING = ["reward", "sampled", "entropy", "lengths", "shares", "kl", "gradient", "groups"]
 MACHINES = ["stages", "workers", "timeline", "staleness", "bytes"]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}"
-
-
-class Page(HTMLParser):
-    """Every element, and the text of the page."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(path.read_text("utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    @property
-    def tags(self) -> set[str]:
-        return {tag for tag, _ in self.elements}
-
-    @property
-    def loads(self) -> list[str]:
-        """Every address that a browser would fetch by itself."""
-        found = [
-            attrs[name]
-            for tag, attrs in self.elements
-            for name in ("src", "href", "srcset", "data", "poster")
-            if name in attrs and not (tag == "a" and name == "href")
-        ]
-        return [str(address) for address in found]
-
-    @property
-    def figures(self) -> list[str | None]:
-        return [attrs.get("id") for tag, attrs in self.elements if tag == "figure"]
-
-    @property
-    def sections(self) -> list[str | None]:
-        return [attrs.get("id") for tag, attrs in self.elements if tag == "section"]
 
 
 @pytest.fixture(scope="module")
@@ -265,39 +222,6 @@ def test_a_run_in_a_bucket_is_reported_from_anywhere(
     assert list(lab.metrics(lab.run_folder("reported"), "eval/pass_at_1")) == [0, 2, 3]
 
 
-def artifacts(lab: Any, flow_run: str) -> dict[str, Any]:
-    """What the page of a flow run shows, by key."""
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-
-    with lab.prefect() as prefect:
-        found = prefect.read_artifacts(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run])))
-    return {artifact.key: artifact for artifact in found}
-
-
-def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.run.artifacts.PAUSE_SECONDS", 0)
-    first = lab.train(run="Links_1", steps="3", tracking__report="true")
-    shown = artifacts(lab, first.flow_run_id)
-    assert set(shown) == {f"links-1-{name}" for name in ("mlflow", "dask-dashboard", "progress", "report")}
-    assert shown["links-1-progress"].type == "progress"
-    assert shown["links-1-progress"].data == 100
-    assert shown["links-1-progress"].description == "step 3 of 3"
-    assert shown["links-1-progress"].updated > shown["links-1-progress"].created
-    in_mlflow = lab.mlflow(lab.run_folder("Links_1"))[1].info.run_id
-    assert in_mlflow in shown["links-1-mlflow"].data
-    assert shown["links-1-report"].data.endswith(
-        f"/runs/{in_mlflow}/artifacts/report.html?workflowType=machine_learning)"
-    )
-    assert "served by: " in shown["links-1-report"].description
-    assert lab.client.dashboard_link in shown["links-1-dask-dashboard"].data
-    known = (USER, password(lab.dask_home, "dashboard"))
-    assert b"bokeh" in httpx.get(lab.client.dashboard_link, auth=known).content.lower()
-    # the same run, another time: both pages keep theirs
-    again = lab.train(resume=first.run, run=first.run, steps="4")
-    assert artifacts(lab, again.flow_run_id)["links-1-progress"].data == 100
-    assert artifacts(lab, first.flow_run_id)["links-1-progress"].description == "step 3 of 3"
-
-
 def test_a_resumed_run_says_where_it_goes_on_and_with_what_and_its_report_is_of_the_whole_run(
     lab: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,80 +238,3 @@ def test_a_resumed_run_says_where_it_goes_on_and_with_what_and_its_report_is_of_
     now = json.loads(about.read_text())
     assert now["began"] == began < now["ended"]
     assert ", in 2 sessions" in Page(Path(first.run, "report.html")).text
-
-
-def test_prefect_away_costs_a_run_one_line(
-    lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def away(*_: Any, **__: Any) -> Any:
-        raise OSError("the server is away")
-
-    monkeypatch.setattr("flows.run.artifacts.get_client", away)
-    assert lab.train(steps="3").steps == 3
-    assert capsys.readouterr().err.count("warning: Prefect's page: the server is away") == 1
-
-
-BEGUN = 1_790_000_000_000  # milliseconds
-STEPS = 60
-
-
-@pytest.fixture(scope="module")
-def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run whose reward is never 1, made of its files alone."""
-    run = tmp_path_factory.mktemp("graded")
-    lines = []
-    for step in range(STEPS + 1):
-        figures = {"eval/reward": 0.1 + step / 100, "eval/pass_at_1": 0.0} if step in (0, STEPS) else {}
-        if step:
-            figures |= {"reward/mean": 0.1 + step / 100, "reward/pass_rate": 0.0, "perf/rollouts_seconds": 0.4}
-            figures |= {"reward/<b>/mean": 0.2, "reward/&/mean": 0.3, "policy/entropy": 1 / step}
-        lines.append(json.dumps({"step": step, "time": BEGUN, **figures}) + "\n")
-    (run / "metrics.jsonl").write_text("".join(lines))
-    return write_report(str(run), read_record(str(run), run), run / "report.html")
-
-
-def test_a_reward_that_never_is_1_is_seen_to_rise(graded: Path) -> None:
-    page = Page(graded)
-    assert page.figures == ["reward", "pass-rate", "sets", "entropy", "stages"]
-    assert "0.100 → 0.700" in page.text
-    assert "mean reward" in page.text  # what the first chart plots, by its axis
-    assert "<b>" in page.text  # a set's name is text in a drawing, too
-
-
-def test_a_report_follows_the_reader_s_colours_and_width(graded: Path) -> None:
-    text = graded.read_text()
-    assert "@media (prefers-color-scheme: dark)" in text
-    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    assert len(drawings) == 5
-    for drawing in drawings:
-        assert "var(--ink)" in drawing
-        assert "#1f2933" not in drawing
-        assert "#ffffff" not in drawing  # around a point: the paper's colour
-        (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', drawing)
-        assert float(width) < 345  # points: as wide as a telephone's page, so that its text is as large
-    assert "min-width: 34rem" not in text
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: apt install chromium")
-def test_nothing_is_cut_on_a_telephone(graded: Path, tmp_path: Path) -> None:
-    probe = """<script>addEventListener("load", () => {
-      const right = e => e.getBoundingClientRect().right, page = document.documentElement;
-      const cut = [...document.querySelectorAll("body *")].filter(e => right(e) > page.clientWidth + 1)
-        .concat([...document.querySelectorAll("svg text")].filter(e => right(e) > right(e.closest("svg")) + 1));
-      document.title = innerWidth + " " + (page.scrollWidth <= innerWidth) + " " + cut.map(e => e.textContent).join();
-    })</script>"""
-    inner = tmp_path / "inner.html"
-    text = re.sub(r"<meta http-equiv=.Content-Security-Policy[^>]*>", "", graded.read_text())
-    inner.write_text(text.replace("</body>", f"{probe}</body>"))
-    outer = tmp_path / "outer.html"
-    # a window of the browser is at least 500 wide; a frame is as wide as it is told to be
-    outer.write_text(
-        f'<iframe style="width:390px;height:900px;border:0" src="{inner.as_uri()}"></iframe><script>'
-        'addEventListener("load", () => setTimeout(() => document.body.dataset.found = '
-        "document.querySelector('iframe').contentDocument.title, 0))</script>"
-    )
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
-    words = ["chromium", *flags, f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=5000", outer.as_uri()]
-    shown = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
-    (found,) = re.findall(r'data-found="([^"]*)"', shown)
-    assert found.strip() == "390 true"

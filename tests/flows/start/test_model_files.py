@@ -1,27 +1,20 @@
-"""What is refused before anything starts: models that cannot be loaded, wherever they are looked for."""
+"""Models that cannot be loaded are refused, wherever they are looked for."""
 
-import http.server
 import json
 import os
 import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.config import TrainConfig
 from flows.start import model_files
 from flows.start.model_files import Found, ModelFilesError, find_model
 from flows.start.preflight import check_model
-from flows.start.runs import Run, known_run
-from infra.runs.checkpoints import NotARun
 from tests.conftest import free_port
+from tests.flows.start.model_hub import Hub, use_hub
 
-RUN = "from flows.cli import main; main()"
 SHARD = "model-00001-of-00002.safetensors"
 
 
@@ -44,68 +37,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(saved: Path, tmp_path: Path) -> Path:
     """A copy to break."""
     return shutil.copytree(saved, tmp_path / "model")
-
-
-class Hub:
-    """A Hugging Face hub that knows what it is told."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, dict[str, str], Any]] = {}  # by id: status, headers, content
-        self.asked: list[str] = []
-        self.silent = threading.Event()  # it takes connections and says nothing until the end of the test
-        self.over = threading.Event()
-
-    def has(self, model: str, *files: str) -> None:
-        self.answers[model] = (200, {}, {"id": model, "siblings": [{"rfilename": name} for name in files]})
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """This process and what it starts ask this one, and have nothing of it in their cache."""
-
-    knows = Hub()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if knows.silent.is_set():
-                knows.over.wait()
-                return
-            model = self.path.partition("?")[0].removeprefix("/api/models/")
-            if self.path.startswith("/api/models/"):
-                knows.asked.append(model)
-            unknown = (401, {"X-Error-Code": "RepoNotFound"}, {"error": "Invalid username or password."})
-            status, headers, content = knows.answers.get(model, unknown)
-            body = json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    _use_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "cache")
-    yield knows
-    knows.over.set()
-    server.shutdown()
-    server.server_close()
-
-
-def _use_hub(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setenv("HF_ENDPOINT", url)
-    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
 
 
 def reason(model: Path | str) -> str:
@@ -255,7 +186,7 @@ def test_without_the_hub_its_cache_is_taken_or_offline_is_said(
     says = {"refused": "cannot be reached (", "silent": "does not answer within 0.3 s"}.get(away, away)
     match away:
         case "refused":
-            _use_hub(monkeypatch, f"http://127.0.0.1:{free_port()}", tmp_path / "cache")
+            use_hub(monkeypatch, f"http://127.0.0.1:{free_port()}", tmp_path / "cache")
         case "silent":
             hub.silent.set()
             monkeypatch.setattr(model_files, "HUB_SECONDS", 0.3)
@@ -277,47 +208,3 @@ def test_without_the_hub_its_cache_is_taken_or_offline_is_said(
     cut(copy)
     with pytest.raises(ModelFilesError, match=r"the copy of this machine is not whole: model\.safetensors \("):
         find_model("me/kept")
-
-
-def test_a_mistyped_run_is_one_line_with_the_nearest_names(hub: Hub, home_folder: Path, tmp_path: Path) -> None:
-    for name in ("20260101-120000-tiny", "20260102-130000-tiny", "other"):
-        Run(str(home_folder / "runs" / name), TrainConfig(), resumed=False).save_config()
-    runs = str(home_folder / "runs")
-    with pytest.raises(
-        NotARun, match=r"there is nothing; did you mean 20260101-120000-tiny or 20260102-130000-tiny\?$"
-    ):
-        known_run("20260101-12000-tiny", runs)
-    with pytest.raises(NotARun, match=r"there is nothing$"):
-        known_run("zzz", runs)
-    ended = subprocess.run(
-        [sys.executable, "-c", RUN, "eval", "--policy", "20260101-12000-tiny"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.count("\n") == 1
-    assert ended.stderr.startswith(
-        f"rlvf: policy.model '20260101-12000-tiny': there is no run {runs}/20260101-12000-tiny, and http://127.0.0.1:"
-    )
-    assert ended.stderr.endswith("; did you mean 20260101-120000-tiny or 20260102-130000-tiny?\n")
-    assert hub.asked == ["20260101-12000-tiny"]  # and not again and again
-
-
-def test_a_hub_that_is_away_is_one_line_and_no_retries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _use_hub(monkeypatch, f"http://127.0.0.1:{free_port()}", tmp_path / "cache")
-    ended = subprocess.run(
-        [sys.executable, "-c", RUN, "train", "--policy", "no/such"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert "Connection refused" in ended.stderr
-    assert ended.stderr.endswith("offline?\n")
-    assert not (tmp_path / "home").exists()
-
-
-def test_a_run_is_no_policy_to_train(hub: Hub, home_folder: Path) -> None:
-    run = home_folder / "runs" / "mine"
-    Run(str(run), TrainConfig(), resumed=False).save_config()
-    with pytest.raises(ValueError, match=rf"is a run, whose policy is the folder {run}/model$"):
-        check_model("mine", str(home_folder / "runs"))
-    assert hub.asked == ["mine"]

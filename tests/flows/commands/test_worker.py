@@ -1,11 +1,8 @@
-"""`rlvf certs` and `rlvf worker`: real processes, a real scheduler over TLS on the loopback interface."""
+"""`rlvf worker` by a bundle of `rlvf certs`: real processes, a real scheduler over TLS on the loopback interface."""
 
-import json
 import os
 import re
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -20,17 +17,12 @@ import pytest
 from distributed import Client
 
 from flows.cli import main
-from flows.commands import worker as module
-from flows.commands.worker import default_roles, roles
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, offers
 from infra.cluster.reach import parse_address
 from infra.cluster.settings import dask_environment
-from infra.security.bundles import read_bundle
-from infra.security.identity import own_certificates
 from infra.security.tls import dask_security, tls_environment
-from infra.services.addresses import Addresses
-from infra.services.scheduler import Seen, WorkerSeen, ask
+from infra.services.scheduler import ask
 from tests.processes import until
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
@@ -86,14 +78,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             _, alive = psutil.wait_procs(family, 5)
             for left in alive:
                 left.kill()
-
-
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of the machine of the scheduler."""
-    home = tmp_path_factory.mktemp("first")
-    own_certificates(home)
-    return home
 
 
 @dataclass
@@ -270,145 +254,3 @@ def test_an_interrupted_worker_that_waits_for_its_scheduler_ends_at_once(town: T
     assert lone.process.wait(10) == 0
     _, alive = psutil.wait_procs(family, 5)
     assert alive == []
-
-
-# -- what is refused before anything is started
-
-
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The last line of what a command says that ends with exit code 2."""
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said.splitlines()[-1]
-
-
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "no scheduler to join: give its address" in refused(["worker"], capsys)
-    line = refused(["worker", "--roles", "banana"], capsys)
-    assert "'banana' is no role; the roles are generator, trainer, verifier" in line
-    assert "tcp://127.0.0.1:9: nothing listens there" in refused(["worker", "tcp://127.0.0.1:9"], capsys)
-    assert "cannot be read" in refused(["worker", "--bundle", str(tmp_path / "none")], capsys)
-    assert "no certificates in" in refused(["worker", "tls://127.0.0.1:9"], capsys)
-    assert "no address of a scheduler" in refused(["worker", "http://h"], capsys)
-    assert "--threads 0: give at least 1" in refused(["worker", "tcp://h", "--threads", "0"], capsys)
-    assert "give a short name" in refused(["worker", "tcp://h", "--name", "../x"], capsys)
-    assert "give a short name" in refused(["certs", "a/b"], capsys)
-    assert "certs needs the name of the other machine" in refused(["certs"], capsys)
-    assert "argument --days" in refused(["certs", "a", "--days", "-3"], capsys)
-
-
-class Stub:
-    """Stands for a scheduler that is elsewhere and says these `answers`."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, host: str = "127.0.0.1", **answers: Any) -> None:
-        patch.setattr(module, "reach", lambda *_: host)
-        patch.setattr(module, "ask", lambda *_: Seen(**answers))
-        patch.setattr("infra.checks.cluster.answers_back", lambda *_: None)
-
-
-def test_a_network_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    Stub(monkeypatch, host="10.0.0.9")
-    line = refused(["worker", "tcp://10.0.0.5"], capsys)
-    assert "tcp://10.0.0.5:8786 is not encrypted" in line
-    assert "--insecure" in line
-
-
-@pytest.mark.parametrize(
-    ("answers", "line"),
-    [
-        ({"versions": {"python": "3.8.1"}}, "versions: python .* here, 3.8.1 there .the scheduler.*pip install -c"),
-        (
-            {"workers": (WorkerSeen("old", "a", versions={"rlvf": "0.0.1"}),)},
-            "versions: rlvf .* here, 0.0.1 there .old.*pip",
-        ),
-        ({"clock": 60.0}, "clock: 60 s behind the scheduler's; set it"),
-        (
-            {"services": Addresses(storage="/no/such/folder")},
-            "storage: /no/such/folder is a folder that is not here; mount",
-        ),
-        ({"services": Addresses(storage="nosuch://x")}, "storage: nosuch://x"),
-    ],
-)
-def test_a_machine_that_does_not_fit_is_refused(
-    answers: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Stub(monkeypatch, **answers)
-    assert re.search(f"this machine cannot join: {line}", refused(["worker", "tcp://h"], capsys))
-
-
-def test_a_firewall_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    Stub(monkeypatch)
-    monkeypatch.setattr("infra.checks.cluster.answers_back", lambda *_: "no connection within 10 s")
-    assert "way back: the scheduler cannot connect to 127.0.0.1" in refused(["worker", "tcp://h"], capsys)
-
-
-def test_roles_are_processes_that_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cores", lambda: 8)
-    made = {role.name: (role.tags, role.threads) for role in roles("box", "CUDA", ("VERIFIER", "GENERATOR"), None)}
-    assert made == {"box-generator": (("CUDA", "GENERATOR"), 8), "box-verifier": (("CPU", "VERIFIER"), 1)}
-    assert [role.threads for role in roles("box", "CPU", ("GENERATOR", "TRAINER", "VERIFIER"), None)] == [4, 4, 1]
-    assert [role.threads for role in roles("box", "CPU", ("GENERATOR", "TRAINER"), 3)] == [3, 3]
-
-
-def test_the_first_machine_also_trains() -> None:
-    assert default_roles(Seen()) == ("GENERATOR", "VERIFIER", "TRAINER")
-    trained = Seen((WorkerSeen("b", "a", resources={"TRAINER": 1.0}),))
-    assert default_roles(trained) == ("GENERATOR", "VERIFIER")
-
-
-# -- bundles
-
-
-def test_a_bundle_carries_credentials_only_when_asked(
-    home_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, value in {
-        "RLVF_STORAGE": "s3://runs/x",
-        "AWS_ENDPOINT_URL_S3": "http://nas:9000",
-        "AWS_ACCESS_KEY_ID": "me",
-        "AWS_SECRET_ACCESS_KEY": "planted-secret",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    home_folder.mkdir()
-    (home_folder / "up.json").write_text(json.dumps({"scheduler": "tls://10.0.0.1:8786", "pid": 1}))
-    main(["certs", "jetson"])
-    plain = read_bundle(tmp_path / "jetson.bundle")
-    assert plain.environment == {"RLVF_STORAGE": "s3://runs/x", "AWS_ENDPOINT_URL_S3": "http://nas:9000"}
-    assert plain.scheduler == "tls://10.0.0.1:8786"
-    out, _ = capsys.readouterr()
-    assert out == "then, on jetson: rlvf worker --bundle jetson.bundle\n"
-    main(["certs", "rented", "--with-storage", "--days", "7", "--out", "r", "--address", "10.0.0.7", "--json"])
-    full = read_bundle(tmp_path / "r")
-    assert full.environment["AWS_SECRET_ACCESS_KEY"] == "planted-secret"
-    assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o600
-    out, err = capsys.readouterr()
-    assert json.loads(out)["next"] == "rlvf worker --bundle r"
-    assert "planted-secret" not in out + err
-    assert "planted-secret" not in repr(full)
-
-
-def test_the_environment_of_dask_commands_is_printed(
-    first: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "no certificates in" in refused(["certs", "--environment"], capsys)
-    monkeypatch.setenv("RLVF_HOME", str(first))
-    main(["certs", "--environment"])
-    lines = capsys.readouterr().out.splitlines()
-    assert f"export DASK_DISTRIBUTED__COMM__TLS__CA_FILE={first}/certs/authority.pem" in lines
-    assert "export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=0" in lines
-
-
-def test_a_worker_finds_the_scheduler_of_its_own_machine(home_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        home_folder.mkdir()
-        address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-        (home_folder / "up.json").write_text(json.dumps({"scheduler": address, "pid": 1}))
-        assert f"{address}: nothing listens there" in refused(["worker"], capsys)
-    (home_folder / "up.json").write_text("broken")
-    assert "no scheduler to join" in refused(["worker"], capsys)

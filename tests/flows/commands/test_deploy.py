@@ -23,7 +23,7 @@ from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.run.failure import cause
 from tests.processes import MARK, marked, started, until
 
-MANIFEST = Path(__file__).parents[2] / "prefect.yaml"
+MANIFEST = Path(__file__).parents[3] / "prefect.yaml"
 CONFIGS = {"rlvf/train": TrainConfig, "rlvf-sft/warm-up": SftConfig, "rlvf-eval/scheduled": EvalConfig}
 
 

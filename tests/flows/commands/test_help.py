@@ -1,0 +1,106 @@
+"""The help of `rlvf`, its version, and the names that others use."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from flows.cli import COMMANDS, main
+from flows.commands.command import Command
+from flows.commands.parser import OneLineParser
+from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
+from flows.options.tree import leaf_values
+from flows.options.usual_names import USUAL_NAMES
+
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
+NAMES = [command.name for command in COMMANDS]
+RUN = "from flows.cli import main; main()"
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in NAMES)])
+def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
+    heavy = ("torch", "transformers", "prefect", "mlflow", "pandas", "matplotlib")
+    code = f"import atexit, sys; atexit.register(lambda: print({heavy!r} & sys.modules.keys(), file=sys.stderr)); {RUN}"
+    code = code.replace(repr(heavy), repr(set(heavy)))
+    (first,) = [command.first for command in COMMANDS if [command.name] == words] or [()]
+    asked = ["--help", "all"] if first else ["--help"]
+    ended = subprocess.run([sys.executable, "-c", code, *words, *asked], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "set()\n")
+    if not words:
+        assert all(f"    {command} " in ended.stdout for command in NAMES)
+        return
+    assert f"\n  rlvf {words[0]} " in ended.stdout.partition("example")[2]
+    configs = {"train": TrainConfig(), "sft": SftConfig(), "eval": EvalConfig(), "verifier": ServeConfig()}
+    if words[0] not in configs:
+        return
+    config = configs[words[0]]
+    missing = [path for path, _ in leaf_values(config) if f"  --{path} " not in ended.stdout]
+    assert missing == []
+    assert "  --json " in ended.stdout
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.first], ids=lambda each: each.name)
+def test_help_begins_with_examples_and_the_options_that_most_need(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    def said(*words: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            main([command.name, *words])
+        assert stopped.value.code == 0
+        return capsys.readouterr().out
+
+    monkeypatch.setenv("COLUMNS", "80")
+    brief, whole = said("--help"), said("--help", "all")
+    assert said("-h") == brief
+    listed = re.findall(r"^  --([\w.]+)", brief, re.MULTILINE)
+    assert listed == list(command.first)
+    assert len(listed) <= 13
+    assert brief.index("example") < brief.index("options:") < brief.index(f"\n  --{listed[0]} ")
+    assert whole.index("example") < whole.index("options:")
+    assert len(brief.splitlines()) <= 60 < len(whole.splitlines())
+    everything = set(re.findall(r"^  --([\w.]+)", whole, re.MULTILINE))
+    assert set(listed) < everything
+    assert f"{len(everything - set(listed))} more options: rlvf {command.name} --help all" in brief
+
+
+def test_help_takes_only_all(refused: Callable[..., str]) -> None:
+    assert refused("train", "--help", "loss") == "--help loss: give nothing after it, or all"
+
+
+def test_the_version_is_that_of_the_installed_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert (stopped.value.code, capsys.readouterr().out) == (0, f"rlvf {version('rlvf')}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        *(
+            ("learning_rate", "optimizer.lr"),
+            ("lr", "optimizer.lr"),
+            ("actor_rollout_ref.actor.optim.lr", "optimizer.lr"),
+        ),
+        *(("learning-rates", "optimizer.lr"), ("num_generations", "batch.samples"), ("model", "policy.model")),
+        *(("max_new_tokens", "sampling.max_tokens"), ("max-tokens", "sampling.max_tokens"), ("clip", "loss.clip")),
+        *(("data.train_files", "problems"), ("reward_funcs", "verifier"), ("temperature", "sampling.temperature")),
+    ],
+)
+def test_a_name_that_others_use_gets_ours(refused: Callable[..., str], tmp_path: Path, name: str, ours: str) -> None:
+    assert refused("train", f"--{name}", "1") == f"unknown option --{name}; did you mean --{ours}?"
+    (tmp_path / "my.yaml").write_text(f"{name}: 1\n")
+    meant = {"problems": "problems", "verifier": "verifier"}.get(ours, ours)
+    assert refused("train", "--config", "my.yaml") == f"my.yaml: unknown key {name}; did you mean {meant}?"
+
+
+def test_every_usual_name_leads_to_an_option() -> None:
+    known: set[str] = set()
+    for command in COMMANDS:
+        there = OneLineParser()
+        command.options(there)
+        known |= {option.removeprefix("--") for option in there._option_string_actions}
+    assert {ours for ours in USUAL_NAMES.values() if ours not in known} == set()

@@ -1,0 +1,78 @@
+"""What a report draws, and how it looks on whatever it is read."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flows.report.html import write_report
+from infra.runs.record import read_record
+from tests.flows.report.read_back import Page
+
+BEGUN = 1_790_000_000_000  # milliseconds
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run whose reward is never 1, made of its files alone."""
+    run = tmp_path_factory.mktemp("graded")
+    lines = []
+    for step in range(STEPS + 1):
+        figures = {"eval/reward": 0.1 + step / 100, "eval/pass_at_1": 0.0} if step in (0, STEPS) else {}
+        if step:
+            figures |= {"reward/mean": 0.1 + step / 100, "reward/pass_rate": 0.0, "perf/rollouts_seconds": 0.4}
+            figures |= {"reward/<b>/mean": 0.2, "reward/&/mean": 0.3, "policy/entropy": 1 / step}
+        lines.append(json.dumps({"step": step, "time": BEGUN, **figures}) + "\n")
+    (run / "metrics.jsonl").write_text("".join(lines))
+    return write_report(str(run), read_record(str(run), run), run / "report.html")
+
+
+def test_a_reward_that_never_is_1_is_seen_to_rise(graded: Path) -> None:
+    page = Page(graded)
+    assert page.figures == ["reward", "pass-rate", "sets", "entropy", "stages"]
+    assert "0.100 → 0.700" in page.text
+    assert "mean reward" in page.text  # what the first chart plots, by its axis
+    assert "<b>" in page.text  # a set's name is text in a drawing, too
+
+
+def test_a_report_follows_the_reader_s_colours_and_width(graded: Path) -> None:
+    text = graded.read_text()
+    assert "@media (prefers-color-scheme: dark)" in text
+    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert len(drawings) == 5
+    for drawing in drawings:
+        assert "var(--ink)" in drawing
+        assert "#1f2933" not in drawing
+        assert "#ffffff" not in drawing  # around a point: the paper's colour
+        (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', drawing)
+        assert float(width) < 345  # points: as wide as a telephone's page, so that its text is as large
+    assert "min-width: 34rem" not in text
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: apt install chromium")
+def test_nothing_is_cut_on_a_telephone(graded: Path, tmp_path: Path) -> None:
+    probe = """<script>addEventListener("load", () => {
+      const right = e => e.getBoundingClientRect().right, page = document.documentElement;
+      const cut = [...document.querySelectorAll("body *")].filter(e => right(e) > page.clientWidth + 1)
+        .concat([...document.querySelectorAll("svg text")].filter(e => right(e) > right(e.closest("svg")) + 1));
+      document.title = innerWidth + " " + (page.scrollWidth <= innerWidth) + " " + cut.map(e => e.textContent).join();
+    })</script>"""
+    inner = tmp_path / "inner.html"
+    text = re.sub(r"<meta http-equiv=.Content-Security-Policy[^>]*>", "", graded.read_text())
+    inner.write_text(text.replace("</body>", f"{probe}</body>"))
+    outer = tmp_path / "outer.html"
+    # a window of the browser is at least 500 wide; a frame is as wide as it is told to be
+    outer.write_text(
+        f'<iframe style="width:390px;height:900px;border:0" src="{inner.as_uri()}"></iframe><script>'
+        'addEventListener("load", () => setTimeout(() => document.body.dataset.found = '
+        "document.querySelector('iframe').contentDocument.title, 0))</script>"
+    )
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
+    words = ["chromium", *flags, f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=5000", outer.as_uri()]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+    (found,) = re.findall(r'data-found="([^"]*)"', shown)
+    assert found.strip() == "390 true"

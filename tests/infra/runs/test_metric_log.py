@@ -1,0 +1,27 @@
+"""The local file of a run's metrics."""
+
+import pytest
+
+from infra.runs.metric_log import MetricLog, read_metrics
+
+
+@pytest.mark.parametrize("name", ["", "a?b", "/a", "a/", "a//b", "../a", "step", "time", "a\n"])
+def test_a_name_that_mlflow_refuses_is_refused_before_it_is_written(tmp_path, name):
+    log = MetricLog(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match="metric name"):
+        log.append(0, {name: 1.0})
+    assert log.lines() == []
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 2, "ti', b'{"step": 2, "time": 5, "a": 1.0}'])
+def test_a_torn_last_line_is_dropped_and_a_broken_one_is_skipped(tmp_path, torn, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0, "time": 1, "a": 1.0}\n\x00\x00\n[]\n{"step": 1, "time": 2, "a": 2.0}\n' + torn)
+    assert [line.step for line in read_metrics(path)] == [0, 1]
+    log = MetricLog(path)
+    assert log.last == {"a": 1}
+    log.append(2, {"a": 3.0})
+    assert [line.step for line in read_metrics(path)] == [0, 1, 2]
+    assert "line 2 is not" in caplog.text
+    assert "line 3 is not" in caplog.text
+    assert "line 4" not in caplog.text

@@ -1,0 +1,118 @@
+"""An MLflow server that is away: nothing is lost."""
+
+import logging
+import math
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from infra.runs import tracking
+from infra.runs.tracking import TrackingConfig, TrackingError
+from tests.infra.runs.tracked import points, start, table
+
+
+def test_an_answer_that_got_lost_does_not_log_twice(home, client, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(tracking, "PAUSE_RATIO", 0)
+    with start(home, local=tmp_path / "metrics.jsonl") as tracker:
+        real = MlflowClient.log_batch
+
+        def loses_the_answer(self, *args, **kwargs):
+            real(self, *args, **kwargs)
+            raise MlflowException("the answer got lost")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(MlflowClient, "log_batch", loses_the_answer)
+            tracker.log(0, {"a": 1.5, "b": math.nan})
+        assert "the answer got lost" in caplog.text
+        tracker.log(1, {"a": 2.5})
+    assert points(client, tracker.run_id, "a") == [(0, 1.5), (1, 2.5)]
+    assert len(points(client, tracker.run_id, "b")) == 1
+
+
+@pytest.fixture
+def server(home, request):
+    assert home.exists()  # its database is the server's
+    return request.getfixturevalue("mlflow_server")
+
+
+def test_an_outage_loses_nothing_and_is_said_once(server, home, client, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(tracking, "PAUSE_RATIO", 0)
+    config = TrackingConfig(uri=server.uri, system_metrics=False)
+    picture = tmp_path / "reward.png"
+    picture.write_bytes(b"picture")
+    with start(home, config, local=tmp_path / "metrics.jsonl") as tracker:
+        tracker.log(0, {"a": 0, "lost": math.nan})
+        server.stop()
+        caplog.clear()
+        for step in (1, 2, 3):
+            tracker.log(step, {"a": step})
+        tracker.log_samples(3, [{"prompt": "1+1", "completion": "2", "reward": 1.0, "reason": "right"}])
+        tracker.log_picture(picture)
+        warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert len(warnings) == 1
+        assert server.uri in warnings[0].getMessage()
+        assert points(client, tracker.run_id, "a") == [(0, 0)]
+        server.go()
+        tracker.log(4, {"a": 4})
+        assert points(client, tracker.run_id, "a") == [(step, step) for step in range(5)]
+        server.stop()
+        tracker.log(5, {"a": 5})
+        server.go()
+    assert points(client, tracker.run_id, "a") == [(step, step) for step in range(6)]
+    assert client.get_run(tracker.run_id).info.status == "FINISHED"
+    http = MlflowClient(server.uri)
+    assert table(http, tracker.run_id, "samples/000003.json", tmp_path)["data"] == [["1+1", "2", 1.0, "right"]]
+    assert [file.path for file in http.list_artifacts(tracker.run_id, "pictures")] == ["pictures/reward.png"]
+    assert tracker.page().command is None
+    assert (
+        tracker.page().url
+        == f"{server.uri}/#/experiments/{tracker.experiment_id}/runs/{tracker.run_id}?workflowType=machine_learning"
+    )
+
+
+def test_a_server_that_stays_away_is_left_alone_for_a_while(server, home, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 3600)
+    with start(home, TrackingConfig(uri=server.uri, system_metrics=False), local=tmp_path / "m.jsonl") as tracker:
+        server.stop()
+        tracker.log(0, {"a": 0})
+        server.go()
+        tracker.log(1, {"a": 1})
+        assert points(MlflowClient(server.uri), tracker.run_id, "a") == []
+    assert points(MlflowClient(server.uri), tracker.run_id, "a") == [(0, 0), (1, 1)]
+
+
+def test_a_resumed_run_starts_without_the_server_and_catches_up(server, home, client, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(tracking, "PAUSE_RATIO", 0)
+    config, local = TrackingConfig(uri=server.uri, system_metrics=False), tmp_path / "metrics.jsonl"
+    first = start(home, config, local=local)
+    first.log(0, {"a": 0})
+    server.stop()
+    first.log(1, {"a": 1})
+    first.finish("FAILED")
+    with start(home, config, run_id=first.run_id, local=local) as second:
+        second.log(2, {"a": 2})
+        assert points(client, first.run_id, "a") == [(0, 0)]
+        server.go()
+    assert points(client, first.run_id, "a") == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_a_run_that_the_server_does_not_know_is_created_again(server, home, client):
+    with start(home, TrackingConfig(uri=server.uri, system_metrics=False), run_id="0" * 32) as tracker:
+        tracker.log(0, {"a": 1})
+    assert points(client, tracker.run_id, "a") == [(0, 1)]
+
+
+def test_a_new_run_without_its_server_is_refused_without_showing_the_password(home, server):
+    server.stop()
+    uri = server.uri.replace("://", "://me:secret@")
+    try:
+        with pytest.raises(TrackingError, match=r"tracking\.uri http://\*\*\*@127") as refused:
+            start(home, TrackingConfig(uri=uri, system_metrics=False))
+    finally:
+        server.go()
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,90 @@
+"""What a model is asked with: the bare form, chat templates, templates of the user's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import processors
+
+from rl.loading import load_policy
+from rl.policy import Policy
+from rl.records import Briefing
+from rl.tiny import build_tokenizer
+from rl.verifiers.arithmetic import BRIEFING
+from tests.rl.saved import CPU, TEMPLATE, Build, saved
+
+
+def test_the_bare_form_is_the_problem_and_a_line_break(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    assert policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.")) == "add 3 and 4.\n"
+
+
+def test_the_chat_template_is_used_where_the_model_has_one(tmp_path: Path, build_small: Build) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
+    lines = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", BRIEFING)).split("\n")
+    said = [
+        f"[system] {BRIEFING.system}",
+        f"[user] {BRIEFING.examples[0][0]}",
+        f"[assistant] {BRIEFING.examples[0][1]}",
+        "[user] add 3 and 4.",
+    ]
+    assert lines == [line.lower() for line in [*said, "[assistant] "]]
+
+
+def test_a_template_without_a_system_role_gets_its_words_in_the_first_turn(tmp_path: Path, build_small: Build) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
+    )
+    policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
+    said = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", BRIEFING))
+    assert said.startswith(
+        f"[user] {BRIEFING.system}\n\n{BRIEFING.examples[0][0]}\n[assistant] {BRIEFING.examples[0][1]}".lower()
+    )
+    assert said.endswith("[user] add 3 and 4.\n[assistant] ")
+
+
+def test_without_a_briefing_a_chat_model_gets_the_problem_alone(tmp_path: Path, build_small: Build) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
+    assert policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.")) == "[user] add 3 and 4.\n[assistant] "
+
+
+def test_the_beginning_token_comes_first_where_the_tokenizer_puts_it(
+    tmp_path: Path, build_small: Build, make_policy: Callable[..., Policy]
+) -> None:
+    bare = make_policy().prompt_tokens("add 3 and 4.")
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<begin>"})
+    begin = tokenizer.bos_token_id
+    model = build_small("llama", vocab_size=len(tokenizer))
+    unused = load_policy(saved(tmp_path, model, tokenizer), CPU)
+    assert unused.prompt_tokens("add 3 and 4.") == bare  # it has one and does not put it anywhere
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<begin> $A <end>", special_tokens=[("<begin>", begin), ("<end>", tokenizer.eos_token_id)]
+    )
+    policy = load_policy(saved(tmp_path, model, tokenizer), CPU)
+    assert policy.prompt_tokens("add 3 and 4.") == [begin, *bare]
+    tokenizer.chat_template = "<begin>" + TEMPLATE
+    chat = load_policy(saved(tmp_path, model, tokenizer), CPU).prompt_tokens("add 3 and 4.")
+    assert chat[0] == begin
+    assert begin not in chat[1:]
+    assert tokenizer.eos_token_id not in chat
+
+
+def test_a_template_of_the_users_is_the_whole_prompt(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    told = Briefing("be {prompt}.", template="{system} q: {prompt}\na:")
+    tokens = policy.prompt_tokens("add {system} and 4.", told)
+    assert policy.tokenizer.decode(tokens) == "be {prompt}. q: add {system} and 4.\na:"
+
+
+def test_a_system_prompt_that_cannot_be_said_is_refused(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    assert policy.prompt_tokens("1", BRIEFING) == policy.prompt_tokens("1")  # a verifier's own words may be left out
+    with pytest.raises(ValueError, match=r"problems.system: the model has no chat template") as caught:
+        policy.prompt_tokens("1", Briefing("be brief.", required=True))
+    assert "\n" not in str(caught.value)

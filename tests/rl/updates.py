@@ -1,0 +1,62 @@
+"""What the tests of the learner share: a batch to learn from, its gradient, and what an update changes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl.config import LossConfig, OptimizerConfig
+from rl.learner import Learner
+from rl.policy import Policy
+from rl.records import Batch
+
+Make = Callable[..., Policy]
+Judged = Callable[..., Batch]
+State = dict[str, Tensor]
+
+REINFORCE = LossConfig(name="reinforce")
+GRPO = LossConfig(name="grpo")
+PLAIN = OptimizerConfig(lr=1e-3, warmup_steps=0)
+REWARDS = [[1, 0, 0, 1], [1, 1, 1, 1], [0, 1, 0.5, 0]]  # the group in the middle does not vary
+UNJUDGED = [(0, 3), (2, 0), (2, 2)]  # two with a verdict are left of the last group
+
+
+def weights(learner: Learner) -> State:
+    return {name: value.clone() for name, value in learner.policy.model.state_dict().items()}
+
+
+def moments(learner: Learner) -> State:
+    """The optimizers' state, by parameter and name."""
+    return {
+        f"{index}.{name}": value.clone()
+        for index, parameter in enumerate(learner.parameters)
+        for optimizer in learner.optimizers
+        for name, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def identical(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def gradient_of(learner: Learner, batch: Batch, loss: LossConfig = REINFORCE, temperature: float = 1.0) -> list[Tensor]:
+    """The gradient that the update arrives at, before clipping."""
+    found: list[Tensor] = []
+    optimizer_step = learner.optimizer_step
+
+    def watched(scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
+        del found[:]
+        found.extend(torch.zeros_like(p) if p.grad is None else p.grad / loss_scale for p in learner.parameters)
+        return optimizer_step(scale, loss_scale=loss_scale)
+
+    learner.optimizer_step = watched  # type: ignore[method-assign]
+    learner.update(batch, loss, temperature)
+    return found
+
+
+def off_policy(batch: Batch, spread: float) -> Batch:
+    """The same batch as if an older policy had sampled it."""
+    noise = np.random.default_rng(0).normal(0, spread, batch.rollouts.logprobs.shape).astype(np.float32)
+    return replace(batch, rollouts=replace(batch.rollouts, logprobs=batch.rollouts.logprobs + noise))

@@ -1,0 +1,71 @@
+"""Batches in the making, of problems that are numbered: what is drawn, sampled and judged."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rl.judging import Judgement
+from rl.records import Problem, Rollouts
+from rl.verifiers.spec import VerifierSpec
+from tasks.collection import BatchConfig, Collection, Lease, RolloutBatch
+from tasks.problem_set import ProblemSet
+
+ALL = [True] * 1000
+
+
+def problem_set() -> ProblemSet:
+    """The prompt of group i of step k is "k/i"."""
+    return ProblemSet(
+        name="numbered",
+        draw=lambda step, count, skip: [Problem(f"{step}/{i}", str(i), f"n:{i}") for i in range(skip, skip + count)],
+        held_out=(),
+        verifiers={"": VerifierSpec("arithmetic")},
+    )
+
+
+def rollouts(lease: Lease, samples: int) -> Rollouts:
+    """Group i has completions of 1 + i % 3 tokens, each of them i."""
+    longest = max(1 + i % 3 for i in lease.groups)
+    lengths = np.array([[1 + i % 3] * samples for i in lease.groups], np.int32)
+    inside = np.arange(longest) < lengths[:, :, None]
+    return Rollouts(
+        problems=lease.problems,
+        prompts=tuple(np.array([i], np.int32) for i in lease.groups),
+        tokens=np.where(inside, np.array(lease.groups)[:, None, None], 0).astype(np.int32),
+        logprobs=np.where(inside, -0.5, 0).astype(np.float32),
+        versions=np.where(inside, 1, 0).astype(np.int32),
+        lengths=lengths,
+        ended=np.array([[i % 2 == 0] * samples for i in lease.groups]),
+        texts=tuple((f"answer {i}",) * samples for i in lease.groups),
+        seconds=0.25,
+    )
+
+
+def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> Judgement:
+    """One right completion in each group that varies, none in the others."""
+    rewards = np.zeros((len(lease.groups), samples), np.float32)
+    rewards[:, 0] = [varied[i] for i in lease.groups]
+    return Judgement(rewards, tuple(tuple("right" if reward else "wrong_value" for reward in row) for row in rewards))
+
+
+def collect(
+    config: BatchConfig, varied: Sequence[bool], shuffle: Callable[[list[Lease]], None] = lambda _: None, step: int = 5
+) -> tuple[RolloutBatch, list[list[range]]]:
+    """The batch, and the groups of each wave's leases, when leases come back in the order that `shuffle` makes."""
+    collection = Collection(step, problem_set(), config)
+    waves = []
+    for leases in collection.waves():
+        waves.append([lease.groups for lease in leases])
+        back = list(leases)
+        shuffle(back)
+        for lease in back:
+            collection.judged(lease, rollouts(lease, config.samples), verdicts(lease, varied, config.samples))
+    return collection.collected(), waves
+
+
+def groups(collected: RolloutBatch) -> list[int]:
+    return [int(problem.target) for problem in collected.batch.rollouts.problems]
+
+
+def config(prompts: int = 4, samples: int = 2, refill: float = 3.0, lease: int = 3) -> BatchConfig:
+    return BatchConfig(prompts=prompts, samples=samples, refill=refill, lease=lease)

@@ -1,0 +1,89 @@
+"""Verifiers that fail while a batch is made."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, repeat
+
+import numpy as np
+import pytest
+
+from rl.judging import BrokenVerifierError, Judgement
+from rl.verifiers.spec import VerifierSpec
+from tasks.collection import Collection, counted
+from tests.tasks.batches import config, groups, problem_set, rollouts
+
+
+def judged_as(
+    rewards: list[list[float]], sets: Sequence[str] = ("",), refill: float = 1, said: str = "it broke"
+) -> Collection:
+    """One wave of groups with these rewards (nan: the verifier failed), of these sets in turn."""
+    problems = replace(problem_set(), verifiers={name: VerifierSpec("arithmetic") for name in sets})
+    asked = config(prompts=len(rewards), samples=len(rewards[0]), refill=refill, lease=len(rewards))
+    collection = Collection(0, problems, asked)
+    (lease,) = next(collection.waves())
+    marked = replace(lease, problems=tuple(replace(p, set=sets[i % len(sets)]) for i, p in enumerate(lease.problems)))
+    values = np.array(rewards, np.float32)
+    reasons = tuple(tuple("timeout" if r != r else "judged" for r in row) for row in rewards)
+    why = chain([said], repeat("and again"))
+    messages = tuple(tuple(next(why) if r != r else "" for r in row) for row in rewards)
+    parts = {"format": np.where(np.isnan(values), np.nan, 0.5).astype(np.float32)}
+    collection.judged(lease, rollouts(marked, values.shape[1]), Judgement(values, reasons, parts, messages))
+    return collection
+
+
+NAN = float("nan")
+
+
+def test_a_group_with_less_than_two_verdicts_is_not_trained_on_and_a_failure_is_no_zero() -> None:
+    found = judged_as([[1, 0], [1, NAN], [0, 0], [NAN, NAN], [0, 1]]).collected()
+    assert groups(found) == [0, 4]
+    figures = found.figures()
+    assert figures["reward/error_rate"] == pytest.approx(0.3)
+    assert [figures["reward/mean"], figures["reward/pass_rate"]] == pytest.approx([3 / 7, 3 / 7])
+    assert figures["reward/format"] == pytest.approx(0.5)
+    assert (figures["groups/drawn"], figures["groups/failed"], figures["groups/zero_variance"]) == (5, 2, 1)
+    assert figures["reasons/timeout"] == pytest.approx(0.3)
+    assert found.messages == (("", ""), ("", "it broke"), ("", ""), ("and again", "and again"), ("", ""))
+    assert not np.isnan(found.batch.rewards).any()
+
+
+def test_a_group_is_trained_on_the_verdicts_that_are_there() -> None:
+    found = judged_as([[1, 0, NAN], [1, NAN, 1], [1, NAN, NAN], [NAN, 0, 0.5]]).collected()
+    assert groups(found) == [0, 3]
+    figures = found.figures()
+    assert (figures["groups/drawn"], figures["groups/failed"], figures["groups/zero_variance"]) == (4, 1, 1)
+    assert np.array_equal(found.batch.rewards, [[1, 0, NAN], [NAN, 0, 0.5]], equal_nan=True)
+
+
+def test_a_step_of_failures_alone_ends_the_run_with_the_first_message_and_without_replacements() -> None:
+    collection = judged_as([[NAN, NAN], [NAN, NAN]], refill=10, said="it broke \x1b[31m")
+    assert collection._wanted() == 0
+    with pytest.raises(BrokenVerifierError) as ended:
+        collection.collected()
+    # and Prefect's commands may print it
+    assert str(ended.value) == r"no completion of step 0 could be judged: it broke \x1b[31m"
+
+
+def test_pass_rates_are_told_by_set_where_there_are_several() -> None:
+    rewards: list[list[float]] = [[1, 0], [1, 1], [0, 0], [1, 0.5]]
+    figures = judged_as(rewards, sets=["sums", "words"]).collected().figures()
+    assert figures["reward/sums/pass_rate"] == pytest.approx(1 / 4)
+    assert figures["reward/words/pass_rate"] == pytest.approx(3 / 4)
+    alone = judged_as(rewards, sets=["sums"]).collected().figures()
+    assert [name for name in alone if name.startswith("reward/") and name.endswith("/pass_rate")] == [
+        "reward/pass_rate"
+    ]
+    all_failed = judged_as([[1, 0], [NAN, NAN]], sets=["sums", "words"]).collected().figures()
+    assert "reward/words/pass_rate" not in all_failed
+
+
+def test_reasons_of_any_text_become_few_names_that_a_metric_may_have() -> None:
+    assert counted({"right": 3, "off by 2": 1, "off/by\n2": 1, "": 2, "\ud800": 1}) == {
+        "right": 3,
+        "other": 3,
+        "off_by_2": 2,
+    }
+    many = counted({f"got {i}": 1000 - i for i in range(500)})
+    assert len(many) == 21
+    assert sum(many.values()) == sum(1000 - i for i in range(500))
+    assert many["got_0"] == 1000
