@@ -22,7 +22,8 @@ counts. A line of ``####`` that is a heading ("#### Verification") is no answer 
 ``42 less``, ``42 fewer apples``, ``42 short``, ``42 too many`` and ``42 lost`` are differences. They are 42 where the
 question asks for one ("how much more", "how many fewer", "than", "lose"), as one in sixteen of GSM8K's does, all with
 the size of it as their target; elsewhere they are another quantity than the one asked for, and ambiguous. ``42 more``
-is 42 in either case.
+is 42 in either case. ``42 dozen`` is 42 where the question asks how
+many dozen, elsewhere another number.
 """
 
 import re
@@ -40,6 +41,7 @@ from rl.verifiers.wording import (
     TURNING,
     compares,
     said_in_a_sentence,
+    without_counted,
 )
 from rl.verifiers.written import BOX, in_box, plain
 
@@ -52,7 +54,7 @@ MAX_CANDIDATES = 16  # answers and headings that are looked at, from the last on
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|\\[dt]?frac\s*([0-9])\s*([0-9])")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
-    r"[\s*_`$]*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b|[A-Za-z][A-Za-z_' ]{0,60}(?=[:=])|[A-Za-z' ]{0,60} is\b)"
+    r"[\s*_`$]*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b|[A-Za-z][A-Za-z_' ]{0,60}(?=[:=])|[A-Za-z' ]{0,60} is\b|(?:it|that|there)['’]s\b)"
     r"[\s*_`]*[:=]?",
     re.IGNORECASE,
 )
@@ -84,9 +86,12 @@ _LABEL_ALONE = re.compile(
 )
 _LEADING = re.compile(r"\s*[+-]?\s*[0-9][0-9,]*(?:\.[0-9]+)?(?:\s*/\s*[0-9]+)?(?=\s*[A-Za-z%])")  # 42 of 42 apples
 _SCALE = re.compile(r"\s*(?:k|K|M|B|b|G|bn|mn|tn|mil|mio|mill)\b")  # 42k, 42 mil
-_VARIABLE = re.compile(  # 42x, 42n
+_VARIABLE = re.compile(  # 42x, 42n; not 42 t-shirts, 6 p.m., 42p
+    r"(?!\s+[A-Za-z]-[A-Za-z]{2}|\s*[ap]\.\s?m\b|[pc](?:\s+[A-Za-z]{2}|[\s.,;*)]*\Z))"
     r"\s*(?:[xyzXYZ](?![A-Za-z])|(?!o['’]\s?clock\b)[abcdefinopqrtuvw]\s*(?![A-Za-z\s])|(?:pi|sqrt)\b)"
 )
+_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:\\,\d{3})+(?!\d)")
+_ALONE = re.compile(r"[\s*`]*[+-]?[0-9][0-9,]*(?:\.[0-9]+)?[\s*`.]*")
 _FULL_HOUR = re.compile(r"^:00(?![0-9:.])")
 _HEADING = re.compile(r"(?:step|part|case|problem|question|example|check|method)\b\W*[0-9]", re.IGNORECASE)
 
@@ -142,7 +147,8 @@ def number(text: str) -> Fraction:
     if _ABOUT.match(text):
         raise NoNumber("ambiguous")
     text = _ANGLED.sub(r"\1", _WORKING.sub("", _TAG.sub(" ", text)))
-    text = _DASH.sub("-", text).replace("−", "-").replace("{,}", ",").replace("\\!", "").replace("\\,", "")
+    text = _DASH.sub("-", text).replace("−", "-").replace("{,}", ",").replace(",\\!", ",")
+    text = _THOUSANDS.sub(lambda found: found[0].replace("\\,", ""), text)
     text = text.replace("\\$", "$").replace("\\%", "%").replace("#", " ")
     text = _TEXT.sub(r" \1 ", _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text))
     text = _SPACE.sub(" ", text)
@@ -172,7 +178,8 @@ def number(text: str) -> Fraction:
 
 
 def _equal_sides(text: str) -> str:
-    """Of ``6 * 7 = 42 apples`` what stands last, if the sides are the same number; else the text as it is."""
+    """Of ``6 * 7 = 42 apples`` what stands last, of ``42 = 6 * 7`` what stands first, if the sides are the same number;
+    else the text as it is."""
     *first, last = text.split("=")
     if not first or not any(side.strip(" $*`") for side in first):
         return text
@@ -183,7 +190,9 @@ def _equal_sides(text: str) -> str:
         values = [evaluate(plain(side)) for side in bare]
     except UnfitExpression:
         return text
-    return last if len(set(values)) == 1 else text
+    if len(set(values)) > 1:
+        return text
+    return last if counted or not _ALONE.fullmatch(bare[0]) else first[0]
 
 
 def _check_rest(rest: str, *, money: bool) -> None:
@@ -229,7 +238,7 @@ def verify(problem: Problem, completion: str) -> Verdict:
     try:
         if stated is None:
             raise NoNumber("no_answer" if completion.strip() else "empty")
-        value = number(stated)
+        value = number(without_counted(stated, problem.prompt))
         if compares(stated, problem.prompt):
             raise NoNumber("ambiguous")
     except NoNumber as error:

@@ -11,16 +11,26 @@ _ORDINAL = (
     "(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|eigh|nine)teen"
     "|(?:twen|thir|for|fif|six|seven|eigh|nine)tie)th"
 )
+_LENGTHS = ("unit", "units", "foot", "feet", "inch", "inches", "meter", "meters", "metre", "metres", "yard", "yards")
+_LENGTHS += ("mile", "miles", "centimeters", "kilometers", "cm", "km", "m", "ft")
+_SQUARED = (
+    "".join(rf"(?<!\b{unit}\s)" for unit in _LENGTHS) + rf"\b(?:squared|cubed)\b(?!\s+(?:{'|'.join(_LENGTHS)})\b)"
+)
+_SCALES = "hundred|thousand|(?:m|b|tr|quadr|quint)illion|dozen|lakh|crore"
 OTHER_NUMBER = re.compile(  # what makes another number of the one before it, or adds one
-    r"\b(?:hundred|thousand|(?:m|b|tr|quadr|quint)illion|dozen|score|gross|grand|lakh|crore)s?\b"
-    r"|\b(?:squared|cubed|factorial|(?:doubl|tripl|quadrupl|halv)ed|point|mod(?:ulo)?)\b|\bpower\s+of\b|\bin\s+base\b"
+    rf"\b(?:{_SCALES})s?\b|{_SQUARED}"
+    # these are scales behind a number alone: a score, a grand total, gross income and a point are none
+    r"|^\W*(?:tens\b|scores?\s+(?:and|of)\b|gross(?:\W*$|\s+of\b)|grand(?=\W*$|\s+(?:an?|per|each|of|for|in)\b))"
+    rf"|\bpoint\s+(?:{WORDS}|zero|oh)\b"
+    r"|\b(?:factorial|(?:doubl|tripl|quadrupl|halv)ed|mod(?:ulo)?)\b|\bpower\s+of\b|\bin\s+base\b"
     rf"|\b(?:or|and|to|plus|minus|times|over|less|more)\s+(?:an?\s+)?(?:{WORDS})\b"
-    # a numeral of its own, as digits are; one, half, third and quarter stand for other things, too
-    rf"|\b(?!(?:one|half|third|quarter)\b)(?:{WORDS}|zero)\b"
+    # a numeral of its own, as digits are; one, half, third and quarter stand for other things, too, and a two-point
+    # shot is one shot
+    rf"|\b(?!(?:one|half|third|quarter)\b)(?:{WORDS}|zero)\b(?!-(?!fold\b|(?:{WORDS}|{_SCALES}|{_ORDINAL})s?\b)[A-Za-z])"
     r"|\b(?:hundred|thousand|(?:m|b|tr|quadr|quint)illion)ths?\b"
     rf"|\b(?:halves|thirds|{_ORDINAL}s)\b"  # quarters are coins
     r"|^\s*(?:twice|thrice)\b(?!-)|\b(?:twice|thrice)\b(?!-|\s+(?:as|the|that|what)\b)|^\s*(?:double|triple)\W*$"
-    rf"|^\W*(?:(?:half|quarter|third|{_ORDINAL})\b(?![\s-]*grade)|(?:st|nd|rd|th)\b)",
+    rf"|^\W*(?:(?:half|quarter|third|{_ORDINAL})\b(?![\s-]*grade|-[A-Za-z])|(?:st|nd|rd|th)\b)",
     re.IGNORECASE,
 )
 _DENIED = r"\b(?:not|wrong|incorrect|false)\s+(?:(?:the|an?|right|correct)\s+)*answer\b"
@@ -30,14 +40,23 @@ TURNING = re.compile(  # a label that makes another number of what follows, or t
     rf"|.*{_DENIED}",
     re.IGNORECASE | re.DOTALL,
 )
-TAKEN_BACK = re.compile(  # by what follows it
-    r"^\W*(?:negative|minus|wrong|incorrect|false|not)\W*$|\bbelow(?:\s+zero\b|\W*$)|\b(?:isn|wasn|aren)['’]?t\b|"
+_NO_ANSWER = r"(?:the\s+)?(?:right|correct|true|valid|possible|enough|answer|number|result|solution|total)\b"
+_ASIDE = r"(?:(?:the|an?|also|clearly|probably)\s+)?"
+TAKEN_BACK = re.compile(  # by what follows it; words that are nouns, too, by what follows them: cans, may flowers
+    r"^\W*(?:negative|minus|wrong|incorrect|false|not)\W*$|^\s*-[\s*_`.]*$|\bbelow(?:\s+zero\b|\W*$)|"
     + _DENIED
-    + r"|\b(?:is|was|are)\s+(?:(?:the|an?|also|clearly|probably)\s+)?(?:not|never|wrong|incorrect|false|negative)\b"
+    + rf"|\b(?:is|was|are)\s+{_ASIDE}(?:wrong|incorrect|false|negative)\b|\b(?:isn|wasn)['’]?t\b"
+    rf"|\b(?:is|was)\s+{_ASIDE}(?:not|never)\b"
+    rf"|\bare(?:\s+{_ASIDE}(?:not|never)|n['’]?t)(?:\W*$|\s+{_NO_ANSWER})"  # 42 engines are not defective is 42
     # the number itself as the subject of anything but "is"
-    r"|^\W*(?:does|do|did|can|could|will|would|should|must|may|might|seem|look|appear|fail)(?:s|n['’]?t|not)?\b"
+    r"|^\W*(?:do|does|did|could|would|should|might|seems?|appears?|fails?)(?:not|n['’]?t)?\b"
+    r"|^\W*(?:can|will|must|may|wo)(?:not\b|n?['’]t\b|\s+(?:be|not|never|have|also|only|still|hardly|work|fit|equal)\b)"
+    r"|^\W*looks?\s+(?!(?:of|at|for|from|per|each|an?|in|on|and)\b)[a-z]"
     r"|\b(?:should|must|ought\s+to|can(?:not|['’]?t))\s+be\b"
-    r"|(?:^|[.,;:?!(])\W*(?:no|oops|wait|sorry|actually|rather)\b",
+    r"|(?:^|[.,;:?!(])\W*(?:oops|wait|sorry(?!\s+(?:for|about|to)\b)|actually)\b"
+    r"|(?:^\s*rather\s+(?:more|less|fewer|than)|[.,;:?!(]\W*rather|^\W*rather\W*$)\b"
+    r"|(?:^|[.,;:?!(])\W*no\b(?:\W*$|\s*[.,;:!?…]|\s+(?:it|that|this|it['’]s|i|we|the|not|wait|sorry|oops|actually|rather"
+    r"|more|less|fewer|is|half|double|twice|negative|minus|wrong)\b)",
     re.IGNORECASE,
 )
 INEXACT = re.compile(  # by what follows it
@@ -69,17 +88,18 @@ _COMPARED = (  # behind an answer, and in a question that such an answer is one 
     ),
 )
 CONCLUDING = re.compile(
-    r"(?:[\s*_`•]*(?:(?:therefore|thus|hence|so|then|finally|altogether|overall|in\s+(?:total|all)|(?:a\s+)?total\s+of"
+    r"(?:[\s*_`•]*(?:(?:yes|therefore|thus|hence|so|then|finally|altogether|overall|in\s+(?:total|all)|(?:a\s+)?total\s+of"
     r"|exactly|just|only)\b|[-=]>|→|⇒|•)[\s*_`]*[,:]?\s*){1,3}",
     re.IGNORECASE,
 )
+_COUNTED = re.compile(rf"\bhow\s+many\s+(?:more\s+)?({_SCALES}|ten)s?\b", re.IGNORECASE)
 _VERBS = (
     "has|have|had|is|are|was|were|be|needs?|needed|sells?|sold|pays?|paid|spends?|spent|takes?|took|costs?|earns?|earned"
     "|makes?|made|gets?|got|gives?|gave|buys?|bought|saves?|saved|eats?|ate|uses?|used|weighs?|walks?|walked|drives?|drove"
     "|reads?|contains?|receives?|received|works?|worked|runs?|ran|collects?|collected|equals?|loses?|lost|owes?|owed|wins?|won|scores?|scored"
 )
 _STATED = re.compile(  # She has 42 apples; There are 42 of them
-    rf"[\s*_`\"]*(?P<subject>(?:[A-Za-z][A-Za-z']*\s+){{1,8}}?)(?:{_VERBS})\s+"
+    rf"[\s*_`\"]*(?P<subject>(?:[A-Za-z][A-Za-z']*\s+){{1,8}}?)(?:(?:should|must|will|can|would)\s+)?(?:{_VERBS})\s+"
     r"(?:(?:a\s+total\s+of|exactly|now|still)\s+){0,2}(?=[$€£¥₹+*_`-]*\.?[0-9])",
     re.IGNORECASE,
 )
@@ -102,10 +122,21 @@ def said_in_a_sentence(text: str) -> str | None:
     return text[found.end() :]
 
 
+def without_counted(stated: str, prompt: str) -> str:
+    """An answer without the scale that its question counts in: ``10 dozen`` is 10 where it asks how many dozen."""
+    for found in _COUNTED.finditer(_question(prompt)):
+        stated = re.sub(rf"(?<=[0-9])((?:\s|\\text{{|more\b)*)\b{found[1]}s?\b", r"\1", stated, flags=re.IGNORECASE)
+    return stated
+
+
 def compares(stated: str, prompt: str) -> bool:
     """Whether an answer says how much less something is (``42 fewer``), or that it is lost, and its question asks for
     neither: then it is another quantity than the one asked for."""
-    words = re.split("[0-9]", stated)[-1]
-    sentences = re.split(r"(?<=[.?!])\s+", prompt)
-    question = next((one for one in reversed(sentences) if "?" in one), sentences[-1])
+    words, question = re.split("[0-9]", stated)[-1], _question(prompt)
     return any(said.search(words) and not asked.search(question) for said, asked in _COMPARED)
+
+
+def _question(prompt: str) -> str:
+    """The last sentence that asks, or the last one."""
+    sentences = re.split(r"(?<=[.?!])\s+", prompt)
+    return next((one for one in reversed(sentences) if "?" in one), sentences[-1])

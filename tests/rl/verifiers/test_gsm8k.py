@@ -121,3 +121,21 @@ def test_problems_that_others_wrote() -> None:
         assert reason(row["answer"], f"I think \\boxed{{{stated}}}.") == "right"
         assert reason(row["answer"], f"#### {int(stated) + chance.choice([-1, 1])}") == "wrong_value"
     assert len(rows) == 1000
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason="the real problems are not there: ../shared/data/gsm8k_train_1k.jsonl")
+def test_the_targets_number_of_what_a_real_question_counts_is_right() -> None:
+    verbs = r"did|do|does|will|would|should|could|can|are|is|was|were|has|have|had"
+    noun = re.compile(rf"\bhow many (?!(?:{verbs})\b)((?:(?!(?:{verbs})\b)[A-Za-z'’-]+\s?){{1,4}})", re.IGNORECASE)
+    wrongly, seen = {}, set()
+    for row in map(json.loads, GSM8K.read_text("utf-8").splitlines()):
+        number = row["answer"].split("####")[-1].strip()
+        question = re.split(r"(?<=[.?!])\s+", row["question"])[-1]
+        for counted in {found[1].strip() for found in noun.finditer(question)}:
+            seen.add(counted)
+            for completion in (f"#### {number} {counted}", f"\\boxed{{{number}\\text{{ {counted}}}}}"):
+                verdict = verify(Problem(row["question"], row["answer"], ""), completion)
+                if verdict.reward != 1:
+                    wrongly[completion] = verdict.reason
+    assert wrongly == {}
+    assert len(seen) > 300
