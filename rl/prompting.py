@@ -16,11 +16,12 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: str, briefing: Br
     """Token ids of the prompt.
 
     With a template of the user's the text is that, its places filled; with a chat template the system line, the worked
-    examples and the problem go through it; a model without one gets the problem and a line break. A chat template
-    writes the beginning-of-sequence token itself; elsewhere it comes first if the tokenizer puts it there.
+    examples and the problem go through it, the system line in the first turn where the template has no such role; a
+    model without one gets the problem and a line break. A chat template writes the beginning-of-sequence token itself;
+    elsewhere it comes first if the tokenizer puts it there.
 
     Raises:
-        ValueError: the briefing is required, and there is nothing to say it through.
+        ValueError: the briefing is required, and there is nothing to say it through; or a chat template leaves it out.
     """
     if briefing is not None and briefing.template is not None:
         words = {"prompt": problem, "system": briefing.system}
@@ -74,10 +75,23 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, problem: str, briefing: Briefi
         turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     turns.append({"role": "user", "content": problem})
     render = partial(tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False, enable_thinking=False)
+    if not system:
+        return str(render(turns))
     try:
-        return str(render([{"role": "system", "content": system}, *turns] if system else turns))
+        text = str(render([{"role": "system", "content": system}, *turns]))
     except TemplateError:  # some templates know no system role
-        if not system:
-            raise
+        text = ""
+    if not _says(text, system):  # others pass over it
         first = f"{system}\n\n{turns[0]['content']}"
-        return str(render([{"role": "user", "content": first}, *turns[1:]]))
+        text = str(render([{"role": "user", "content": first}, *turns[1:]]))
+    if not _says(text, system):
+        raise ValueError(
+            "problems.system: the model's chat template leaves it out, in the first turn, too; write "
+            "problems.template, with {system} and {prompt} in it"
+        )
+    return text
+
+
+def _says(text: str, words: str) -> bool:
+    """Whether the words are in the text, blanks aside, which templates trim."""
+    return "".join(words.split()) in "".join(text.split())

@@ -54,7 +54,8 @@ MAX_CANDIDATES = 16  # answers and headings that are looked at, from the last on
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|\\[dt]?frac\s*([0-9])\s*([0-9])")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
-    r"[\s*_`$]*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b|[A-Za-z][A-Za-z_' ]{0,60}(?=[:=])|[A-Za-z' ]{0,60} is\b|(?:it|that|there)['’]s\b)"
+    r"[\s*_`$]*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b|[A-Za-z][A-Za-z_' ]{0,60}(?=[:=])|[A-Za-z' ]{0,60} is\b"
+    r"|(?:it|that|there)['’]s\b)"
     r"[\s*_`]*[:=]?",
     re.IGNORECASE,
 )

@@ -11,8 +11,10 @@ _ORDINAL = (
     "(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|eigh|nine)teen"
     "|(?:twen|thir|for|fif|six|seven|eigh|nine)tie)th"
 )
-_LENGTHS = ("unit", "units", "foot", "feet", "inch", "inches", "meter", "meters", "metre", "metres", "yard", "yards")
-_LENGTHS += ("mile", "miles", "centimeters", "kilometers", "cm", "km", "m", "ft")
+_LENGTHS = (
+    *("unit", "units", "foot", "feet", "inch", "inches", "meter", "meters", "metre", "metres", "yard", "yards"),
+    *("mile", "miles", "centimeters", "kilometers", "cm", "km", "m", "ft"),
+)
 _SQUARED = (
     "".join(rf"(?<!\b{unit}\s)" for unit in _LENGTHS) + rf"\b(?:squared|cubed)\b(?!\s+(?:{'|'.join(_LENGTHS)})\b)"
 )

@@ -8,6 +8,7 @@ from tokenizers import processors
 
 from rl.loading import load_policy
 from rl.policy import Policy
+from rl.prompting import prompt_tokens
 from rl.records import Briefing
 from rl.tiny import build_tokenizer
 from rl.verifiers.arithmetic import BRIEFING
@@ -44,6 +45,27 @@ def test_a_template_without_a_system_role_gets_its_words_in_the_first_turn(tmp_p
         f"[user] {BRIEFING.system}\n\n{BRIEFING.examples[0][0]}\n[assistant] {BRIEFING.examples[0][1]}".lower()
     )
     assert said.endswith("[user] add 3 and 4.\n[assistant] ")
+
+
+def test_a_template_that_passes_over_the_system_role_gets_its_words_in_the_first_turn() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% if message['role'] != 'system' %}[{{ message['role'] }}] "
+        "{{ message['content'] | trim }}\n{% endif %}{% endfor %}"
+    )
+    for told in (BRIEFING, Briefing(f" {BRIEFING.system}\n", BRIEFING.examples, required=True)):
+        said = tokenizer.decode(prompt_tokens(tokenizer, "add 3 and 4.", told))
+        assert said.startswith(f"[user] {BRIEFING.system}".lower())
+        assert f"\n\n{BRIEFING.examples[0][0]}\n[assistant] ".lower() in said
+        assert said.endswith("[user] add 3 and 4.\n")
+
+
+def test_a_template_that_passes_over_the_first_turn_too_is_refused() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}\n"
+    with pytest.raises(ValueError, match=r"problems.system: the model's chat template leaves it out"):
+        prompt_tokens(tokenizer, "add 3 and 4.", BRIEFING)
+    assert tokenizer.decode(prompt_tokens(tokenizer, "add 3 and 4.")) == "add 3 and 4."
 
 
 def test_without_a_briefing_a_chat_model_gets_the_problem_alone(tmp_path: Path, build_small: Build) -> None:
