@@ -48,7 +48,9 @@ def digest_of(problems: ProblemSet, samples: int) -> str:
         [problem.prompt, problem.target, problem.set, repr(problem.briefing), problem.extra]
         for problem in problems.held_out
     ]
-    judges = {name: [spec.name, spec.text] for name, spec in problems.verifiers.items()}
+    judges = {
+        name: [spec.name, spec.source, spec.needs_end, spec.timeout_reward] for name, spec in problems.verifiers.items()
+    }
     said = json.dumps([asked, judges, samples], sort_keys=True, default=str)
     return sha256(said.encode()).hexdigest()[:16]
 

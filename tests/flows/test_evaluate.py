@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flows.config import EvalConfig, TrainConfig
 from flows.evaluate import evaluation_uri, keep, kept
 from flows.options.reading import read_config
+from flows.run.plans import digest_of
 from flows.start.as_trained import asked_of_model
 from flows.start.runs import Run, existing_run
 from infra.runs.checkpoints import NotARun
@@ -21,6 +22,7 @@ from infra.storage import store
 from infra.storage.typed import DamagedError
 from infra.weights.version import PolicyVersion
 from rl.tables import ProblemError
+from rl.verifiers.spec import VerifierSpec
 from tasks.evaluate import Evaluation
 
 SAMPLES = 16
@@ -244,3 +246,16 @@ def test_an_earlier_evaluation_is_that_of_what_decides_its_figures(tmp_path: Pat
     reward.write_text("def reward(problem, completion):\n    return 0.5\n")
     look()
     assert len(set(found)) == 9
+
+
+def test_figures_of_a_verifier_of_ours_are_those_of_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(**options: str) -> str:
+        overrides = {name.replace("__", "."): value for name, value in options.items()}
+        config = read_config(EvalConfig, file=None, overrides={"problems": "arithmetic", **overrides})
+        return digest_of(asked_of_model(config).problems, config.samples)
+
+    now = digest()
+    assert now == digest() == digest(verifier__truncated="zero")  # as it is for one of ours
+    others = {digest(verifier__truncated="judged"), digest(verifier__timeout_reward="0.0")}
+    monkeypatch.setattr(VerifierSpec, "source", "of another version")
+    assert len({now, *others, digest()}) == 4
