@@ -36,7 +36,7 @@ class ProblemSet:
     files: Mapping[str, TrainedOn] = field(default_factory=dict)  # by set: what its files give to ``draw``
     drawn: tuple[Problem, ...] = ()  # the problems of its files that ``draw`` gives
     spared: int = 0  # problems of its files' training parts that are not drawn, as a prompt like theirs is held out
-    left_out: int = 0  # problems of its files that an evaluation passes over, as the policy was trained on them
+    left_out: int = 0  # problems that an evaluation passes over, as the policy was trained on them
 
     @property
     def trained(self) -> frozenset[bytes]:
@@ -175,16 +175,15 @@ def problems_to_solve(
         return open_problems(sets, verifier, held_out, seed)
     known = trained if held_out is None else frozenset()
     named_sets = _named(sets, verifier)
-    whole = {each.name: each.read() for each in named_sets if each.config.path not in MADE}
+    whole = {each.name: each.made(made) if each.config.path in MADE else each.read() for each in named_sets}
     seen = seen_among((problem for rows in whole.values() for problem in rows), known)
     found: list[Problem] = []
     left_out = 0
     for each in named_sets:
-        if each.config.path in MADE:
-            found += each.made(made)
-            continue
         rows = whole[each.name]
-        if held_out is None:  # in the order of a split: whatever was trained on, the first ones are the same
+        if (
+            held_out is None and each.config.path not in MADE
+        ):  # in the order of a split: whatever was trained on, the first ones are the same
             rows, _ = problems.split(rows, 0)
         unseen = [problem for problem in rows if normalized(problem.prompt) not in seen]
         found += unseen

@@ -83,3 +83,13 @@ def test_an_evaluation_leaves_out_what_was_trained_on_in_other_case_or_with_othe
         assert not seen & {normalized(problem.prompt) for problem in solved.held_out}
         assert {problem.prompt for problem in trained.held_out} <= {problem.prompt for problem in solved.held_out}
         assert solved.left_out == 120 - len(solved.held_out) == len(trained.drawn)
+
+
+def test_an_evaluation_leaves_out_what_was_trained_on_where_it_is_made_too() -> None:
+    made = [ProblemsConfig(path=GRAMMAR)]
+    first = problems_to_solve(made, VerifierConfig(), None, 0, made=10).held_out
+    trained = frozenset(short_digest(normalized(problem.prompt)) for problem in first[:3])
+    solved = problems_to_solve(made, VerifierConfig(), None, 0, trained, made=10)
+    assert (solved.held_out, solved.left_out) == (first[3:], 3)
+    whole = problems_to_solve(made, VerifierConfig(), 0, 0, trained, made=10)
+    assert (whole.held_out, whole.left_out) == (first, 0)
