@@ -23,6 +23,9 @@ from rl.records import Problem, Rollouts
 
 KEEP_FRACTION = 0.75  # the batch is compacted when fewer than this share of its sequences are unfinished
 
+# many tokenizers would take the blanks before punctuation out of a text, which is then not what was sampled
+TO_THE_LETTER = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+
 STREAM = (0,)  # keeps this noise apart from other draws with the same seed
 
 
@@ -94,7 +97,7 @@ class StopStrings:
 
     def reached(self, tokens: Tensor) -> Tensor:
         """[B] bool: whether the newest of the completions' tokens [B, t] completes one of them."""
-        tails = self.tokenizer.batch_decode(tokens[:, -self.reach :].cpu().numpy(), skip_special_tokens=True)
+        tails = self.tokenizer.batch_decode(tokens[:, -self.reach :].cpu().numpy(), **TO_THE_LETTER)
         return torch.tensor([any(text in tail for text in self.stop) for tail in tails], device=tokens.device)
 
     def cut(self, text: str) -> str:
@@ -238,7 +241,7 @@ def sample(
     said = [
         row[: length - (row[length - 1] in policy.ends)] for row, length in zip(tokens, lengths.tolist(), strict=True)
     ]
-    texts = policy.tokenizer.batch_decode(said, skip_special_tokens=True)
+    texts = policy.tokenizer.batch_decode(said, **TO_THE_LETTER)
     if config.stop:
         texts = [StopStrings(policy, config.stop).cut(text) for text in texts]
     return Rollouts(

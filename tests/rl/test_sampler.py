@@ -162,6 +162,23 @@ def test_a_stop_string_ends_a_completion_and_is_no_part_of_its_text(make_policy:
                 assert rollouts.ended[p, g] == free.ended[p, g]
 
 
+def test_what_is_judged_is_what_was_sampled_to_the_letter(
+    make_policy: Make, problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make_policy()
+    said = torch.tensor([policy.tokenizer("what is 3 . 5 ?")["input_ids"]])
+    ended, lengths = torch.tensor([False]), torch.tensor([said.shape[1]])
+    found = sampler.Completions(said.int(), torch.zeros(said.shape), lengths.int(), ended)
+    monkeypatch.setattr(policy.tokenizer, "clean_up_tokenization_spaces", True)  # as many models' files say
+    assert policy.tokenizer.decode(said[0]) == "what is 3. 5?"
+    monkeypatch.setattr(sampler, "complete", lambda *_args, **_options: found)
+    for stop, text in (((), "what is 3 . 5 ?"), ((" .",), "what is 3"), (("3.",), "what is 3 . 5 ?")):
+        rollouts = draw(policy, problems[:1], SamplingConfig(max_tokens=20, stop=stop), samples=1)
+        assert rollouts.texts == ((text,),)
+    assert sampler.StopStrings(policy, ["5 ?"]).reached(said).tolist() == [True]
+    assert sampler.StopStrings(policy, ["5?"]).reached(said).tolist() == [False]
+
+
 def test_the_record_holds_what_was_asked(make_policy: Make, problems: list[Problem]) -> None:
     policy = make_policy(eager=5.0)
     rollouts = draw(policy, problems)
