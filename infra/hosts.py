@@ -1,6 +1,7 @@
 """The addresses and ports of this machine."""
 
 import ipaddress
+import os
 import socket
 from contextlib import suppress
 
@@ -15,6 +16,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def without_proxy(*hosts: str) -> dict[str, str]:
+    """The environment of a process that speaks to this machine and `hosts` directly, and to whom it did before: a proxy
+    that is asked for an address here is told the password that was for it, and finds another machine there."""
+    given = [os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
+    names = [name.strip() for value in given for name in value.split(",")]
+    near = [*names, "localhost", LOOPBACK, "::1", *(host.strip("[]") for host in hosts)]
+    value = "*" if "*" in names else ",".join(dict.fromkeys(filter(None, near)))  # who reads it wants a * alone
+    return {"NO_PROXY": value, "no_proxy": value}
 
 
 def bracketed(host: str) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.home import private_home
-from infra.hosts import LOOPBACK, bracketed, free_port
+from infra.hosts import LOOPBACK, bracketed, free_port, without_proxy
 from infra.security.identity import authority
 from infra.security.secrets import without_userinfo
 from infra.services.http import answers, proves
@@ -114,9 +114,12 @@ class PrefectServer:
     @property
     def environment(self) -> dict[str, str]:
         """What a process that is to use this server needs in its environment before it imports prefect."""
+        own = self.is_ours or is_own(self.home, self.url)
+        where = urllib.parse.urlsplit(self.url).hostname or ""
+        direct = without_proxy(where) if own else without_proxy()  # Prefect's client reads it once
         if not self.is_ours:
-            return {"PREFECT_API_URL": self.url}
-        known = {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": server_password(self.home)}
+            return {"PREFECT_API_URL": self.url} | direct
+        known = direct | {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": server_password(self.home)}
         if self.url.startswith("https://"):
             known["PREFECT_API_SSL_CERT_FILE"] = authority(self.home) or ""
         return _prefect_environment(self.service.folder) | known

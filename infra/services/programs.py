@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.cluster.settings import DASHBOARD_PORT, dask_environment
-from infra.hosts import LOOPBACK, is_loopback
+from infra.hosts import LOOPBACK, is_loopback, without_proxy
 from infra.security.bundles import machine_name
 from infra.security.tls import tls_environment
 from infra.services.addresses import Addresses
@@ -104,7 +104,5 @@ def worker_name() -> str:
 
 
 def _common(config: StackConfig) -> dict[str, str]:
-    near = [os.environ.get("NO_PROXY", ""), "localhost", LOOPBACK, config.host]
-    without_proxy = ",".join(dict.fromkeys(filter(None, near)))
     endpoint = {"AWS_ENDPOINT_URL_S3": config.endpoint} if config.endpoint else {}
-    return {"NO_PROXY": without_proxy, "no_proxy": without_proxy, **endpoint}
+    return without_proxy(config.host) | endpoint

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from infra.hosts import bracketed, free_port, is_loopback, own_addresses
+from infra.hosts import bracketed, free_port, is_loopback, own_addresses, without_proxy
 
 
 def test_a_taken_port_is_replaced() -> None:
@@ -45,3 +45,21 @@ def test_an_address_of_version_6_has_brackets() -> None:
 
 def test_others_do_not_reach_this_machine_by_its_loopback_addresses() -> None:
     assert not any(is_loopback(address) for address in own_addresses())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "localhost,127.0.0.1,::1,fd00::5"),
+        ({"NO_PROXY": ".corp, localhost", "no_proxy": "nas"}, ".corp,localhost,nas,127.0.0.1,::1,fd00::5"),
+        ({"no_proxy": "*"}, "*"),
+    ],
+)
+def test_what_needs_no_proxy_is_added_to_what_the_user_has_there(
+    given: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert without_proxy("[fd00::5]", "") == {"NO_PROXY": expected, "no_proxy": expected}

@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from infra.hosts import free_port
@@ -223,3 +224,35 @@ def prefect_api_of_another(port: int) -> Iterator[None]:
         api.shutdown()
         serving.join()
         api.server_close()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_no_proxy_is_told_the_password(home: Path, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(502)
+
+        def log_message(self, *_: object) -> None: ...
+
+    for name in ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy, prefect_server(home, print) as own:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        for name in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_port}")
+        own.wait()
+        with ExitStack() as stack:
+            if named:  # by an environment that says no more than where
+                for name in ("NO_PROXY", "no_proxy"):
+                    monkeypatch.delenv(name, raising=False)
+                stack.enter_context(prefect_server(home, print))
+            password = tuple(services.server_password(home).split(":"))
+            answer = httpx.get(
+                f"{os.environ['PREFECT_API_URL']}/health", auth=password
+            )  # Prefect's clients are httpx's
+        proxy.shutdown()
+    assert (answer.status_code, asked) == (200, [])
+    assert "NO_PROXY" not in os.environ

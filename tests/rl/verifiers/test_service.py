@@ -165,3 +165,16 @@ def test_one_that_does_not_answer_is_an_error_and_its_password_is_not_told(monke
     assert "secret" not in first.error + nobody.error
     with pytest.raises(ServiceError, match="is it running"):
         Service("http://127.0.0.1:1", 1).warm()
+
+
+def test_a_service_on_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with answering(lambda _: (200, json.dumps(GOOD))) as (address, _):
+        assert (
+            judged(address)[0]
+            == judged(address.replace("127.0.0.1", "localhost"))[0]
+            == Verdict(1.0, "right", {"a": 1})
+        )
