@@ -1,4 +1,4 @@
-"""Every server of a plain `rlvf train` refuses a stranger's page; those of `rlvf up` are in test_up."""
+"""Every server of a plain `rlvf train` refuses a stranger's page; those of `rlvf up` are in commands/test_up.py."""
 
 import http.client
 from typing import Any

@@ -1,4 +1,4 @@
-"""The command `rlvf`: its help, and one clear line for each mistake."""
+"""The command `rlvf`: one clear line for each mistake."""
 
 import os
 import resource

@@ -1,0 +1,80 @@
+"""`rlvf up` on a machine that works, too."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from infra.services.http import get_json
+from infra.services.passwords import auth_of
+from infra.services.prefect_server import server_password
+from tests.flows.commands.places import ANY_PORT, Place, place
+from tests.processes import until
+
+
+@pytest.fixture(scope="module")
+def working(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """`rlvf up --detach` on a machine that works, too."""
+    with place(lab.fresh_home(tmp_path_factory.mktemp("working") / "home")) as where:
+        where.rlvf("up", "--detach", *ANY_PORT)
+        yield where
+        where.rlvf("down")
+        until(lambda: not where.alive(), 30)
+
+
+def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) -> None:
+    workers = working.status()["workers"]
+    assert {role for worker in workers for role in worker["roles"]} == {"generator", "verifier", "trainer"}
+    assert working.home.stat().st_mode & 0o777 == 0o700
+    config = json.dumps({"placement": {"train": ["CUDA", "TRAINER"]}})
+    run = ["prefect", "deployment", "run", "rlvf/train", "--param", f"config={config}", "--watch"]
+    settings = working.rlvf("status", "--shell")
+    command = ["sh", "-c", f'{settings}\n exec "$0" -m "$@"', sys.executable, *run]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "2000"}
+    )
+    *_, last = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
+    assert done.returncode == 1, done
+    assert "placement.train needs CUDA and TRAINER but no worker offers CUDA" in last
+    assert f"rlvf worker {working.up()['scheduler']} --roles trainer --device cuda" in last
+    api, auth = working.up()["prefect"], server_password(working.home)
+    failed = {"flow_runs": {"state": {"name": {"any_": ["Failed"]}}}}  # as Prefect's page filters
+    # the home's database began as a copy of the lab's, whose failed runs are no deployment's
+    found = until(lambda: [run for run in get_json(f"{api}/flow_runs/filter", auth, failed) if run["deployment_id"]])
+    assert ["placement.train needs CUDA and TRAINER" in run["state"]["message"] for run in found] == [True], found
+
+
+def test_a_run_of_a_deployment_goes_on_by_itself_when_the_scheduler_was_killed(lab: Any, working: Place) -> None:
+    url = working.up()["prefect"]
+    auth = auth_of(working.home, "prefect")
+    config = {
+        "run": "mine",
+        "steps": 8,
+        "held_out": 16,
+        "problems": str(lab.problems),
+        "policy": str(lab.policy),
+        "batch": {"prompts": 4, "samples": 4, "lease": 2},
+        "sampling": {"max_tokens": 12},
+        "tracking": {"system_metrics": False, "report": False},
+    }
+    deployment = get_json(f"{url}/deployments/name/rlvf/train", auth, timeout=30)["id"]
+    asked_for = {"parameters": {"config": config}}
+    made = get_json(f"{url}/deployments/{deployment}/create_flow_run", auth, asked_for, timeout=30)["id"]
+    run = working.home / "runs" / "mine"
+
+    def state() -> str:
+        return str(get_json(f"{url}/flow_runs/{made}", auth, timeout=30)["state"]["type"])
+
+    def said() -> str:
+        return (working.home / "logs" / "worker.log").read_text()
+
+    until(lambda: 3 in lab.metrics(run, "groups/used"), 240, every=0.05, about=said)
+    working.service("scheduler").kill()
+    until(lambda: state() in ("COMPLETED", "FAILED", "CRASHED"), 240, every=0.5, about=said)
+    assert state() == "COMPLETED", said()
+    assert "is gone; waiting for it" in said()
+    assert list(lab.metrics(run, "groups/used")) == list(lab.metrics(run, "loss/policy")) == list(range(1, 9))
