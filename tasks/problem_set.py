@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from infra.storage.files import as_text, open_files, open_texts
 from rl import countdown, grammar, problems, tables, wordings
-from rl.config import COUNTDOWN, GRAMMAR, MADE, WORDINGS, ProblemsConfig, VerifierConfig
+from rl.config import AUTO, COUNTDOWN, GRAMMAR, MADE, WORDINGS, ProblemsConfig, VerifierConfig
 from rl.problems import Columns, normalized
 from rl.records import Briefing, Problem
 from rl.tables import ProblemError
@@ -67,6 +67,7 @@ class _Set:
     name: str
     verifier: VerifierSpec
     options: str  # how the names of its options begin
+    by_default: bool = False  # nobody named the verifier
 
     def read(self) -> list[Problem]:
         """All problems of its files. Raises ProblemError."""
@@ -77,7 +78,13 @@ class _Set:
 
     def _problems(self, table: tables.Table) -> list[Problem]:
         columns = Columns(self.config.prompt, self.config.target, self.verifier.needs_target, self.options)
-        return problems.read(table, columns, self.verifier.check)
+        try:
+            return problems.read(table, columns, self.verifier.check)
+        except ProblemError as error:
+            if not self.by_default:
+                raise
+            others = "others: --verifier gsm8k, math, my_reward.py:reward"
+            raise ProblemError(f"{error} (verifier {self.verifier.name}, as none was named; {others})") from error
 
     def split(self, held_out: int | None) -> tuple[list[Problem], list[Problem]]:
         """Its problems as (training, held-out). Raises ProblemError."""
@@ -268,10 +275,11 @@ def set_names(sets: Sequence[ProblemsConfig]) -> list[str]:
 
 def _named(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[_Set]:
     options = ["--problems.", *(f"mix[{at}]." for at in range(len(sets) - 1))]
-    return [
-        _Set(config, name, open_verifier(named(config.verifier or verifier.name, config.path), verifier), dotted)
-        for config, name, dotted in zip(sets, set_names(sets), options, strict=True)
-    ]
+    found = []
+    for config, name, dotted in zip(sets, set_names(sets), options, strict=True):
+        wanted = config.verifier or verifier.name
+        found.append(_Set(config, name, open_verifier(named(wanted, config.path), verifier), dotted, wanted == AUTO))
+    return found
 
 
 def _made(each: _Set, stream: int, kept: Set[str]) -> Source:

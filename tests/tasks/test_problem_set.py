@@ -262,3 +262,14 @@ def test_a_template_of_the_users_travels_with_its_problems(tmp_path: Path) -> No
     for wrong in ({"template": "Q:"}, {"template": "{prompt}", "system": "be brief"}):
         with pytest.raises(ValueError, match="template"):
             ProblemsConfig(path=str(file), **wrong)
+
+
+def test_who_named_no_verifier_hears_which_one_refuses_and_which_others_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "capitals.jsonl"
+    file.write_text('{"prompt": "Which city is the capital of France?", "answer": "Paris"}\n')
+    sets = [ProblemsConfig(path=str(file))]
+    said = r"cannot be evaluated .*\(verifier arithmetic, as none was named; others: --verifier gsm8k, math, my_reward"
+    with pytest.raises(ProblemError, match=said):
+        open_problems(sets, VerifierConfig(), None, 0)
+    with pytest.raises(ProblemError, match=r"allowed\)$"):
+        open_problems(sets, VerifierConfig(name="arithmetic"), None, 0)
