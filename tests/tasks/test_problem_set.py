@@ -270,6 +270,6 @@ def test_who_named_no_verifier_hears_which_one_refuses_and_which_others_there_ar
     sets = [ProblemsConfig(path=str(file))]
     said = r"cannot be evaluated .*\(verifier arithmetic, as none was named; others: --verifier gsm8k, math, my_reward"
     with pytest.raises(ProblemError, match=said):
-        open_problems(sets, VerifierConfig(), None, 0)
-    with pytest.raises(ProblemError, match=r"allowed\)$"):
-        open_problems(sets, VerifierConfig(name="arithmetic"), None, 0)
+        open_sets(sets, VerifierConfig(), 0, 0)
+    with pytest.raises(ProblemError, match=r"brackets are allowed\)$"):
+        open_sets(sets, VerifierConfig(name="arithmetic"), 0, 0)
