@@ -31,6 +31,9 @@ from infra.weights.whole import keep_whole
 from tasks.warm_up import warm_up_uri
 from tests.processes import MARK, kill_marked, marked, started, until
 
+# what helpers assert says what differs, as in a test
+pytest.register_assert_rewrite("tests.flows.accidents", "tests.flows.commands.refusals")
+
 SMALL = {
     "batch.prompts": "4",
     "batch.samples": "4",

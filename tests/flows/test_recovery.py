@@ -1,6 +1,5 @@
 """Whatever is killed, and whenever: the run goes on, or can be gone on with, to the very same weights."""
 
-import json
 import os
 import random
 import re
@@ -13,24 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM, Signals
+from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 
 from flows.run import workplace
-from flows.start.runs import Run, saved_config
-from flows.start.trust import remember
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import offers
-from infra.runs.record import read_record
 from infra.runs.rollouts import kept_steps
 from infra.storage import store
-from infra.storage.claim import Claim
+from tests.flows.accidents import STEPS, check_steps, kill_in_call
 from tests.processes import started, until
-
-STEPS = 14
 
 
 @pytest.fixture(scope="module")
@@ -39,45 +32,6 @@ def undisturbed(lab: Any) -> str:
     result = lab.train(steps=str(STEPS), staleness="0")
     check_steps(lab, Path(result.run))
     return str(lab.weights_digest(Path(result.run), STEPS))
-
-
-def check_steps(lab: Any, run: Path, steps: int = STEPS, home: Path | None = None) -> None:
-    """Every step was made once and logged once, on disk and in MLflow."""
-    every = list(range(1, steps + 1))
-    used = lab.metrics(run, "groups/used")
-    assert list(used) == every
-    assert list(lab.metrics(run, "loss/policy")) == every
-    assert list(lab.metrics(run, "eval/pass_at_1"))[:: len(lab.metrics(run, "eval/pass_at_1")) - 1] == [0, steps]
-    learner = json.loads((run / "state" / str(steps) / "learner.json").read_text())
-    assert learner["step"] == steps
-    assert learner["applied"] == sum(groups > 0 for groups in used.values()) > 0
-    mlflow, logged = lab.mlflow(run, home)
-    assert logged.info.status == "FINISHED"
-    for name in ("reward/mean", "groups/used"):
-        assert [point.step for point in mlflow.get_metric_history(logged.info.run_id, name)] == every
-
-
-def kill_in_call(lab: Any, worker: str, call: str, run: Path, after: int) -> None:
-    """Kill a worker while a call of this kind is on it, once step `after` is logged."""
-    address, pid = lab.worker(worker)
-
-    def is_on_it() -> bool:
-        keys = lab.client.processing(workers=[address]).get(address, ())
-        return any(str(key).startswith(f"{call}-") for key in keys)
-
-    try:
-        until(lambda: after in lab.metrics(run, "groups/used"))
-        while True:
-            if call != "verify":  # which takes no time: a worker that stands still gets one and keeps it
-                until(is_on_it, every=0.002)
-            os.kill(pid, SIGSTOP)
-            if call == "verify":
-                until(is_on_it)
-            if is_on_it() and is_on_it():  # what it sent before it stood still has come in by now
-                break
-            os.kill(pid, SIGCONT)
-    finally:  # also when it waited too long, so that the run ends
-        os.kill(pid, SIGKILL)
 
 
 def trained_with_a_killed_worker(
@@ -254,33 +208,6 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undi
     assert not list(run.glob("**/.*.tmp"))
 
 
-@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
-def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals, tmp_path: Path) -> None:
-    home = lab.fresh_home(tmp_path / "home")
-    run = home / "runs" / "interrupted"
-    options = lab.options(run=run.name, steps="500", cluster__scheduler=None, cluster__threads="1")
-    with lab.command("train", options=options, home=home) as command:
-        until(lambda: 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None)
-        if number == SIGINT:
-            command.signal_group(SIGINT)  # as a terminal does
-        else:
-            command.process.terminate()
-        began = time.monotonic()
-        code, out, err = command.finish()
-        assert time.monotonic() - began < 20
-        assert code == 130, err
-        assert out == ""
-        assert "go on with: rlvf train --resume interrupted" in err
-        assert "Traceback" not in err
-        until(lambda: not command.alive(), seconds=5)
-    _, logged = lab.mlflow(run, home)
-    assert logged.info.status == "KILLED"
-    reached = max(lab.metrics(run, "groups/used"))
-    lab.train(resume=str(run), home=home, steps=str(reached + 2))
-    check_steps(lab, run, reached + 2, home)
-    assert lab.mlflow(run, home)[1].info.run_id == logged.info.run_id
-
-
 def test_a_corrupt_checkpoint_is_passed_over_with_a_warning(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,35 +269,3 @@ def test_steps_since_the_last_checkpoint_are_made_again_and_replace_what_was_log
     assert lab.weights_digest(run, STEPS) == undisturbed
     assert kept_steps(str(run)) == list(range(1, STEPS + 1))
     assert store.versions(str(run / "state")) == [10, STEPS]
-
-
-def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp_path: Path) -> None:
-    uri = f"{s3}/travels"
-    tracked = f"sqlite:///{lab.home}/mlflow.db"
-    homes = [lab.fresh_home(tmp_path / name) for name in ("one", "other")]
-    options = lab.options(run=uri, steps="500", cluster__scheduler=None, cluster__threads="1", tracking__uri=tracked)
-    first = homes[0] / "runs" / "travels"
-    with lab.command("train", options=options, home=homes[0], **lab.access) as command:
-        until(lambda: 4 in lab.metrics(first, "groups/used") or command.process.poll() is not None)
-        command.signal_group(SIGKILL)
-        assert command.finish()[0] == -SIGKILL
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Claim, "is_gone", True)  # that the owner has ended is seen on its machine only: it takes 30 s
-        remember_in(homes[1], uri)
-        reached = store.versions(f"{uri}/state")[-1] + 2
-        lab.train(resume=uri, home=homes[1], steps=str(reached), tracking__uri=tracked)
-    record = read_record(uri, homes[1] / "runs" / "travels")
-    assert record.steps == list(range(1, reached + 1))
-    seconds = record.curve("perf/step_seconds")
-    assert set(range(1, reached + 1)) - set(seconds) <= {reached - 3, reached - 2}  # that of the kill
-    mlflow = MlflowClient(tracking_uri=tracked)
-    run_id = json.loads(store.read_text(f"{uri}/tracking.json"))["run_id"]
-    for name in ("reward/mean", "groups/used", "policy/entropy"):
-        assert [point.step for point in mlflow.get_metric_history(run_id, name)] == list(range(1, reached + 1))
-
-
-def remember_in(home: Path, uri: str) -> None:
-    """Somebody there has said that the run may bring its tracking address."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLVF_HOME", str(home))
-        remember(Run(uri, saved_config(uri), resumed=True))

@@ -1,0 +1,77 @@
+"""A run that was interrupted, or killed with its machine, is gone on with, there or elsewhere."""
+
+import json
+import time
+from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM, Signals
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from flows.start.runs import Run, saved_config
+from flows.start.trust import remember
+from infra.runs.record import read_record
+from infra.storage import store
+from infra.storage.claim import Claim
+from tests.flows.accidents import check_steps
+from tests.processes import until
+
+
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals, tmp_path: Path) -> None:
+    home = lab.fresh_home(tmp_path / "home")
+    run = home / "runs" / "interrupted"
+    options = lab.options(run=run.name, steps="500", cluster__scheduler=None, cluster__threads="1")
+    with lab.command("train", options=options, home=home) as command:
+        until(lambda: 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None)
+        if number == SIGINT:
+            command.signal_group(SIGINT)  # as a terminal does
+        else:
+            command.process.terminate()
+        began = time.monotonic()
+        code, out, err = command.finish()
+        assert time.monotonic() - began < 20
+        assert code == 130, err
+        assert out == ""
+        assert "go on with: rlvf train --resume interrupted" in err
+        assert "Traceback" not in err
+        until(lambda: not command.alive(), seconds=5)
+    _, logged = lab.mlflow(run, home)
+    assert logged.info.status == "KILLED"
+    reached = max(lab.metrics(run, "groups/used"))
+    lab.train(resume=str(run), home=home, steps=str(reached + 2))
+    check_steps(lab, run, reached + 2, home)
+    assert lab.mlflow(run, home)[1].info.run_id == logged.info.run_id
+
+
+def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp_path: Path) -> None:
+    uri = f"{s3}/travels"
+    tracked = f"sqlite:///{lab.home}/mlflow.db"
+    homes = [lab.fresh_home(tmp_path / name) for name in ("one", "other")]
+    options = lab.options(run=uri, steps="500", cluster__scheduler=None, cluster__threads="1", tracking__uri=tracked)
+    first = homes[0] / "runs" / "travels"
+    with lab.command("train", options=options, home=homes[0], **lab.access) as command:
+        until(lambda: 4 in lab.metrics(first, "groups/used") or command.process.poll() is not None)
+        command.signal_group(SIGKILL)
+        assert command.finish()[0] == -SIGKILL
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Claim, "is_gone", True)  # that the owner has ended is seen on its machine only: it takes 30 s
+        remember_in(homes[1], uri)
+        reached = store.versions(f"{uri}/state")[-1] + 2
+        lab.train(resume=uri, home=homes[1], steps=str(reached), tracking__uri=tracked)
+    record = read_record(uri, homes[1] / "runs" / "travels")
+    assert record.steps == list(range(1, reached + 1))
+    seconds = record.curve("perf/step_seconds")
+    assert set(range(1, reached + 1)) - set(seconds) <= {reached - 3, reached - 2}  # that of the kill
+    mlflow = MlflowClient(tracking_uri=tracked)
+    run_id = json.loads(store.read_text(f"{uri}/tracking.json"))["run_id"]
+    for name in ("reward/mean", "groups/used", "policy/entropy"):
+        assert [point.step for point in mlflow.get_metric_history(run_id, name)] == list(range(1, reached + 1))
+
+
+def remember_in(home: Path, uri: str) -> None:
+    """Somebody there has said that the run may bring its tracking address."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLVF_HOME", str(home))
+        remember(Run(uri, saved_config(uri), resumed=True))
