@@ -133,6 +133,11 @@ def test_the_page_on_architecture_names_every_file() -> None:
     assert named - everywhere == set()
 
 
+def test_no_file_holds_more_than_a_noun() -> None:
+    files = [file for package in (*MAY_IMPORT, "tests") for file in sorted((ROOT / package).rglob("*.py"))]
+    assert [file for file in files if len(file.read_text("utf-8").splitlines()) > 300] == []  # it usually holds two
+
+
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 
