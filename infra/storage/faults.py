@@ -29,6 +29,22 @@ def explained(error: BaseException) -> str | None:
     return known
 
 
+def is_of_library(error: BaseException) -> bool:
+    """Whether a library's file system may have raised it, for what is away, refused or not installed: none of ours, and
+    none of Python's that tells of a mistake in a program."""
+    if isinstance(error, OSError | ImportError):
+        return True
+    return type(error).__module__.partition(".")[0] not in ("builtins", "flows", "tasks", "rl", "infra")
+
+
+def unreachable(error: BaseException) -> str | None:
+    """Why a server was not reached, where a file system calls its files missing for that."""
+    for each in _chain(error):
+        if isinstance(each, ConnectionError) or "Connect" in type(each).__name__:
+            return " ".join(str(each).split()) or type(each).__name__
+    return None
+
+
 def _line_for(error: BaseException) -> str | None:
     kind = type(error)
     package = kind.__module__.partition(".")[0]

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import sys
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
@@ -10,6 +9,7 @@ from typing import Any, BinaryIO, TextIO
 from fsspec.core import url_to_fs
 
 from infra.security.secrets import masked
+from infra.storage.faults import is_of_library, unreachable
 
 
 class PathError(ValueError):
@@ -37,7 +37,11 @@ def open_files(pattern: str) -> Iterator[tuple[str, BinaryIO]]:
         raise PathError(f"{pattern}: permission denied; check the rights on it, or the credentials") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise PathError(f"{name}: not the compressed file that its name promises ({_line(error)})") from error
-    except _storage_faults() as error:
+    except PathError:
+        raise
+    except Exception as error:
+        if not is_of_library(error):
+            raise
         raise PathError(f"{pattern}: cannot be read: {_line(error)}") from error
 
 
@@ -65,6 +69,10 @@ def _filesystem(pattern: str) -> tuple[Any, str]:
     except ValueError as error:
         known = "use a local path, memory://, s3:// or another protocol of fsspec"
         raise PathError(f"{pattern}: {_line(error)}; {known}") from error
+    except Exception as error:  # github:// asks while it is made
+        if not is_of_library(error):
+            raise
+        raise PathError(f"{pattern}: cannot be read: {_line(error)}") from error
     fs.invalidate_cache()  # fsspec keeps listings for the life of the process; a file may be newer
     return fs, path
 
@@ -74,7 +82,9 @@ def _match(fs: Any, path: str, pattern: str) -> list[str]:
     # says False and `glob` finds nothing; `info` raises.
     try:
         kind = fs.info(path)["type"]
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as missing:
+        if why := unreachable(missing):
+            raise PathError(f"{pattern}: cannot be reached: {why}") from missing
         matches = fs.glob(path, detail=True)
         files = sorted(name for name, info in matches.items() if info["type"] == "file")
         if not files:
@@ -92,12 +102,6 @@ def _decode(content: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise PathError(f"{name}: line {line}: not UTF-8 text ({error.reason}); save it as UTF-8") from error
-
-
-def _storage_faults() -> tuple[type[Exception], ...]:
-    # s3fs lets botocore's own through (no credentials, no connection), and has loaded it by the time one is raised
-    botocore = sys.modules.get("botocore.exceptions")
-    return (OSError, botocore.BotoCoreError) if botocore else (OSError,)
 
 
 def _line(error: Exception) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.storage import place, store
-from infra.storage.faults import explained
+from infra.storage.faults import explained, is_of_library
 
 
 class StorageError(ValueError):
@@ -68,10 +68,9 @@ def looked_at(uri: str) -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:
-        known = explained(error) if store.local_path(uri) is None else None
-        if known is None:
+        if store.local_path(uri) is not None or (not (known := explained(error)) and not is_of_library(error)):
             raise
-        raise StorageError(f"{uri}: {known}") from error
+        raise StorageError(f"{uri}: {known or f'cannot be used: {_line(error)}'}") from error
 
 
 def _nearest(path: Path) -> Path:

@@ -10,11 +10,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import fsspec
+import httpx
 import pytest
 import s3fs
 from moto.server import ThreadedMotoServer
 
 from infra.storage.files import PathError, open_texts
+from infra.storage.usable import StorageError, looked_at
 
 MATH_1K = Path(__file__).parents[3] / "../shared/data/math_1k.csv"
 
@@ -225,6 +227,38 @@ def test_storage_that_cannot_be_reached_is_said(bucket: str, monkeypatch: pytest
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         s3fs.S3FileSystem.clear_instance_cache()
         assert "Could not connect to the endpoint" in refusal(f"s3://{bucket}/*.csv")
+
+
+def test_a_server_that_is_not_there_is_no_missing_file() -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        said = refusal(f"http://127.0.0.1:{deaf.getsockname()[1]}/x.csv")
+    assert "cannot be reached: Cannot connect" in said
+    assert "no such file" not in said
+
+
+class Away(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """A file system that fails as its library does, which raises no OSError."""
+
+    protocol = "away"
+    fault: Exception = httpx.ConnectError("the hub is away")
+
+    def info(self, _path: str, **_: object) -> None:
+        raise self.fault
+
+
+def test_what_a_librarys_file_system_raises_is_one_line_and_our_own_mistakes_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fsspec.register_implementation("away", Away, clobber=True)
+    assert refusal("away://x/y.csv") == "away://x/y.csv: cannot be read: the hub is away"
+    with pytest.raises(StorageError, match=r"^away://runs: cannot be used: the hub is away$"), looked_at("away://runs"):
+        raise httpx.ConnectError("the hub is away")
+    monkeypatch.setattr(Away, "fault", TypeError("a mistake"))
+    with pytest.raises(TypeError):
+        next(open_texts("away://x/y.csv"))
+    with pytest.raises(TypeError), looked_at("away://runs"):
+        raise TypeError("a mistake")
 
 
 def test_missing_credentials_are_said(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
