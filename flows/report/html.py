@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 
 from flows.options.plain_yaml import load_yaml
 from flows.report.charts import drawn, figures, learning, machines, reward, title_of, traffic
@@ -31,8 +31,7 @@ class NothingToReport(ValueError):  # noqa: N818
     """A run has no step yet; one line says so."""
 
 
-@dataclass(frozen=True)
-class _Whole:
+class _Whole(BaseModel):
     """What of a kept completion is shown."""
 
     prompt: str
@@ -44,9 +43,6 @@ class _Whole:
     version: int
     tokens: int
     reward: float | None
-
-
-_ROW = TypeAdapter(_Whole)
 
 
 @dataclass(frozen=True)
@@ -147,7 +143,7 @@ def _samples(run_uri: str, last: int) -> Iterator[tuple[int, Sequence[Mapping[st
 def _is_whole(row: Any) -> bool:
     """Whether a row is as one is written: the file may be damaged, or anybody's."""
     try:
-        _ROW.validate_python(row)
+        _Whole.model_validate(row, strict=True)  # it is shown as it stands
     except ValueError:
         return False
     return True

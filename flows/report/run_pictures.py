@@ -60,7 +60,8 @@ def stage_picture(path: Path, stages: Mapping[str, Curve], *, title: str) -> Non
         axes.stairs(above, edges, baseline=below, fill=True, color=STAGES.get(name, GREY), label=name, linewidth=0)
         below = above
     # the first step waits for the first batch: it must not flatten the others
-    usual = sorted(below)[int(0.98 * (len(below) - 1))]
+    known = sorted(filter(math.isfinite, below)) or [0.0]
+    usual = known[int(0.98 * (len(known) - 1))]
     axes.set_ylim(0, max(usual * 1.15, 1e-3))
     axes.set_ylabel("seconds", color=INK)
     legend(axes)

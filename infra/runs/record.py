@@ -5,6 +5,7 @@ has come since at every step, so that a report can be made, and the run resumed,
 """
 
 import logging
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 TAIL = "tail"  # folder of what the files have more than when they were copied last
 METRICS, TIMELINE, ABOUT, RESULT = "metrics.jsonl", "timeline.jsonl", "about.json", "result.json"
+LARGEST = 1e100  # of a figure
 PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow fsspec s3fs".split()
 
 
@@ -56,9 +58,9 @@ class Record:
     )  # when it began; status, versions, links, ... of its last session
 
     def curve(self, metric: str) -> dict[int, float]:
-        """A metric's values by step."""
+        """A metric's values by step; NaN, a gap, where one is not finite, or so large that sums of it are not."""
         found = {line.step: line.metrics[metric] for line in self.metrics if metric in line.metrics}
-        return dict(sorted(found.items()))
+        return {step: value if abs(value) <= LARGEST else math.nan for step, value in sorted(found.items())}
 
     @property
     def steps(self) -> list[int]:

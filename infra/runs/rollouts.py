@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
 from typing import Any
@@ -31,7 +32,7 @@ def read_rollouts(run_uri: str, step: int) -> list[Row]:
     data = place.read(_uri(run_uri, step))
     try:
         return [] if data is None else [_row(line) for line in _lines(data)]
-    except (OSError, EOFError, ValueError, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ValueError(f"{_uri(run_uri, step)} is damaged: {error}") from error
 
 

@@ -37,6 +37,9 @@ WHOLE = {
         {**WHOLE, "reward": "high"},
         {**WHOLE, "group": []},
         {**WHOLE, "reward": 10**400},
+        {**WHOLE, "reward": "0.5"},
+        {**WHOLE, "tokens": "5"},
+        {**WHOLE, "group": 0.0},
     ],
 )
 def test_damaged_completions_are_left_out_and_counted(tmp_path: Path, damaged: object) -> None:
@@ -126,4 +129,17 @@ def test_a_few_lines_that_mean_billions_cost_no_time(tmp_path: Path) -> None:
 
 def test_a_time_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     MetricLog(tmp_path / "run" / METRICS).append(2, {"perf/step_seconds": float("inf"), "perf/update_seconds": 1.0})
+    assert "reward in training" in reported(tmp_path / "run")
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, float("inf"), float("nan")])
+def test_figures_that_cannot_be_summed_are_gaps(tmp_path: Path, value: float) -> None:
+    names = [f"perf/{name}_seconds" for name in ("step", "rollouts", "update", "publish")]
+    names += ["perf/rollouts_per_second", "policy/entropy", "completion/tokens_mean", "completion/truncated"]
+    names += ["staleness/mean", "staleness/max", "groups/drawn", "reasons/wrong", "eval/reward"]
+    names += [
+        f"sync/{name}" for name in ("bytes", "fetched_bytes", "ratio", "changed", "encode_seconds", "apply_seconds")
+    ]
+    for step in (2, 3):
+        MetricLog(tmp_path / "run" / METRICS).append(step, {"reward/mean": value, **dict.fromkeys(names, value)})
     assert "reward in training" in reported(tmp_path / "run")

@@ -33,9 +33,23 @@ def test_the_same_completions_make_the_same_file(tmp_path: Path) -> None:
     assert json.loads(gzip.decompress(first))["tokens"] == 3  # anybody can read it
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+PACKED = gzip.compress(b"{}\n", mtime=0)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"no gzip",
+        b"\x1f\x8b\x08 no",
+        PACKED[:-9],
+        PACKED[:10] + b"\xff" * 20,
+        PACKED[:-8] + b"\0" * 8,
+    ],
+    ids=["other bytes", "a header", "cut off", "cannot be unpacked", "other checksum"],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "3.jsonl.gz").write_bytes(b"\x1f\x8b\x08 no")
+    (tmp_path / "rollouts" / "3.jsonl.gz").write_bytes(damaged)
     with pytest.raises(ValueError, match=r"rollouts/3.jsonl.gz is damaged"):
         read_rollouts(str(tmp_path), 3)
 
