@@ -77,6 +77,7 @@ def check_storage(uri: str, megabytes: float = 0.01) -> Check:
         else "free space there, mount it with write access, or set RLVF_HOME or RLVF_STORAGE to another folder"
     )
     try:
+        place.await_answer(uri)
         fs, path = place.remote(place.join(uri, f".check-{secrets.token_hex(8)}"))
         place.make_parent(fs, path)
         began = time.perf_counter()

@@ -40,7 +40,7 @@ def is_of_library(error: BaseException) -> bool:
 def unreachable(error: BaseException) -> str | None:
     """Why a server was not reached, where a file system calls its files missing for that."""
     for each in _chain(error):
-        if isinstance(each, ConnectionError) or "Connect" in type(each).__name__:
+        if isinstance(each, ConnectionError | TimeoutError) or "Connect" in type(each).__name__:
             return " ".join(str(each).split()) or type(each).__name__
     return None
 

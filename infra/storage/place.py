@@ -16,6 +16,8 @@ _OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs"})
 # longer says so with `infra.storage.retry_policy`.
 _S3 = {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 3}}}
 
+ANSWER_SECONDS = 15.0  # at first: later a store may be slow for good reasons, such as a large upload before it
+
 
 def join(uri: str, *names: str) -> str:
     """The URI of something under `uri`."""
@@ -165,6 +167,18 @@ def remote(uri: str) -> tuple[Any, str]:
     fs, root = url_to_fs(uri, **(_S3 if uri.startswith(("s3://", "s3a://")) else {}))
     fs.invalidate_cache()  # other processes write here too: what was listed a moment ago is no longer true
     return fs, root.rstrip("/")
+
+
+def await_answer(uri: str) -> None:
+    """Ask an S3 store for a name, with little patience: one that takes connections and never answers would keep what is
+    done next waiting for minutes. Raises what its client raises, but not that there is nothing."""
+    if uri.startswith(("s3://", "s3a://")):
+        seconds = {"connect_timeout": ANSWER_SECONDS, "read_timeout": ANSWER_SECONDS}
+        config = {"config_kwargs": {**seconds, "retries": {"total_max_attempts": 1}}}
+        fs, root = url_to_fs(uri, skip_instance_cache=True, **config)
+        fs.retries = 1  # s3fs's own, around those of its client
+        with suppress(FileNotFoundError, PermissionError):
+            fs.info(root)
 
 
 def has_folders(fs: Any) -> bool:

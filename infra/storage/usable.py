@@ -34,6 +34,7 @@ def check_storage(uri: str) -> None:
     probe = store.join(uri, f"rlvf-probe-{secrets.token_hex(4)}")
     path = store.local_path(uri)
     try:
+        place.await_answer(uri)
         store.write_text(probe, "rlvf")
         if store.read_text(probe) != "rlvf":
             raise StorageError(f"storage {uri}: gives back something else than was written there")
@@ -64,6 +65,7 @@ def looked_at(uri: str) -> Iterator[None]:
     """The first look at a storage elsewhere, before anything is written: what it cannot do is a mistake in what was
     asked. Raises `StorageError`, which names `uri`."""
     try:
+        place.await_answer(uri)
         yield
     except ValueError:
         raise
