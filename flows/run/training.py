@@ -28,7 +28,7 @@ from infra.cluster.placement import workers_with
 from infra.interrupts import answered_by
 from infra.runs.checkpoints import best_version
 from infra.runs.metric_log import read_metrics
-from infra.runs.record import METRICS, RESULT, bring_record
+from infra.runs.record import METRICS, RESULT, begin_record, bring_record
 from infra.runs.tracking import Tracker, open_run
 from infra.storage import store
 from infra.weights.version import PolicyVersion
@@ -101,6 +101,8 @@ class Training:
             self._hold = stack.enter_context(Hold(self.run, self.place))
             if self.run.resumed:
                 bring_record(self.run.uri, self._folder)
+            else:
+                begin_record(self.run.uri, self._folder)
             self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
             self._cancelled = stack.enter_context(
                 watch_run_state(self.place.dispatch, self.place.display, self.place.prefect.serves)
