@@ -115,6 +115,7 @@ class Training:
                     experiment=self.problems.name,
                     run_name=self.run.name,
                     run_id=self.run.mlflow_run,
+                    owner=self.run.mlflow_owner,
                     params=self.config.model_dump(mode="json"),
                     local=self._folder / METRICS,
                     check=self._hold.check,

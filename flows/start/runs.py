@@ -16,6 +16,7 @@ from flows.options.plain_yaml import load_yaml
 from flows.options.reading import OptionError, differences, read_config, to_yaml
 from flows.start import tracked
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
+from infra.runs.mlflow_run import Owner
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
 from infra.storage.typed import read_typed
@@ -96,6 +97,11 @@ class Run:
     def mlflow_run(self) -> str | None:
         """See `flows.start.tracked`."""
         return tracked.mlflow_run(self.uri)
+
+    @property
+    def mlflow_owner(self) -> Owner:
+        """See `flows.start.tracked`."""
+        return tracked.mlflow_owner(self.uri)
 
     def save_mlflow_run(self, run_id: str | None) -> None:
         tracked.save_mlflow_run(self.uri, run_id)
