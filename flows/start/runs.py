@@ -61,6 +61,7 @@ class Run:
         return self.uri.rstrip("/").rpartition("/")[2]
 
     def local_folder(self, home: Path) -> Path:
+        """See the function of that name."""
         return local_folder(self.uri, home)
 
     def save_config(self) -> None:
