@@ -99,10 +99,7 @@ class Training:
         self._folder = self.run.local_folder(self.place.home)
         with ExitStack() as stack:
             self._hold = stack.enter_context(Hold(self.run, self.place))
-            if self.run.resumed:
-                bring_record(self.run.uri, self._folder)
-            else:
-                begin_record(self.run.uri, self._folder)
+            (bring_record if self.run.resumed else begin_record)(self.run.uri, self._folder)
             self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
             self._cancelled = stack.enter_context(
                 watch_run_state(self.place.dispatch, self.place.display, self.place.prefect.serves)

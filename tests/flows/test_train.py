@@ -16,7 +16,6 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from infra.storage import place as places
 from infra.storage import store
 from infra.weights.publisher import Publisher
 from infra.weights.version import SyncConfig
@@ -211,22 +210,6 @@ def test_a_run_may_lie_anywhere(lab: Any, place: str, tmp_path: Path, request: p
     local = tmp_path / "deep" / "file-run" if place == "file" else lab.record_folder(uri)
     assert list(lab.metrics(local, "reward/mean")) == [1, 2, 3]
     assert (local / "reward.png").exists()
-
-
-def test_runs_of_one_name_share_no_record_and_a_run_begun_anew_has_none(lab: Any, s3: str) -> None:
-    here = Path(lab.train(run="twin", steps="1").run)
-    metrics = (here / "metrics.jsonl").read_bytes()
-    uris = [f"{s3}/one/twin", f"{s3}/two/twin"]
-    for uri, steps in zip(uris, (2, 1), strict=True):
-        assert lab.train(run=uri, steps=str(steps)).reward_before is not None
-        assert list(lab.metrics(lab.record_folder(uri), "reward/mean")) == list(range(1, steps + 1))
-    places.remove(uris[0])
-    lab.train(run=uris[0], steps="1")
-    for uri in uris:
-        assert list(lab.metrics(lab.record_folder(uri), "reward/mean")) == [1]
-        assert list(lab.metrics(lab.record_folder(uri), "eval/pass_at_1")) == [0, 1]
-    assert (here / "metrics.jsonl").read_bytes() == metrics
-    assert lab.mlflow(here)[1].info.lifecycle_stage == "active"
 
 
 def test_runs_and_the_warm_up_lie_on_the_storage_that_the_environment_names(

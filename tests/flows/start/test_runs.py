@@ -15,7 +15,7 @@ from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config, to_yaml
 from flows.options.tree import known_options
 from flows.start import runs
-from flows.start.runs import MAY_CHANGE, PROBLEMS, Run, local_folder, new_run, resume_run, saved_config, saved_problems
+from flows.start.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, saved_config, saved_problems
 from infra.runs.checkpoints import CONFIG, NotARun
 from infra.storage import store
 from infra.storage.typed import DamagedError
@@ -292,18 +292,3 @@ def test_what_may_change_are_settings_and_no_other_setting_begins_as_one_of_them
     assert set(MAY_CHANGE) <= set(options)
     for allowed in MAY_CHANGE:
         assert all(path == allowed or path.startswith(f"{allowed}.") for path in options if path.startswith(allowed))
-
-
-def test_runs_of_one_name_share_no_folder_of_this_machine(tmp_path: Path) -> None:
-    uris = (
-        "s3://one/exp",
-        "s3://two/exp",
-        "gs://one/exp",
-        "s3://one/deep/exp",
-        str(tmp_path / "home" / "runs" / "exp"),
-    )
-    assert len({local_folder(uri, tmp_path / "home") for uri in uris}) == len(uris)
-    there = local_folder("s3://one/exp/", tmp_path / "home")
-    assert there == local_folder("s3://one/exp", tmp_path / "home")
-    assert there.parent == tmp_path / "home" / "runs"
-    assert there.name.startswith("exp-")

@@ -210,36 +210,6 @@ def test_a_model_that_one_names_oneself_needs_no_trust(
     trusted(resume_run(elsewhere, "unused", None, {}))  # it was seen with the run
 
 
-@pytest.mark.parametrize("link", ["state", "model", "model/config.json", "weights/v3/a/gone"])
-def test_a_link_that_leads_out_of_a_run_from_elsewhere_is_refused_by_name_whatever_is_said(
-    tmp_path: Path, home_folder: Path, link: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = saved(str(tmp_path / "shared" / "run"))
-    inside = Path(run.uri, "inside")
-    inside.symlink_to("rollouts/1.jsonl.gz")
-    Path(run.uri, "circle").symlink_to("circle")
-    trusted(run)
-    asked = read_config(EvalConfig, file=None, overrides={"policy": run.uri}, defaults=False)
-    asked_evaluation(asked)
-    planted = Path(run.uri, link)
-    planted.parent.mkdir(parents=True, exist_ok=True)
-    planted.symlink_to(tmp_path / "mine" / "state")
-    words = f"{planted} is a symbolic link that leads out of its run, to {tmp_path / 'mine' / 'state'}; "
-    for trust in (False, True):
-        with pytest.raises(NotTrustedError) as refused:
-            trusted(run, trust)
-        assert str(refused.value).startswith(words)
-    with pytest.raises(NotTrustedError, match="leads out of its run"):
-        asked_evaluation(asked, trust=True)
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "--resume", run.uri, "--trust"])
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
-    mine = saved(str(home_folder / "runs" / "mine"))
-    Path(mine.uri, "state").symlink_to(tmp_path / "large-disk")
-    trusted(mine)
-
-
 def test_problems_that_are_edited_need_no_new_trust(elsewhere: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a", "target": "b"}\n')
