@@ -128,6 +128,7 @@ def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) 
         experiment=set_name(run.config.sets),
         run_name=run.name,
         run_id=run.mlflow_run,
+        owner=run.mlflow_owner,
         params={},
         local=run.local_folder(place.home) / f"eval-{name}.jsonl",
         guest=True,

@@ -34,6 +34,11 @@ def rlvf_home() -> Path:
     return here / NAME if (here / NAME).is_dir() else next(above, here / NAME)
 
 
+def in_home(path: Path) -> bool:
+    """Whether it lies under the home, where nobody else writes; links are followed."""
+    return rlvf_home().resolve() in path.resolve().parents
+
+
 def home_line() -> str:
     """Where the home is, and why there, for people."""
     home = rlvf_home()

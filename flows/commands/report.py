@@ -6,10 +6,9 @@ import webbrowser
 from pathlib import Path
 
 from flows.commands.command import Command
-from flows.start.runs import known_run
+from flows.start.runs import known_run, local_folder
 from infra.home import rlvf_home, runs_uri
 from infra.security.printable import printable
-from infra.storage.store import local_path
 from infra.storage.usable import looked_at
 
 EXAMPLES = """
@@ -31,7 +30,7 @@ def _run(given: argparse.Namespace) -> None:
 
     with looked_at(given.run if "://" in given.run else runs_uri()):
         uri = known_run(given.run, runs_uri())
-    folder = local_path(uri) or rlvf_home() / "runs" / uri.rpartition("/")[2]
+    folder = local_folder(uri, rlvf_home())
     out = Path(given.out).expanduser() if given.out else folder / REPORT
     if out.is_dir():
         raise ValueError(f"--out {given.out} is a folder; name a file in it, such as {out / REPORT}")

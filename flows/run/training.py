@@ -28,7 +28,7 @@ from infra.cluster.placement import workers_with
 from infra.interrupts import answered_by
 from infra.runs.checkpoints import best_version
 from infra.runs.metric_log import read_metrics
-from infra.runs.record import METRICS, RESULT, bring_record
+from infra.runs.record import METRICS, RESULT, begin_record, bring_record
 from infra.runs.tracking import Tracker, open_run
 from infra.storage import store
 from infra.weights.version import PolicyVersion
@@ -99,8 +99,7 @@ class Training:
         self._folder = self.run.local_folder(self.place.home)
         with ExitStack() as stack:
             self._hold = stack.enter_context(Hold(self.run, self.place))
-            if self.run.resumed:
-                bring_record(self.run.uri, self._folder)
+            (bring_record if self.run.resumed else begin_record)(self.run.uri, self._folder)
             self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
             self._cancelled = stack.enter_context(
                 watch_run_state(self.place.dispatch, self.place.display, self.place.prefect.serves)
@@ -113,6 +112,7 @@ class Training:
                     experiment=self.problems.name,
                     run_name=self.run.name,
                     run_id=self.run.mlflow_run,
+                    owner=self.run.mlflow_owner,
                     params=self.config.model_dump(mode="json"),
                     local=self._folder / METRICS,
                     check=self._hold.check,

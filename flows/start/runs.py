@@ -1,5 +1,6 @@
 """A run on storage: what it is called, how one begins, how one goes on."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +16,7 @@ from flows.options.plain_yaml import load_yaml
 from flows.options.reading import OptionError, differences, read_config, to_yaml
 from flows.start import tracked
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
+from infra.runs.mlflow_run import Owner
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
 from infra.storage.typed import read_typed
@@ -59,8 +61,8 @@ class Run:
         return self.uri.rstrip("/").rpartition("/")[2]
 
     def local_folder(self, home: Path) -> Path:
-        """Where this machine keeps the run's log and pictures: in the run itself where that is local."""
-        return store.local_path(self.uri) or home / "runs" / self.name
+        """See the function of that name."""
+        return local_folder(self.uri, home)
 
     def save_config(self) -> None:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
@@ -97,8 +99,21 @@ class Run:
         """See `flows.start.tracked`."""
         return tracked.mlflow_run(self.uri)
 
+    @property
+    def mlflow_owner(self) -> Owner:
+        """See `flows.start.tracked`."""
+        return tracked.mlflow_owner(self.uri)
+
     def save_mlflow_run(self, run_id: str | None) -> None:
         tracked.save_mlflow_run(self.uri, run_id)
+
+
+def local_folder(uri: str, home: Path) -> Path:
+    """Where this machine keeps the log and pictures of the run at ``uri``: in the run itself where that is local. Of
+    one that lies elsewhere the folder's name tells all of the URI: runs of one name are many."""
+    whole = uri.rstrip("/")
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
+    return store.local_path(uri) or home / "runs" / f"{whole.rpartition('/')[2]}-{digest}"
 
 
 def without_secrets(config: M) -> M:

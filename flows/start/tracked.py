@@ -1,9 +1,12 @@
 """Which MLflow run is a run's: `tracking.json` under its URI."""
 
+import hashlib
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
+from infra.home import in_home
+from infra.runs.mlflow_run import Owner
 from infra.storage import store
 from infra.storage.typed import read_typed
 
@@ -23,7 +26,7 @@ _TRACKED = TypeAdapter(Tracked)
 
 def mlflow_run(uri: str) -> str | None:
     """The id of the run's MLflow run, if it has one. The copy of a run has none as long as the original is there with
-    it: what the two do from now on is not the same. A run that was moved keeps it.
+    it: what the two do from now on is not the same. A run that was moved keeps it, if it is `mlflow_owner`'s.
 
     Raises DamagedError.
     """
@@ -40,6 +43,23 @@ def mlflow_run(uri: str) -> str | None:
 def save_mlflow_run(uri: str, run_id: str | None) -> None:
     """Write the file."""
     store.write_text(store.join(uri, TRACKING), _TRACKED.dump_json(Tracked(run_id, uri)).decode())
+
+
+def mlflow_owner(uri: str) -> Owner:
+    """Which MLflow runs are taken for the run's: those that say so, by where it lies. Of one in this home, where nobody
+    else writes, also those of an older version, which say nothing, and of where its file says that it lay before."""
+    path = store.local_path(uri)
+    if path is None or not in_home(path):
+        return Owner(_tag(uri))
+    found = _read(uri)
+    before = {None} if found is None or found.run is None else {None, _tag(found.run)}
+    return Owner(_tag(uri), frozenset(before))
+
+
+def _tag(uri: str) -> str:
+    """Where a run lies, however it is written, and without what the URI may hold of secrets."""
+    path = store.local_path(uri)
+    return hashlib.sha256((uri.rstrip("/") if path is None else str(path.resolve())).encode()).hexdigest()[:32]
 
 
 def _read(uri: str) -> Tracked | None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter
 from flows.config import HELD_OUT, TrainConfig
 from flows.start.runs import Run, saved_config, without_secrets
 from infra import disk
-from infra.home import rlvf_home
+from infra.home import in_home, rlvf_home
 from infra.security.printable import printable
 from infra.storage.store import local_path
 from infra.storage.typed import DamagedError, read_typed
@@ -44,10 +45,11 @@ def trusted(run: Run, trust: bool = False) -> None:
     """Return if what the run brings may be used: it brings nothing that was not asked for here, it lies in this home,
     it is what this home saw last, `trust` says so, or somebody at the terminal does. What is trusted is remembered.
 
-    Raises NotTrustedError.
+    Raises NotTrustedError; also, whatever is said, where a link leads out of a folder that is not in this home.
     """
     if _is_ours(run):
         return
+    _refuse_links(run)
     now, known = brought(run.config, run.uri), _remembered(run)
     saved = brought(run.saved or saved_config(run.uri), run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
@@ -125,7 +127,20 @@ def brought(config: TrainConfig, uri: str, opened: Iterable[VerifierSpec] = ()) 
 def _is_ours(run: Run) -> bool:
     """Whether it lies in this home, where nobody else writes."""
     path = local_path(run.uri)
-    return path is not None and rlvf_home().resolve() in path.resolve().parents
+    return path is not None and in_home(path)
+
+
+def _refuse_links(run: Run) -> None:
+    """Raise NotTrustedError where a link in the run's folder leads out of it: what goes on below the run would be read,
+    replaced and removed wherever that is."""
+    if (path := local_path(run.uri)) is None:
+        return
+    top = Path(os.path.realpath(path))  # as Path.resolve, but that it raises nothing where links go in a circle
+    for folder, inside, files in os.walk(top):
+        for link in (Path(folder, name) for name in (*inside, *files)):
+            if link.is_symlink() and not (to := Path(os.path.realpath(link))).is_relative_to(top):
+                words = f"{link} is a symbolic link that leads out of its run, to {to}; if you know who made it, put "
+                raise NotTrustedError(printable(f"{words}what it leads to in its place"))
 
 
 def _own(path: str, run: str) -> bool:

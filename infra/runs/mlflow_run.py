@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from infra.disk import own_folder
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine
+from infra.security.printable import printable
 from infra.security.secrets import masked
 
 if TYPE_CHECKING:
@@ -42,10 +43,19 @@ SAMPLES_TAG = "mlflow.loggedArtifacts"
 # without it the page of 3.17 opens on traces of language model applications, whatever the tags of an experiment say
 WORKFLOW = "?workflowType=machine_learning"
 NOTE_TAG = "mlflow.note.content"
+OWNER_TAG = "rlvf.run"
 NOTE = """Reinforcement learning of **{model}** on **{problems}** by **{loss}**.
 
 First `reward/mean` (of each step) and `eval/reward` (held-out problems), then `policy/entropy`, `completion/truncated`
 and `policy/mismatch_kl`. The artifact `report.html` shows them on one page."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose an MLflow run is, as a tag of it says: who can write where a run lies may name any as its own."""
+
+    tag: str
+    also: frozenset[str | None] = frozenset()  # tags that are taken for it, None for no tag
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ class MlflowRun:
         name: str,
         run_id: str | None,
         params: Mapping[str, Any],
+        owner: Owner,
         guest: bool = False,
     ) -> None:
         """A `guest` adds points to a run that may be going on elsewhere: its status stays as it is."""
@@ -82,6 +93,7 @@ class MlflowRun:
         self._experiment = experiment
         self._name = name
         self._params = dict(_flatten(masked(params)))
+        self._owner = owner
         self._client: MlflowClient | None = None  # set once the run is known to be there
         self._tables: list[dict[str, str]] = []
         self._replaced: tuple[str, int] | None = None  # the run that this one follows, and the step up to which
@@ -110,16 +122,16 @@ class MlflowRun:
 
             adopt_mlflow(self._home, self.uri)
         client = mlflow.MlflowClient(tracking_uri=self.uri)
-        run = _find_run(client, self.run_id)
+        run = self._find_run(client, self.run_id)
         if run is None:
-            if self.run_id is not None:
-                logger.warning("MLflow at %s no longer knows run %s: created again", masked(self.uri), self.run_id)
-            run = client.create_run(self._find_experiment(client), run_name=self._name, tags=self._note())
+            tags = {OWNER_TAG: self._owner.tag, **self._note()}
+            run = client.create_run(self._find_experiment(client), run_name=self._name, tags=tags)
             self.run_id = run.info.run_id
             self._guest = False  # it is nobody else's
             self._follow(client, run.info.run_id)
             run = client.get_run(run.info.run_id)
         elif not self._guest:
+            client.set_tag(run.info.run_id, OWNER_TAG, self._owner.tag)  # it may have been moved
             client.update_run(run.info.run_id, status="RUNNING")
         self.experiment_id = run.info.experiment_id
         self._tables = json.loads(run.data.tags.get(SAMPLES_TAG, "[]"))
@@ -134,7 +146,7 @@ class MlflowRun:
         self.run_id, self._client = None, None
 
     def _follow(self, client: "MlflowClient", run_id: str) -> None:
-        if self._replaced is None or (old := _find_run(client, self._replaced[0])) is None:
+        if self._replaced is None or (old := self._find_run(client, self._replaced[0])) is None:
             return
         tables = json.loads(old.data.tags.get(SAMPLES_TAG, "[]"))
         kept = [each for each in tables if int(Path(each["path"]).stem) <= self._replaced[1]]
@@ -184,6 +196,28 @@ class MlflowRun:
         assert self.run_id is not None
         return self._client, self.run_id
 
+    def _find_run(self, client: "MlflowClient", run_id: str | None) -> "Run | None":
+        """The run of that id, brought back if it was deleted; None where MLflow knows none, or it is not the owner's:
+        then it stays as it is, and a line says so."""
+        from mlflow.exceptions import MlflowException
+
+        if run_id is None:
+            return None
+        try:
+            run = client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                logger.warning("MLflow at %s no longer knows run %s: created again", masked(self.uri), run_id)
+                return None
+            raise
+        if (tag := run.data.tags.get(OWNER_TAG)) != self._owner.tag and tag not in self._owner.also:
+            words = "MLflow at %s has run %s not as that of %s: it stays as it is, and a new one is created"
+            logger.warning(words, masked(self.uri), printable(run_id), printable(self._name))
+            return None
+        if run.info.lifecycle_stage == "deleted":
+            client.restore_run(run_id)
+        return run
+
     def _find_experiment(self, client: "MlflowClient") -> str:
         found = client.get_experiment_by_name(self._experiment)
         if found is None:
@@ -232,22 +266,6 @@ def import_mlflow() -> Any:
     for name in ("mlflow.system_metrics", "mlflow.store.db.utils"):  # an outage, or a full disk, is said once, by us
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return mlflow
-
-
-def _find_run(client: "MlflowClient", run_id: str | None) -> "Run | None":
-    from mlflow.exceptions import MlflowException
-
-    if run_id is None:
-        return None
-    try:
-        run = client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
-    if run.info.lifecycle_stage == "deleted":
-        client.restore_run(run_id)
-    return run
 
 
 @contextmanager

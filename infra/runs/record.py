@@ -108,6 +108,13 @@ def bring_record(run_uri: str, folder: Path) -> None:
                 place.write_bytes(str(folder / name), data)
 
 
+def begin_record(run_uri: str, folder: Path) -> None:
+    """A new run has no record yet: what this machine has of one that was removed at the same URI goes."""
+    if place.local_path(run_uri) is None:
+        for path in (*folder.glob("*.jsonl"), folder / ABOUT, folder / RESULT):
+            path.unlink(missing_ok=True)
+
+
 def versions() -> dict[str, str]:
     """Of what runs here."""
     return {"python": platform.python_version(), "platform": platform.platform(), **installed(PACKAGES)}

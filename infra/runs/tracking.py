@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
-from infra.runs.mlflow_run import MlflowRun, Page, Status, home_database, import_mlflow, quiet_retries
+from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow, quiet_retries
 from infra.security.secrets import masked
 
 if TYPE_CHECKING:
@@ -66,11 +66,13 @@ def open_run(
     run_name: str,
     run_id: str | None,
     params: Mapping[str, Any],
+    owner: Owner,
     local: Path | None = None,
     check: Callable[[], None] = lambda: None,
     guest: bool = False,
 ) -> "Tracker":
-    """Create an MLflow run, or continue `run_id`; a run that MLflow no longer knows is created again from `local`.
+    """Create an MLflow run, or continue `run_id`; a run that MLflow no longer knows, or that is not
+    `owner`'s, is created again from `local`.
 
     `params` may be nested: names are joined with dots. `experiment` is used where the config names none. `local` is the
     run's metrics.jsonl; without it nothing outlives this process while MLflow is away. `check` is called before
@@ -80,7 +82,7 @@ def open_run(
     Raises TrackingError when a new run cannot be created. A continued run goes on without MLflow and catches up later.
     """
     named = config.experiment or experiment
-    return Tracker(config, home.resolve(), named, run_name, run_id, params, local, check, guest)
+    return Tracker(config, home.resolve(), named, run_name, run_id, params, owner, local, check, guest)
 
 
 class Tracker:
@@ -94,6 +96,7 @@ class Tracker:
         run_name: str,
         run_id: str | None,
         params: Mapping[str, Any],
+        owner: Owner,
         local: Path | None,
         check: Callable[[], None],
         guest: bool = False,
@@ -103,7 +106,7 @@ class Tracker:
         self._log = MetricLog(local, again=guest)
         self._guest = guest
         uri = tracking_uri(config) or home_database(home)
-        self._run = MlflowRun(uri, home, experiment, run_name, run_id, params, guest)
+        self._run = MlflowRun(uri, home, experiment, run_name, run_id, params, owner, guest)
         self._lock = threading.RLock()
         self._monitor: SystemMetricsMonitor | None = None
         self._backlog: list[MetricLine] = []

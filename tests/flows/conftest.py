@@ -21,6 +21,7 @@ from distributed import Client, Security
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.options.reading import read_config
 from flows.sft import warm_up_spec
+from flows.start.runs import local_folder
 from infra.cluster.cluster import ClusterConfig, local_cluster
 from infra.cluster.placement import offers
 from infra.home import rlvf_home
@@ -180,6 +181,10 @@ class Lab:
 
     def run_folder(self, name: str) -> Path:
         return self.home / "runs" / name
+
+    def record_folder(self, uri: str) -> Path:
+        """Where the lab's home keeps the record of a run that lies elsewhere."""
+        return local_folder(uri, self.home)
 
     @staticmethod
     def metrics(run: Path, metric: str) -> dict[int, float]:

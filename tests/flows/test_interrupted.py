@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from flows.start.runs import Run, saved_config
+from flows.start.runs import Run, local_folder, saved_config
 from flows.start.trust import remember
 from infra.runs.record import read_record
 from infra.storage import store
@@ -50,7 +50,7 @@ def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp
     tracked = f"sqlite:///{lab.home}/mlflow.db"
     homes = [lab.fresh_home(tmp_path / name) for name in ("one", "other")]
     options = lab.options(run=uri, steps="500", cluster__scheduler=None, cluster__threads="1", tracking__uri=tracked)
-    first = homes[0] / "runs" / "travels"
+    first = local_folder(uri, homes[0])
     with lab.command("train", options=options, home=homes[0], **lab.access) as command:
         until(lambda: 4 in lab.metrics(first, "groups/used") or command.process.poll() is not None)
         command.signal_group(SIGKILL)
@@ -60,7 +60,7 @@ def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp
         remember_in(homes[1], uri)
         reached = store.versions(f"{uri}/state")[-1] + 2
         lab.train(resume=uri, home=homes[1], steps=str(reached), tracking__uri=tracked)
-    record = read_record(uri, homes[1] / "runs" / "travels")
+    record = read_record(uri, local_folder(uri, homes[1]))
     assert record.steps == list(range(1, reached + 1))
     seconds = record.curve("perf/step_seconds")
     assert set(range(1, reached + 1)) - set(seconds) <= {reached - 3, reached - 2}  # that of the kill

@@ -207,7 +207,7 @@ def test_a_run_may_lie_anywhere(lab: Any, place: str, tmp_path: Path, request: p
     with store.read_folder(f"{uri}/model") as folder:
         assert (folder.path / "model.safetensors").exists()
     assert lab.train(resume=uri, run=uri, steps="3").steps == 3
-    local = tmp_path / "deep" / "file-run" if place == "file" else lab.run_folder("s3-run")
+    local = tmp_path / "deep" / "file-run" if place == "file" else lab.record_folder(uri)
     assert list(lab.metrics(local, "reward/mean")) == [1, 2, 3]
     assert (local / "reward.png").exists()
 
@@ -221,7 +221,7 @@ def test_runs_and_the_warm_up_lie_on_the_storage_that_the_environment_names(
     assert result.run == f"{s3}/shared/runs/stored"
     assert store.versions(f"{s3}/shared/runs/stored/weights", prefix="v")[-1] == 1
     assert store.exists(f"{s3}/shared/warmup")
-    assert lab.metrics(lab.run_folder("stored"), "reward/mean").keys() == {1}  # a copy stays at home
+    assert lab.metrics(lab.record_folder(result.run), "reward/mean").keys() == {1}  # a copy stays at home
     assert lab.evaluate(policy="stored", problems=str(lab.problems)).step == 1  # a name is looked up there
 
 

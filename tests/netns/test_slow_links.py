@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flows.start.runs import local_folder
 from infra.cluster.settings import dask_environment
 from infra.links import network as networks
 from infra.links.link import CABLE, VPN, WIFI
@@ -127,7 +128,7 @@ def test_a_run_ends_with_the_same_weights_everywhere(
             net.add(f"generator{number}", 10 + number, generators)
         machine, run = train(net, half_right, problems)
         stop = threading.Event()
-        metrics = machine.home / ".rlvf" / "runs" / "slow" / "metrics.jsonl"
+        metrics = local_folder(RUN, machine.home / ".rlvf") / "metrics.jsonl"
         breaking = threading.Thread(target=break_links, args=(net, cut, metrics, stop)) if cut else None
         if breaking is not None:
             breaking.start()

@@ -12,6 +12,7 @@ from PIL import Image
 
 from flows.cli import main
 from flows.report.html import CUT, write_report
+from flows.start.runs import local_folder
 from flows.train import DivergedError
 from infra.cluster.timeline import read_sessions
 from infra.runs.record import read_record
@@ -210,16 +211,16 @@ def test_a_run_in_a_bucket_is_reported_from_anywhere(
     uri = f"{s3}/deep/reported"
     lab.train(run=uri, steps="2", tracking__report="true")
     assert store.exists(f"{uri}/report.html")
-    shutil.rmtree(lab.run_folder("reported"))  # as on a machine that has never seen it
+    shutil.rmtree(lab.record_folder(uri))  # as on a machine that has never seen it
     monkeypatch.setenv("RLVF_HOME", str(tmp_path / "elsewhere"))
     written = Path(report(capsys, uri))
-    assert written == tmp_path / "elsewhere" / "runs" / "reported" / "report.html"
+    assert written == local_folder(uri, tmp_path / "elsewhere") / "report.html"
     assert Page(written).sections == SECTIONS
     assert "2 of 2" in Page(written).text
     # whose log another machine goes on with
     lab.train(resume=uri, run=uri, steps="3", home=lab.home)
-    assert list(lab.metrics(lab.run_folder("reported"), "reward/mean")) == [1, 2, 3]
-    assert list(lab.metrics(lab.run_folder("reported"), "eval/pass_at_1")) == [0, 2, 3]
+    assert list(lab.metrics(lab.record_folder(uri), "reward/mean")) == [1, 2, 3]
+    assert list(lab.metrics(lab.record_folder(uri), "eval/pass_at_1")) == [0, 2, 3]
 
 
 def test_a_resumed_run_says_where_it_goes_on_and_with_what_and_its_report_is_of_the_whole_run(

@@ -10,6 +10,8 @@ from mlflow import MlflowClient
 
 from flows.config import TrainConfig
 from flows.start.runs import Run
+from infra.home import rlvf_home
+from infra.runs.mlflow_run import OWNER_TAG
 from infra.runs.record import METRICS
 from infra.runs.tracking import Tracker, TrackingConfig, open_run
 from infra.storage import store
@@ -26,13 +28,14 @@ def named(folder: Path) -> Run:
 
 def tracked(run: Run, *, local: str = METRICS, guest: bool = False) -> Tracker:
     """As a flow begins or goes on with the tracking of a run."""
-    folder = Path(run.uri)
+    folder = run.local_folder(rlvf_home())
     tracker = open_run(
         TrackingConfig(system_metrics=False),
-        home=folder.parents[1],
+        home=rlvf_home(),
         experiment="sums",
         run_name=run.name,
         run_id=run.mlflow_run,
+        owner=run.mlflow_owner,
         params={},
         local=folder / local,
         guest=guest,
@@ -109,3 +112,69 @@ def test_an_evaluation_whose_run_has_no_mlflow_run_ends_the_one_that_it_makes(ru
     with tracked(named(runs / "base"), local="eval-sums.jsonl", guest=True) as evaluating:
         evaluating.log(1, {"eval/sums/reward": 0.5})
     assert points(runs, evaluating.run_id) == ("active", "FINISHED", [])
+
+
+def client_of(runs: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{runs.parent / 'mlflow.db'}")
+
+
+def elsewhere(kind: str, folder: Path, run_id: str | None) -> Run:
+    """A run outside of the home, whose file names that MLflow run as its own."""
+    run = Run(f"memory://{uuid.uuid4().hex}/run" if kind == "bucket" else str(folder / "shared"), TrainConfig(), True)
+    run.save_mlflow_run(run_id)
+    return run
+
+
+@pytest.mark.parametrize("kind", ["bucket", "folder"])
+def test_a_run_from_elsewhere_neither_deletes_nor_opens_nor_writes_an_mlflow_run_that_is_not_its_own(
+    runs: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tracked(named(runs / "mine")) as mine:
+        for step in (1, 2, 3):
+            mine.log(step, {"reward/mean": step / 10})
+    as_it_was = points(runs, mine.run_id)
+    stranger = elsewhere(kind, runs.parents[1], mine.run_id)
+    with tracked(stranger, local="eval-sums.jsonl", guest=True) as evaluating:
+        evaluating.log(3, {"reward/mean": 0.9})
+    assert points(runs, mine.run_id) == as_it_was
+    with tracked(stranger) as training:
+        training.log(2, {"reward/mean": 0.9})
+        assert training.go_back(1) is True
+        training.log(2, {"reward/mean": 0.8})
+    assert points(runs, mine.run_id) == as_it_was
+    assert points(runs, training.run_id) == ("active", "FINISHED", [(2, 0.8)])
+    assert len({mine.run_id, evaluating.run_id, training.run_id}) == 3
+    assert [line.count(f"has run {mine.run_id} not as that of") for line in caplog.messages] == [1, 1]
+    client_of(runs).delete_run(str(mine.run_id))
+    stranger.save_mlflow_run(mine.run_id)
+    with tracked(stranger):
+        assert client_of(runs).get_run(str(mine.run_id)).info.lifecycle_stage == "deleted"
+
+
+@pytest.mark.parametrize("kind", ["bucket", "folder"])
+def test_a_run_from_elsewhere_goes_on_in_the_mlflow_run_that_was_made_for_it_and_in_none_without_a_tag(
+    runs: Path, kind: str
+) -> None:
+    run = elsewhere(kind, runs.parents[1], None)
+    for step in (1, 2):
+        with tracked(run) as tracker:
+            tracker.log(step, {"reward/mean": 0.5})
+    assert points(runs, tracker.run_id) == ("active", "FINISHED", [(1, 0.5), (2, 0.5)])
+    client_of(runs).delete_tag(str(tracker.run_id), OWNER_TAG)
+    with tracked(run) as another:
+        assert another.run_id != tracker.run_id
+
+
+def test_in_the_home_a_run_that_was_moved_or_is_of_before_goes_on_in_its_mlflow_run(runs: Path) -> None:
+    with tracked(named(runs / "base")) as first:
+        first.log(1, {"reward/mean": 0.5})
+    (runs / "base").rename(runs / "moved")
+    for folder in ("moved", "moved", "again"):
+        if folder == "again":
+            (runs / "moved").rename(runs / "again")
+        with tracked(named(runs / folder)) as later:
+            assert later.run_id == first.run_id
+    client_of(runs).delete_tag(str(first.run_id), OWNER_TAG)
+    with tracked(named(runs / "again")) as later:
+        assert later.run_id == first.run_id
+    assert OWNER_TAG in client_of(runs).get_run(str(first.run_id)).data.tags

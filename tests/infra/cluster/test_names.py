@@ -10,6 +10,7 @@ from mlflow.utils.validation import _validate_metric_name
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, offers, worker_name
+from infra.runs.mlflow_run import Owner
 from infra.runs.tracking import TrackingConfig, open_run
 from tests.conftest import StartScheduler
 from tests.infra.cluster.processes import dask
@@ -53,6 +54,7 @@ def test_a_worker_without_a_name_is_told_apart_and_logged(start_scheduler: Start
         run_name="nameless",
         run_id=None,
         params={},
+        owner=Owner("x"),
         local=tmp_path / "m.jsonl",
     ) as tracker:
         tracker.log(1, {f"sync/{span.worker}/fetched_bytes": 1.0})

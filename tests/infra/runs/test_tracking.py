@@ -69,10 +69,11 @@ def test_values_that_are_not_finite_are_kept_as_words_and_are_gaps_in_mlflow(hom
 CHILD = """
 import os, signal, sys
 from pathlib import Path
+from infra.runs.mlflow_run import Owner
 from infra.runs.tracking import TrackingConfig, open_run
 home, local = Path(sys.argv[1]), Path(sys.argv[2])
 tracker = open_run(TrackingConfig(system_metrics=False), home=home, experiment="sums", run_name="first", run_id=None,
-                   params={}, local=local)
+                   params={}, owner=Owner("of the first"), local=local)
 for step in range(5):
     tracker.log(step, {"a": step})
 with local.open("a") as file:

@@ -6,7 +6,9 @@ import shutil
 
 from mlflow import MlflowClient
 
+from infra.runs import mlflow_run
 from infra.runs.metric_log import read_metrics
+from infra.runs.mlflow_run import Owner
 from tests.infra.runs.tracked import points, start, table
 
 
@@ -120,3 +122,25 @@ def test_what_a_guest_measures_again_stands_beside_what_it_measured_and_is_what_
     assert client.get_run(training.run_id).data.metrics["eval/sums/reward"] == 0.5  # of the newest, as made last
     logged = [(line.step, line.metrics["eval/sums/reward"]) for line in read_metrics(tmp_path / "eval.jsonl")]
     assert logged == measured
+
+
+def test_a_run_that_went_back_while_mlflow_was_away_deletes_none_that_is_not_its_own(
+    home, client, tmp_path, monkeypatch
+):
+    local = tmp_path / "metrics.jsonl"
+    with start(home, local=local) as tracker:
+        for step in (1, 2):
+            tracker.log(step, {"reward/mean": step / 10})
+
+    def is_away(_):
+        raise OSError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mlflow_run.MlflowRun, "attach", is_away)
+        other = start(home, run_id=tracker.run_id, local=local, owner=Owner("of another"))
+        assert other.go_back(1) is True
+    other.log(2, {"reward/mean": 0.9})
+    other.finish("FINISHED")
+    assert points(client, tracker.run_id, "reward/mean") == [(1, 0.1), (2, 0.2)]
+    assert client.get_run(tracker.run_id).info.lifecycle_stage == "active"
+    assert points(client, other.run_id, "reward/mean") == [(1, 0.1), (2, 0.9)]

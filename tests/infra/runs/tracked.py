@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+from infra.runs.mlflow_run import Owner
 from infra.runs.tracking import TrackingConfig, open_run
 
 QUIET = TrackingConfig(system_metrics=False)
+OWNER = Owner("of the first")
 
 
-def start(home, config=QUIET, run_id=None, params=None, local=None, guest=False):
+def start(home, config=QUIET, run_id=None, params=None, local=None, guest=False, owner=OWNER):
     return open_run(
         config,
         home=home,
@@ -16,6 +18,7 @@ def start(home, config=QUIET, run_id=None, params=None, local=None, guest=False)
         run_name="first",
         run_id=run_id,
         params=params or {},
+        owner=owner,
         local=local,
         guest=guest,
     )
