@@ -95,6 +95,8 @@ CONCLUDING = re.compile(
     re.IGNORECASE,
 )
 _COUNTED = re.compile(rf"\bhow\s+many\s+(?:more\s+)?({_SCALES}|ten)s?\b", re.IGNORECASE)
+RATIO = re.compile(r"\bratios?\b|\bproportion|\bodds\b", re.IGNORECASE)  # in what is asked
+_CLOCK = re.compile(r"0?([0-9]{1,2}):([0-5][0-9])([ap]m)?")
 _VERBS = (
     "has|have|had|is|are|was|were|be|needs?|needed|sells?|sold|pays?|paid|spends?|spent|takes?|took|costs?|earns?|earned"
     "|makes?|made|gets?|got|gives?|gave|buys?|bought|saves?|saved|eats?|ate|uses?|used|weighs?|walks?|walked|drives?|drove"
@@ -129,6 +131,13 @@ def without_counted(stated: str, prompt: str) -> str:
     for found in _COUNTED.finditer(_question(prompt)):
         stated = re.sub(rf"(?<=[0-9])((?:\s|\\text{{|more\b)*)\b{found[1]}s?\b", r"\1", stated, flags=re.IGNORECASE)
     return stated
+
+
+def clock(latex: str) -> tuple[str, ...] | None:
+    """A time of day, 5:30 or 5:30 p.m., as (hour, minutes, half of the day); None where it is none."""
+    bare = re.sub(r"\\(?:text|mathrm|mbox)|\\[,;:! ]|[\s~{}.]", "", latex).lower()
+    found = _CLOCK.fullmatch(bare)
+    return found.groups("") if found else None
 
 
 def compares(stated: str, prompt: str) -> bool:
