@@ -32,7 +32,7 @@ OTHER_NUMBER = re.compile(  # what makes another number of the one before it, or
     r"|\b(?:hundred|thousand|(?:m|b|tr|quadr|quint)illion)ths?\b"
     rf"|\b(?:halves|thirds|{_ORDINAL}s)\b"  # quarters are coins
     r"|^\s*(?:twice|thrice)\b(?!-)|\b(?:twice|thrice)\b(?!-|\s+(?:as|the|that|what)\b)|^\s*(?:double|triple)\W*$"
-    rf"|^\W*(?:(?:half|quarter|third|{_ORDINAL})\b(?![\s-]*grade|-[A-Za-z])|(?:st|nd|rd|th)\b)",
+    rf"|^\W*(?:(?:one[\s-])?(?:half|quarter|third|{_ORDINAL})\b(?![\s-]*grade|-[A-Za-z])|(?:st|nd|rd|th)\b)",
     re.IGNORECASE,
 )
 _DENIED = r"\b(?:not|wrong|incorrect|false)\s+(?:(?:the|an?|right|correct)\s+)*answer\b"
@@ -47,7 +47,7 @@ _ASIDE = r"(?:(?:the|an?|also|clearly|probably)\s+)?"
 TAKEN_BACK = re.compile(  # by what follows it; words that are nouns, too, by what follows them: cans, may flowers
     r"^\W*(?:negative|minus|wrong|incorrect|false|not)\W*$|^\s*-[\s*_`.]*$|\bbelow(?:\s+zero\b|\W*$)|"
     + _DENIED
-    + rf"|\b(?:is|was|are)\s+{_ASIDE}(?:wrong|incorrect|false|negative)\b|\b(?:isn|wasn)['’]?t\b"
+    + rf"|\b(?:is|was|are)\s+{_ASIDE}(?:wrong|incorrect|false|negative)\b|\b(?:isn|wasn|ain)['’]?t\b"
     rf"|\b(?:is|was)\s+{_ASIDE}(?:not|never)\b"
     rf"|\bare(?:\s+{_ASIDE}(?:not|never)|n['’]?t)(?:\W*$|\s+{_NO_ANSWER})"  # 42 engines are not defective is 42
     # the number itself as the subject of anything but "is"
@@ -57,7 +57,7 @@ TAKEN_BACK = re.compile(  # by what follows it; words that are nouns, too, by wh
     r"|\b(?:should|must|ought\s+to|can(?:not|['’]?t))\s+be\b"
     r"|(?:^|[.,;:?!(])\W*(?:oops|wait|sorry(?!\s+(?:for|about|to)\b)|actually)\b"
     r"|(?:^\s*rather\s+(?:more|less|fewer|than)|[.,;:?!(]\W*rather|^\W*rather\W*$)\b"
-    r"|(?:^|[.,;:?!(])\W*no\b(?:\W*$|\s*[.,;:!?…]|\s+(?:it|that|this|it['’]s|i|we|the|not|wait|sorry|oops|actually|rather"
+    r"|(?:^|[.,;:?!(])\W*no(?:pe)?\b(?:\W*$|\s*[.,;:!?…]|\s+(?:it|that|this|it['’]s|i|we|the|not|wait|sorry|oops|actually|rather"
     r"|more|less|fewer|is|half|double|twice|negative|minus|wrong)\b)",
     re.IGNORECASE,
 )
