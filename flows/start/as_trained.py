@@ -1,5 +1,6 @@
 """A run's own settings as the defaults of its evaluation: what is measured is what was trained."""
 
+import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from flows.start.runs import Run, existing_run, saved_config, saved_problems, wi
 from flows.start.trust import refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
-from rl.config import PolicyConfig, ProblemsConfig, SamplingConfig
+from infra.storage import store
+from rl.config import MADE, PolicyConfig, ProblemsConfig, SamplingConfig
 from rl.problems import normalized
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve, set_name
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
@@ -124,11 +126,12 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
     if "problems" not in given or "path" not in first.model_fields_set:
         first = _over(trained.problems, first)
     mix = config.mix if given & {"problems", "mix"} else trained.mix
+    unnamed = "name" not in config.verifier.model_fields_set
     return config.model_copy(
         update={
             "policy": policy,
-            "problems": _as_trained(first, trained.sets),
-            "mix": tuple(_as_trained(each, trained.sets) for each in mix),
+            "problems": _as_trained(first, trained.sets, unnamed),
+            "mix": tuple(_as_trained(each, trained.sets, unnamed) for each in mix),
             "verifier": _over(trained.verifier, config.verifier),
             "sampling": _sampling(trained.sampling, config.sampling),
             "samples": config.samples if "samples" in given else trained.batch.samples,
@@ -148,10 +151,29 @@ def _sampling(trained: SamplingConfig, asked: SamplingConfig) -> SamplingConfig:
     return over.model_copy(update={"max_tokens": trained.max_tokens}) if over.max_tokens is None else over
 
 
-def _as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig]) -> ProblemsConfig:
-    """A set that the run was trained on keeps its columns, its verifier and its words."""
-    same = [each for each in sets if posixpath.normpath(each.path) == posixpath.normpath(asked.path)]
-    return _over(same[0], asked) if same else asked
+def _as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig], verifier: bool) -> ProblemsConfig:
+    """A set that the run was trained on keeps its columns, its verifier and its words; another file gets what all of
+    the run's have alike: words, and the verifier too where the evaluation names none."""
+    where = _place(asked.path)
+    if same := [each for each in sets if _place(each.path) == where]:
+        return _over(same[0], asked)
+    if asked.path in MADE:
+        return asked
+    alike = {name: {getattr(each, name) for each in sets} for name in ("verifier", "system", "template")}
+    shared = {
+        name: values.pop() for name, values in alike.items() if len(values) == 1 and (name != "verifier" or verifier)
+    }
+    if {"system", "template"} & asked.model_fields_set:  # they make one prompt
+        shared = {name: value for name, value in shared.items() if name == "verifier"}
+    return asked.model_copy(
+        update={name: value for name, value in shared.items() if name not in asked.model_fields_set}
+    )
+
+
+def _place(path: str) -> str:
+    """The same for each way to write where a file lies, on this machine or elsewhere."""
+    local = None if path in MADE else store.local_path(path)
+    return posixpath.normpath(path) if local is None else os.path.realpath(local)
 
 
 def _differences(usual: EvalConfig, now: EvalConfig) -> list[str]:

@@ -10,10 +10,12 @@ it in a process that can be killed: the library's own time-out does not fire in 
     empty         nothing but white space
 
 A name before the value is passed over (``P(A)=\frac68=\frac34``), a percent sign is a unit (``42\%`` is 42, not 0.42),
-a set is no pair. Numerals are right in the base that the target names, else in base 10 alone (``101_2`` is neither 101
-nor ``101_3``). Decimals are exact: 0.333333 is not 1/3, ``0.\overline{3}`` is, and none is an irrational number. An
-inequality is the interval that it says where the target can be no pair (``x\le3`` is ``(-\infty,3]``), says ``x\in``,
-or is asked for as an interval or by an inequality; ``x=3,y=4`` is the pair (3,4). Units are passed over (``6\,cm``,
+a set is no pair, a list in brackets has its order, and 5:30 is a time of day where no ratio is asked for. ``i`` is the
+imaginary unit where the target has no such letter, or the problem is of complex numbers. Numerals are right in the base
+that the target names, else in base 10 alone (``101_2`` is neither 101 nor ``101_3``). Decimals are exact: 0.333333 is
+not 1/3, ``0.\overline{3}`` is, and none is an irrational number. An inequality is the interval that it says where the
+target can be no pair (``x\le3`` is ``(-\infty,3]``), says ``x\in``, or is asked for as an interval or by an inequality;
+``x<1\text{ or }x>2`` is a union; ``x=3,y=4`` is the pair (3,4). Units are passed over (``6\,cm``,
 ``6\text{ cm}^2``, ``6°``), letters that no unit has are variables (``6t`` is not 6), and so are all that touch the
 number of a target (``6m``). Words that take a value back, make another one of it or a condition to it are no unit
 (``6\text{ not}``, ``6\text{ if }x>0``), and neither are primes (``6'``), nor a second number after words
@@ -26,10 +28,11 @@ from fractions import Fraction
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Float, Interval, MatrixBase, Rational
+from sympy import And, Basic, FiniteSet, Float, I, Interval, MatrixBase, Rational, Symbol, Union
+from sympy.core.relational import Relational
 
-from rl.verifiers.witness import differ
-from rl.verifiers.wording import INEXACT, OTHER_NUMBER, TAKEN_BACK
+from rl.verifiers.witness import UNBOUNDED, differ
+from rl.verifiers.wording import INEXACT, OTHER_NUMBER, RATIO, TAKEN_BACK, clock
 from rl.verifiers.written import BOX, in_box
 
 READ = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -65,6 +68,13 @@ _AROUND = re.compile(r"\A(?:\s|~|\\[,;:! ]|\\q?quad\b|=)+|(?:\s|~|\\[,;:! ]|\\q?
 _EMPTY = re.compile(r"\\varnothing\b|∅|\A\s*\\text\s*\{\s*(?:the\s+)?empty\s+set\s*\}\s*\Z")
 _IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
+_OR = re.compile(r"\\text\s*\{\s*or\s*\}|\\(?:lor|vee)(?![A-Za-z])")
+_OPTION = re.compile(r"\A\s*\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*\([A-E]\)\s*\}(?:\s|~|\\[,;:! ])*(?=\S)")
+_NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
+_COMPLEX = re.compile(
+    r"\bcomplex\b|\bimaginary\b|\bi\s*\^\s*\{?2|\\sqrt\s*\{?\s*-\s*1", re.IGNORECASE
+)  # in what is asked
+_LIST = re.compile(r"[^()\[\]{}=]+(?:,[^()\[\]{}=]+)+")
 _BETWEEN = r"(?:\s|~|\\[,;:! ]|\\q?quad\b)"
 _UNIT = re.compile(  # behind a number
     rf"(?<=[0-9}}])(?P<space>{_BETWEEN}*)(?:(?:[cdkm]m|[km]g|m[lL]|ft|in|mi|yd|lbs?|oz|hrs?|min|mph|(?:km|mi|ft|m)/(?:hr?|s))"
@@ -87,18 +97,35 @@ def boxed(text: str) -> str | None:
 
 def expression(latex: str) -> list[Any]:
     """As math-verify sees it; empty if it sees nothing."""
+    either, latex = bool(_OR.search(latex)), _OR.sub(r"\\text{ or }", latex)
     latex = _LETTERS.sub(r"{\1}", latex)  # else it drops many for units, t and ab among them
     found: list[Any] = parse(rf"\boxed{{{latex}}}", extraction_config=READ, parsing_timeout=None)
-    return found
+    return [union(found[0]), *found[1:]] if either and found else found
 
 
-def same(wanted: list[Any], stated: list[Any], interval: bool = False) -> bool:
+def union(found: Any) -> Any:
+    """Bounds of one name between which there is an "or" as the set that they say, anything else as it is."""
+    bounds = found.args if isinstance(found, FiniteSet) else ()
+    parts = [part for each in bounds for part in (each.args if isinstance(each, And) else (each,))]
+    simple = all(
+        isinstance(part, Relational)
+        and part.rel_op in ("<", "<=", ">", ">=")
+        and sorted(isinstance(side, Symbol) for side in part.args) == [False, True]
+        and not any(side.free_symbols for side in part.args if not isinstance(side, Symbol))
+        for part in parts
+    )
+    if not parts or not simple or len({name for part in parts for name in part.free_symbols}) > 1:
+        return found
+    return Union(*(each.as_set() for each in bounds))
+
+
+def same(wanted: list[Any], stated: list[Any], interval: bool = False, imaginary: bool = False) -> bool:
     """Whether math-verify finds them equal, which passes over bases, and takes a decimal for what it is close to;
-    ``interval`` says that (2,5) is one."""
+    ``interval`` says that (2,5) is one, ``imaginary`` that i is the square root of -1."""
     if bases(wanted) != bases(stated):
         return False
     interval = interval or any(is_interval(each) for each in wanted)
-    pairs = [(exact(one), exact(other)) for one in wanted for other in stated]
+    pairs = [(exact(one, imaginary), exact(other, imaginary)) for one in wanted for other in stated]
     return any(
         verify(one, other, timeout_seconds=None, allow_set_relation_comp=interval)
         for one, other in pairs
@@ -119,12 +146,16 @@ def is_interval(found: Any) -> bool:
     return not (found.left_open and found.right_open and found.start.is_finite and found.end.is_finite)
 
 
-def exact(found: Any) -> Any:
-    """With its decimals as the fractions that they are."""
+def exact(found: Any, imaginary: bool = False) -> Any:
+    """With its decimals as the fractions that they are, and i as the number."""
     if isinstance(found, MatrixBase):
-        return found.applyfunc(exact)
+        return found.applyfunc(lambda each: exact(each, imaginary))
     if not isinstance(found, Basic):
         return found
+    if imaginary and not found.has(
+        Relational, Interval, *UNBOUNDED
+    ):  # which are of real numbers, or have it as an index
+        found = found.xreplace({each: I for each in found.free_symbols if str(each) == "i"})
     return found.xreplace({each: Rational(str(each)) for each in found.atoms(Float)})
 
 
@@ -132,6 +163,7 @@ def tidied(latex: str) -> str:
     """Without what changes no value: a label, dollars around it, a trailing dot, a percent sign, separators of
     thousands; decimals that repeat, or are longer than a float, as fractions."""
     latex = _LABEL.sub("", latex, count=1) if _LABEL.match(latex) else latex
+    latex = _NATURAL.sub(r"\\ln ", _OPTION.sub("", latex))
     latex = _STYLE.sub("", _DEGREES.sub(r"^\\circ", latex.replace("\\$", ""))).strip().strip("$")
     latex = _AROUND.sub("", latex)
     while latex.startswith("{") and (held := boxed(rf"\boxed{latex}")) is not None and latex == f"{{{held}}}":
@@ -235,6 +267,8 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     interval = bool(_IN.match(wanted) or _INTERVAL.search(problem.prompt))
     wanted = unitless(_IN.sub("", wanted), target=True)
     gold = expression(wanted)
+    letters = {str(name) for each in gold if isinstance(each, Basic) for name in each.free_symbols}
+    imaginary = "i" not in letters or bool(_COMPLEX.search(problem.prompt))
     if not gold:
         raise ValueError(f"the target {problem.target[:80]!r} is no mathematics that math-verify reads")
     answer = boxed(completion)
@@ -244,9 +278,17 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     if stated is None or doubts(answer) - doubts(wanted) or is_loose(stated, wanted):
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
     stated = tidied(stated)
+    if (time := clock(wanted)) and not RATIO.search(problem.prompt):
+        right = float((clock(stated) or ())[: 3 if time[2] else 2] == time[: 3 if time[2] else 2])
+        return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+    # a list has no order; in brackets it may be a pair, and then it has one
+    if brackets(stated) == "(" and _LIST.fullmatch(wanted):
+        gold = expression(f"({wanted})")
+    elif brackets(wanted) == "(" and not interval and _LIST.fullmatch(stated):
+        stated = f"({stated})"
     found = expression(stated if has_variable(wanted) else unitless(stated))
     if not found:
         return 0.0, "unparsable", {"format": 0.0, "right": 0.0}
     kinds = {brackets(wanted), brackets(stated)}
-    right = float(kinds != {"{", "("} and same(gold, found, interval))
+    right = float(kinds != {"{", "("} and same(gold, found, interval, imaginary))
     return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}

@@ -32,7 +32,7 @@ OTHER_NUMBER = re.compile(  # what makes another number of the one before it, or
     r"|\b(?:hundred|thousand|(?:m|b|tr|quadr|quint)illion)ths?\b"
     rf"|\b(?:halves|thirds|{_ORDINAL}s)\b"  # quarters are coins
     r"|^\s*(?:twice|thrice)\b(?!-)|\b(?:twice|thrice)\b(?!-|\s+(?:as|the|that|what)\b)|^\s*(?:double|triple)\W*$"
-    rf"|^\W*(?:(?:half|quarter|third|{_ORDINAL})\b(?![\s-]*grade|-[A-Za-z])|(?:st|nd|rd|th)\b)",
+    rf"|^\W*(?:(?:one[\s-])?(?:half|quarter|third|{_ORDINAL})\b(?![\s-]*grade|-[A-Za-z])|(?:st|nd|rd|th)\b)",
     re.IGNORECASE,
 )
 _DENIED = r"\b(?:not|wrong|incorrect|false)\s+(?:(?:the|an?|right|correct)\s+)*answer\b"
@@ -47,7 +47,7 @@ _ASIDE = r"(?:(?:the|an?|also|clearly|probably)\s+)?"
 TAKEN_BACK = re.compile(  # by what follows it; words that are nouns, too, by what follows them: cans, may flowers
     r"^\W*(?:negative|minus|wrong|incorrect|false|not)\W*$|^\s*-[\s*_`.]*$|\bbelow(?:\s+zero\b|\W*$)|"
     + _DENIED
-    + rf"|\b(?:is|was|are)\s+{_ASIDE}(?:wrong|incorrect|false|negative)\b|\b(?:isn|wasn)['’]?t\b"
+    + rf"|\b(?:is|was|are)\s+{_ASIDE}(?:wrong|incorrect|false|negative)\b|\b(?:isn|wasn|ain)['’]?t\b"
     rf"|\b(?:is|was)\s+{_ASIDE}(?:not|never)\b"
     rf"|\bare(?:\s+{_ASIDE}(?:not|never)|n['’]?t)(?:\W*$|\s+{_NO_ANSWER})"  # 42 engines are not defective is 42
     # the number itself as the subject of anything but "is"
@@ -57,7 +57,7 @@ TAKEN_BACK = re.compile(  # by what follows it; words that are nouns, too, by wh
     r"|\b(?:should|must|ought\s+to|can(?:not|['’]?t))\s+be\b"
     r"|(?:^|[.,;:?!(])\W*(?:oops|wait|sorry(?!\s+(?:for|about|to)\b)|actually)\b"
     r"|(?:^\s*rather\s+(?:more|less|fewer|than)|[.,;:?!(]\W*rather|^\W*rather\W*$)\b"
-    r"|(?:^|[.,;:?!(])\W*no\b(?:\W*$|\s*[.,;:!?…]|\s+(?:it|that|this|it['’]s|i|we|the|not|wait|sorry|oops|actually|rather"
+    r"|(?:^|[.,;:?!(])\W*no(?:pe)?\b(?:\W*$|\s*[.,;:!?…]|\s+(?:it|that|this|it['’]s|i|we|the|not|wait|sorry|oops|actually|rather"
     r"|more|less|fewer|is|half|double|twice|negative|minus|wrong)\b)",
     re.IGNORECASE,
 )
@@ -95,6 +95,8 @@ CONCLUDING = re.compile(
     re.IGNORECASE,
 )
 _COUNTED = re.compile(rf"\bhow\s+many\s+(?:more\s+)?({_SCALES}|ten)s?\b", re.IGNORECASE)
+RATIO = re.compile(r"\bratios?\b|\bproportion|\bodds\b", re.IGNORECASE)  # in what is asked
+_CLOCK = re.compile(r"0?([0-9]{1,2}):([0-5][0-9])([ap]m)?")
 _VERBS = (
     "has|have|had|is|are|was|were|be|needs?|needed|sells?|sold|pays?|paid|spends?|spent|takes?|took|costs?|earns?|earned"
     "|makes?|made|gets?|got|gives?|gave|buys?|bought|saves?|saved|eats?|ate|uses?|used|weighs?|walks?|walked|drives?|drove"
@@ -129,6 +131,13 @@ def without_counted(stated: str, prompt: str) -> str:
     for found in _COUNTED.finditer(_question(prompt)):
         stated = re.sub(rf"(?<=[0-9])((?:\s|\\text{{|more\b)*)\b{found[1]}s?\b", r"\1", stated, flags=re.IGNORECASE)
     return stated
+
+
+def clock(latex: str) -> tuple[str, ...] | None:
+    """A time of day, 5:30 or 5:30 p.m., as (hour, minutes, half of the day); None where it is none."""
+    bare = re.sub(r"\\(?:text|mathrm|mbox)|\\[,;:! ]|[\s~{}.]", "", latex).lower()
+    found = _CLOCK.fullmatch(bare)
+    return found.groups("") if found else None
 
 
 def compares(stated: str, prompt: str) -> bool:

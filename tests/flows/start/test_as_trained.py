@@ -11,6 +11,7 @@ from flows.start.as_trained import Asked, asked_evaluation, asked_of_run
 from flows.start.runs import PROBLEMS, Run, without_secrets
 from flows.start.trust import remember
 from rl.tables import ProblemError
+from rl.verifiers.gsm8k import BRIEFING
 from tasks.problem_set import open_problems
 
 HEAD = "python_expression,natural_language\n"
@@ -76,6 +77,40 @@ def test_problems_that_were_trained_on_are_left_out_wherever_they_lie(sums: str,
     assert any("cannot be told" in note for note in asked(trained, problems=str(copy)).notes)
     with pytest.raises(ValueError, match="sums"):
         asked(trained)
+
+
+def test_a_set_is_the_runs_however_its_path_is_written_and_a_new_file_is_judged_as_all_of_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = '{"q": "how many cans?", "a": "42", "question": "how many?", "answer": "42"}\n'
+    for name in ("one", "two", "new"):
+        (tmp_path / f"{name}.jsonl").write_text(row.replace("how", f"{name}: how") * 2)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    one = {"problems": "one.jsonl", "problems__prompt": "q", "problems__target": "a", "problems__verifier": "gsm8k"}
+    one |= {"problems__system": "End with four hashes.", "held_out": "0"}
+    trained = given(TrainConfig, **one)
+
+    def judged(trained: TrainConfig, path: str, **options: str) -> tuple[Any, ...]:
+        found = asked(trained, problems=path, **{"held_out": "0", **options})
+        [spec] = found.problems.verifiers.values()
+        [problem] = {problem.prompt: problem for problem in found.problems.held_out}.values()
+        return spec.name, problem.briefing.system if problem.briefing else None, problem.prompt
+
+    for path in ("one.jsonl", "./one.jsonl", f"{tmp_path}/one.jsonl", f"file://{tmp_path}/one.jsonl", "link/one.jsonl"):
+        assert judged(trained, path) == ("gsm8k", "End with four hashes.", "one: how many cans?")
+    assert judged(trained, "new.jsonl") == ("gsm8k", "End with four hashes.", "new: how many?")
+    assert judged(trained, "new.jsonl", verifier="arithmetic")[0] == "arithmetic"  # what is given wins
+    assert judged(trained, "new.jsonl", problems__verifier="arithmetic")[:2] == ("arithmetic", "End with four hashes.")
+    assert judged(trained, "new.jsonl", problems__system="Shout.")[:2] == ("gsm8k", "Shout.")
+    two = "[{path: two.jsonl, verifier: gsm8k, system: Be brief.}]"
+    assert judged(given(TrainConfig, **one, mix=two), "new.jsonl") == (
+        *("gsm8k", BRIEFING.system),  # their words differ
+        "new: how many?",
+    )
+    unlike = given(TrainConfig, **one, mix="[{path: two.jsonl, verifier: arithmetic}]")
+    assert judged(unlike, "new.jsonl")[0] == "arithmetic"
+    assert asked(trained, problems="arithmetic", held_out="3").problems.verifiers["arithmetic"].name == "arithmetic"
 
 
 def test_problems_that_were_trained_on_are_left_out_even_if_the_file_was_edited(tmp_path: Path) -> None:
