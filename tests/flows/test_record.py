@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.start.runs import local_folder
+from infra.runs.record import METRICS, begin_record
 from infra.storage import place
 
 
@@ -20,6 +21,16 @@ def test_runs_of_one_name_share_no_folder_of_this_machine(tmp_path: Path) -> Non
     assert there == local_folder("s3://one/exp", tmp_path / "home")
     assert there.parent == tmp_path / "home" / "runs"
     assert there.name.startswith("exp-")
+
+
+def test_what_is_left_of_a_removed_run_is_not_the_record_of_the_next_one_there(tmp_path: Path) -> None:
+    names = {METRICS, "timeline.jsonl", "about.json", "result.json", "eval-sums.jsonl", "report.html"}
+    for name in names:
+        (tmp_path / name).write_text("{}\n")
+    begin_record(str(tmp_path), tmp_path)  # a local one: its folder is the user's
+    assert {path.name for path in tmp_path.iterdir()} == names
+    begin_record("s3://one/exp", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html"}
 
 
 def test_runs_of_one_name_share_no_record_and_a_run_begun_anew_has_none(lab: Any, s3: str) -> None:
