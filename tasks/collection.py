@@ -8,7 +8,7 @@ they came, so the same policy makes the same batch on any cluster.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from queue import SimpleQueue
@@ -25,7 +25,7 @@ from rl.records import Batch, Problem, Rollouts, concatenate
 from rl.verifiers.spec import VerifierSpec
 from tasks.problem_set import ProblemSet
 
-REASONS = 20  # that are logged apart
+REASONS = 20  # that are logged apart, of a step and of a run
 
 
 class BatchConfig(BaseModel):
@@ -143,6 +143,19 @@ def counted(reasons: Mapping[str, int]) -> dict[str, int]:
         name = re.sub(r"[^\w.-]+", "_", reason, flags=re.ASCII).strip("_.-") or "other"
         names[name if name in names or len(names) < REASONS else "other"] += count
     return dict(names)
+
+
+def few_reasons(figures: Mapping[str, float], logged: Iterable[str]) -> dict[str, float]:
+    """The figures with no more than REASONS names of reasons in a run that has `logged` these metrics: those that came
+    first, the rest as `other`. A reason that quotes its completion is another one each time."""
+    kept, other = {name for name in logged if name.startswith("reasons/")} - {"reasons/other"}, "reasons/other"
+    found: dict[str, float] = {}
+    for name, value in figures.items():
+        if name.startswith("reasons/") and name != other and len(kept) < REASONS:
+            kept.add(name)
+        shown = name if not name.startswith("reasons/") or name in kept else other
+        found[shown] = found.get(shown, 0.0) + value
+    return found
 
 
 class Collection:

@@ -36,7 +36,7 @@ from rl.config import TINY
 from rl.learner import Learned
 from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
-from tasks.collection import RolloutBatch
+from tasks.collection import RolloutBatch, few_reasons
 from tasks.generate import Admission
 from tasks.problem_set import open_problems
 from tasks.update import learned_figures
@@ -234,7 +234,7 @@ class Training:
         # without the machines' work, the step would have taken this share of its time
         idle = max(0.0, seconds - self._spent["rollouts"] - learned.seconds)
         figures = {
-            **batch.figures(),
+            **few_reasons(batch.figures(), self.tracker.names()),
             **learned_figures(learned),
             "perf/step_seconds": seconds,
             "perf/rollouts_per_second": pace,

@@ -181,6 +181,11 @@ class Tracker:
         with self._lock:
             return self._log.last.get(metric) if metric is not None else max(self._log.last.values(), default=None)
 
+    def names(self) -> frozenset[str]:
+        """The metrics that were logged, by earlier sessions too."""
+        with self._lock:
+            return frozenset(self._log.last)
+
     def samples_due(self, step: int) -> bool:
         """Whether this step's completions belong into a table."""
         return step % self._config.samples_every == 0

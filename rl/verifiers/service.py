@@ -6,6 +6,7 @@ POST /verify   {"items": [{"problem": {"prompt", "target", "source", "extra"}, "
 GET /health →  {"verifier": name}
 """
 
+import json
 import ssl
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ HANGS = 3  # requests without an answer in time, in a row, after which the rest 
 ATTEMPTS = 4
 BACK_OFF = 0.25  # seconds before the second attempt; each further one waits twice as long
 CONNECT_SECONDS = 5.0
+MAX_BYTES = 2**24  # of an answer; BATCH of them with all their parts have less than 1 MB
 BUSY = (429, 502, 503, 504)  # worth another attempt
 HERE = ("all://localhost", "all://127.0.0.1", "all://[::1]")  # a proxy would find another machine there
 
@@ -121,28 +123,45 @@ class Service:
             if attempt:
                 time.sleep(BACK_OFF * 2 ** (attempt - 1))
             try:
-                timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
-                response = self._client.request(method, f"{self.address}{path}", json=content, timeout=timeout)
-            except httpx.ReadTimeout:
+                status, body = self._exchange(method, path, content, seconds)
+            except (httpx.ReadTimeout, TimeoutError):
                 raise ServiceHangsError(f"{self.shown}: no answer within {seconds:g} s") from None
             except httpx.TransportError as error:
                 said = f"cannot be reached ({' '.join(str(error).split()) or type(error).__name__})"
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise ServiceError(f"{self.shown}: {' '.join(str(error).split())}") from None
-            if response.status_code in BUSY:
-                said = f"answers with status {response.status_code}"
+            if status in BUSY:
+                said = f"answers with status {status}"
                 continue
-            if response.status_code != 200:
-                raise ServiceError(f"{self.shown}: answers with status {response.status_code}: {_line(response.text)}")
+            if status != 200:
+                words = _line(body.decode(errors="replace"))
+                raise ServiceError(f"{self.shown}: answers with status {status}: {words}")
             try:
-                answer = response.json()
-            except ValueError:
+                answer = json.loads(body)
+            except (ValueError, RecursionError):
                 raise ServiceError(f"{self.shown}: answers with something other than JSON") from None
             if not isinstance(answer, dict):
                 raise ServiceError(f"{self.shown}: answers with JSON that is no object")
             return answer
         raise ServiceError(f"{self.shown}: {said}, {ATTEMPTS} times; is it running? (rlvf verifier serve)")
+
+    def _exchange(self, method: str, path: str, content: Any, seconds: float) -> tuple[int, bytes]:
+        """Status and body of an answer, whose body is whole about `seconds` after the question: httpx's own limit is of
+        each read. Raises TimeoutError, ServiceError for a body of more than MAX_BYTES, and what httpx raises."""
+        deadline = time.monotonic() + seconds
+        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        body = bytearray()
+        plain = {"Accept-Encoding": "identity"}  # a few packed bytes may stand for any number
+        url = f"{self.address}{path}"
+        with self._client.stream(method, url, json=content, headers=plain, timeout=timeout) as response:
+            for part in response.iter_raw():
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise ServiceError(f"{self.shown}: answers with more than {MAX_BYTES} bytes")
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+        return response.status_code, bytes(body)
 
 
 def _line(text: str) -> str:

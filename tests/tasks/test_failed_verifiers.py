@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, repeat
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from infra.runs.metric_log import MetricLog
 from rl.judging import BrokenVerifierError, Judgement
 from rl.verifiers.spec import VerifierSpec
-from tasks.collection import Collection, counted
+from tasks.collection import REASONS, Collection, counted, few_reasons
 from tests.tasks.batches import config, groups, problem_set, rollouts
 
 
@@ -87,3 +89,19 @@ def test_reasons_of_any_text_become_few_names_that_a_metric_may_have() -> None:
     assert len(many) == 21
     assert sum(many.values()) == sum(1000 - i for i in range(500))
     assert many["got_0"] == 1000
+
+
+def test_a_run_keeps_the_reasons_that_came_first(tmp_path: Path) -> None:
+    log = MetricLog(tmp_path / "metrics.jsonl")
+    for step in range(1, 5):
+        if step == 3:
+            log = MetricLog(tmp_path / "metrics.jsonl")  # resumed
+        quoting = {f"reasons/got_{step}_{at}": 0.03 for at in range(9)}
+        figures = few_reasons({"reward/mean": 0.5, "reasons/right": 0.73, **quoting, "reasons/other": 0.0}, log.last)
+        assert sum(value for name, value in figures.items() if name.startswith("reasons/")) == pytest.approx(1)
+        assert (figures["reward/mean"], figures["reasons/right"]) == (0.5, 0.73)
+        log.append(step, figures)
+    kept = [name for name in log.last if name.startswith("reasons/")]
+    assert len(kept) == REASONS + 1
+    assert {"reasons/right", "reasons/other", "reasons/got_2_8"} < set(kept)
+    assert figures["reasons/other"] == pytest.approx(0.27)

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -178,3 +178,43 @@ def test_a_service_on_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.
             == judged(address.replace("127.0.0.1", "localhost"))[0]
             == Verdict(1.0, "right", {"a": 1})
         )
+
+
+@contextmanager
+def pouring(part: bytes, pause: float) -> Iterator[str]:
+    """The address of a server whose answers never end."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            with suppress(OSError):
+                self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+                while not over.wait(pause):
+                    self.wfile.write(part)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_an_answer_that_comes_by_the_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CONNECT_SECONDS", 0.3)
+    with pouring(b" ", 0.02) as address:
+        first, *_ = judged(address, seconds=0.1)
+    assert "no answer within 0.6 s" in first.error
+
+
+def test_an_answer_without_end_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_BYTES", 2**20)
+    with pouring(b" " * 2**16, 0) as address:
+        first, *_ = judged(address, seconds=60.0)
+    assert "answers with more than 1048576 bytes" in first.error
