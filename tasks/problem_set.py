@@ -188,9 +188,8 @@ def problems_to_solve(
     left_out = 0
     for each in named_sets:
         rows = whole[each.name]
-        if (
-            held_out is None and each.config.path not in MADE
-        ):  # in the order of a split: whatever was trained on, the first ones are the same
+        # in the order of a split: whatever was trained on, the first ones are the same
+        if held_out is None and each.config.path not in MADE:
             rows, _ = problems.split(rows, 0)
         unseen = [problem for problem in rows if normalized(problem.prompt) not in seen]
         found += unseen

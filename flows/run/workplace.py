@@ -36,9 +36,7 @@ class Workplace:
     failures: Failures  # of verifiers
     storage: str  # where what other machines read lies: runs, models; the home unless $RLVF_STORAGE names another
     prefect: "PrefectSession"
-    training_locks: TrainingLocks = field(
-        default_factory=TrainingLocks
-    )  # on the cluster, of one training run after another
+    training_locks: TrainingLocks = field(default_factory=TrainingLocks)  # of one training run after another
 
     @property
     def runs(self) -> str:
@@ -62,9 +60,8 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
         yield present
         return
     with put_off():
-        from flows.run.prefect_session import (
-            PrefectSession,  # prefect reads its settings from the environment of that moment
-        )
+        # prefect reads its settings from the environment of that moment
+        from flows.run.prefect_session import PrefectSession
 
     home, storage = rlvf_home(), rlvf_storage()
     if storage != str(home):

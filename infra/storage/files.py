@@ -6,12 +6,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
 
-from fsspec.core import url_to_fs
-
 from infra.security.secrets import masked
+from infra.storage import place
 from infra.storage.faults import is_of_library, unreachable
-
-ANSWER_SECONDS = 15.0  # that a server may keep one waiting for the next byte
 
 
 class PathError(ValueError):
@@ -64,7 +61,7 @@ def _filesystem(pattern: str) -> tuple[Any, str]:
         raise PathError(f"{pattern!r} is no path; give a file, or a pattern such as problems/*.csv")
     protocol = pattern.partition("://")[0]
     try:
-        fs, path = url_to_fs(pattern, **_patience(protocol))
+        return place.impatient(pattern, attempts=2)
     except ImportError as error:
         remedy = "pip install 'rlvf[s3]'" if protocol in ("s3", "s3a") else _line(error)
         raise PathError(f"{pattern}: {protocol}:// paths need a package that is not installed: {remedy}") from error
@@ -75,23 +72,6 @@ def _filesystem(pattern: str) -> tuple[Any, str]:
         if not is_of_library(error):
             raise
         raise PathError(f"{pattern}: cannot be read: {_line(error)}") from error
-    if protocol in ("s3", "s3a"):
-        fs.retries = 1  # s3fs's own, around those of its client
-    fs.invalidate_cache()  # fsspec keeps listings for the life of the process; a file may be newer
-    return fs, path
-
-
-def _patience(protocol: str) -> dict[str, Any]:
-    """What keeps a server that takes connections and never answers from holding up a start for minutes."""
-    if protocol in ("s3", "s3a"):
-        seconds = {"connect_timeout": ANSWER_SECONDS, "read_timeout": ANSWER_SECONDS}
-        return {"config_kwargs": {**seconds, "retries": {"mode": "standard", "total_max_attempts": 2}}}
-    if protocol in ("http", "https"):
-        from aiohttp import ClientTimeout  # what fsspec asks with
-
-        limits = ClientTimeout(None, sock_connect=ANSWER_SECONDS, sock_read=ANSWER_SECONDS)
-        return {"client_kwargs": {"timeout": limits}}
-    return {}
 
 
 def _match(fs: Any, path: str, pattern: str) -> list[str]:

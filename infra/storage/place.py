@@ -15,7 +15,7 @@ _OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs"})
 # Left to itself, a client of S3 tries for up to half a minute, through which nothing can stop it. Whoever wants to wait
 # longer says so with `infra.storage.retry_policy`.
 _S3 = {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 3}}}
-
+_S3_NAMES = ("s3://", "s3a://")
 ANSWER_SECONDS = 15.0  # at first: later a store may be slow for good reasons, such as a large upload before it
 
 
@@ -164,21 +164,36 @@ def files(fs: Any, root: str) -> list[str]:
 
 def remote(uri: str) -> tuple[Any, str]:
     """The file system of a URI, and the path on it, for what is not done with `local_path`."""
-    fs, root = url_to_fs(uri, **(_S3 if uri.startswith(("s3://", "s3a://")) else {}))
+    fs, root = url_to_fs(uri, **(_S3 if uri.startswith(_S3_NAMES) else {}))
     fs.invalidate_cache()  # other processes write here too: what was listed a moment ago is no longer true
     return fs, root.rstrip("/")
 
 
 def await_answer(uri: str) -> None:
-    """Ask an S3 store for a name, with little patience: one that takes connections and never answers would keep what is
-    done next waiting for minutes. Raises what its client raises, but not that there is nothing."""
-    if uri.startswith(("s3://", "s3a://")):
-        seconds = {"connect_timeout": ANSWER_SECONDS, "read_timeout": ANSWER_SECONDS}
-        config = {"config_kwargs": {**seconds, "retries": {"total_max_attempts": 1}}}
-        fs, root = url_to_fs(uri, skip_instance_cache=True, **config)
-        fs.retries = 1  # s3fs's own, around those of its client
+    """Ask an S3 store for a name, with little patience. Raises what its client does, but not that there is nothing."""
+    if uri.startswith(_S3_NAMES):
+        fs, root = impatient(uri, attempts=1)
         with suppress(FileNotFoundError, PermissionError):
             fs.info(root)
+
+
+def impatient(uri: str, attempts: int) -> tuple[Any, str]:
+    """The file system of a URI and the path on it, for the start of something: a server that takes connections and
+    never answers would hold it up for minutes."""
+    options: dict[str, Any] = {}
+    if uri.startswith(_S3_NAMES):
+        seconds = {"connect_timeout": ANSWER_SECONDS, "read_timeout": ANSWER_SECONDS}
+        options["config_kwargs"] = {**seconds, "retries": {"mode": "standard", "total_max_attempts": attempts}}
+    elif uri.startswith(("http://", "https://")):
+        from aiohttp import ClientTimeout  # what fsspec asks with
+
+        limits = ClientTimeout(None, sock_connect=ANSWER_SECONDS, sock_read=ANSWER_SECONDS)
+        options["client_kwargs"] = {"timeout": limits}
+    fs, path = url_to_fs(uri, **options)
+    if uri.startswith(_S3_NAMES):
+        fs.retries = 1  # s3fs's own, around those of its client
+    fs.invalidate_cache()  # fsspec keeps listings for the life of the process; a file may be newer
+    return fs, path
 
 
 def has_folders(fs: Any) -> bool:

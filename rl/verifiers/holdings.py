@@ -65,9 +65,10 @@ def held(pids: Iterable[int], private: bool) -> tuple[list[int], Held]:
 def _look(pid: int, found: Held, private: bool) -> None:
     at = f"/proc/{pid}"
     if private:
-        own = Path(at, "root/dev/shm").stat().st_dev
+        mount = Path(at, "root", "dev", "shm")  # as the process sees it
+        own = mount.stat().st_dev
         if own not in found.mounted:
-            shm = os.statvfs(f"{at}/root/dev/shm")
+            shm = os.statvfs(mount)
             found.mounted[own] = (shm.f_blocks - shm.f_bfree) * shm.f_frsize + (shm.f_files - shm.f_ffree) * INODE_BYTES
     tasks = os.listdir(f"{at}/task")  # noqa: PTH208  a Path each would cost more
     found.tasks += len(tasks)

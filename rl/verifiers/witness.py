@@ -86,7 +86,8 @@ def _value(expression: Any, point: dict[str, Any]) -> Any:
     """Its value to DIGITS digits, None where it has none that is sure."""
     try:
         value = expression.evalf(DIGITS, subs={each: point[each.name] for each in expression.free_symbols}, strict=True)
-    except (PrecisionExhausted, ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
+    # 0/0, cot(0), what has no numerical method, an element of an unknown matrix, the factorial of -3
+    except (PrecisionExhausted, ArithmeticError, NotImplementedError, TypeError, ValueError):
         return None
     parts = value.as_real_imag()
     return parts if all(isinstance(part, Number) and part.is_finite for part in parts) else None

@@ -8,7 +8,7 @@ import pytest
 import s3fs
 
 from infra.checks import machine
-from infra.storage import files, place
+from infra.storage import place
 from infra.storage.files import PathError, open_texts
 from infra.storage.usable import StorageError, check_storage, looked_at
 
@@ -16,8 +16,7 @@ from infra.storage.usable import StorageError, check_storage, looked_at
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Its address; S3 is there."""
-    for module in (files, place):
-        monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(place, "ANSWER_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
