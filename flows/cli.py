@@ -5,28 +5,29 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
+from pkgutil import iter_modules
 from types import FrameType, TracebackType
 
-from flows.commands.bench import BENCH
-from flows.commands.certs import CERTS
-from flows.commands.doctor import DOCTOR
-from flows.commands.down import DOWN
-from flows.commands.eval import EVAL
+import flows.commands as room
+from flows.commands.command import Command
 from flows.commands.parser import OneLineParser
-from flows.commands.report import REPORT
-from flows.commands.sft import SFT
-from flows.commands.status import STATUS
-from flows.commands.train import TRAIN
-from flows.commands.up import UP
-from flows.commands.verifier import VERIFIER
-from flows.commands.verify import VERIFY
-from flows.commands.worker import WORKER
 from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.storage.faults import explained
 
-COMMANDS = (TRAIN, SFT, EVAL, REPORT, UP, DOWN, STATUS, WORKER, CERTS, DOCTOR, VERIFIER, VERIFY, BENCH)
+FIRST = ("train", "sft", "eval", "report", "up", "down", "status", "worker", "certs", "doctor")  # as help lists them
+
+
+def found() -> list[Command]:
+    """The commands: a module of their room that has a ``COMMAND`` is one."""
+    modules = [import_module(f"{room.__name__}.{module.name}") for module in iter_modules(room.__path__)]
+    commands: list[Command] = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]
+    return sorted(commands, key=lambda each: FIRST.index(each.name) if each.name in FIRST else len(FIRST))
+
+
+COMMANDS = found()
 
 
 def parser() -> OneLineParser:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rl.records import Problem, Rollouts
+from rl.records import Problem, Rollouts, arrays
 
 TOLERANCE = 1e-3  # nats above 0 that rounding may make of the log-prob of a certain token
 
@@ -33,22 +33,16 @@ def refusal(returned: object, asked: Asked) -> str:
 
 
 def _shapes(of: Rollouts, asked: Asked) -> str:
-    P, G = len(asked.problems), asked.samples  # noqa: N806
     if not isinstance(of.problems, tuple) or of.problems != asked.problems:
         return "its problems are not those asked for"
+    P, G = len(asked.problems), asked.samples  # noqa: N806
     if not _is_array(of.tokens, "iu", 3) or of.tokens.shape[:2] != (P, G):
         return f"tokens are {_shape(of.tokens)}, not integers [{P}, {G}, T]"
     T = of.tokens.shape[2]  # noqa: N806
     if not 1 <= T <= asked.max_tokens:
         return f"completions have {T} tokens, not 1 to {asked.max_tokens}"
-    wanted = {
-        "logprobs": ("f", (P, G, T)),
-        "versions": ("iu", (P, G, T)),
-        "lengths": ("iu", (P, G)),
-        "ended": ("b", (P, G)),
-    }
-    for name, (kinds, shape) in wanted.items():
-        array = getattr(of, name)
+    for name, (axes, kinds) in arrays(Rollouts).items():
+        array, shape = getattr(of, name), tuple({"P": P, "G": G, "T": T}[axis] for axis in axes)
         if not _is_array(array, kinds, len(shape)) or array.shape != shape:
             return f"{name} are {_shape(array)}, not {list(shape)}"
     if (

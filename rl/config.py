@@ -1,9 +1,11 @@
 """The leaves of the configuration that the learning reads. They stand apart from the code that imports torch, so that a
 command line is parsed, and a mistake in it answered, at once."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from rl.algorithms import ALGORITHMS, Algorithm
 
 TINY = "tiny"  # the policy that is made in code
 WORDINGS, GRAMMAR, COUNTDOWN = MADE = ("arithmetic", "grammar", "countdown")  # problems that are made in code
@@ -52,21 +54,14 @@ class SamplingConfig(BaseModel):
         return self.max_tokens
 
 
-class LossConfig(BaseModel):
-    """What is optimised."""
+class CommonLossConfig(BaseModel):
+    """What is optimised, whatever the algorithm."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     shorthand: ClassVar[str] = "name"
 
-    name: Literal["reinforce", "grpo"] = Field(
-        "reinforce", description="reinforce: A = r - mean(group); grpo: A = (r - mean) / std, clipped ratio"
-    )
-    clip: float = Field(0.2, gt=0, lt=1, description="grpo: the ratio pi/mu is clipped to [1 - clip, 1 + clip]")
-    dual_clip: float = Field(
-        3.0, gt=1, description="grpo: where the advantage is negative, the ratio counts as at most this"
-    )
-    ratio_cap: float = Field(
-        2.0, gt=0, description="reinforce: weight pi/mu of a token from an older version is cut at this"
+    name: Literal[tuple(ALGORITHMS)] = Field(  # type: ignore[valid-type]
+        "reinforce", description="; ".join(f"{name}: {of.summary}" for name, of in ALGORITHMS.items())
     )
     mask_truncated: bool = Field(
         False,
@@ -78,6 +73,24 @@ class LossConfig(BaseModel):
         ge=0,
         description="a reward falls from this many tokens before sampling.max_tokens on, by 1 at the limit (DAPO's "
         "soft penalty); 0 for none",
+    )
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm of that name, with its options."""
+        of = ALGORITHMS[self.name]
+        return of(**{option: getattr(self, option) for option in of.model_fields})
+
+
+if TYPE_CHECKING:
+    LossConfig = CommonLossConfig
+else:
+    LossConfig = create_model(
+        "LossConfig",
+        __base__=CommonLossConfig,
+        __module__=__name__,
+        __doc__="What is optimised, with the options of every algorithm.",
+        **{name: (info.annotation, info) for of in ALGORITHMS.values() for name, info in of.model_fields.items()},
     )
 
 

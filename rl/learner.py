@@ -5,20 +5,23 @@ Legend: P groups, G completions per group, N completion tokens, V vocabulary.
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rl.algorithms import Algorithm
 from rl.config import LossConfig, OptimizerConfig
 from rl.head import head_logits, hidden_states
-from rl.losses import LOSSES, advantages, shaped, token_weights
 from rl.packing import Packed, microbatches, pack
 from rl.policy import Policy, read_weights, save_policy
 from rl.records import Batch, Rollouts
+from rl.shaping import shaped
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,7 @@ class Learned:
     refused: str = ""  # why a non-finite update was not applied
     refusals: int = 0  # such updates in a row
     groups: int = 0  # that it trained on
-    loss: float = math.nan
-    entropy: float = math.nan  # nats per token
-    mismatch_kl: float = math.nan  # KL(mu || pi) on the sampled tokens before the update, k3 estimate, nats per token
-    clip_fraction: float = math.nan  # of the tokens
-    grad_norm: float = math.nan  # before clipping
-    staleness_mean: float = 0.0  # versions between sampling and training, over tokens
-    staleness_max: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)  # what is logged of it: docs/metrics.md
     seconds: float = 0.0
 
 
@@ -154,23 +151,22 @@ class Learner:
         batch = shaped(batch, loss, max_tokens)
         used = [int(group) for group in batch.varied.nonzero()[0] if batch.rollouts.lengths[group].any()]
         nothing = Learned(self.step + 1, applied=False)
-        learned = self._apply(batch, used, loss, temperature) if used else nothing
+        learned = self._apply(batch, used, loss.algorithm, temperature) if used else nothing
         self.refusals = self.refusals + 1 if learned.refused else 0
         self.step += 1
         self.learned = replace(learned, refusals=self.refusals)
         return self.learned
 
-    def _apply(self, batch: Batch, used: list[int], loss: LossConfig, temperature: float) -> Learned:
+    def _apply(self, batch: Batch, used: list[int], algorithm: Algorithm, temperature: float) -> Learned:
         rollouts = batch.rollouts
         advantage = torch.zeros(batch.rewards.shape)
         weight = torch.zeros(batch.rewards.shape)
-        advantage[used] = torch.from_numpy(advantages(batch.rewards[used], loss.name))
-        weight[used] = torch.from_numpy(token_weights(rollouts.lengths[used], loss.name))
+        advantage[used] = torch.from_numpy(algorithm.advantages(batch.rewards[used]))
+        weight[used] = torch.from_numpy(algorithm.token_weights(rollouts.lengths[used]))
         count = int(rollouts.lengths[used].sum())
         scale = loss_scale(self.policy.dtype, count)
         while True:
-            sums = self._backward(rollouts, used, advantage, weight, loss, temperature, scale)
-            total, entropy, mismatch, clipped = sums.tolist()
+            total, sums = self._backward(rollouts, used, advantage, weight, algorithm, temperature, scale)
             # what is not finite anywhere in the loss is not finite in the norm, which `optimizer_step` refuses
             norm = self.optimizer_step(loss_scale=scale) if math.isfinite(total) else math.nan
             self.policy.model.zero_grad(set_to_none=True)
@@ -179,24 +175,20 @@ class Learner:
             scale = max(1.0, scale / 16)  # the scaled gradient may be what overflowed
         applied = math.isfinite(norm)
         what = "loss" if not math.isfinite(total) else "gradient"
-        ages = (
-            self.step
-            - rollouts.versions[used][
-                torch.arange(rollouts.tokens.shape[2]).numpy() < rollouts.lengths[used][..., None]
-            ]
-        )
+        there = np.arange(rollouts.tokens.shape[2]) < rollouts.lengths[used][..., None]
+        ages = self.step - rollouts.versions[used][there]
         return Learned(
             self.step + 1,
             applied=applied,
             refused="" if applied else f"the {what} of update {self.step + 1} is not finite",
             groups=len(used),
-            loss=total,
-            entropy=entropy / count,
-            mismatch_kl=mismatch / count,
-            clip_fraction=clipped / count,
-            grad_norm=norm,
-            staleness_mean=float(ages.mean()),
-            staleness_max=int(ages.max()),
+            metrics={
+                "loss/policy": total,
+                "policy/grad_norm": norm,  # before clipping
+                "staleness/mean": float(ages.mean()),  # versions between sampling and training, over tokens
+                "staleness/max": float(ages.max()),
+                **{f"policy/{name}": of / count for name, of in sums.items()},
+            },
         )
 
     def _backward(
@@ -205,29 +197,31 @@ class Learner:
         used: list[int],
         advantage: Tensor,  # [P, G]
         weight: Tensor,  # [P, G]
-        loss: LossConfig,
+        algorithm: Algorithm,
         temperature: float,
         scale: float,
-    ) -> Tensor:
-        """Add ``scale`` times the loss's gradient to the parameters'; the sums of [4]: loss, entropy, mismatch, clipped
-        tokens."""
+    ) -> tuple[float, dict[str, float]]:
+        """Add ``scale`` times the loss's gradient to the parameters'; the loss, and what else is seen of its tokens,
+        each as a sum over them."""
         device = self.policy.device
         advantage, weight = advantage.to(device), weight.to(device)
         behaviour = torch.from_numpy(rollouts.logprobs).to(device)
-        sums = torch.zeros(4, dtype=torch.float64)
+        total, sums = 0.0, dict[str, float]()
         for groups in microbatches(rollouts, used, self.microbatch_tokens):
             packed = pack(rollouts, groups, device)
             logprobs, entropy = self.token_scores(packed, temperature)
             mu = behaviour[packed.group, packed.sample, packed.token_index]
-            terms = LOSSES[loss.name](logprobs, mu, advantage[packed.group, packed.sample], loss)
+            terms = algorithm.token_loss(logprobs, mu, advantage[packed.group, packed.sample])
             value = (weight[packed.group, packed.sample] * terms.value).sum()
             (value * scale).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 gap = logprobs - mu
-                mismatch = (gap.exp() - gap - 1).sum()
-                # to the CPU first: MPS has no float64
-                sums += torch.stack([value, entropy.sum(), mismatch, terms.clipped.sum().float()]).cpu().double()
-        return sums
+                # mismatch_kl: KL(mu || pi) on the sampled tokens before the update, k3 estimate, nats
+                seen = {"entropy": entropy, "mismatch_kl": gap.exp() - gap - 1, **terms.metrics}
+                loss, *added = torch.stack([value, *(of.sum().float() for of in seen.values())]).tolist()
+            total += loss
+            sums = {name: sums.get(name, 0.0) + of for name, of in zip(seen, added, strict=True)}
+        return total, sums
 
     # -- what survives the process
 

@@ -5,8 +5,8 @@ cross machines, and token ids travel as they are, never as text to be tokenised 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,17 +44,23 @@ class Verdict:
     error: str = ""  # one line
 
 
+def arrays(record: type) -> dict[str, tuple[str, str]]:
+    """The fields of a record that are arrays: their axes, and the kinds of numbers (``dtype.kind``) in them."""
+    hints = get_type_hints(record, include_extras=True)
+    return {name: hint.__metadata__ for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """Sampled completions, G for each of P problems. Positions past a completion's length hold 0."""
 
     problems: tuple[Problem, ...]  # [P]
     prompts: tuple[NDArray[np.int32], ...]  # [P] of [S]: the prompt's token ids, each of its own length
-    tokens: NDArray[np.int32]  # [P, G, T]: the end-of-sequence token is part of the completion
-    logprobs: NDArray[np.float32]  # [P, G, T]: log-prob under the behaviour policy, after temperature
-    versions: NDArray[np.int32]  # [P, G, T]: the policy version that sampled the token
-    lengths: NDArray[np.int32]  # [P, G]: tokens in each completion
-    ended: NDArray[np.bool_]  # [P, G]: finish reason: end of sequence (True) or cut at the token limit (False)
+    tokens: Annotated[NDArray[np.int32], "PGT", "iu"]  # the end-of-sequence token is part of the completion
+    logprobs: Annotated[NDArray[np.float32], "PGT", "f"]  # under the behaviour policy, after temperature
+    versions: Annotated[NDArray[np.int32], "PGT", "iu"]  # the policy version that sampled the token
+    lengths: Annotated[NDArray[np.int32], "PG", "iu"]  # tokens in each completion
+    ended: Annotated[NDArray[np.bool_], "PG", "b"]  # finish reason: end of sequence, or cut at the token limit (False)
     texts: tuple[tuple[str, ...], ...]  # [P] of [G]: decoded completions, without special tokens
     seconds: float = 0.0  # that sampling took on its worker
 
@@ -68,7 +74,7 @@ class Batch:
     """Judged groups in order of admission: what one update trains on."""
 
     rollouts: Rollouts
-    rewards: NDArray[np.float32]  # [P, G]; NaN where the verifier failed
+    rewards: Annotated[NDArray[np.float32], "PG", "f"]  # NaN where the verifier failed
     reasons: tuple[tuple[str, ...], ...]  # [P] of [G]
 
     def __len__(self) -> int:
@@ -86,19 +92,8 @@ class Batch:
 
     def select(self, groups: Sequence[int]) -> "Batch":
         """The named groups, in the order given."""
-        of, index = self.rollouts, list(groups)
-        rollouts = Rollouts(
-            problems=tuple(of.problems[i] for i in index),
-            prompts=tuple(of.prompts[i] for i in index),
-            tokens=of.tokens[index],
-            logprobs=of.logprobs[index],
-            versions=of.versions[index],
-            lengths=of.lengths[index],
-            ended=of.ended[index],
-            texts=tuple(of.texts[i] for i in index),
-            seconds=of.seconds,
-        )
-        return Batch(rollouts, self.rewards[index], tuple(self.reasons[i] for i in index))
+        selected: Batch = _rows(self, list(groups))
+        return selected
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -109,22 +104,34 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     """
     if not batches:
         raise ValueError("no batch to concatenate")
-    parts = [batch.rollouts for batch in batches]
-    longest = max(part.tokens.shape[2] for part in parts)
+    joined: Batch = _joined(batches)
+    return joined
 
-    def padded(arrays: list[NDArray[np.generic]]) -> NDArray[np.generic]:
-        return np.concatenate([np.pad(a, ((0, 0), (0, 0), (0, longest - a.shape[2]))) for a in arrays])
 
-    rollouts = Rollouts(
-        problems=tuple(problem for part in parts for problem in part.problems),
-        prompts=tuple(prompt for part in parts for prompt in part.prompts),
-        tokens=padded([part.tokens for part in parts]).astype(np.int32),
-        logprobs=padded([part.logprobs for part in parts]).astype(np.float32),
-        versions=padded([part.versions for part in parts]).astype(np.int32),
-        lengths=np.concatenate([part.lengths for part in parts]),
-        ended=np.concatenate([part.ended for part in parts]),
-        texts=tuple(texts for part in parts for texts in part.texts),
-        seconds=sum(part.seconds for part in parts),
-    )
-    rewards = np.concatenate([batch.rewards for batch in batches])
-    return Batch(rollouts, rewards, tuple(reasons for batch in batches for reasons in batch.reasons))
+def _rows(of: Any, index: list[int]) -> Any:
+    """These rows of a record whose every field has them, in the order given."""
+    if isinstance(of, tuple):
+        return tuple(of[row] for row in index)
+    if isinstance(of, np.ndarray):
+        return of[index]
+    if isinstance(of, Rollouts | Batch):
+        return replace(of, **{each.name: _rows(getattr(of, each.name), index) for each in fields(of)})
+    return of  # a figure of them all
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The rows of several records as one record."""
+    first = parts[0]
+    if isinstance(first, tuple):
+        return tuple(row for part in parts for row in part)
+    if isinstance(first, np.ndarray):
+        longest = np.max([part.shape for part in parts], axis=0)[1:]
+        return np.concatenate(
+            [
+                np.pad(part, [(0, 0), *((0, n - m) for n, m in zip(longest, part.shape[1:], strict=True))])
+                for part in parts
+            ]
+        )
+    if isinstance(first, Rollouts | Batch):
+        return replace(first, **{of.name: _joined([getattr(part, of.name) for part in parts]) for of in fields(first)})
+    return sum(parts)

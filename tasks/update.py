@@ -17,16 +17,3 @@ def update(dispatch: Dispatch, spec: TrainerSpec, step: int, batch: Batch, figur
     """Make version ``step + 1`` on the trainer. When this returns, its checkpoint is durable if
     ``checkpoint.every`` makes one of this version, with ``figures`` of the batch in it."""
     return dispatch.run("train", trainer.update, spec, step, batch, figures)
-
-
-def learned_figures(learned: Learned) -> dict[str, float]:
-    """What is logged of an update."""
-    return {
-        "loss/policy": learned.loss,
-        "policy/entropy": learned.entropy,
-        "policy/mismatch_kl": learned.mismatch_kl,
-        "policy/clip_fraction": learned.clip_fraction,
-        "policy/grad_norm": learned.grad_norm,
-        "staleness/mean": learned.staleness_mean,
-        "staleness/max": float(learned.staleness_max),
-    }

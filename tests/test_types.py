@@ -27,7 +27,7 @@ def of(
     dispatch.lease("generate", generator.generate, items)
     dispatch.lease("verify", judge, [(problems, texts, verifiers)])
     dispatch.tell("generate", generator.prefetch, version)
-    loss: float = dispatch.run("train", trainer.update, trains, 3, batch, {}).loss
+    made: int = dispatch.run("train", trainer.update, trains, 3, batch, {}).step
 
     dispatch.run("train", trainer.update, trains, batch, 3, {})  # wrong
     dispatch.run("train", trainer.update, trains, 3, batch)  # wrong

@@ -69,4 +69,4 @@ def _run(given: argparse.Namespace) -> None:
         print(json.dumps(found))
 
 
-BENCH = Command("bench", "measure what the documentation states", EXAMPLES, _options, _run)
+COMMAND = Command("bench", "measure what the documentation states", EXAMPLES, _options, _run)

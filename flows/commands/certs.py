@@ -100,4 +100,4 @@ def _run(given: argparse.Namespace) -> None:
         print(f"then, on {given.machine}: {following}")
 
 
-CERTS = Command("certs", "make a bundle that lets another machine join over TLS", EXAMPLES, _options, _run)
+COMMAND = Command("certs", "make a bundle that lets another machine join over TLS", EXAMPLES, _options, _run)

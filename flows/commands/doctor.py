@@ -137,6 +137,6 @@ def own_folder(home: Path) -> str:
     return str(next(folder for folder in (home, *home.parents) if folder.is_dir()))
 
 
-DOCTOR = Command(
+COMMAND = Command(
     "doctor", "look for what would keep this machine or its cluster from working", EXAMPLES, _options, _run
 )

@@ -59,4 +59,4 @@ def _run(_: argparse.Namespace) -> None:
         print(f"nothing is up in {home}")
 
 
-DOWN = Command("down", "stop what rlvf up started", EXAMPLES, _options, _run)
+COMMAND = Command("down", "stop what rlvf up started", EXAMPLES, _options, _run)

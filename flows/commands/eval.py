@@ -65,4 +65,6 @@ def _run(given: argparse.Namespace) -> None:
         )
 
 
-EVAL = Command("eval", "evaluate a run's policy, or any model, on a set of problems", EXAMPLES, _options, _run, FIRST)
+COMMAND = Command(
+    "eval", "evaluate a run's policy, or any model, on a set of problems", EXAMPLES, _options, _run, FIRST
+)

@@ -40,4 +40,4 @@ def _run(given: argparse.Namespace) -> None:
     print(json.dumps({"report": str(written)}) if given.json else printable(str(written)))
 
 
-REPORT = Command("report", "write one HTML file that says how a run went", EXAMPLES, _options, _run)
+COMMAND = Command("report", "write one HTML file that says how a run went", EXAMPLES, _options, _run)

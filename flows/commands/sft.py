@@ -35,4 +35,4 @@ def _run(given: argparse.Namespace) -> None:
     print(json.dumps({"policy": uri}) if given.json else printable(uri))
 
 
-SFT = Command("sft", "warm the tiny policy up by supervised learning", EXAMPLES, _options, _run, FIRST)
+COMMAND = Command("sft", "warm the tiny policy up by supervised learning", EXAMPLES, _options, _run, FIRST)

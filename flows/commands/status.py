@@ -199,4 +199,4 @@ def _running(home: Path, prefect: str | None) -> list[str]:
     return prefect_api(home, prefect).running("rlvf") if prefect else []
 
 
-STATUS = Command("status", "show the services, the workers and the run under way", EXAMPLES, _options, _run)
+COMMAND = Command("status", "show the services, the workers and the run under way", EXAMPLES, _options, _run)

@@ -107,4 +107,4 @@ def _train(run: Run, display: Display) -> "TrainResult":
     return train(without_secrets(run.config.model_copy(update={"run": run.uri})), run.uri if run.resumed else None)
 
 
-TRAIN = Command("train", "train a policy by reinforcement learning", EXAMPLES, _options, _run, FIRST)
+COMMAND = Command("train", "train a policy by reinforcement learning", EXAMPLES, _options, _run, FIRST)

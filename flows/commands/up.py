@@ -222,4 +222,4 @@ def _say_is_up(given: argparse.Namespace, home: Path) -> None:
         print(f"rlvf: it listens elsewhere; rlvf down first, to listen on {given.host}", file=sys.stderr)
 
 
-UP = Command("up", "start the services: Prefect, MLflow, a Dask scheduler, workers", EXAMPLES, _options, _run)
+COMMAND = Command("up", "start the services: Prefect, MLflow, a Dask scheduler, workers", EXAMPLES, _options, _run)

@@ -92,4 +92,4 @@ def _certificates(home: Path) -> dict[str, Any]:
     }
 
 
-VERIFIER = Command("verifier", "judge completions as a service, for runs on other machines", EXAMPLES, _options, _run)
+COMMAND = Command("verifier", "judge completions as a service, for runs on other machines", EXAMPLES, _options, _run)

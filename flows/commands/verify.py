@@ -91,4 +91,4 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…")
 
 
-VERIFY = Command("verify", "try a verifier on a few problems, before anything is trained", EXAMPLES, _options, _run)
+COMMAND = Command("verify", "try a verifier on a few problems, before anything is trained", EXAMPLES, _options, _run)

@@ -174,4 +174,4 @@ def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 
-WORKER = Command("worker", "let this machine work for a cluster", EXAMPLES, _options, _run)
+COMMAND = Command("worker", "let this machine work for a cluster", EXAMPLES, _options, _run)

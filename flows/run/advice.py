@@ -21,7 +21,7 @@ class Advice:
         found = {
             "cut": self._cut(figures["completion/truncated"]),
             "stuck": self._stuck(figures["reward/mean"], figures["reward/pass_rate"]),
-            "mismatch": self._mismatch(figures["policy/mismatch_kl"]),
+            "mismatch": self._mismatch(figures.get("policy/mismatch_kl", 0.0)),
         }
         new = {name: line for name, line in found.items() if line and name not in self._said}
         self._said |= set(new)
@@ -48,7 +48,7 @@ class Advice:
         )
 
     def _mismatch(self, nats: float) -> str:
-        if not nats > MISMATCH:  # it is NaN where nothing was trained on
+        if not nats > MISMATCH:  # it is NaN where an update was refused
             return ""
         return (
             f"hint: the policy that is trained differs from the one that sampled by {nats:.2g} nats per token (above "

@@ -39,7 +39,6 @@ from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
 from tasks.collection import RolloutBatch, few_reasons
 from tasks.generate import Admission
 from tasks.problem_set import open_problems
-from tasks.update import learned_figures
 from tasks.verify import check_verifiers
 
 
@@ -182,7 +181,7 @@ class Training:
             for line in self._changed:
                 self.place.display.say(f"other than before: {line}")
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
-            self.tracker.log(begun.step, begun.figures | learned_figures(begun.learned))
+            self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.place, self.trainer, self.tracker, begun.step)
         self.evaluations.begin(
@@ -235,7 +234,7 @@ class Training:
         idle = max(0.0, seconds - self._spent["rollouts"] - learned.seconds)
         figures = {
             **few_reasons(batch.figures(), self.tracker.names()),
-            **learned_figures(learned),
+            **learned.metrics,
             "perf/step_seconds": seconds,
             "perf/rollouts_per_second": pace,
             "perf/generated_tokens_per_second": batch.tokens / seconds,

@@ -35,9 +35,9 @@ def test_an_update_on_its_own_samples_is_on_policy(make_policy: Make, drawn: Cal
     learned = Learner(policy, PLAIN).update(batch, GRPO, 1.0)
     assert learned.applied
     assert (learned.step, learned.refused, learned.refusals) == (1, "", 0)
-    assert learned.mismatch_kl == pytest.approx(0, abs=1e-6)
-    assert learned.clip_fraction == 0
-    assert (learned.staleness_mean, learned.staleness_max) == (0, 0)
+    assert learned.metrics["policy/mismatch_kl"] == pytest.approx(0, abs=1e-6)
+    assert learned.metrics["policy/clip_fraction"] == 0
+    assert (learned.metrics["staleness/mean"], learned.metrics["staleness/max"]) == (0, 0)
 
 
 def test_figures_of_a_stale_batch(
@@ -64,11 +64,11 @@ def test_figures_of_a_stale_batch(
     stale = replace(batch, rollouts=replace(rollouts, versions=versions))
     learned = Learner(policy, PLAIN, step=3).update(stale, REINFORCE, 1.0)
     assert learned.step == 4
-    assert learned.entropy == pytest.approx(entropy / sum(lengths), rel=1e-4)
-    assert learned.mismatch_kl == pytest.approx(kl / sum(lengths), rel=1e-3)
-    assert learned.clip_fraction == pytest.approx(capped / sum(lengths))
-    assert learned.staleness_max == 2
-    assert learned.staleness_mean == pytest.approx(2 * lengths[0] / sum(lengths))
+    assert learned.metrics["policy/entropy"] == pytest.approx(entropy / sum(lengths), rel=1e-4)
+    assert learned.metrics["policy/mismatch_kl"] == pytest.approx(kl / sum(lengths), rel=1e-3)
+    assert learned.metrics["policy/clip_fraction"] == pytest.approx(capped / sum(lengths))
+    assert learned.metrics["staleness/max"] == 2
+    assert learned.metrics["staleness/mean"] == pytest.approx(2 * lengths[0] / sum(lengths))
 
 
 @pytest.mark.parametrize("rewards", [[[1] * 4] * 3, [[0] * 4] * 3])

@@ -1,4 +1,5 @@
 import math
+import pickle
 import statistics
 
 import numpy as np
@@ -6,25 +7,32 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl.config import LossConfig
-from rl.losses import LOSSES, advantages, grpo, overlong_penalty, reinforce, token_weights
+from rl.shaping import overlong_penalty
 
 REWARDS = st.lists(st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4), min_size=1, max_size=5)
 CLIP = LossConfig(name="grpo", clip=0.2)
 CAP = LossConfig(ratio_cap=2.0)
 
 
-def differentiated(
-    loss: str, logprobs: list[float], behaviour: list[float], advantage: list[float], config: LossConfig
-):  # type: ignore[no-untyped-def]
+def advantages(rewards: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    return LossConfig(name=name).algorithm.advantages(rewards)
+
+
+def token_weights(lengths: NDArray[np.int32], name: str) -> NDArray[np.float32]:
+    return LossConfig(name=name).algorithm.token_weights(lengths)
+
+
+def differentiated(logprobs: list[float], behaviour: list[float], advantage: list[float], config: LossConfig):  # type: ignore[no-untyped-def]
     """Values, gradients with respect to the log-probs, and which were clipped."""
     pi = torch.tensor(logprobs, dtype=torch.float32, requires_grad=True)
-    terms = LOSSES[loss](pi, torch.tensor(behaviour), torch.tensor(advantage), config)
+    terms = config.algorithm.token_loss(pi, torch.tensor(behaviour), torch.tensor(advantage))
     terms.value.sum().backward()
     assert pi.grad is not None
-    return terms.value.tolist(), pi.grad.tolist(), terms.clipped.tolist()
+    return terms.value.tolist(), pi.grad.tolist(), terms.metrics["clip_fraction"].tolist()
 
 
 @given(REWARDS)
@@ -119,9 +127,7 @@ TOKENS = st.lists(
 @given(TOKENS)
 def test_reinforce_is_the_policy_gradient_times_the_capped_weight(tokens: list[tuple[float, float, float]]) -> None:
     behaviour = [pi - gap for pi, gap, _ in tokens]
-    values, gradients, clipped = differentiated(
-        "reinforce", [pi for pi, _, _ in tokens], behaviour, [a for _, _, a in tokens], CAP
-    )
+    values, gradients, clipped = differentiated([pi for pi, _, _ in tokens], behaviour, [a for _, _, a in tokens], CAP)
     for (pi, gap, a), value, gradient, cut in zip(tokens, values, gradients, clipped, strict=True):
         logprob = torch.tensor(pi, dtype=torch.float64, requires_grad=True)
         weight = min(math.exp(gap), 2.0)
@@ -149,9 +155,7 @@ def surrogate(pi: Tensor, mu: float, a: float, clip: float) -> Tensor:
 def test_grpo_is_the_clipped_surrogate(tokens: list[tuple[float, float, float]]) -> None:
     tokens = [t for t in tokens if min(abs(t[1] - math.log(edge)) for edge in (0.8, 1.2, 3)) > 1e-4]
     behaviour = [pi - gap for pi, gap, _ in tokens]
-    values, gradients, clipped = differentiated(
-        "grpo", [pi for pi, _, _ in tokens], behaviour, [a for _, _, a in tokens], CLIP
-    )
+    values, gradients, clipped = differentiated([pi for pi, _, _ in tokens], behaviour, [a for _, _, a in tokens], CLIP)
     for (pi, gap, a), value, gradient, cut in zip(tokens, values, gradients, clipped, strict=True):
         logprob = torch.tensor(pi, dtype=torch.float64, requires_grad=True)
         expected = surrogate(logprob, pi - gap, a, 0.2)
@@ -177,7 +181,7 @@ def test_grpo_is_the_clipped_surrogate(tokens: list[tuple[float, float, float]])
 def test_grpo_clips_only_in_the_direction_of_the_advantage(
     ratio: float, advantage: float, value: float, clipped: bool
 ) -> None:
-    values, gradients, cut = differentiated("grpo", [math.log(ratio) - 1], [-1.0], [advantage], CLIP)
+    values, gradients, cut = differentiated([math.log(ratio) - 1], [-1.0], [advantage], CLIP)
     assert values == pytest.approx([value], rel=1e-5)
     assert cut == [clipped]
     assert (gradients == [0.0]) == clipped
@@ -185,9 +189,9 @@ def test_grpo_clips_only_in_the_direction_of_the_advantage(
 
 def test_on_policy_the_ratio_is_one_and_both_have_the_same_gradient() -> None:
     logprobs, advantage = [-0.1, -2.0, -7.0], [0.5, -1.0, 2.0]
-    values, first, clipped = differentiated("reinforce", logprobs, logprobs, advantage, CAP)
+    values, first, clipped = differentiated(logprobs, logprobs, advantage, CAP)
     assert values == pytest.approx([-a * pi for a, pi in zip(advantage, logprobs, strict=True)])
-    ratios, second, cut = differentiated("grpo", logprobs, logprobs, advantage, CLIP)
+    ratios, second, cut = differentiated(logprobs, logprobs, advantage, CLIP)
     assert ratios == [-a for a in advantage]
     assert first == second == [-a for a in advantage]
     assert not any(clipped + cut)
@@ -195,13 +199,19 @@ def test_on_policy_the_ratio_is_one_and_both_have_the_same_gradient() -> None:
 
 def test_no_gradient_passes_through_the_importance_weight_or_the_clip_mark() -> None:
     pi = torch.tensor([-1.0, -2.0], requires_grad=True)
-    assert reinforce(pi, torch.tensor([-1.5, -0.5]), torch.ones(2), CAP).value.grad_fn is not None
-    assert not grpo(pi, torch.tensor([-1.5, -0.5]), torch.ones(2), CLIP).clipped.requires_grad
-    assert not reinforce(pi, torch.tensor([-1.5, -0.5]), torch.ones(2), CAP).clipped.requires_grad
+    tokens = pi, torch.tensor([-1.5, -0.5]), torch.ones(2)
+    assert CAP.algorithm.token_loss(*tokens).value.grad_fn is not None
+    for config in (CLIP, CAP):
+        assert not config.algorithm.token_loss(*tokens).metrics["clip_fraction"].requires_grad
 
 
-def test_a_loss_without_advantages_of_its_own_is_not_silently_another() -> None:
-    with pytest.raises(ValueError, match="loss 'rloo' has no advantages"):
-        advantages(np.float32([[1, 0]]), "rloo")
-    with pytest.raises(ValueError, match="loss 'dapo' has no advantages and no weights"):
-        token_weights(np.int32([[1, 2]]), "dapo")
+def test_an_algorithm_takes_its_own_options_of_the_losses() -> None:
+    given = LossConfig(name="grpo", clip=0.1, dual_clip=5.0, ratio_cap=7.0)
+    assert given.algorithm.model_dump() == {"clip": 0.1, "dual_clip": 5.0}
+    assert given.model_copy(update={"name": "reinforce"}).algorithm.model_dump() == {"ratio_cap": 7.0}
+    assert pickle.loads(pickle.dumps(given)) == given
+
+
+def test_a_loss_that_is_not_there_is_not_silently_another() -> None:
+    with pytest.raises(ValueError, match="'grpo' or 'reinforce'"):
+        LossConfig(name="rloo")

@@ -1,0 +1,15 @@
+"""Algorithms: what turns a batch's rewards into a loss. A module of this room whose name is an algorithm's holds all of
+it, as its ``ALGORITHM``: formulas, options, metrics."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from rl.algorithms.algorithm import Algorithm
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    module.name: import_module(f"{__name__}.{module.name}").ALGORITHM
+    for module in iter_modules(__path__)
+    if module.name != "algorithm"
+}
+
+__all__ = ["ALGORITHMS", "Algorithm"]

@@ -1,0 +1,116 @@
+"""What CONTRIBUTING.md promises: to add a thing touches one file of the packages. Each is added to a copy of them, and
+used from there."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+RLOO = '''
+"""RLOO: the baseline of a completion is the mean of the others (Ahmadian et al., arXiv 2402.14740)."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rl.algorithms.algorithm import centred
+from rl.algorithms.reinforce import Reinforce
+
+
+class Rloo(Reinforce):
+    summary: ClassVar[str] = "A = r - mean(others)"
+
+    shrink: float = Field(1.0, gt=0, le=1, description="rloo: what advantages are multiplied by")
+
+    def advantages(self, rewards):
+        samples = rewards.shape[1]
+        return self.shrink * centred(rewards) * samples / (samples - 1)
+
+    def token_loss(self, logprobs, behaviour, advantage):
+        terms = super().token_loss(logprobs, behaviour, advantage)
+        return type(terms)(terms.value, {**terms.metrics, "advantage_size": advantage.abs()})
+
+
+ALGORITHM = Rloo
+'''
+
+HELLO = '''
+"""`rlvf hello`."""
+
+from flows.commands.command import Command
+
+
+def _options(parser):
+    parser.add_argument("--word")
+
+
+def _run(given):
+    print("hello", given.word)
+
+
+COMMAND = Command("hello", "say a word", "rlvf hello", _options, _run)
+'''
+
+RLVF = "from flows.cli import main; main()"
+
+UPDATE = """
+import numpy as np
+import torch
+from rl.config import LossConfig, OptimizerConfig, PolicyConfig
+from rl.learner import Learner
+from rl.policy import Policy
+from rl.records import Batch, Problem, Rollouts
+from rl.tiny import build_model, build_tokenizer
+
+loss = LossConfig(name="rloo", shrink=0.5)
+tokenizer = build_tokenizer()
+policy = Policy(build_model(len(tokenizer), 0, 0, 0), tokenizer, torch.device("cpu"), torch.float32)
+tokens = np.arange(8, dtype=np.int32).reshape(1, 4, 2) + 5
+rollouts = Rollouts(
+    (Problem("1 + 1", "2", "here"),), (np.int32([3, 4]),), tokens, np.full((1, 4, 2), -4.0, np.float32), tokens * 0,
+    np.full((1, 4), 2, np.int32), np.ones((1, 4), bool), (("a",) * 4,),
+)
+batch = Batch(rollouts, np.float32([[1, 0, 0, 0]]), (("right",) * 4,))
+learned = Learner(policy, OptimizerConfig(lr=1e-3)).update(batch, loss, 1.0)
+assert learned.applied
+print("metric", learned.metrics["policy/advantage_size"])
+"""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for package in ("flows", "tasks", "rl", "infra"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def ran(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    here = os.environ | {"PYTHONPATH": str(copy), "RLVF_HOME": str(copy / "home"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=copy, env=here, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_a_loss_its_options_and_its_metrics_are_one_file(copy: Path) -> None:
+    (copy / "rl/algorithms/rloo.py").write_text(RLOO)
+    done = ran(copy, "-c", UPDATE)
+    # A = 0.5 * 4/3 * (3/4, -1/4, -1/4, -1/4): its mean size is 0.5 * 4/3 * 3/8
+    assert done.stdout.startswith("metric "), done.stderr
+    assert float(done.stdout.split()[1]) == pytest.approx(0.25)
+    bounded = ran(copy, "-c", RLVF, "train", "--loss", "rloo", "--loss.shrink", "2")
+    assert (bounded.returncode, bounded.stderr.count("\n")) == (2, 1)
+    assert "loss.shrink" in bounded.stderr
+    misspelt = ran(copy, "-c", RLVF, "train", "--loss", "rlo")
+    assert (misspelt.returncode, misspelt.stderr.count("\n")) == (2, 1)
+    assert "rloo" in misspelt.stderr
+
+
+def test_a_command_is_one_file(copy: Path) -> None:
+    (copy / "flows/commands/hello.py").write_text(HELLO)
+    assert "hello     say a word" in ran(copy, "-c", RLVF, "--help").stdout
+    assert ran(copy, "-c", RLVF, "hello", "--word", "there").stdout == "hello there\n"
