@@ -20,7 +20,7 @@ from flows.start.runs import Run, new_name, new_run, refuse_contradictions, save
 from flows.start.trust import trusted
 from infra.runs.checkpoints import is_run, resolve_run
 from rl.config import TINY
-from rl.learner import Learned
+from rl.learning.learner import Learned
 from tasks.collection import Collection, RolloutBatch
 from tasks.generate import generate
 from tasks.update import update

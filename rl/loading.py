@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from rl.config import PolicyConfig
-from rl.head import attention_for
+from rl.model.head import attention_for
+from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype, copied_weights
 from rl.parity import require_parity
-from rl.policy import Policy, UnknownModelError, choose_device, choose_dtype, copied_weights
 
 
 def load_policy(

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl.learner import token_scores
-from rl.packing import pack
-from rl.policy import Policy, UnknownModelError
+from rl.learning.learner import token_scores
+from rl.learning.packing import pack
+from rl.model.policy import Policy, UnknownModelError
 from rl.records import Problem, Rollouts
 from rl.sampler import complete, uniforms
 

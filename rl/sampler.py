@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rl.config import SamplingConfig
-from rl.head import head_logits, hidden_states
-from rl.policy import Policy
+from rl.model.head import head_logits, hidden_states
+from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 
 KEEP_FRACTION = 0.75  # the batch is compacted when fewer than this share of its sequences are unfinished

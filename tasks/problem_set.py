@@ -7,11 +7,11 @@ from itertools import islice
 from pathlib import PurePosixPath
 
 from infra.storage.files import as_text, open_files, open_texts
-from rl import countdown, grammar, problems, tables, wordings
 from rl.config import AUTO, COUNTDOWN, GRAMMAR, MADE, WORDINGS, ProblemsConfig, VerifierConfig
-from rl.problems import Columns, normalized
+from rl.problems import countdown, grammar, rows, tables, wordings
+from rl.problems.rows import Columns, normalized
+from rl.problems.tables import ProblemError
 from rl.records import Briefing, Problem
-from rl.tables import ProblemError
 from rl.verifiers.opened import require_math
 from rl.verifiers.spec import MATH, VerifierError, VerifierSpec, check_source, is_file, named, split_name
 from tasks.mixture import Draw, Mixture, Source, streams
@@ -79,7 +79,7 @@ class _Set:
     def _problems(self, table: tables.Table) -> list[Problem]:
         columns = Columns(self.config.prompt, self.config.target, self.verifier.needs_target, self.options)
         try:
-            return problems.read(table, columns, self.verifier.check)
+            return rows.read(table, columns, self.verifier.check)
         except ProblemError as error:
             if not self.by_default:
                 raise
@@ -90,13 +90,13 @@ class _Set:
         """Its problems as (training, held-out). Raises ProblemError."""
         found = self.read()
         try:
-            return problems.split(found, held_out)
+            return rows.split(found, held_out)
         except ProblemError as error:
             raise ProblemError(f"{self.config.path}: {error}") from error
 
     def made(self, held_out: int | None) -> list[Problem]:
         """So many problems of the side that is never trained on, where it is made in code."""
-        count = problems.HELD_OUT if held_out is None else held_out
+        count = rows.HELD_OUT if held_out is None else held_out
         return self.marked(list(islice(STREAMS[self.config.path](0, 0, side="held_out"), count)))
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
@@ -116,7 +116,7 @@ def open_problems(
 
     Args:
         held_out: how many problems of each set are kept out of training, the same ones for every seed; None: see
-            `rl.problems.split`.
+            `rl.problems.rows.split`.
         prompts: how many a step draws at first; whatever it draws after these replaces some of them.
 
     Raises:
@@ -183,17 +183,17 @@ def problems_to_solve(
     known = trained if held_out is None else frozenset()
     named_sets = _named(sets, verifier)
     whole = {each.name: each.made(made) if each.config.path in MADE else each.read() for each in named_sets}
-    seen = seen_among((problem for rows in whole.values() for problem in rows), known)
+    seen = seen_among((problem for group in whole.values() for problem in group), known)
     found: list[Problem] = []
     left_out = 0
     for each in named_sets:
-        rows = whole[each.name]
+        given = whole[each.name]
         # in the order of a split: whatever was trained on, the first ones are the same
         if held_out is None and each.config.path not in MADE:
-            rows, _ = problems.split(rows, 0)
-        unseen = [problem for problem in rows if normalized(problem.prompt) not in seen]
+            given, _ = rows.split(given, 0)
+        unseen = [problem for problem in given if normalized(problem.prompt) not in seen]
         found += unseen
-        left_out += len(rows) - len(unseen)
+        left_out += len(given) - len(unseen)
     if not found:
         raise ProblemError(
             f"{set_name(sets)}: the policy was trained on all {left_out} problems; give others by --problems, or "
@@ -293,6 +293,6 @@ def _made(each: _Set, stream: int, kept: Set[str]) -> Source:
 
 def _from(train: Sequence[Problem], stream: int, weight: float) -> Source:
     def draw(_step: int, position: int, own: int, count: int, skip: int) -> list[Problem]:
-        return problems.draw(train, stream, position, own, count, skip)
+        return rows.draw(train, stream, position, own, count, skip)
 
     return Source(weight, draw)

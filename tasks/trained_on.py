@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from rl.problems import digest, normalized
+from rl.problems.rows import digest, normalized
 from rl.records import Problem
 
 SHORT = 8  # bytes of a prompt's digest: among a million prompts, two share theirs with a probability of 1e-7

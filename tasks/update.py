@@ -6,7 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
-from rl.learner import Learned
+from rl.learning.learner import Learned
 from rl.records import Batch
 from tasks.calls import trainer
 from tasks.calls.trainer import TrainerSpec

@@ -15,7 +15,11 @@ from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUpSpec
 
 SECONDS = 2.0  # a call, on whatever machine: how often the display moves
-SOURCES = ("config", "grammar", "head", "learner", "packing", "policy", "prompting", "records", "supervised", "tiny")
+SOURCES = (  # of rl
+    *("config", "records", "problems/grammar"),
+    *("model/head", "model/policy", "model/prompting", "model/tiny"),
+    *("learning/learner", "learning/packing", "learning/supervised"),
+)
 
 
 def warm_up_uri(storage: str | Path, spec: WarmUpSpec) -> str:

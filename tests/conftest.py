@@ -176,11 +176,11 @@ def half_right(sums: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFac
     import torch
 
     from rl.config import OptimizerConfig
-    from rl.learner import Learner
-    from rl.policy import Policy, save_policy
+    from rl.learning.learner import Learner
+    from rl.learning.supervised import demonstrations, imitate
+    from rl.model.policy import Policy, save_policy
+    from rl.model.tiny import build_model, build_tokenizer
     from rl.records import Problem
-    from rl.supervised import demonstrations, imitate
-    from rl.tiny import build_model, build_tokenizer
 
     tokenizer = build_tokenizer()
     model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=0).eval()

@@ -1,4 +1,4 @@
-"""Problems out of the endless streams that `rl.grammar` and `rl.countdown` make."""
+"""Problems out of the endless streams that `rl.problems.grammar` and `rl.problems.countdown` make."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice

@@ -62,10 +62,10 @@ UPDATE = """
 import numpy as np
 import torch
 from rl.config import LossConfig, OptimizerConfig, PolicyConfig
-from rl.learner import Learner
-from rl.policy import Policy
+from rl.learning.learner import Learner
+from rl.model.policy import Policy
 from rl.records import Batch, Problem, Rollouts
-from rl.tiny import build_model, build_tokenizer
+from rl.model.tiny import build_model, build_tokenizer
 
 loss = LossConfig(name="rloo", shrink=0.5)
 tokenizer = build_tokenizer()

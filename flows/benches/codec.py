@@ -14,7 +14,7 @@ from torch import Tensor
 
 from infra import disk
 from infra.weights.difference import apply_difference, weights_digest, write_difference
-from rl.policy import copied_weights, read_weights
+from rl.model.policy import copied_weights, read_weights
 
 # of Qwen3-0.6B: 28 layers, hidden 1024, 16 query and 8 key heads of 128, MLP 3072, vocabulary 151,936, tied head
 LAYERS, HIDDEN, QUERIES, KEYS, MLP, VOCABULARY = 28, 1024, 2048, 1024, 3072, 151_936

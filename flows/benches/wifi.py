@@ -28,7 +28,7 @@ from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
 from infra.weights.publisher import Publisher
 from infra.weights.version import PolicyVersion, SyncConfig
-from rl.policy import copied_weights
+from rl.model.policy import copied_weights
 
 GENERATORS = 2
 DIFFERENCES = 3  # versions after the first

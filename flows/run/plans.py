@@ -9,8 +9,8 @@ from hashlib import sha256
 
 from flows.config import HELD_OUT, EvaluationConfig, TrainConfig
 from rl.config import ProblemsConfig
+from rl.problems.tables import ProblemError
 from rl.records import Problem
-from rl.tables import ProblemError
 from tasks.problem_set import ProblemSet, longest, problems_to_solve, set_names
 
 

@@ -33,7 +33,7 @@ from infra.runs.tracking import Tracker, open_run
 from infra.storage import store
 from infra.weights.version import PolicyVersion
 from rl.config import TINY
-from rl.learner import Learned
+from rl.learning.learner import Learned
 from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
 from tasks.collection import RolloutBatch, few_reasons

@@ -16,7 +16,7 @@ from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
 from infra.storage import store
 from rl.config import MADE, PolicyConfig, ProblemsConfig, SamplingConfig
-from rl.problems import normalized
+from rl.problems.rows import normalized
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve, set_name
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 

@@ -65,7 +65,7 @@ def parameters(model: str) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rl.tiny import build_model, build_tokenizer
+    from rl.model.tiny import build_model, build_tokenizer
 
     with torch.device("meta"):
         if model == TINY:

@@ -22,7 +22,7 @@ from infra.storage import place, store
 from infra.storage.typed import read_typed
 from infra.weights.version import published
 from rl.config import TINY
-from rl.tables import ProblemError
+from rl.problems.tables import ProblemError
 from tasks.problem_set import ProblemSet, set_names
 from tasks.trained_on import BY_SET, TrainedOn
 

@@ -20,7 +20,7 @@ from infra.weights.version import PolicyVersion, weights_uri
 from infra.weights.whole import keep_whole
 from rl.config import PolicyConfig, SamplingConfig
 from rl.loading import load_policy
-from rl.policy import Policy, save_policy
+from rl.model.policy import Policy, save_policy
 from rl.records import Problem, Rollouts
 from rl.sampler import sample
 from tasks.calls.published import public_model

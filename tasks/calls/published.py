@@ -8,7 +8,7 @@ from infra.weights.quantization import quantized
 from infra.weights.whole import PublicModel
 from rl.config import PolicyConfig
 from rl.loading import load_policy
-from rl.policy import DTYPES, copied_weights
+from rl.model.policy import DTYPES, copied_weights
 
 
 def as_published(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:

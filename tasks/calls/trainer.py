@@ -25,12 +25,12 @@ from infra.weights.difference import Weights
 from infra.weights.publisher import Published, Publisher
 from infra.weights.version import SyncConfig
 from rl.config import TINY, LossConfig, OptimizerConfig, PolicyConfig
-from rl.learner import Learned, Learner
+from rl.learning.learner import Learned, Learner
+from rl.learning.schedules import decayed
 from rl.loading import load_policy
-from rl.policy import Policy, read_weights, save_files, save_policy
+from rl.model.policy import Policy, read_weights, save_files, save_policy
+from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Batch, Problem
-from rl.schedules import decayed
-from rl.tiny import build_model, build_tokenizer
 from tasks.calls.published import as_published, public_model
 
 

@@ -10,12 +10,12 @@ import torch
 from infra.cluster.resident import drop, resident
 from infra.storage import store
 from infra.weights.whole import keep_whole
-from rl import grammar
 from rl.config import OptimizerConfig, PolicyConfig
-from rl.learner import Learner
-from rl.policy import Policy, choose_device, choose_dtype, save_policy
-from rl.supervised import demonstrations, imitate
-from rl.tiny import build_model, build_tokenizer
+from rl.learning.learner import Learner
+from rl.learning.supervised import demonstrations, imitate
+from rl.model.policy import Policy, choose_device, choose_dtype, save_policy
+from rl.model.tiny import build_model, build_tokenizer
+from rl.problems import grammar
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import transformers
 
 from rl.config import PolicyConfig
 from rl.loading import load_policy
+from rl.model.policy import UnknownModelError
+from rl.model.tiny import build_tokenizer
 from rl.parity import LIST, measure
-from rl.policy import UnknownModelError
-from rl.tiny import build_tokenizer
 from tests.bench.architectures import ARCHITECTURES, Architecture, build
 
 

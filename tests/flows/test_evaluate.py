@@ -21,7 +21,7 @@ from infra.runs.checkpoints import NotARun
 from infra.storage import store
 from infra.storage.typed import DamagedError
 from infra.weights.version import PolicyVersion
-from rl.tables import ProblemError
+from rl.problems.tables import ProblemError
 from rl.verifiers.spec import VerifierSpec
 from tasks.evaluate import Evaluation
 

@@ -22,10 +22,10 @@ from transformers import (
 )
 
 from rl.config import SamplingConfig
-from rl.policy import Policy
+from rl.model.policy import Policy
+from rl.model.tiny import build_tokenizer
 from rl.records import Batch, Problem, Rollouts
 from rl.sampler import sample
-from rl.tiny import build_tokenizer
 from tests.rl.updates import REWARDS, Judged
 
 settings.register_profile("rl", deadline=None)  # another process may take the processor in the middle of an example

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rl.config import LossConfig, OptimizerConfig, SamplingConfig
-from rl.learner import Learner
+from rl.learning.learner import Learner
+from rl.model.policy import Policy
 from rl.parity import measure
-from rl.policy import Policy
 from rl.records import Batch, Problem
 from rl.sampler import sample
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl import learner as learner_module
 from rl.algorithms.reinforce import Reinforce
 from rl.config import LossConfig, PolicyConfig
-from rl.learner import Learner, loss_scale
+from rl.learning import learner as learner_module
+from rl.learning.learner import Learner, loss_scale
 from rl.loading import load_policy
-from rl.policy import save_policy
+from rl.model.policy import save_policy
 from rl.records import Batch
 from tests.rl.updates import (
     GRPO,

@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rl import head, parity
-from rl.packing import pack
+from rl import parity
+from rl.learning.packing import pack
+from rl.model import head
+from rl.model.policy import Policy, UnknownModelError
 from rl.parity import measure, require_parity
-from rl.policy import Policy, UnknownModelError
 from tests.bench.architectures import ARCHITECTURES, build
 from tests.bench.parity import findings, table
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Phi3Config, Phi3ForCausalLM, PreTrainedTokenizerBase
 
-from rl.policy import Policy
+from rl.model.policy import Policy
 
 ORIGINAL = 32
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}

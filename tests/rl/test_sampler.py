@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from rl import sampler
 from rl.config import OptimizerConfig, SamplingConfig
-from rl.learner import Learner
-from rl.packing import pack
-from rl.policy import Policy
+from rl.learning.learner import Learner
+from rl.learning.packing import pack
+from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampler import choose, sample
 

@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rl.config import SamplingConfig
 from rl.loading import load_policy
-from rl.policy import UnknownModelError, read_weights, save_policy
+from rl.model.policy import UnknownModelError, read_weights, save_policy
+from rl.model.tiny import build_tokenizer
 from rl.records import Problem
 from rl.sampler import sample
-from rl.tiny import build_tokenizer
 from tests.rl.saved import CPU, TEMPLATE, TOKENS, Build, saved
 
 

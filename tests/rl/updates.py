@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rl.config import LossConfig, OptimizerConfig
-from rl.learner import Learner
-from rl.policy import Policy
+from rl.learning.learner import Learner
+from rl.model.policy import Policy
 from rl.records import Batch
 
 Make = Callable[..., Policy]

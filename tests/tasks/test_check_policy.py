@@ -6,8 +6,8 @@ import pytest
 
 from infra.cluster.resident import drop
 from rl.config import PolicyConfig
+from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
-from rl.tiny import build_model, build_tokenizer
 from tasks.calls.trainer import check_policy
 
 CHATML = (

@@ -15,9 +15,9 @@ from infra.weights.difference import weights_digest
 from infra.weights.version import PolicyVersion, weights_uri
 from infra.weights.whole import tell
 from rl.config import PolicyConfig, SamplingConfig
-from rl.policy import Policy, read_weights, save_policy
+from rl.model.policy import Policy, read_weights, save_policy
+from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
-from rl.tiny import build_model, build_tokenizer
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
 

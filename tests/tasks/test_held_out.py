@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rl import grammar
 from rl.config import GRAMMAR, ProblemsConfig, VerifierConfig
-from rl.problems import normalized, split
-from rl.tables import ProblemError
+from rl.problems import grammar
+from rl.problems.rows import normalized, split
+from rl.problems.tables import ProblemError
 from tasks.problem_set import open_problems as open_sets
 from tasks.problem_set import problems_to_solve
 from tasks.trained_on import TrainedOn, short_digest

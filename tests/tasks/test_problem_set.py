@@ -9,8 +9,8 @@ import pytest
 
 from infra.runs.metric_log import MetricLog
 from rl.config import COUNTDOWN, GRAMMAR, MADE, PolicyConfig, ProblemsConfig, VerifierConfig
+from rl.problems.tables import ProblemError
 from rl.records import Briefing, Problem
-from rl.tables import ProblemError
 from rl.verifiers import arithmetic
 from rl.verifiers.spec import VerifierError, VerifierSpec
 from tasks.calls.trainer import check_policy

@@ -12,12 +12,12 @@ from infra.storage import store
 from infra.weights.version import published_version
 from infra.weights.whole import keep_whole
 from rl.config import OptimizerConfig, PolicyConfig
-from rl.grammar import stream
+from rl.learning.supervised import demonstrations
 from rl.loading import load_policy
-from rl.policy import Policy, save_policy
+from rl.model.policy import Policy, save_policy
+from rl.model.tiny import build_model, build_tokenizer
+from rl.problems.grammar import stream
 from rl.records import Problem, Rollouts
-from rl.supervised import demonstrations
-from rl.tiny import build_model, build_tokenizer
 from tasks import warm_up as task
 from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUpSpec, warm_up

@@ -17,7 +17,7 @@ from flows.start.runs import Run
 from infra.cluster.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
 from infra.storage import store
-from rl.tables import ProblemError
+from rl.problems.tables import ProblemError
 from tasks.problem_set import open_problems
 
 GRADED = """

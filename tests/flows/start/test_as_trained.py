@@ -10,7 +10,7 @@ from flows.options.reading import read_config
 from flows.start.as_trained import Asked, asked_evaluation, asked_of_run
 from flows.start.runs import PROBLEMS, Run, without_secrets
 from flows.start.trust import remember
-from rl.tables import ProblemError
+from rl.problems.tables import ProblemError
 from rl.verifiers.gsm8k import BRIEFING
 from tasks.problem_set import open_problems
 

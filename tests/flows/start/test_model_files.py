@@ -23,8 +23,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole model in Hugging Face layout."""
     import torch
 
-    from rl.policy import Policy, save_policy
-    from rl.tiny import build_model, build_tokenizer
+    from rl.model.policy import Policy, save_policy
+    from rl.model.tiny import build_model, build_tokenizer
 
     tokenizer = build_tokenizer()
     model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rl.policy import UnknownModelError
-from rl.tiny import build_tokenizer
+from rl.model.policy import UnknownModelError
+from rl.model.tiny import build_tokenizer
 from tests.bench.architectures import ARCHITECTURES, build
 
 

@@ -19,7 +19,7 @@ from flows.start.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, sav
 from infra.runs.checkpoints import CONFIG, NotARun
 from infra.storage import store
 from infra.storage.typed import DamagedError
-from rl.tables import ProblemError
+from rl.problems.tables import ProblemError
 from tasks.problem_set import ProblemSet, open_problems
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl.config import LossConfig
-from rl.shaping import overlong_penalty
+from rl.learning.shaping import overlong_penalty
 
 REWARDS = st.lists(st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4), min_size=1, max_size=5)
 CLIP = LossConfig(name="grpo", clip=0.2)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from rl.problems.tables import ProblemError, Row, Table, inside, short
 from rl.records import Problem
-from rl.tables import ProblemError, Row, Table, inside, short
 
 # what columns are called where nobody says it; the project's own names come first and win
 PROMPTS = ("natural_language", "question", "problem", "prompt")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.problems import Columns, draw, split
-from rl.problems import read as read_table
+from rl.problems.rows import Columns, draw, split
+from rl.problems.rows import read as read_table
+from rl.problems.tables import ProblemError, read_csv
 from rl.records import Problem
-from rl.tables import ProblemError, read_csv
 from rl.verifiers import arithmetic
 
-MATH_1K = Path(__file__).parents[2] / "../shared/data/math_1k.csv"
+MATH_1K = Path(__file__).parents[3] / "../shared/data/math_1k.csv"
 HEADER = "python_expression,natural_language\n"
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rl.config import OptimizerConfig
-from rl.learner import Learner
+from rl.learning.learner import Learner
 from rl.records import Batch
 from tests.rl.updates import PLAIN, REINFORCE, Make, identical, moments, weights
 
@@ -21,7 +21,7 @@ import pickle, sys
 from pathlib import Path
 import torch
 from rl.config import OptimizerConfig, PolicyConfig, LossConfig
-from rl.learner import Learner
+from rl.learning.learner import Learner
 from rl.loading import load_policy
 saved, batch, out, name, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
@@ -50,7 +50,7 @@ def test_a_new_process_goes_on_bit_for_bit(
     places = [str(tmp_path / name) for name in ("saved", "batch", "other")]
     subprocess.run(
         [sys.executable, "-c", CONTINUE, *places, optimizer, str(torch.get_num_threads())],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         check=True,
         timeout=120,

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from rl.algorithms import Algorithm
 from rl.config import LossConfig, OptimizerConfig
-from rl.head import head_logits, hidden_states
-from rl.packing import Packed, microbatches, pack
-from rl.policy import Policy, read_weights, save_policy
+from rl.learning.packing import Packed, microbatches, pack
+from rl.learning.shaping import shaped
+from rl.model.head import head_logits, hidden_states
+from rl.model.policy import Policy, read_weights, save_policy
 from rl.records import Batch, Rollouts
-from rl.shaping import shaped
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Learner:
         self.applied = 0  # updates that changed the weights
         self.refusals = 0  # non-finite updates in a row
         self.learned: Learned | None = None
-        self.decay = 1.0  # share of the learning rate that the next update takes: see rl.schedules
+        self.decay = 1.0  # share of the learning rate that the next update takes: see rl.learning.schedules
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizers = build_optimizers(policy, config)
 

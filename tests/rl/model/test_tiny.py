@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from rl.grammar import stream
-from rl.tiny import WORDS, build_model, build_tokenizer
+from rl.model.tiny import WORDS, build_model, build_tokenizer
+from rl.problems.grammar import stream
 from tests.streams import drawing
 
 draw = drawing(stream)

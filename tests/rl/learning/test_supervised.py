@@ -6,11 +6,11 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.config import OptimizerConfig
-from rl.grammar import stream
-from rl.learner import Learner
-from rl.policy import Policy
+from rl.learning.learner import Learner
+from rl.learning.supervised import demonstrations, imitate
+from rl.model.policy import Policy
+from rl.problems.grammar import stream
 from rl.records import Problem
-from rl.supervised import demonstrations, imitate
 from tests.streams import drawing
 
 draw = drawing(stream)

@@ -7,10 +7,10 @@ import pytest
 from tokenizers import processors
 
 from rl.loading import load_policy
-from rl.policy import Policy
-from rl.prompting import prompt_tokens
+from rl.model.policy import Policy
+from rl.model.prompting import prompt_tokens
+from rl.model.tiny import build_tokenizer
 from rl.records import Briefing
-from rl.tiny import build_tokenizer
 from rl.verifiers.arithmetic import BRIEFING
 from tests.rl.saved import CPU, TEMPLATE, Build, saved
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from rl.prompting import prompt_tokens, turn_end
+from rl.model.prompting import prompt_tokens, turn_end
 from rl.records import Briefing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -108,7 +108,7 @@ class Policy:
                 )
 
     def prompt_tokens(self, problem: str, briefing: Briefing | None = None) -> list[int]:
-        """Token ids of the prompt: see :mod:`rl.prompting`."""
+        """Token ids of the prompt: see :mod:`rl.model.prompting`."""
         return prompt_tokens(self.tokenizer, problem, briefing)
 
     def weights(self) -> dict[str, Tensor]:

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig, SamplingConfig
-from rl.head import head_logits, hidden_states
 from rl.loading import load_policy
-from rl.policy import Policy, UnknownModelError, choose_device, choose_dtype, read_weights, save_policy
+from rl.model.head import head_logits, hidden_states
+from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype, read_weights, save_policy
 from rl.records import Problem
 from rl.sampler import sample
 from tests.rl.saved import CPU, TOKENS, Build, saved

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl.config import OptimizerConfig
-from rl.learner import Learner
-from rl.packing import microbatches, pack, row_length
-from rl.policy import Policy
+from rl.learning.learner import Learner
+from rl.learning.packing import microbatches, pack, row_length
+from rl.model.policy import Policy
 from rl.records import Rollouts
 
 Make = Callable[..., Rollouts]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rl.learner import Learner, loss_scale
-from rl.packing import microbatches, pack
-from rl.policy import Policy
+from rl.learning.learner import Learner, loss_scale
+from rl.learning.packing import microbatches, pack
+from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 
 

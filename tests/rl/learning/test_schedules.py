@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from rl.schedules import Decay, decayed
+from rl.learning.schedules import Decay, decayed
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine"])

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.config import LossConfig, OptimizerConfig, SamplingConfig
-from rl.learner import Learner
+from rl.learning.learner import Learner
 from rl.records import Batch, Problem
 from rl.sampler import sample
 from tests.rl.updates import GRPO, PLAIN, REINFORCE, Judged, Make, identical, moments, off_policy, weights

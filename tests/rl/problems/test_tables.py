@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.problems import Columns, read
+from rl.problems.rows import Columns, read
+from rl.problems.tables import ProblemError, Table, file_format, read_csv, read_jsonl, read_parquet
 from rl.records import Problem
-from rl.tables import ProblemError, Table, file_format, read_csv, read_jsonl, read_parquet
 from rl.verifiers import arithmetic, gsm8k
 
 QUESTIONS = [("how many?", "#### 3", 1), ("and now?", "so 2 + 2\n#### 4", 2)]

@@ -2,7 +2,7 @@ from fractions import Fraction
 from itertools import permutations
 
 from rl.arithmetic import evaluate
-from rl.countdown import HELD_OUT_SHARE, TARGETS, is_held_out, stream
+from rl.problems.countdown import HELD_OUT_SHARE, TARGETS, is_held_out, stream
 from rl.records import Problem
 from rl.verifiers.countdown import check
 from tests.streams import drawing

@@ -1,0 +1,1 @@
+"""Learning: from a batch to the next version of the policy."""

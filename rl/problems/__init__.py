@@ -1,0 +1,1 @@
+"""Problems: made in code, or found in files."""
