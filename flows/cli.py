@@ -22,6 +22,7 @@ from flows.commands.up import UP
 from flows.commands.verifier import VERIFIER
 from flows.commands.verify import VERIFY
 from flows.commands.worker import WORKER
+from infra.interrupts import leave_terminal
 from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.storage.faults import explained
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     (command,) = [each for each in COMMANDS if each.name == given.command]
     sys.excepthook = _traceback
     signal.signal(signal.SIGTERM, _interrupt)  # an orderly end, as for Ctrl-C
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         command.run(given)
     except ValueError as error:
@@ -75,6 +78,9 @@ def _traceback(kind: type[BaseException], error: BaseException, trace: Traceback
     print(printable("".join(traceback.format_exception(kind, error, trace)), lines=True), end="", file=sys.stderr)
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    if number == signal.SIGHUP:
+        leave_terminal()
     raise KeyboardInterrupt
