@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 import flows.commands as room
 from flows.commands.command import Command
 from flows.commands.parser import OneLineParser
+from infra.interrupts import leave_terminal
 from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.storage.faults import explained
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     (command,) = [each for each in COMMANDS if each.name == given.command]
     sys.excepthook = _traceback
     signal.signal(signal.SIGTERM, _interrupt)  # an orderly end, as for Ctrl-C
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         command.run(given)
     except ValueError as error:
@@ -76,6 +79,9 @@ def _traceback(kind: type[BaseException], error: BaseException, trace: Traceback
     print(printable("".join(traceback.format_exception(kind, error, trace)), lines=True), end="", file=sys.stderr)
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    if number == signal.SIGHUP:
+        leave_terminal()
     raise KeyboardInterrupt

@@ -1,15 +1,46 @@
-"""Ctrl-C and SIGTERM where they do no harm: an exception that breaks in between any two instructions can leave a lock
-taken, in a library that never expected it."""
+"""Ctrl-C, SIGTERM and the end of a terminal (SIGHUP) where they do no harm: an exception that breaks in between any two
+instructions can leave a lock taken, in a library that never expected it."""
 
+import errno
 import os
 import signal
+import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+from infra.home import rlvf_home
+from infra.logs import log_at
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def leave_terminal() -> None:
+    """Have what is said from now on go to `<home>/logs/hangup.log` if the terminal that showed it is gone: whoever
+    writes to that fails, and what a run ends with (how to go on) is wanted later."""
+    gone = [output for output in (1, 2) if _is_closed_terminal(output)]
+    if gone:
+        to = _hangup_log()
+        for output in gone:
+            os.dup2(to, output)
+        os.close(to)
+
+
+def _hangup_log() -> int:
+    with suppress(OSError, ValueError):  # no room, another user's home: nobody is there to be told
+        if (home := rlvf_home()).is_dir():
+            return os.open(log_at(home / "logs" / "hangup.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    return os.open(os.devnull, os.O_WRONLY)
+
+
+def _is_closed_terminal(output: int) -> bool:
+    try:
+        termios.tcgetattr(output)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)  # else it is a file or a pipe
+    return False
 
 
 @contextmanager
@@ -41,8 +72,9 @@ def put_off() -> Iterator[None]:
 @contextmanager
 def answered_by(stop: Callable[[], None]) -> Iterator[Sequence[int]]:
     """The first signal that comes has `stop` called, in a thread of its own, so that the work ends by itself; it takes
-    effect at the end of the context. A second one takes effect at once. Yields the signals that came so far. SIGINT
-    stays ignored where it is, as in a script's background job.
+    effect at the end of the context. A second one takes effect at once, but for SIGHUP, which a closed terminal's shell
+    and the system both send. Yields the signals that came so far. SIGINT and SIGHUP stay ignored where they are, as in
+    a script's background job and under nohup.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -50,8 +82,9 @@ def answered_by(stop: Callable[[], None]) -> Iterator[Sequence[int]]:
         return
     woken, wake = os.pipe()
     before: dict[int, Any] = {n: handler for n in NUMBERS if (handler := signal.getsignal(n)) is not None}
-    if before.get(signal.SIGINT) == signal.SIG_IGN:
-        del before[signal.SIGINT]
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        if before.get(ignored) == signal.SIG_IGN:
+            del before[ignored]
 
     def wait() -> None:
         if os.read(woken, 1):
@@ -60,6 +93,10 @@ def answered_by(stop: Callable[[], None]) -> Iterator[Sequence[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
         handler = before[number]
+        if number == signal.SIGHUP:
+            leave_terminal()
+            if len(came) > 1:
+                return
         if len(came) == 1:
             os.write(wake, b".")  # `stop` may need a lock that the interrupted thread holds
         elif callable(handler):

@@ -1,11 +1,16 @@
 """Processes that end with the test that started them, and waiting for what they do."""
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,38 @@ def started(*command: str | Path, **options: Any) -> Iterator[subprocess.Popen[s
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A terminal of a process that is started with its `streams`."""
+
+    screen: int
+    streams: dict[str, Any]
+
+    def read(self) -> str:
+        """What was written since; somebody has to read, for a full terminal lets nobody write."""
+        seen = b""
+        with suppress(BlockingIOError):
+            while more := os.read(self.screen, 4096):
+                seen += more
+        return seen.decode(errors="replace")
+
+    def close(self) -> None:
+        """Close the window: the system tells its process, and whoever writes to it fails."""
+        os.close(self.screen)
+
+
+@contextmanager
+def terminal() -> Iterator[Terminal]:
+    """A terminal, whose window the test closes."""
+    screen, its = pty.openpty()
+    os.set_blocking(screen, False)
+    take = partial(fcntl.ioctl, its, termios.TIOCSCTTY, 0)  # in the child: its signals are for that session
+    try:
+        yield Terminal(screen, {**dict.fromkeys(("stdin", "stdout", "stderr"), its), "preexec_fn": take})
+    finally:
+        os.close(its)
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -120,8 +120,6 @@ def _stay(config: StackConfig) -> None:
     from infra.services.scheduler import announce, ask
     from infra.services.stack import Stack
 
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     registration = Registration(config.home)
 
     def joined(known: Addresses) -> bool:

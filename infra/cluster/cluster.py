@@ -1,6 +1,5 @@
 """The Dask cluster: the one of the user, or one local process per role for the length of a run."""
 
-import multiprocessing.resource_tracker
 import os
 import re
 import time
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from infra.cluster.machine import cores, detect_device
 from infra.cluster.reach import UnreachableError, parse_address, reach
-from infra.cluster.role import RoleNanny, logs_to, role_options
+from infra.cluster.role import RoleNanny, logs_to, role_options, start_resource_tracker
 from infra.cluster.settings import DASK_SETTINGS, NANNY_SETTINGS
 from infra.home import rlvf_home
 from infra.interrupts import put_off
@@ -145,7 +144,7 @@ def local_cluster(
             )
         )
         # Started here because its first start unblocks SIGINT in the thread that caused it: RoleNanny's, otherwise.
-        multiprocessing.resource_tracker.ensure_running()
+        start_resource_tracker()
         specified = workers(config, log_dir=log_dir, preload=preload)
         for worker in specified.values():
             worker["options"]["security"] = security

@@ -2,7 +2,6 @@
 left in order."""
 
 import asyncio
-import multiprocessing.resource_tracker
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import dask.config
 from distributed import Security, Status
 
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
-from infra.cluster.role import RoleNanny, logs_to, role_options
+from infra.cluster.role import RoleNanny, logs_to, role_options, start_resource_tracker
 from infra.cluster.settings import NANNY_SETTINGS
 from infra.security.certificates import SecurityError
 from infra.security.tls import dask_security
@@ -64,7 +63,7 @@ class Membership:
     def start(self) -> None:
         """Begin to join."""
         # Started here because its first start unblocks SIGINT in the thread that caused it: RoleNanny's, otherwise.
-        multiprocessing.resource_tracker.ensure_running()
+        start_resource_tracker()
         self._thread.start()
         self._ready.wait()
 

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import multiprocessing.resource_tracker
 import os
 import signal
 from collections.abc import Iterator
@@ -52,13 +53,21 @@ def _import(module: str) -> None:
         logger.exception("cannot import %s ahead of the first call", module)  # the call itself raises it to its caller
 
 
+def start_resource_tracker() -> None:
+    """Start multiprocessing's process for what its children leave behind, which would die of the terminal's end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it inherits that
+    multiprocessing.resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class RoleNanny(Nanny):
-    """A nanny whose worker does not see the Ctrl-C of the terminal, and which does not wait long for it at the end."""
+    """A nanny whose worker sees neither the Ctrl-C nor the end of the terminal, and which does not wait long for it at
+    the end."""
 
     async def instantiate(self) -> Status:
-        # The terminal sends SIGINT to every process of the group. The flow alone handles it and stops the workers in
+        # The terminal sends both to every process of the group. The flow alone handles them and stops the workers in
         # order. A blocked signal is inherited through the thread that spawns, so no moment of a worker's life is open.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         return await super().instantiate()
 
     async def kill(self, timeout: float = CLOSE_SECONDS, reason: str = "nanny-kill") -> None:

@@ -44,6 +44,7 @@ SMALL = {
     "tracking.system_metrics": "false",
     "tracking.report": "false",  # a second each
 }
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,12 @@ class Lab:
 
     @contextmanager
     def command(
-        self, *words: str, options: Mapping[str, str], home: Path | None = None, **env: str
+        self,
+        *words: str,
+        options: Mapping[str, str],
+        home: Path | None = None,
+        streams: Mapping[str, Any] = PIPES,
+        **env: str,
     ) -> Iterator[Command]:
         """The command `rlvf`. Another home than the lab's gets a Prefect server of its own."""
         mark = uuid.uuid4().hex
@@ -158,8 +164,7 @@ class Lab:
             with started(
                 *(sys.executable, "-c", "from flows.cli import main; main()", *words),
                 *(word for name, value in options.items() for word in (f"--{name}", value)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                **streams,
                 env={**inherited, **address, "RLVF_HOME": str(home or self.home), MARK: mark, **env},
             ) as process:
                 yield Command(process, mark)
@@ -258,17 +263,6 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
         for name in server.environment:  # a test gets at the server by `Lab.prefect`, others do not see it
             patch.delenv(name, raising=False)
         yield Lab(home, server.wait(), services.server_password(home), client, problems, half_right, rlvf_home())
-
-
-@pytest.fixture
-def own_signals_and_environment() -> Iterator[None]:
-    """What a command in this process changes of them is undone."""
-    before, hook, environment = signal.getsignal(signal.SIGTERM), sys.excepthook, dict(os.environ)
-    yield
-    sys.excepthook = hook
-    signal.signal(signal.SIGTERM, before)
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
 
 
 @pytest.fixture

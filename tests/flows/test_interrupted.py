@@ -1,9 +1,8 @@
 """A run that was interrupted, or killed with its machine, is gone on with, there or elsewhere."""
 
 import json
-import time
 from pathlib import Path
-from signal import SIGINT, SIGKILL, SIGTERM, Signals
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any
 
 import pytest
@@ -15,28 +14,38 @@ from infra.runs.record import read_record
 from infra.storage import store
 from infra.storage.claim import Claim
 from tests.flows.accidents import check_steps
-from tests.processes import until
+from tests.processes import terminal, until
 
 
-@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGHUP])
 def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "interrupted"
     options = lab.options(run=run.name, steps="500", cluster__scheduler=None, cluster__threads="1")
-    with lab.command("train", options=options, home=home) as command:
-        until(lambda: 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None)
-        if number == SIGINT:
-            command.signal_group(SIGINT)  # as a terminal does
-        else:
-            command.process.terminate()
-        began = time.monotonic()
-        code, out, err = command.finish()
-        assert time.monotonic() - began < 20
-        assert code == 130, err
-        assert out == ""
-        assert "go on with: rlvf train --resume interrupted" in err
-        assert "Traceback" not in err
-        until(lambda: not command.alive(), seconds=5)
+    with terminal() as window:
+        streams = {"streams": window.streams} if number == SIGHUP else {}
+        with lab.command("train", options=options, home=home, **streams) as command:
+
+            def has_steps() -> bool:
+                window.read()
+                return 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None
+
+            until(has_steps)
+            if number == SIGINT:
+                command.signal_group(SIGINT)  # as a terminal does
+            elif number == SIGTERM:
+                command.process.terminate()
+            else:
+                window.close()
+                command.signal_group(SIGHUP)  # as its shell does as well
+            code, out, err = command.finish()
+            until(lambda: not command.alive(), about=lambda: str(command.alive()))
+    if number == SIGHUP:
+        out, err = "", (home / "logs" / "hangup.log").read_text()
+    assert code == 130, err
+    assert out == ""
+    assert "go on with: rlvf train --resume interrupted" in err
+    assert "Traceback" not in err
     _, logged = lab.mlflow(run, home)
     assert logged.info.status == "KILLED"
     reached = max(lab.metrics(run, "groups/used"))

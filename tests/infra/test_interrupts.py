@@ -1,11 +1,14 @@
 """Signals that are put off, sent to this very process."""
 
 import signal
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from infra.interrupts import answered_by, put_off
+from tests.processes import started, terminal, until
 
 
 def test_ctrl_c_takes_effect_at_the_end() -> None:
@@ -114,14 +117,51 @@ def test_what_stops_may_need_a_lock_that_the_interrupted_work_holds() -> None:
         work()
 
 
-def test_what_a_background_job_ignores_stops_nothing() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_a_background_job_ignores_stops_nothing(number: signal.Signals) -> None:
     stopped = threading.Event()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with answered_by(stopped.set) as came:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             assert list(came) == []
         assert not stopped.is_set()
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.getsignal(number) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+CLOSED = """
+import signal
+import sys
+import time
+from infra.interrupts import answered_by
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGHUP, interrupt)
+try:
+    with answered_by(lambda: None) as came:
+        print("begun", flush=True)
+        while not came:
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGHUP)  # the second one
+        print("said to nobody", flush=True)
+        print("nor this", file=sys.stderr, flush=True)
+    print("not reached: the first one takes effect now")
+except KeyboardInterrupt:
+    print("ended")
+    sys.exit(130)
+"""
+
+
+def test_work_ends_in_order_when_its_terminal_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("RLVF_HOME", str(home))
+    with terminal() as window, started(sys.executable, "-c", CLOSED, **window.streams) as process:
+        until(lambda: "begun" in window.read())
+        window.close()
+        assert process.wait(60) == 130
+    assert (home / "logs" / "hangup.log").read_text() == "said to nobody\nnor this\nended\n"

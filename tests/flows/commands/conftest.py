@@ -1,6 +1,9 @@
 """Commands in this process that end with a line."""
 
-from collections.abc import Callable
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,3 +39,16 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("first")
     own_certificates(home)
     return home
+
+
+@pytest.fixture
+def own_signals_and_environment() -> Iterator[None]:
+    """What a command in this process changes of them is undone."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    hook, environment = sys.excepthook, dict(os.environ)
+    yield
+    sys.excepthook = hook
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
