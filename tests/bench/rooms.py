@@ -1,6 +1,6 @@
 """Draw docs/rooms.png: the rooms of the four packages, each above what it imports, with its lines of code.
 
-python tests/bench/rooms.py
+python -m tests.bench.rooms
 """
 
 from graphlib import TopologicalSorter

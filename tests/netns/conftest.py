@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.links import network as networks
+from tests.links import network as networks
 
 
 @pytest.fixture(scope="module")

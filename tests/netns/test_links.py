@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from infra.links import network as networks
-from infra.links.link import VPN, WIFI, Link, LinkError
-from infra.links.network import Machine, Network
+from tests.links import network as networks
+from tests.links.link import VPN, WIFI, Link, LinkError
+from tests.links.network import Machine, Network
 
 TRAFFIC = str(Path(__file__).with_name("traffic.py"))
 LINKS = {
@@ -179,7 +179,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
     if reason := networks.available():
         pytest.skip(reason)
     script = (
-        "import pathlib, subprocess, sys; from infra.links.link import WIFI; from infra.links.network import network\n"
+        "import pathlib, subprocess, sys; from tests.links.link import WIFI; from tests.links.network import network\n"
         "with network(pathlib.Path(sys.argv[1])) as net:\n"
         "    net.add('one', 1, WIFI).start('sleep', '600', stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
         "    print('ready', flush=True); sys.stdin.read()"

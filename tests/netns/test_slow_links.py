@@ -11,10 +11,10 @@ import pytest
 
 from flows.start.runs import local_folder
 from infra.cluster.settings import dask_environment
-from infra.links import network as networks
-from infra.links.link import CABLE, VPN, WIFI
-from infra.links.network import Machine, Network
 from infra.runs.metric_log import read_metrics
+from tests.links import network as networks
+from tests.links.link import CABLE, VPN, WIFI
+from tests.links.network import Machine, Network
 from tests.processes import until
 
 STEPS = 8

@@ -11,9 +11,9 @@ import pytest
 
 from flows.config import SftConfig
 from flows.sft import warm_up_spec
-from infra.links.network import Machine, Network
 from infra.weights.whole import keep_whole
 from tasks.warm_up import warm_up_uri
+from tests.links.network import Machine, Network
 from tests.processes import until
 
 ROOT = Path(__file__).parents[2]

@@ -2,9 +2,12 @@
 
 A trainer, a store and two generators, each in a network namespace of its own; the trainer and the generators have a
 link of 50 Mbit/s and 5 ms, the store, an S3 server, is on a cable. The first version goes whole: that is the way of a
-checkpoint that is written and loaded again at every step. What follows are differences.
+checkpoint that is written and loaded again at every step. What follows are differences. Needs root and Linux.
+
+python -m tests.bench.wifi [--layers 28] [--json]
 """
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -13,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,14 +25,15 @@ import torch
 
 from flows.benches.codec import STEPS, drawn, stepped
 from infra import disk
-from infra.links.link import WIFI
-from infra.links.network import Machine, available, network
 from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
 from infra.weights.publisher import Publisher
 from infra.weights.version import PolicyVersion, SyncConfig
 from rl.model.policy import copied_weights
+from tests.links.link import WIFI
+from tests.links.network import Machine, available, network
 
+MODULE = "tests.bench.wifi"
 GENERATORS = 2
 DIFFERENCES = 3  # versions after the first
 CHANGED = 0.009  # about the share of the weights that each changes
@@ -115,7 +119,7 @@ def _s3(store: Machine, environment: dict[str, str]) -> Iterator[None]:
 def _role(machine: Machine, environment: dict[str, str], *words: str) -> Iterator[subprocess.Popen[str]]:
     """A process of this module on a machine."""
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = machine.start(sys.executable, "-m", __name__, *words, env=environment, **pipes)
+    process = machine.start(sys.executable, "-m", MODULE, *words, env=environment, **pipes)
     try:
         yield process
     finally:
@@ -173,9 +177,31 @@ def _say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
+def main() -> None:
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument(
+        "--layers", metavar="N", type=int, default=28, help="of the model's 28, to measure faster (28)"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    given = command.parse_args()
+    if reason := missing():
+        sys.exit(reason)
+    wifi = on_wifi(given.layers, lambda text: print(text, file=sys.stderr, flush=True))
+    if given.json:
+        print(json.dumps({**asdict(wifi), "speedup": wifi.speedup}))
+    else:
+        print(
+            f"on Wi-Fi two generators have a version of {wifi.parameters / 1e9:.2f}B parameters, of which "
+            f"{wifi.changed:.2%} have changed, after {wifi.seconds:.1f} s; whole, after {wifi.full_seconds:.0f} s: "
+            f"{wifi.speedup:.0f} times sooner"
+        )
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1] == "train":
+    if sys.argv[1:2] == ["train"]:
         _train(int(sys.argv[2]))
-    else:
+    elif sys.argv[1:2] == ["generate"]:
         _generate()
+    else:
+        main()

@@ -1,6 +1,6 @@
 """Links between network namespaces: as slow, long and lossy as asked. Linux, root.
 
-The kernel needs no netem: where delay or loss is asked, a process (`infra.links.forwarder`) carries the frames between
+The kernel needs no netem: where delay or loss is asked, a process (`tests.links.forwarder`) carries the frames between
 two TAP devices; otherwise it is a veth, with a token bucket at each end where a rate is asked. How fast TCP is on a
 lossy link is up to the congestion control of this computer (`net.ipv4.tcp_congestion_control`).
 """
@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.links import forwarder
+from tests.links import forwarder
 
 TUN = Path("/dev/net/tun")
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000  # linux/if_tun.h

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.links.link import CABLE, Link, LinkError, joined, limit, run, tap
+from tests.links.link import CABLE, Link, LinkError, joined, limit, run, tap
 
 PREFIX = "192.168.1"  # of the addresses
 _numbers = itertools.count()  # of the networks of this process
