@@ -21,8 +21,9 @@ from flows.start.trust import trusted
 from infra.runs.checkpoints import is_run, resolve_run
 from rl.config import TINY
 from rl.learning.learner import Learned
-from tasks.collection import Collection, RolloutBatch
+from tasks.collection import Collection
 from tasks.generate import generate
+from tasks.rollout_batch import RolloutBatch
 from tasks.update import update
 from tasks.verify import verify
 

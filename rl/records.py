@@ -81,7 +81,7 @@ class Batch:
         return len(self.rollouts.problems)
 
     @property
-    def varied(self) -> NDArray[np.bool_]:
+    def with_signal(self) -> NDArray[np.bool_]:
         """[P]: groups whose rewards differ, of those that are known, which are two at least; the others have nothing to
         teach."""
         unknown = np.isnan(self.rewards)

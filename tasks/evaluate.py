@@ -17,9 +17,10 @@ from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
 from tasks.calls import generator
 from tasks.calls.generator import Arguments, GeneratorSpec
-from tasks.collection import BatchConfig, mean_reward, pass_rate
+from tasks.collection import BatchConfig
 from tasks.mending import Mend, leased, no_mend
 from tasks.problem_set import ProblemSet
+from tasks.rollout_batch import mean_reward, pass_rate
 from tasks.verify import judged
 
 TRAINED_BY_DEFAULT = BatchConfig()

@@ -12,8 +12,9 @@ from infra.cluster.placement import workers_with
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import BUILT_IN, VerifierSpec
-from tasks.collection import Collection, RolloutBatch
+from tasks.collection import Collection
 from tasks.judge import judge, warm
+from tasks.rollout_batch import RolloutBatch
 
 
 @task(name="verify", task_run_name="verify {collection.step}", cache_policy=NO_CACHE)

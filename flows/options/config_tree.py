@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from flows.options.tree import items_of, section_of
+from flows.options.tree import RENAMED, items_of, section_of
 
 NULL = {"type": "null", "title": "default"}
 
@@ -39,6 +39,10 @@ class ConfigTree(BaseModel):
                 continue
             short = leaf is not None and isinstance(value, str)
             whole[name] = {leaf: value} if short else value
+        for was, now in RENAMED.items():
+            (section_name, old), new = was.split("."), now.rpartition(".")[2]
+            if isinstance(inside := whole.get(section_name), Mapping) and old in inside:
+                whole[section_name] = {new if name == old else name: value for name, value in inside.items()}
         return whole
 
     @classmethod

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from flows.options.plain_yaml import load_yaml
 
+RENAMED = {"batch.refill": "batch.oversample"}  # as files and saved runs of older versions have it
 NULL = ("null", "none")  # how a command line writes None
 TYPES = {
     "boolean": ("true or false", "{true,false}"),
@@ -168,7 +169,7 @@ def leaf_values(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]
 def flatten(options: Mapping[str, Option], given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of a nested mapping by dotted path; a key may itself be dotted, a section a bare value."""
     for key, value in given.items():
-        path = f"{prefix}{key}"
+        path = RENAMED.get(f"{prefix}{key}", f"{prefix}{key}")
         option = options.get(path)
         section = option if option is not None and option.section is not None else None
         if isinstance(value, Mapping) and (section or (option is None and value)):

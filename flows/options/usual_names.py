@@ -7,6 +7,7 @@ from collections.abc import Iterable
 USUAL_NAMES = {
     name: option
     for option, names in {
+        "batch.oversample": "refill",
         "batch.prompts": "batch_size train_batch_size per_device_train_batch_size rollout_batch_size prompts_per_step",
         "batch.samples": "num_generations n group_size num_samples n_samples n_samples_per_prompt samples_per_prompt",
         "checkpoint.every": "save_steps save_freq save_interval save_every",
@@ -79,7 +80,7 @@ NOT_HERE = {
         "fsdp fsdp_config zero_stage n_gpus_per_node nnodes",
         "activations are not recomputed; optimizer.microbatch_tokens bounds the memory": "gradient_checkpointing "
         "enable_gradient_checkpointing",
-        "groups whose rewards are all equal are always replaced (batch.refill)": "dynamic_sampling filter_groups",
+        "groups whose rewards are all equal are always replaced (batch.oversample)": "dynamic_sampling filter_groups",
         "a critic is not needed: the baseline is the mean of the group": "critic value_model gae gae_lambda lam gamma "
         "critic_warmup value_loss_coef vf_coef",
     }.items()

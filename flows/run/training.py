@@ -36,9 +36,9 @@ from rl.config import TINY
 from rl.learning.learner import Learned
 from tasks.calls.generator import GeneratorSpec
 from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
-from tasks.collection import RolloutBatch, few_reasons
 from tasks.generate import Admission
 from tasks.problem_set import open_problems
+from tasks.rollout_batch import RolloutBatch, few_reasons
 from tasks.verify import check_verifiers
 
 
@@ -257,7 +257,7 @@ class Training:
         if not learned.applied:
             what = learned.refused or "no group has rewards that differ, so there was nothing to learn from"
             self.place.display.say(f"step {learned.step}: {what}")
-        note = f"{learned.groups}/{batch.drawn} groups"
+        note = f"learned from {learned.groups} of {batch.groups_generated} groups"
         rates = {} if batch.pass_rate == batch.reward else {"pass_rate": batch.pass_rate}
         self.place.display.step(learned.step, reward=batch.reward, **rates, rollouts_per_second=pace, note=note)
 

@@ -149,7 +149,7 @@ class Learner:
         ``max_tokens`` is where completions were cut; only ``loss.overlong`` needs it.
         """
         batch = shaped(batch, loss, max_tokens)
-        used = [int(group) for group in batch.varied.nonzero()[0] if batch.rollouts.lengths[group].any()]
+        used = [int(group) for group in batch.with_signal.nonzero()[0] if batch.rollouts.lengths[group].any()]
         nothing = Learned(self.step + 1, applied=False)
         learned = self._apply(batch, used, loss.algorithm, temperature) if used else nothing
         self.refusals = self.refusals + 1 if learned.refused else 0

@@ -22,7 +22,8 @@ from infra.weights.version import SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Problem
 from tasks.calls.generator import BrokenPolicyError, GeneratorSpec, generate
-from tasks.collection import Collection, RolloutBatch
+from tasks.collection import Collection
+from tasks.rollout_batch import RolloutBatch
 from tests.processes import until
 
 EACH_STEP = [

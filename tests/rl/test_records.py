@@ -17,7 +17,7 @@ def batch(make_rollouts: Make, judged: Judged) -> Batch:
 
 
 def test_a_group_varies_when_its_rewards_differ(batch: Batch) -> None:
-    assert batch.varied.tolist() == [True, False, True]
+    assert batch.with_signal.tolist() == [True, False, True]
     assert len(batch) == 3
 
 
@@ -25,11 +25,11 @@ def test_a_group_varies_by_the_rewards_that_are_known(make_rollouts: Make, judge
     nan = float("nan")
     rewards = [[1, nan, 0], [1, nan, nan], [nan, nan, nan], [0, 0, nan], [nan, 0.5, 1]]
     found = judged(make_rollouts([[1]] * 5, [[[2], [3], [4]]] * 5), rewards)
-    assert found.varied.tolist() == [True, False, False, False, True]
+    assert found.with_signal.tolist() == [True, False, False, False, True]
 
 
 def test_groups_of_one_never_vary(make_rollouts: Make, judged: Judged) -> None:
-    assert judged(make_rollouts([[1], [2]], [[[3]], [[4]]]), [[1], [0]]).varied.tolist() == [False, False]
+    assert judged(make_rollouts([[1], [2]], [[[3]], [[4]]]), [[1], [0]]).with_signal.tolist() == [False, False]
 
 
 def test_generated_tokens_counts_no_padding(batch: Batch) -> None:

@@ -7,8 +7,9 @@ import numpy as np
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
-from tasks.collection import BatchConfig, Collection, Lease, RolloutBatch
+from tasks.collection import BatchConfig, Collection, Lease
 from tasks.problem_set import ProblemSet
+from tasks.rollout_batch import RolloutBatch
 
 ALL = [True] * 1000
 
@@ -67,5 +68,5 @@ def groups(collected: RolloutBatch) -> list[int]:
     return [int(problem.target) for problem in collected.batch.rollouts.problems]
 
 
-def config(prompts: int = 4, samples: int = 2, refill: float = 3.0, lease: int = 3) -> BatchConfig:
-    return BatchConfig(prompts=prompts, samples=samples, refill=refill, lease=lease)
+def config(prompts: int = 4, samples: int = 2, oversample: float = 3.0, lease: int = 3) -> BatchConfig:
+    return BatchConfig(prompts=prompts, samples=samples, oversample=oversample, lease=lease)

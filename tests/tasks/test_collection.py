@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.judging import Judgement
-from tasks.collection import Collection, RolloutBatch
+from tasks.collection import Collection
+from tasks.rollout_batch import RolloutBatch
 from tests.tasks.batches import ALL, collect, config, groups, problem_set, rollouts, verdicts
 
 
@@ -21,7 +22,7 @@ def test_the_first_wave_holds_the_step_s_prompts_in_leases() -> None:
     found, waves = collect(config(prompts=7), ALL)
     assert waves == [[range(3), range(3, 6), range(6, 7)]]
     assert [problem.prompt for problem in found.batch.rollouts.problems] == [f"5/{i}" for i in range(7)]
-    assert (found.drawn, found.varied) == (7, 7)
+    assert (found.groups_generated, found.groups_with_signal) == (7, 7)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +42,14 @@ def test_groups_without_variance_are_replaced_at_the_rate_seen_up_to_the_bound(v
 
 
 def test_a_batch_that_the_bound_leaves_short_says_so() -> None:
-    found, _ = collect(config(prompts=4, refill=2), [i == 6 for i in range(8)])
+    found, _ = collect(config(prompts=4, oversample=2), [i == 6 for i in range(8)])
     assert groups(found) == [6]
     figures = found.figures()
     assert (figures["groups/drawn"], figures["groups/used"], figures["groups/zero_variance"]) == (8, 1, 7)
 
 
 def test_a_batch_in_which_no_group_varies_is_empty_and_keeps_its_shape() -> None:
-    found, _ = collect(config(prompts=3, refill=1), [False] * 3)
+    found, _ = collect(config(prompts=3, oversample=1), [False] * 3)
     assert len(found.batch) == 0
     assert found.batch.rewards.shape == (0, 2)
     assert found.completions == 6
@@ -57,7 +58,7 @@ def test_a_batch_in_which_no_group_varies_is_empty_and_keeps_its_shape() -> None
 
 def test_figures_are_of_everything_drawn() -> None:
     found, _ = collect(config(prompts=2, samples=4, lease=1), [True, False, True, False])
-    assert found.drawn == 4
+    assert found.groups_generated == 4
     assert groups(found) == [0, 2]
     assert found.completions == 16
     assert found.reasons == {"right": 2, "wrong_value": 14}
@@ -76,31 +77,31 @@ def test_graded_answers_vary_but_do_not_pass() -> None:
     collection.judged(lease, rollouts(lease, 2), Judgement(np.array([[0.5, 0.25]], np.float32), (("near", "far"),)))
     assert list(waves) == []
     found = collection.collected()
-    assert (found.varied, found.pass_rate, found.reward) == (1, 0, 0.375)
+    assert (found.groups_with_signal, found.pass_rate, found.reward) == (1, 0, 0.375)
 
 
 @given(
     varied=st.lists(st.booleans(), min_size=60, max_size=60),
     prompts=st.integers(1, 12),
     lease=st.integers(1, 5),
-    refill=st.floats(1, 5),
+    oversample=st.floats(1, 5),
     orders=st.tuples(st.randoms(use_true_random=False), st.randoms(use_true_random=False)),
 )
 def test_whatever_the_verdicts_and_however_leases_arrive(
-    varied: list[bool], prompts: int, lease: int, refill: float, orders: tuple[Random, Random]
+    varied: list[bool], prompts: int, lease: int, oversample: float, orders: tuple[Random, Random]
 ) -> None:
-    asked = config(prompts=prompts, lease=lease, refill=refill)
+    asked = config(prompts=prompts, lease=lease, oversample=oversample)
     found, waves = collect(asked, varied, orders[0].shuffle)
-    bound = int(prompts * refill)
+    bound = int(prompts * oversample)
 
     numbers = [i for wave in waves for groups in wave for i in groups]
-    assert numbers == list(range(found.drawn))  # none twice, none left out
-    assert prompts <= found.drawn <= max(prompts, bound)
+    assert numbers == list(range(found.groups_generated))  # none twice, none left out
+    assert prompts <= found.groups_generated <= max(prompts, bound)
     assert all(len(groups) <= lease for wave in waves for groups in wave)
     usable = [i for i in numbers if varied[i]]
-    assert found.varied == len(usable)
+    assert found.groups_with_signal == len(usable)
     assert groups(found) == usable[:prompts]  # in order of admission
-    assert len(found.batch) == prompts or found.drawn == bound  # constant, unless the bound was met
+    assert len(found.batch) == prompts or found.groups_generated == bound  # constant, unless the bound was met
     before_last = [i for wave in waves[:-1] for groups in wave for i in groups]
     assert sum(varied[i] for i in before_last) < prompts  # the last wave was needed
     assert found.batch.rollouts.tokens[:, 0, 0].tolist() == groups(found)  # each with its own completions

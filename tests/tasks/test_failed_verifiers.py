@@ -11,16 +11,17 @@ import pytest
 from infra.runs.metric_log import MetricLog
 from rl.judging import BrokenVerifierError, Judgement
 from rl.verifiers.spec import VerifierSpec
-from tasks.collection import REASONS, Collection, counted, few_reasons
+from tasks.collection import Collection
+from tasks.rollout_batch import REASONS, counted, few_reasons
 from tests.tasks.batches import config, groups, problem_set, rollouts
 
 
 def judged_as(
-    rewards: list[list[float]], sets: Sequence[str] = ("",), refill: float = 1, said: str = "it broke"
+    rewards: list[list[float]], sets: Sequence[str] = ("",), oversample: float = 1, said: str = "it broke"
 ) -> Collection:
     """One wave of groups with these rewards (nan: the verifier failed), of these sets in turn."""
     problems = replace(problem_set(), verifiers={name: VerifierSpec("arithmetic") for name in sets})
-    asked = config(prompts=len(rewards), samples=len(rewards[0]), refill=refill, lease=len(rewards))
+    asked = config(prompts=len(rewards), samples=len(rewards[0]), oversample=oversample, lease=len(rewards))
     collection = Collection(0, problems, asked)
     (lease,) = next(collection.waves())
     marked = replace(lease, problems=tuple(replace(p, set=sets[i % len(sets)]) for i, p in enumerate(lease.problems)))
@@ -58,7 +59,7 @@ def test_a_group_is_trained_on_the_verdicts_that_are_there() -> None:
 
 
 def test_a_step_of_failures_alone_ends_the_run_with_the_first_message_and_without_replacements() -> None:
-    collection = judged_as([[NAN, NAN], [NAN, NAN]], refill=10, said="it broke \x1b[31m")
+    collection = judged_as([[NAN, NAN], [NAN, NAN]], oversample=10, said="it broke \x1b[31m")
     assert collection._wanted() == 0
     with pytest.raises(BrokenVerifierError) as ended:
         collection.collected()

@@ -21,9 +21,10 @@ from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
-from tasks.collection import BatchConfig, Collection, RolloutBatch
+from tasks.collection import BatchConfig, Collection
 from tasks.generate import Admission, generate
 from tasks.problem_set import ProblemSet
+from tasks.rollout_batch import RolloutBatch
 
 SPEC = GeneratorSpec(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=0)
 

@@ -69,7 +69,7 @@ def test_a_step_s_problems_depend_on_the_seed_and_the_step_alone(path: str, sums
 
 
 @pytest.mark.parametrize("path", [*MADE, "sums"])
-def test_a_refill_goes_on_where_the_step_s_first_draw_stopped(path: str, sums: str) -> None:
+def test_a_replacement_goes_on_where_the_step_s_first_draw_stopped(path: str, sums: str) -> None:
     problems = open_problems(sums if path == "sums" else path, 5, seed=0)
     assert prompts(problems, 4, 3) + prompts(problems, 4, 6, skip=3) == prompts(problems, 4, 9)
 

@@ -136,7 +136,7 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
         "run": "deployed",
         "steps": 1,
         "held_out": 4,
-        "batch": {"prompts": 2, "samples": 2, "refill": 1},
+        "batch": {"prompts": 2, "samples": 2, "oversample": 1},
         "verifier": "arithmetic",  # in short, as in YAML
         "warm_up": {"steps": 2, "batch": 4},
         "sampling": {"max_tokens": 4},

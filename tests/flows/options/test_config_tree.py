@@ -105,3 +105,11 @@ def test_the_form_begins_with_what_most_need_and_folds_the_rest() -> None:
             preprocess=True,
         )
         assert model.model_validate({name: field.get("default") for name, field in shown.items()}) == model()
+
+
+def test_what_an_option_was_called_in_an_older_version_is_still_read(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text("batch:\n  refill: 3\n  samples: 4\n")
+    for old in ({"refill": 3, "samples": 4}, {"samples": 4, "oversample": 3}):
+        config = TrainConfig.model_validate({"batch": old})
+        assert config == read_config(TrainConfig, file=str(tmp_path / "old.yaml"), overrides={})
+    assert (config.batch.oversample, config.batch.samples) == (3, 4)

@@ -1,0 +1,170 @@
+"""A step's batch when it is complete, and what was seen on the way."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl.judging import Judgement
+from rl.records import Batch, Problem
+
+REASONS = 20  # that are logged apart, of a step and of a run
+SAMPLES = 8  # completions that are shown to people, of a step
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """A finished batch and what was seen on the way. Rates are over everything generated, not over
+    what is trained on."""
+
+    batch: Batch  # the groups to train on, in order of admission
+    groups_generated: int
+    groups_with_signal: int  # whose rewards differ
+    groups_failed: int  # with less than two verdicts
+    reward: float  # mean over the completions judged
+    pass_rate: float  # share of the completions judged that have reward 1
+    error_rate: float  # share of completions whose verifier failed
+    parts: dict[str, float]  # mean of each part of the reward, over the completions that have it
+    sets: dict[str, dict[str, float]]  # figures by problem set; a set of which nothing was judged is left out
+    reasons: dict[str, int]  # completions by reason
+    tokens: int  # generated
+    truncated: float  # share of completions cut at the token limit
+    generator_seconds: float  # of all leases together
+    everything: Batch  # all groups generated, in order of admission
+    samples: tuple[dict[str, str | float], ...]  # a few rows for people
+    refused: int = 0  # leases that came back as what was not asked for, and were done again
+    mixed: bool = False  # whether there is more than one problem set
+    messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G], of all groups: why a completion was not judged
+
+    @classmethod
+    def of(
+        cls, everything: Batch, judgement: Judgement, used: Sequence[int], *, refused: int = 0, mixed: bool = False
+    ) -> Self:
+        """The batch of these groups, out of all that were generated and judged."""
+        rollouts, rewards = everything.rollouts, everything.rewards
+        unknown = np.isnan(rewards)
+        return cls(
+            batch=everything.select(used),
+            groups_generated=len(everything),
+            groups_with_signal=int(everything.with_signal.sum()),
+            groups_failed=int(((~unknown).sum(axis=1) < 2).sum()),
+            reward=float(np.nanmean(rewards)),
+            pass_rate=pass_rate(rewards),
+            error_rate=float(unknown.mean()),
+            parts={
+                name: float(np.nanmean(part)) for name, part in sorted(judgement.parts.items()) if (part == part).any()
+            },
+            sets={
+                name: {"mean": mean_reward(of_set), "pass_rate": pass_rate(of_set)}
+                for name, of_set in by_set(rollouts.problems, rewards).items()
+            },
+            messages=judgement.messages,
+            refused=refused,
+            mixed=mixed,
+            reasons=dict(Counter(reason for row in everything.reasons for reason in row)),
+            tokens=rollouts.generated_tokens,
+            truncated=float(1 - rollouts.ended.mean()),
+            generator_seconds=rollouts.seconds,
+            everything=everything,
+            samples=tuple(
+                {
+                    "prompt": problem.prompt,
+                    "target": problem.target,
+                    "completion": rollouts.texts[group][0],
+                    "reward": float(rewards[group, 0]),
+                    "reason": everything.reasons[group][0],
+                    "source": problem.source,
+                }
+                for group, problem in enumerate(rollouts.problems[:SAMPLES])
+            ),
+        )
+
+    @property
+    def completions(self) -> int:
+        return sum(self.reasons.values())
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every completion, for people and their programs."""
+        of, rewards, reasons = self.everything.rollouts, self.everything.rewards.tolist(), self.everything.reasons
+        lengths, versions = of.lengths.tolist(), of.versions[:, :, 0].tolist()  # the first token's: the oldest
+        for group, problem in enumerate(of.problems):
+            for sample, text in enumerate(of.texts[group]):
+                yield {
+                    "group": group,
+                    "prompt": problem.prompt,
+                    "target": problem.target,
+                    "source": problem.source,
+                    "completion": text,
+                    "reward": None if math.isnan(rewards[group][sample]) else rewards[group][sample],
+                    "reason": reasons[group][sample],
+                    "error": self.messages[group][sample] if self.messages else "",
+                    "version": versions[group][sample],
+                    "tokens": lengths[group][sample],
+                }
+
+    def figures(self) -> dict[str, float]:
+        """What is logged of it, by metric name."""
+        return {
+            "reward/mean": self.reward,
+            "reward/pass_rate": self.pass_rate,
+            "reward/error_rate": self.error_rate,
+            **{f"reward/{name}": mean for name, mean in self.parts.items()},
+            **{f"reward/{name}/{what}": of for name, by in self.sets.items() for what, of in by.items() if self.mixed},
+            "groups/drawn": self.groups_generated,
+            "groups/used": len(self.batch),
+            "groups/zero_variance": self.groups_generated - self.groups_with_signal - self.groups_failed,
+            "groups/failed": self.groups_failed,
+            "leases/refused": self.refused,
+            "completion/tokens_mean": self.tokens / self.completions,
+            "completion/truncated": self.truncated,
+            **{f"reasons/{name}": count / self.completions for name, count in counted(self.reasons).items()},
+        }
+
+
+def pass_rate(rewards: NDArray[np.float32]) -> float:
+    """Share of the rewards that are 1, of those that are known; 0 where none is."""
+    known = rewards[~np.isnan(rewards)]
+    return float((known == 1).mean()) if known.size else 0.0
+
+
+def mean_reward(rewards: NDArray[np.float32]) -> float:
+    """Of the rewards that are known; NaN where none is."""
+    known = rewards[~np.isnan(rewards)]
+    return float(known.mean(dtype=np.float64)) if known.size else math.nan
+
+
+def by_set(problems: Sequence[Problem], rewards: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """The rewards of each set that has a known one; rewards are [P, G]."""
+    rows: dict[str, list[int]] = {}
+    for row, problem in enumerate(problems):
+        if not np.isnan(rewards[row]).all():
+            rows.setdefault(problem.set, []).append(row)
+    return {name: rewards[rows[name]] for name in sorted(rows)}
+
+
+def counted(reasons: Mapping[str, int]) -> dict[str, int]:
+    """The most frequent reasons by a name that a metric may have, the rest as `other`: a user's function may give any
+    text."""
+    names: Counter[str] = Counter()
+    for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
+        name = re.sub(r"[^\w.-]+", "_", reason, flags=re.ASCII).strip("_.-") or "other"
+        names[name if name in names or len(names) < REASONS else "other"] += count
+    return dict(names)
+
+
+def few_reasons(figures: Mapping[str, float], logged: Iterable[str]) -> dict[str, float]:
+    """The figures with no more than REASONS names of reasons in a run that has `logged` these metrics: those that came
+    first, the rest as `other`. A reason that quotes its completion is another one each time."""
+    kept, other = {name for name in logged if name.startswith("reasons/")} - {"reasons/other"}, "reasons/other"
+    found: dict[str, float] = {}
+    for name, value in figures.items():
+        if name.startswith("reasons/") and name != other and len(kept) < REASONS:
+            kept.add(name)
+        shown = name if not name.startswith("reasons/") or name in kept else other
+        found[shown] = found.get(shown, 0.0) + value
+    return found
