@@ -17,7 +17,7 @@ from flows.sft import kept_warm_up, sft
 from flows.start.defaults import with_defaults
 from flows.start.preflight import check_model
 from flows.start.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
-from flows.start.trust import trusted
+from flows.start.trust import refuse_links, trusted
 from infra.runs.checkpoints import is_run, resolve_run
 from rl.config import TINY
 from rl.learning.learner import Learned
@@ -138,7 +138,9 @@ def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
         config, chosen = with_defaults(config)
         for line in chosen:
             place.display.say(line)
-        return new_run(config.model_copy(update={"run": named}), place.runs)
+        run = new_run(config.model_copy(update={"run": named}), place.runs)
+        refuse_links(run.uri)
+        return run
     config, _ = with_defaults(config)  # one that Prefect starts again has them as they were asked for
     uri = resolve_run(resume, place.runs)
     run = Run(uri, config, resumed=True, saved=(saved := saved_config(uri)))

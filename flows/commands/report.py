@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.start.runs import known_run, local_folder
+from flows.start.trust import refuse_links
 from infra.home import rlvf_home, runs_uri
 from infra.security.printable import printable
 from infra.storage.usable import looked_at
@@ -30,6 +31,7 @@ def _run(given: argparse.Namespace) -> None:
 
     with looked_at(given.run if "://" in given.run else runs_uri()):
         uri = known_run(given.run, runs_uri())
+    refuse_links(uri)
     folder = local_folder(uri, rlvf_home())
     out = Path(given.out).expanduser() if given.out else folder / REPORT
     if out.is_dir():

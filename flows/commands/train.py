@@ -17,7 +17,7 @@ from flows.run.display import Display
 from flows.run.plans import plans
 from flows.start.preflight import check_model, check_tracking, check_verifiers
 from flows.start.runs import Run, new_run, resume_run, without_secrets
-from flows.start.trust import refuse_swapped, trusted
+from flows.start.trust import refuse_links, refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.interrupts import put_off
 from infra.runs.checkpoints import is_run
@@ -67,8 +67,9 @@ def _run(given: argparse.Namespace) -> None:
         config = read_config(TrainConfig, file=given.config, overrides=given.overrides)
         with looked_at(config.run if config.run and "://" in config.run else runs):
             run = new_run(config, runs)
+        refuse_links(run.uri)  # a folder may be there before its run is
         if local_path(run.uri) is None:
-            check_storage(run.uri)
+            check_storage(run.uri, answered=True)
         check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
     problems = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
     if run.resumed:

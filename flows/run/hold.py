@@ -6,9 +6,10 @@ from typing import Self
 
 from flows.run.workplace import Workplace
 from flows.start.runs import Run
-from infra.cluster.calls import TakeoverError
+from infra.cluster.calls import DispatchStoppedError, TakeoverError
 from infra.cluster.training_lock import TrainingLockLostError
 from infra.runs.checkpoints import is_run
+from infra.security.secrets import masked
 from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import held
 from infra.storage.retry_policy import RetryPolicy
@@ -50,8 +51,15 @@ class Hold:
     def check(self) -> None:
         """Raise LockLostError or TrainingLockLostError. A storage that is away is waited for, unless the run is
         `ending`: what would be written there fails then by itself."""
+        dispatch = self._place.dispatch
+
+        def stopped() -> None:
+            if dispatch.stopped and not self.ending:
+                raise DispatchStoppedError("waiting for the storage was given up")  # Ctrl-C, or Cancel
+
         try:
-            RetryPolicy(0 if self.ending else self._run.config.sync.patience)(self._lock.check)
+            with dispatch.waiting_for(f"the storage of {masked(self._run.uri)}"):
+                RetryPolicy(0 if self.ending else self._run.config.sync.patience, check=stopped)(self._lock.check)
         except Exception as error:
             if isinstance(error, LockLostError) or not self.ending:
                 raise

@@ -49,7 +49,7 @@ def trusted(run: Run, trust: bool = False) -> None:
     """
     if _is_ours(run):
         return
-    _refuse_links(run)
+    refuse_links(run.uri)
     now, known = brought(run.config, run.uri), _remembered(run)
     saved = brought(run.saved or saved_config(run.uri), run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
@@ -130,10 +130,11 @@ def _is_ours(run: Run) -> bool:
     return path is not None and in_home(path)
 
 
-def _refuse_links(run: Run) -> None:
-    """Raise NotTrustedError where a link in the run's folder leads out of it: what goes on below the run would be read,
-    replaced and removed wherever that is."""
-    if (path := local_path(run.uri)) is None:
+def refuse_links(uri: str) -> None:
+    """Raise NotTrustedError where a link in a folder outside of this home leads out of it: what goes on below it would
+    be read, replaced and removed wherever that is."""
+    path = local_path(uri)
+    if path is None or in_home(path):
         return
     top = Path(os.path.realpath(path))  # as Path.resolve, but that it raises nothing where links go in a circle
     for folder, inside, files in os.walk(top):

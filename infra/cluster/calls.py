@@ -6,8 +6,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -118,6 +118,7 @@ class Calls:
         self.stopped = False
         self.silent: set[str] = set()  # addresses of workers that are late with a lease: they get no other
         self.lacking: dict[str, float] = {}  # calls that wait for a worker, and since when, by time.monotonic
+        self.own: dict[object, tuple[str, float]] = {}  # what this process waits for itself, and since when
         self.took = Durations()  # calls that came back
         self.refusals: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
@@ -192,6 +193,16 @@ class Calls:
         """The calls that somebody waits for, by the key of their future."""
         with self._lock:
             return dict(self._awaited)
+
+    @contextmanager
+    def waiting_for(self, what: str) -> Iterator[None]:
+        """This process itself waits for `what` meanwhile, which is said if it takes long."""
+        one = object()  # several threads may wait for the same
+        self.own[one] = (what, time.monotonic())
+        try:
+            yield
+        finally:
+            del self.own[one]
 
     def unawait(self, future: Future[Any]) -> None:
         """Nobody waits for this any more, though it goes on."""

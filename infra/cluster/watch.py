@@ -34,16 +34,20 @@ class Watch:
     def _look(self) -> None:
         progress, pause, due = 0.0, FIRST_SECONDS, FIRST_SECONDS
         while not self._ended.wait(FIRST_SECONDS / 10):
-            awaited, lacking = self._calls.awaited, self._calls.lacking.copy()
-            if not (awaited or lacking) or not self._calls.going.is_set():
-                continue
             now = time.monotonic()
-            began = max(self._calls.progress, min([*lacking.values(), *(each.since for each in awaited.values())]))
+            awaited, lacking = self._calls.awaited, self._calls.lacking.copy()
+            own = {what: since for what, since in self._calls.own.copy().values() if now - since >= FIRST_SECONDS}
+            if not (awaited or lacking or own) or not self._calls.going.is_set():
+                continue
+            sinces = [*lacking.values(), *own.values(), *(each.since for each in awaited.values())]
+            began = max(self._calls.progress, min(sinces))
             if began > progress:
                 progress, pause, due = began, FIRST_SECONDS, FIRST_SECONDS
-            if now - began >= due and (lacking or any(self._is_long(each, now) for each in awaited.values())):
-                line = self.waiting_for(awaited, lacking, now)
+            if now - began >= due and (lacking or own or any(self._is_long(each, now) for each in awaited.values())):
+                here = [f"{what} ({now - since:.0f} s)" for what, since in own.items()]
+                called = [self.waiting_for(awaited, lacking, now)] if awaited or lacking else []
                 if self._calls.progress <= progress:  # nothing came back while the scheduler was asked
+                    line = "; ".join([*here, *called])
                     self._calls.say(f"nothing has come back for {now - began:.0f} s; waiting for {line}")
                 pause = min(2 * pause, LONGEST_SECONDS)
                 due += pause

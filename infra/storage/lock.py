@@ -84,6 +84,8 @@ class RunLock:
         """Let others have the run at once; whether it was this process's until now."""
         self._over.set()
         self._thread.join(DEAD_SECONDS)
+        if self._thread.is_alive():  # in a sign that the storage has not answered
+            raise TimeoutError(f"no answer for {DEAD_SECONDS:.0f} s")
         with suppress(LockLostError):
             self.fence.check()
             self._write(replace(self._claim, state="released"))

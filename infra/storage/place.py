@@ -9,14 +9,16 @@ from fsspec.core import url_to_fs
 
 from infra import disk
 from infra.storage.manifest import MANIFEST, NotThere
+from infra.storage.retry_policy import may_pass
 
 # Stores without folders: creating one is needless there, and at a store's top level it would make a bucket
 _OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs"})
-# Left to itself, a client of S3 tries for up to half a minute, through which nothing can stop it. Whoever wants to wait
-# longer says so with `infra.storage.retry_policy`.
-_S3 = {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 3}}}
 _S3_NAMES = ("s3://", "s3a://")
-ANSWER_SECONDS = 15.0  # at first: later a store may be slow for good reasons, such as a large upload before it
+ANSWER_SECONDS = 15.0  # that a store gets for an answer to a small question
+ATTEMPTS = 2  # at such a question
+# With the bytes of large files it may be late for good reasons, such as a slow uplink: botocore's 60 s. s3fs asks for
+# what is missing of a part, once. Whoever wants to wait longer says so with `infra.storage.retry_policy`.
+TRANSFER_SECONDS, TRANSFER_ATTEMPTS = 60.0, 2
 
 
 def join(uri: str, *names: str) -> str:
@@ -102,7 +104,12 @@ def read(uri: str) -> bytes | None:
         if (path := local_path(uri)) is not None:
             return path.read_bytes()
         fs, root = remote(uri)
-        return bytes(fs.cat_file(root))
+        try:
+            return bytes(fs.cat_file(root))
+        except Exception as error:
+            if not may_pass(error):
+                raise
+        return bytes(fs.cat_file(root))  # its body was cut off: that is asked for once by its client
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
 
@@ -163,10 +170,16 @@ def files(fs: Any, root: str) -> list[str]:
 
 
 def remote(uri: str) -> tuple[Any, str]:
-    """The file system of a URI, and the path on it, for what is not done with `local_path`."""
-    fs, root = url_to_fs(uri, **(_S3 if uri.startswith(_S3_NAMES) else {}))
-    fs.invalidate_cache()  # other processes write here too: what was listed a moment ago is no longer true
-    return fs, root.rstrip("/")
+    """The file system of a URI, and the path on it, for what is not done with `local_path`: small files and listings.
+    A store that stops answering is given up within half a minute."""
+    fs, root = url_to_fs(uri, **_s3(uri, ANSWER_SECONDS, ATTEMPTS))
+    return _fresh(fs, uri), root.rstrip("/")
+
+
+def transfer(uri: str) -> tuple[Any, str]:
+    """As `remote`, for files of any size."""
+    fs, root = url_to_fs(uri, **_s3(uri, TRANSFER_SECONDS, 1))
+    return _fresh(fs, uri, TRANSFER_ATTEMPTS), root.rstrip("/")
 
 
 def await_answer(uri: str) -> None:
@@ -180,20 +193,32 @@ def await_answer(uri: str) -> None:
 def impatient(uri: str, attempts: int) -> tuple[Any, str]:
     """The file system of a URI and the path on it, for the start of something: a server that takes connections and
     never answers would hold it up for minutes."""
-    options: dict[str, Any] = {}
-    if uri.startswith(_S3_NAMES):
-        seconds = {"connect_timeout": ANSWER_SECONDS, "read_timeout": ANSWER_SECONDS}
-        options["config_kwargs"] = {**seconds, "retries": {"mode": "standard", "total_max_attempts": attempts}}
-    elif uri.startswith(("http://", "https://")):
+    options = _s3(uri, ANSWER_SECONDS, attempts)
+    if uri.startswith(("http://", "https://")):
         from aiohttp import ClientTimeout  # what fsspec asks with
 
         limits = ClientTimeout(None, sock_connect=ANSWER_SECONDS, sock_read=ANSWER_SECONDS)
         options["client_kwargs"] = {"timeout": limits}
     fs, path = url_to_fs(uri, **options)
+    return _fresh(fs, uri), path
+
+
+def _s3(uri: str, seconds: float, attempts: int) -> dict[str, Any]:
+    """What a client of S3 is made with."""
+    if not uri.startswith(_S3_NAMES):
+        return {}
+    retries = {"mode": "standard", "total_max_attempts": attempts}
+    return {"config_kwargs": {"connect_timeout": ANSWER_SECONDS, "read_timeout": seconds, "retries": retries}}
+
+
+def _fresh(fs: Any, uri: str, attempts: int = 1) -> Any:
+    """The file system, which remembers no listing: other processes write here too, and fsspec keeps it for the life of
+    the process."""
     if uri.startswith(_S3_NAMES):
-        fs.retries = 1  # s3fs's own, around those of its client
-    fs.invalidate_cache()  # fsspec keeps listings for the life of the process; a file may be newer
-    return fs, path
+        # s3fs's own, around those of its client; 5 otherwise, for a file's body 5 times 5, each of which times out anew
+        fs.retries = attempts
+    fs.invalidate_cache()
+    return fs
 
 
 def has_folders(fs: Any) -> bool:

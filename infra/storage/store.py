@@ -264,7 +264,7 @@ def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
                 if path is not None:
                     disk.take(path / name, made / name, move=False)
                 else:
-                    fs, root = place.remote(uri)
+                    fs, root = place.transfer(uri)
                     (made / name).parent.mkdir(parents=True, exist_ok=True)
                     fs.get_file(_payload(root, manifest, name), str(made / name))
             except FileNotFoundError:
@@ -276,7 +276,7 @@ def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
 
 
 def _upload(uri: str, source: Path, manifest: Manifest, check: Callable[[], None]) -> None:
-    fs, root = place.remote(uri)
+    fs, root = place.transfer(uri)
     if place.files(fs, root):
         if _holds(uri, manifest):
             return

@@ -6,6 +6,7 @@ POST /verify   {"items": [{"problem": {"prompt", "target", "source", "extra"}, "
 GET /health →  {"verifier": name}
 """
 
+import asyncio
 import json
 import ssl
 import time
@@ -51,11 +52,10 @@ class Service:
         self.about = ""
         self._answered = False  # it has, once
         self._hung = 0  # requests in a row
-        verify: ssl.SSLContext | bool = True
+        self._tls = httpx.create_ssl_context()
         if certificates is not None and self.address.startswith("https://") and (certificates / "machine.pem").exists():
-            verify = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
-            verify.load_cert_chain(certificates / "machine.pem", certificates / "machine.key")
-        self._client = httpx.Client(verify=verify, mounts=dict.fromkeys(HERE))
+            self._tls = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
+            self._tls.load_cert_chain(certificates / "machine.pem", certificates / "machine.key")
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         """A verdict on each completion of the problem beside it, failures included."""
@@ -79,7 +79,7 @@ class Service:
         self._request("GET", "/health", None, CONNECT_SECONDS)
 
     def close(self) -> None:
-        self._client.close()
+        """Nothing is open between two requests."""
 
     def _ask(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         items = [
@@ -123,7 +123,7 @@ class Service:
             if attempt:
                 time.sleep(BACK_OFF * 2 ** (attempt - 1))
             try:
-                status, body = self._exchange(method, path, content, seconds)
+                status, body = asyncio.run(self._exchange(method, path, content, seconds))
             except (httpx.ReadTimeout, TimeoutError):
                 raise ServiceHangsError(f"{self.shown}: no answer within {seconds:g} s") from None
             except httpx.TransportError as error:
@@ -146,21 +146,23 @@ class Service:
             return answer
         raise ServiceError(f"{self.shown}: {said}, {ATTEMPTS} times; is it running? (rlvf verifier serve)")
 
-    def _exchange(self, method: str, path: str, content: Any, seconds: float) -> tuple[int, bytes]:
-        """Status and body of an answer, whose body is whole about `seconds` after the question: httpx's own limit is of
-        each read. Raises TimeoutError, ServiceError for a body of more than MAX_BYTES, and what httpx raises."""
-        deadline = time.monotonic() + seconds
+    async def _exchange(self, method: str, path: str, content: Any, seconds: float) -> tuple[int, bytes]:
+        """Status and body of an answer that is whole `seconds` after the question, for which there is a connection in
+        CONNECT_SECONDS: httpx's own limits are of each read, and a header may come by the byte too. Raises
+        TimeoutError, ServiceError for a body of more than MAX_BYTES, and what httpx raises."""
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
         body = bytearray()
         plain = {"Accept-Encoding": "identity"}  # a few packed bytes may stand for any number
         url = f"{self.address}{path}"
-        with self._client.stream(method, url, json=content, headers=plain, timeout=timeout) as response:
-            for part in response.iter_raw():
+        async with (
+            asyncio.timeout(CONNECT_SECONDS + seconds),
+            httpx.AsyncClient(verify=self._tls, mounts=dict.fromkeys(HERE)) as client,
+            client.stream(method, url, json=content, headers=plain, timeout=timeout) as response,
+        ):
+            async for part in response.aiter_raw():
                 body += part
                 if len(body) > MAX_BYTES:
                     raise ServiceError(f"{self.shown}: answers with more than {MAX_BYTES} bytes")
-                if time.monotonic() > deadline:
-                    raise TimeoutError
         return response.status_code, bytes(body)
 
 

@@ -46,3 +46,22 @@ def test_a_link_that_leads_out_of_a_run_from_elsewhere_is_refused_by_name_whatev
     mine = saved(str(home_folder / "runs" / "mine"))
     Path(mine.uri, "state").symlink_to(tmp_path / "large-disk")
     trusted(mine)
+
+
+@pytest.mark.usefixtures("home_folder")
+@pytest.mark.parametrize("words", [("report",), ("train", "--run")])
+def test_no_report_is_made_and_no_run_begun_where_a_link_leads_out(
+    tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = saved(str(tmp_path / "shared" / "run"))
+    if words != ("report",):
+        Path(run.uri, "config.yaml").unlink()  # a folder that waits for a run
+    mine = tmp_path / "mine.html"
+    mine.write_text("mine")
+    planted = Path(run.uri, "report.html")
+    planted.symlink_to(mine)
+    with pytest.raises(SystemExit) as ended:
+        main([*words, run.uri])
+    assert ended.value.code == 2
+    assert f"{planted} is a symbolic link that leads out of its run, to {mine}; " in capsys.readouterr().err
+    assert mine.read_text() == "mine"

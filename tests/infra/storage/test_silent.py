@@ -3,14 +3,20 @@
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import s3fs
+from botocore.exceptions import BotoCoreError
 
 from infra.checks import machine
 from infra.storage import place
 from infra.storage.files import PathError, open_texts
+from infra.storage.manifest import MANIFEST
+from infra.storage.store import read_folder, write_folder
 from infra.storage.usable import StorageError, check_storage, looked_at
+from tests.faulty_s3 import FaultyS3
+from tests.processes import until
 
 
 @pytest.fixture
@@ -39,3 +45,27 @@ def test_it_is_said_in_seconds_whatever_it_is_asked_for(silent: str) -> None:
         with pytest.raises(PathError, match=r"cannot be rea.*([Tt]ime|answer)"):
             next(open_texts(pattern))
     assert time.monotonic() - began < 60  # minutes each, before
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_store_that_begins_to_hang_is_asked_a_few_times_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, s3: str, faulty: FaultyS3, tmp_path: Path, many: bool
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "model").write_bytes(b"weights")
+    write_folder(f"{s3}/folder", source)
+    monkeypatch.setattr(place, "TRANSFER_SECONDS" if many else "ANSWER_SECONDS", 0.5)
+    faulty.hang(60, "GET", "*/model" if many else "*", times=None)
+    with pytest.raises((OSError, BotoCoreError)):
+        read_folder(f"{s3}/folder").__enter__() if many else place.read(f"{s3}/folder/{MANIFEST}")
+    until(lambda: faulty.met("hang"))
+    assert len(faulty.met("hang")) <= (place.TRANSFER_ATTEMPTS if many else 2 * place.ATTEMPTS)
+
+
+def test_a_cut_off_answer_and_a_busy_store_are_asked_again(s3: str, faulty: FaultyS3) -> None:
+    place.write_text(f"{s3}/there", "all of it")
+    faulty.truncate("GET")
+    faulty.slow_down("GET")
+    assert place.read_text(f"{s3}/there") == "all of it"
+    assert (len(faulty.met("truncate")), len(faulty.met("slow down"))) == (1, 1)

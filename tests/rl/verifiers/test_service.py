@@ -181,14 +181,14 @@ def test_a_service_on_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.
 
 
 @contextmanager
-def pouring(part: bytes, pause: float) -> Iterator[str]:
-    """The address of a server whose answers never end."""
+def pouring(part: bytes, pause: float, head: bytes = b"HTTP/1.0 200 OK\r\n\r\n") -> Iterator[str]:
+    """The address of a server whose answers begin so and never end."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             with suppress(OSError):
-                self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+                self.wfile.write(head)
                 while not over.wait(pause):
                     self.wfile.write(part)
 
@@ -206,9 +206,10 @@ def pouring(part: bytes, pause: float) -> Iterator[str]:
         thread.join()
 
 
-def test_an_answer_that_comes_by_the_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.0 200 OK\r\nX-Slow: ", b"HTTP/1.0 200 OK\r\n\r\n"])
+def test_an_answer_that_comes_by_the_byte_is_given_up(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "CONNECT_SECONDS", 0.3)
-    with pouring(b" ", 0.02) as address:
+    with pouring(b"H", 0.02, head) as address:
         first, *_ = judged(address, seconds=0.1)
     assert "no answer within 0.6 s" in first.error
 
