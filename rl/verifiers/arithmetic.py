@@ -10,7 +10,7 @@ It is read as models write it: see `rl.verifiers.written`.
 
 from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Briefing, Problem, Verdict
-from rl.verifiers.written import WrongEquation, expression, fenced
+from rl.verifiers.written import WrongEquation, answered, expression, fenced
 
 BRIEFING = Briefing(
     "Turn the problem into one Python arithmetic expression. Answer with the expression alone, nothing else.",
@@ -37,7 +37,7 @@ def verify(problem: Problem, completion: str) -> Verdict:
     except UnfitExpression as unfit:
         raise ValueError(f"the target {problem.target[:80]!r} cannot be evaluated ({unfit})") from unfit
     try:
-        value = evaluate(expression(fenced(completion)))
+        value = evaluate(expression(fenced(answered(completion))))
     except UnfitExpression as unfit:
         return Verdict(reward=0.0, reason=unfit.reason)
     except WrongEquation:

@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from rl.arithmetic import UnfitExpression, evaluate, parse
 from rl.records import Briefing, Problem, Verdict
-from rl.verifiers.written import WrongEquation, expression, fenced
+from rl.verifiers.written import WrongEquation, answered, expression, fenced
 
 BRIEFING = Briefing(
     "Write one expression with + - * / and brackets that has the value asked for and uses each of the given numbers "
@@ -58,9 +58,7 @@ def check(problem: Problem) -> None:
 
 def stated(completion: str) -> str:
     """The part of a completion that is read."""
-    if "<answer>" in completion:
-        completion = completion.rpartition("<answer>")[2].partition("</answer>")[0]
-    lines = fenced(completion).strip().splitlines()
+    lines = fenced(answered(completion)).strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 

@@ -33,6 +33,8 @@ from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Briefing, Problem, Verdict
 from rl.verifiers.wording import (
     CONCLUDING,
+    FAULTY,
+    GROSS,
     INEXACT,
     NUMBERED,
     NUMERAL,
@@ -207,6 +209,7 @@ def _check_rest(rest: str, *, money: bool) -> None:
     rest = _UNIT_POWER.sub("", rest)
     if re.search(r"[=+<>√±×÷≠≈∞π\\]", rest) or any(character.isnumeric() for character in rest):
         raise NoNumber("ambiguous")
+    rest = FAULTY.sub("", GROSS.sub("", rest) if money else rest)
     if OTHER_NUMBER.search(rest) or TAKEN_BACK.search(rest) or INEXACT.search(rest):
         raise NoNumber("ambiguous")
 

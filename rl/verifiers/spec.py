@@ -22,6 +22,7 @@ PARTS = {
     GSM8K: ("verifiers/gsm8k.py", "verifiers/wording.py", "verifiers/written.py", "arithmetic.py"),
     MATH: (
         "verifiers/symbolic.py",
+        "verifiers/expressions.py",
         "verifiers/witness.py",
         "verifiers/wording.py",
         "verifiers/written.py",

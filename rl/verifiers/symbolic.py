@@ -27,20 +27,16 @@ from collections import deque
 from fractions import Fraction
 from typing import Any
 
-from math_verify import LatexExtractionConfig, parse, verify
-from sympy import And, Basic, FiniteSet, Float, I, Interval, MatrixBase, Rational, Symbol, Union
-from sympy.core.relational import Relational
+from sympy import Basic
 
-from rl.verifiers.witness import UNBOUNDED, differ
+from rl.verifiers.expressions import expression, same
 from rl.verifiers.wording import INEXACT, OTHER_NUMBER, RATIO, TAKEN_BACK, clock
 from rl.verifiers.written import BOX, in_box
 
-READ = [LatexExtractionConfig(boxed_match_priority=0)]
 MAX_CHARACTERS = 2000
 
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
 _SIGNS = re.compile(r"[(\[{)\]}=]|\\equiv\b")
-_BASE = re.compile(r"[0-9][0-9A-F]*\s*_\s*(?:\{\s*([^{}]*?)\s*\}|(\w))")  # 101_2, 2A_{16}
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
 _LONG = re.compile(r"(?<![\d.])([0-9]*)\.([0-9]{15,})(?!\d)")  # more than a float holds
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -65,10 +61,13 @@ _STYLE = re.compile(  # which changes how it looks
     r"\\(?:bf|rm|displaystyle|textstyle|Large|large|boldsymbol|mathbf|bm|underline)(?![A-Za-z])|\\color\s*\{[^{}]*\}"
 )
 _AROUND = re.compile(r"\A(?:\s|~|\\[,;:! ]|\\q?quad\b|=)+|(?:\s|~|\\[,;:! ]|\\q?quad\b|\\\Z)+\Z")
-_EMPTY = re.compile(r"\\varnothing\b|∅|\A\s*\\text\s*\{\s*(?:the\s+)?empty\s+set\s*\}\s*\Z")
+_EMPTY = re.compile(
+    r"\\varnothing\b|∅|\A\s*(?:\\(?:text|textbf|mathrm|mbox)\s*\{\s*)?(?:(?:the\s+)?empty\s+set"
+    r"|(?:there\s+(?:is|are)\s+)?no\s+(?:real\s+|such\s+)?(?:solutions?|roots?))\s*\.?\s*\}?\s*\Z",
+    re.IGNORECASE,
+)
 _IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
-_OR = re.compile(r"\\text\s*\{\s*or\s*\}|\\(?:lor|vee)(?![A-Za-z])")
 _OPTION = re.compile(r"\A\s*\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*\([A-E]\)\s*\}(?:\s|~|\\[,;:! ])*(?=\S)")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _COMPLEX = re.compile(
@@ -81,7 +80,6 @@ _UNIT = re.compile(  # behind a number
     r"|(?P<letter>[smghlL])|(?P<word>(?:(?:sq|square|cubic)\.?\s+)?(?:[A-Za-z]{3,}s|feet|foot|inch|unit|percent|people)))"
     rf"(?:\s*\^\s*\{{?[23]\}}?|[²³])?{_BETWEEN}*\Z"
 )
-_LETTERS = re.compile(r"(?<=[0-9}\s])([A-Za-z]+)\s*\Z")
 _ABOUT = re.compile(r"\\(?:approx|sim|simeq|l?dots|cdots)\b|\.\.\.|…|≈")
 _NAMES = re.compile(
     r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
@@ -93,70 +91,6 @@ def boxed(text: str) -> str | None:
     r"""The inside of the last ``\boxed{}``, None if there is none or it is not closed."""
     last = deque(BOX.finditer(text), maxlen=1)
     return in_box(last[0], MAX_CHARACTERS) if last else None
-
-
-def expression(latex: str) -> list[Any]:
-    """As math-verify sees it; empty if it sees nothing."""
-    either, latex = bool(_OR.search(latex)), _OR.sub(r"\\text{ or }", latex)
-    latex = _LETTERS.sub(r"{\1}", latex)  # else it drops many for units, t and ab among them
-    found: list[Any] = parse(rf"\boxed{{{latex}}}", extraction_config=READ, parsing_timeout=None)
-    return [union(found[0]), *found[1:]] if either and found else found
-
-
-def union(found: Any) -> Any:
-    """Bounds of one name between which there is an "or" as the set that they say, anything else as it is."""
-    bounds = found.args if isinstance(found, FiniteSet) else ()
-    parts = [part for each in bounds for part in (each.args if isinstance(each, And) else (each,))]
-    simple = all(
-        isinstance(part, Relational)
-        and part.rel_op in ("<", "<=", ">", ">=")
-        and sorted(isinstance(side, Symbol) for side in part.args) == [False, True]
-        and not any(side.free_symbols for side in part.args if not isinstance(side, Symbol))
-        for part in parts
-    )
-    if not parts or not simple or len({name for part in parts for name in part.free_symbols}) > 1:
-        return found
-    return Union(*(each.as_set() for each in bounds))
-
-
-def same(wanted: list[Any], stated: list[Any], interval: bool = False, imaginary: bool = False) -> bool:
-    """Whether math-verify finds them equal, which passes over bases, and takes a decimal for what it is close to;
-    ``interval`` says that (2,5) is one, ``imaginary`` that i is the square root of -1."""
-    if bases(wanted) != bases(stated):
-        return False
-    interval = interval or any(is_interval(each) for each in wanted)
-    pairs = [(exact(one, imaginary), exact(other, imaginary)) for one in wanted for other in stated]
-    return any(
-        verify(one, other, timeout_seconds=None, allow_set_relation_comp=interval)
-        for one, other in pairs
-        if not differ(one, other)
-    )
-
-
-def bases(found: list[Any]) -> list[str]:
-    """The indices of its numerals, 10 aside: that is every other one's."""
-    latex = next((each for each in found if isinstance(each, str)), "")
-    return sorted(index for each in _BASE.finditer(latex) if (index := each[1] or each[2] or "") != "10")
-
-
-def is_interval(found: Any) -> bool:
-    """Whether it is one for sure: (2,5) may be a pair."""
-    if not isinstance(found, Interval):
-        return False
-    return not (found.left_open and found.right_open and found.start.is_finite and found.end.is_finite)
-
-
-def exact(found: Any, imaginary: bool = False) -> Any:
-    """With its decimals as the fractions that they are, and i as the number."""
-    if isinstance(found, MatrixBase):
-        return found.applyfunc(lambda each: exact(each, imaginary))
-    if not isinstance(found, Basic):
-        return found
-    if imaginary and not found.has(
-        Relational, Interval, *UNBOUNDED
-    ):  # which are of real numbers, or have it as an index
-        found = found.xreplace({each: I for each in found.free_symbols if str(each) == "i"})
-    return found.xreplace({each: Rational(str(each)) for each in found.atoms(Float)})
 
 
 def tidied(latex: str) -> str:

@@ -5,6 +5,7 @@ those that are there: of log_2 x - 2^100 sympy makes log(2^(2^100)), and works t
 much precision as there are digits before the point, and how many those are is looked at before.
 """
 
+from math import inf
 from typing import Any
 
 from sympy import (
@@ -14,6 +15,7 @@ from sympy import (
     Expr,
     FiniteSet,
     Float,
+    Integer,
     Integral,
     Interval,
     Limit,
@@ -32,6 +34,8 @@ from sympy import (
 from sympy.core.evalf import PrecisionExhausted
 
 MAX_BITS = 2.0**17  # of a number without variables, and of those on its way: beyond it nothing is evaluated
+MAX_TERMS = 10_000
+MAX_INDEX_BITS, MAX_DEGREE = 256, 8  # of sums in closed form
 DIGITS = 25
 FIRST = "0.7390851332151606416553120876738734"  # no rational number of few digits, and no constant of anybody's tables
 UNBOUNDED = (Derivative, Integral, Limit, Product, Sum)  # that numerical methods may work on for long
@@ -39,9 +43,49 @@ PERCENT = UnevaluatedExpr  # how math-verify marks one: it takes 9% for 9
 
 
 def _is_vast(found: Any) -> bool:
-    """Whether it holds a number of more than MAX_BITS, such as 9^(9^9), which nobody is to work out."""
-    return isinstance(found, Basic) and any(
-        not part.free_symbols and _bits(part) > MAX_BITS for part in found.atoms(Pow, factorial, binomial)
+    """Whether it holds a number of more than MAX_BITS, such as 9^(9^9), or a sum or product of more than MAX_TERMS,
+    which nobody is to work out."""
+    return isinstance(found, Basic) and (
+        any(not part.free_symbols and _bits(part) > MAX_BITS for part in found.atoms(Pow, factorial, binomial))
+        or any(_terms(part) > MAX_TERMS for part in found.atoms(Sum, Product))
+    )
+
+
+def _terms(found: Any) -> float:
+    """How many terms a sum or product has, those of others in it counted each time; one with a bound that is no number,
+    or none that is finite, counts as one."""
+    count = 1.0
+    for _, *bounds in found.limits:
+        if len(bounds) == 2 and not any(bound.free_symbols or bound.is_infinite for bound in bounds):
+            first, last = map(_index, bounds)
+            count *= inf if first is None or last is None else float(max(1, last - first + 1))
+    return count * max((_terms(part) for part in found.function.atoms(Sum, Product)), default=1.0)
+
+
+def _index(bound: Any) -> int | None:
+    """The whole number that a bound is; None for any other, and for one of more digits than any sum has terms."""
+    number = bound.doit() if _bits(bound) <= MAX_INDEX_BITS else bound
+    return int(number) if isinstance(number, Integer) else None
+
+
+def closed(found: Any) -> Any:
+    """With its sums of powers of whole numbers in closed form, however many terms they have."""
+    if not isinstance(found, Basic):
+        return found
+    sums = {each: each.doit() for each in found.atoms(Sum) if _is_of_powers(each) and not _is_vast(each.function)}
+    return found.xreplace(sums) if sums else found
+
+
+def _is_of_powers(found: Any) -> bool:
+    [(name, *bounds), *more] = found.limits
+    return (
+        not more
+        and len(bounds) == 2
+        and not any(bound.free_symbols or _index(bound) is None for bound in bounds)
+        and found.function.free_symbols <= {name}
+        and not found.function.has(Sum, Product)
+        and bool(found.function.is_polynomial(name))
+        and not any(isinstance(power.exp, Integer) and power.exp > MAX_DEGREE for power in found.function.atoms(Pow))
     )
 
 

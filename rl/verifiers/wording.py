@@ -35,15 +35,18 @@ OTHER_NUMBER = re.compile(  # what makes another number of the one before it, or
     rf"|^\W*(?:(?:one[\s-])?(?:half|quarter|third|{_ORDINAL})\b(?![\s-]*grade|-[A-Za-z])|(?:st|nd|rd|th)\b)",
     re.IGNORECASE,
 )
-_DENIED = r"\b(?:not|wrong|incorrect|false)\s+(?:(?:the|an?|right|correct)\s+)*answer\b"
+_ASIDE = r"(?:(?:the|an?|also|clearly|probably)\s+)?"
+_DENIED = r"\b(?:not|wrong|incorrect|false)\s+(?:(?:the|an?|right|correct)\s+)*(?:answer|result|solution|value)\b"
 TURNING = re.compile(  # a label that makes another number of what follows, or takes it back
     rf"(?:twice|double|triple|times|wrong|incorrect|false|{WORDS})\W*$"
     r"|.*\b(?:not|minus|negative|plus|of|than|at\s+least|at\s+most|about|around|approximately|roughly|nearly|almost)\W*$"
-    rf"|.*{_DENIED}",
+    rf"|.*{_DENIED}"
+    # said of what follows; the number wrong is a count
+    rf"|(?:.*\b(?:that|this|it|which|answer|result|solution|[a-z]+\s+said))(?:['’]s|\s+(?:is|was))\s+{_ASIDE}"
+    r"(?:wrong|incorrect|false|mistaken?|error)\W*$",
     re.IGNORECASE | re.DOTALL,
 )
 _NO_ANSWER = r"(?:the\s+)?(?:right|correct|true|valid|possible|enough|answer|number|result|solution|total)\b"
-_ASIDE = r"(?:(?:the|an?|also|clearly|probably)\s+)?"
 TAKEN_BACK = re.compile(  # by what follows it; words that are nouns, too, by what follows them: cans, may flowers
     r"^\W*(?:negative|minus|wrong|incorrect|false|not)\W*$|^\s*-[\s*_`.]*$|\bbelow(?:\s+zero\b|\W*$)|"
     + _DENIED
@@ -61,6 +64,12 @@ TAKEN_BACK = re.compile(  # by what follows it; words that are nouns, too, by wh
     r"|more|less|fewer|is|half|double|twice|negative|minus|wrong)\b)",
     re.IGNORECASE,
 )
+FAULTY = re.compile(  # of what is counted, and not of the number: answers, and what stands behind "of the"
+    r"^\s*(?:of\s+(?:the|them|these|those|his|her|their|its|our|my)\b[A-Za-z' ]*?|(?:answers|questions|problems|items"
+    r"|statements|guesses|responses)\s+)\bare\s+"
+    r"(?:wrong|incorrect|false|negative|not\s+(?:right|correct|true|valid|possible|enough))\b",
+    re.IGNORECASE,
+)
 INEXACT = re.compile(  # by what follows it
     r"\bor\s+(?:more|less|fewer|so|higher|lower|greater|above|below|under|over|thereabouts|maybe)\b"
     r"|\band\s+(?:up|above|over|counting|more)\b|\b(?:at\s+least|at\s+most|approximately|approx|roughly)\b"
@@ -70,6 +79,7 @@ INEXACT = re.compile(  # by what follows it
 _COUNTERS = (  # what a number behind them is the name of
     "day|week|month|year|hour|minute|option|choice|page|row|room|floor|level|grade|round|age|number|total|sum|result"
 )
+GROSS = re.compile(r"^\W*gross(?=\W*$)", re.IGNORECASE)  # of money it is no twelve dozen
 NUMBERED = re.compile(
     rf"[\s*_`(]*(?:(?:(?:on|in|at)\s+)?(?:the\s+)?(?:{_COUNTERS})\s+(?=[$€£¥₹]?\.?[0-9])"
     r"|(?:in|at|after)\s+(?=[0-9]))",

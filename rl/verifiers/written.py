@@ -6,6 +6,9 @@ a keyboard, an equation by the side that says how.
     $5 \\cdot 7$      5 * 7
     5*7 = 35         5*7, if it is 35
     = 35             35
+    "5*7"            5*7
+    print(5*7)       5*7
+    <answer>5*7</answer>, with or without <think>…</think> before it
 """
 
 import re
@@ -25,6 +28,13 @@ _LABEL = re.compile(
 SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
 WORDS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\\left": "", "\\right": "", "\\,": " ", "\\ ": " "}
 AROUND = " \t\n$✓✔✅"
+_COMMENT = re.compile(r"(?m)[ \t]+#[^\n]*$|^#[^\n]*\n?")
+_QUOTED = re.compile(r"([\"'])(?P<inside>[^\"']*)\1|“(?P<curly>[^“”]*)”")
+_PRINTED = re.compile(
+    r"(?P<name>[A-Za-z_]\w*)[ \t]*=[ \t]*(?P<value>[^=\n]+?)\s*\n\s*print\((?P=name)\)"
+    r"|print[ \t]*\((?P<inside>[^\n]*)\)"
+)
+_END = re.compile(r"(?:<\|[A-Za-z0-9_]{1,40}\|>|</s>|<end_of_turn>|<eos>|\s)+\Z")  # of a turn, written as text
 _MARKED = re.compile(r"(\*\*|\*|__|_|`+)(\S|\S.*\S)\1", re.DOTALL)  # Markdown around it
 BOX = re.compile(  # without braces TeX takes one sign: \boxed 6 is one, \boxed 42 is a box around 4 alone
     r"\\boxed\s*(?:\{|(?P<bare>[0-9]|(?<=\s)[A-Za-z])(?=[.,;]?(?:[ \t]+[A-Za-z]{2}|[ \t]*(?:\n|\Z|\$|\\[)\]]))))"
@@ -35,11 +45,19 @@ class WrongEquation(ValueError):  # noqa: N818  the name says what is wrong with
     """Sides that are not the same number, or one that is missing."""
 
 
+def answered(text: str) -> str:
+    """What stands in the last ``<answer>``, or else behind the thinking, without the end of the turn."""
+    text = text.rpartition("</think>")[2]
+    if ends := _END.search(text, max(0, len(text) - MAX_CHARACTERS)):
+        text = text[: ends.start()]
+    return text.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in text else text
+
+
 def fenced(text: str) -> str:
-    """The inside of the last code fence that has one, else the text."""
+    """The inside of the last code fence that has one, without comments, else the text."""
     if "```" not in text:
         return text
-    insides = [found["inside"].strip() for found in _FENCE.finditer(text[-10 * MAX_CHARACTERS :])]
+    insides = [_COMMENT.sub("", found["inside"]).strip() for found in _FENCE.finditer(text[-10 * MAX_CHARACTERS :])]
     return next((inside for inside in reversed(insides) if inside), text)
 
 
@@ -60,6 +78,10 @@ def plain(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
         return text.strip()
     text = text.strip(AROUND)
+    if printed := _PRINTED.fullmatch(text):
+        text = (printed["value"] or printed["inside"] or "").strip(AROUND)
+    if quoted := _QUOTED.fullmatch(text):
+        text = (quoted["inside"] or quoted["curly"] or "").strip(AROUND)
     while marked := _MARKED.fullmatch(text):
         text = marked[2].strip(AROUND)
     for opening, closing in (("\\(", "\\)"), ("\\[", "\\]")):
@@ -72,7 +94,7 @@ def plain(text: str) -> str:
     for word, sign in WORDS.items():
         text = text.replace(word, sign)
     text = _TIMES.sub("*", text.translate(SIGNS)).strip(AROUND)
-    return text[:-1].rstrip() if text.endswith(".") and not text.endswith("..") else text
+    return text[:-1].rstrip() if text.endswith((".", ";")) and not text.endswith("..") else text
 
 
 def expression(text: str) -> str:

@@ -29,12 +29,12 @@ def listed(block: str) -> list[str]:
 
 # What a model, or somebody teasing the verifier, might write, by the reason it has to get against the target 42.
 HOSTILE = {
-    "empty": ["", " ", "\n", " \t\r\n ", "\x0b\x0c", "\u2003"],
+    "empty": ["", " ", "\n", " \t\r\n ", "\x0b\x0c", "\u2003", "<answer>", "42 <answer></answer>"],
     "unparsable": [
         *listed("""
             1 +   +   -   ()(   )(   (1   1)   1 2   1..2   1.2.3   .   1 . 5   * 2   2 * * 3   2 *** 3   2 /// 3   1 (
             007   00001   (*1)   (**1)   (1)1   %   %%   (()   4 2   4-   42 -   40 + 2 *   1 -/ 1   2 ** ** 2   (
-            ４２   ٤٢   ४२   4²   ½   Ⅷ   ٤2   𝟒𝟐   é   🤖   𝓮val(1)   ｅｘｉｔ()   “42”   naïve
+            ４２   ٤٢   ४२   4²   ½   Ⅷ   ٤2   𝟒𝟐   é   🤖   𝓮val(1)   ｅｘｉｔ()   naïve
             四十二
         """),
         *("(" * 60, ")" * 60, "-" * 60, "1(" * 60, "(" * 64 + "1 1" + ")" * 64, "(-" * 64 + "+" + ")" * 64),
@@ -44,10 +44,11 @@ HOSTILE = {
     "forbidden": [
         *listed(r"""
             __import__('os').system('true')   ().__class__.__bases__[0].__subclasses__()   (42).real   eval('42')
-            exec('')   exit()   open('/etc/passwd').read()   breakpoint()   input()   print(42)   int('42')   abs(-42)
+            exec('')   exit()   open('/etc/passwd').read()   breakpoint()   input()   print('a')
+            print(42, 1)   int('42')   abs(-42)
             lambda: 42   (lambda: 42)()   (lambda f: f(f))(lambda f: f(f))   (x := 42)   x := 42
             range(10**9)
-            f'{42}'   f"{6*7}"   '42'   "4" * 10   'a' * 10**10   b'42'   [42][0]   {42}   {}   {4: 2}   42,
+            f'{42}'   f"{6*7}"   '42   "4" * 10   'a' * 10**10   b'42'   [42][0]   {42}   {}   {4: 2}   42,
             4, 2
             [x for x in (1,)]   True   None   ...x   42j   1j**2   True + 41   not 1   ~-43   1 if 1 else 0
             1if 2 else 3
@@ -55,9 +56,9 @@ HOSTILE = {
             1 < 2
             42 == 42   42 != 0   1 << 10**9   5 @ 5   5 & 3   5 | 3   5 ^ 3   8 >> 1   await x   yield   import os
             del x
-            x   _   pi   42!   #42   42 # a note   42;   42; 43
+            x   _   pi   42!   #42   42 # a note   42; 43
             42?
-            <answer>42</answer>   {{7*7}}   ${7*7}   %s   %(x)s   1__0   1 is 1   *a, b   **k   \u0034   4\   "   ''
+            <b>42</b>   {{7*7}}   ${7*7}   %s   %(x)s   1__0   1 is 1   *a, b   **k   \u0034   4\   "   ''
             ()   1()   1(2)   (1)(2)   ()()   1(2)(3)   () + 1   -()   1 + () * 2   1.5(2)   1(2)**2   2**()   1()()()
             2 ** 0.5   2 ** (1/2)   (-8) ** (1/3)   0 ** 0.5   0 ** -0.5   4 ** (1/3 + 1/7)   2 ** -.5   1 ** .1
         """),
@@ -94,7 +95,8 @@ HOSTILE = {
             42   +42   --42   42.   42.0   (42)   6*7   84/2   40 + 2   126 / 3   0.42 * 100   85 // 2   142 % 100
             6.0*7
             (((42)))   2**5 + 10   4200 / 10**2   21 / 2**-1   42 * 1**999999999   1/3 + 1/3 + 124/3   42 + 0**5
-            6×7   84÷2   [42]   x = 42   $42   \boxed{42}   `42`
+            6×7   84÷2   [42]   x = 42   $42   \boxed{42}   `42`   “42”   '42'   "6*7"
+            print(42)   print(6 * 7)   42;   <answer>42</answer>
         """),
         *("the answer is 42", " 42 ", "42\n", "\t42", "40\t+ 2", "42" + " " * 10**5, "42\u2028"),
     ],

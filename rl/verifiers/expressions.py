@@ -1,0 +1,92 @@
+"""Expressions as math-verify reads them from LaTeX, brought to one form, and whether two of them are the same."""
+
+import re
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy import And, Basic, FiniteSet, Float, I, Interval, MatrixBase, Rational, Symbol, Union
+from sympy.core.relational import Relational
+
+from rl.verifiers.witness import UNBOUNDED, closed, differ
+
+READ = [LatexExtractionConfig(boxed_match_priority=0)]
+
+_BASE = re.compile(r"[0-9][0-9A-F]*\s*_\s*(?:\{\s*([^{}]*?)\s*\}|(\w))")  # 101_2, 2A_{16}
+_OR = re.compile(r"\\text\s*\{\s*or\s*\}|\\(?:lor|vee)(?![A-Za-z])")
+_LETTERS = re.compile(r"(?<=[0-9}\s])([A-Za-z]+)\s*\Z")
+
+
+def expression(latex: str) -> list[Any]:
+    """As math-verify sees it; empty if it sees nothing."""
+    either, latex = bool(_OR.search(latex)), _OR.sub(r"\\text{ or }", latex)
+    latex = _LETTERS.sub(r"{\1}", latex)  # else it drops many for units, t and ab among them
+    found: list[Any] = parse(rf"\boxed{{{latex}}}", extraction_config=READ, parsing_timeout=None)
+    return [union(found[0]), *found[1:]] if either and found else found
+
+
+def union(found: Any) -> Any:
+    """Bounds of one name between which there is an "or" as the set that they say, anything else as it is."""
+    bounds = found.args if isinstance(found, FiniteSet) else ()
+    parts = [part for each in bounds for part in (each.args if isinstance(each, And) else (each,))]
+    simple = all(
+        isinstance(part, Relational)
+        and part.rel_op in ("<", "<=", ">", ">=")
+        and sorted(isinstance(side, Symbol) for side in part.args) == [False, True]
+        and not any(side.free_symbols for side in part.args if not isinstance(side, Symbol))
+        for part in parts
+    )
+    if not parts or not simple or len({name for part in parts for name in part.free_symbols}) > 1:
+        return found
+    return Union(*(each.as_set() for each in bounds))
+
+
+def same(wanted: list[Any], stated: list[Any], interval: bool = False, imaginary: bool = False) -> bool:
+    """Whether math-verify finds them equal, which passes over bases, and takes a decimal for what it is close to;
+    ``interval`` says that (2,5) is one, ``imaginary`` that i is the square root of -1."""
+    if bases(wanted) != bases(stated):
+        return False
+    interval = interval or any(is_interval(each) for each in wanted)
+    pairs = [(exact(one, imaginary), exact(other, imaginary)) for one in wanted for other in stated]
+    return any(
+        verify(one, other, timeout_seconds=None, allow_set_relation_comp=interval)
+        for one, other in pairs
+        if not differ(one, other)
+    )
+
+
+def bases(found: list[Any]) -> list[str]:
+    """The indices of its numerals, 10 aside: that is every other one's."""
+    latex = next((each for each in found if isinstance(each, str)), "")
+    return sorted(index for each in _BASE.finditer(latex) if (index := each[1] or each[2] or "") != "10")
+
+
+def is_interval(found: Any) -> bool:
+    """Whether it is one for sure: (2,5) may be a pair."""
+    if not isinstance(found, Interval):
+        return False
+    return not (found.left_open and found.right_open and found.start.is_finite and found.end.is_finite)
+
+
+def upwards(chain: Any) -> Any:
+    """2 > x > -1 as -1 < x < 2; math-verify compares chains link by link."""
+    links = [exact(link) for link in getattr(chain, "_unsorted_args", chain.args)]
+    if all(isinstance(link, Relational) and link.rel_op in (">", ">=") for link in links):
+        links = [link.reversed for link in reversed(links)]
+    return chain.func(*links)  # math-verify's own kind of And, which keeps the order of its links
+
+
+def exact(found: Any, imaginary: bool = False) -> Any:
+    """With its decimals as the fractions that they are, long sums in closed form, chains of inequalities upwards, and i
+    as the number."""
+    if isinstance(found, MatrixBase):
+        return found.applyfunc(lambda each: exact(each, imaginary))
+    if isinstance(found, And):
+        return upwards(found)
+    found = closed(found)
+    if not isinstance(found, Basic):
+        return found
+    if imaginary and not found.has(
+        Relational, Interval, *UNBOUNDED
+    ):  # which are of real numbers, or have it as an index
+        found = found.xreplace({each: I for each in found.free_symbols if str(each) == "i"})
+    return found.xreplace({each: Rational(str(each)) for each in found.atoms(Float)})
