@@ -31,6 +31,12 @@ class Judgement:
     reasons: tuple[tuple[str, ...], ...]  # [P] of [G]
     parts: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # [P, G] each; NaN where there is none
     messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G]: why there is no verdict, "" where there is one
+    failed: bool = False  # on every completion; that some were cut, and are worth 0 for it, does not change that
+
+    @property
+    def broken(self) -> bool:
+        """Whether the verifiers judged nothing at all."""
+        return self.failed or bool(np.isnan(self.rewards).all())
 
     @classmethod
     def of(cls, verdicts: Sequence[Sequence[Verdict]]) -> "Judgement":
@@ -55,6 +61,7 @@ class Judgement:
             reasons=tuple(row for judgement in judgements for row in judgement.reasons),
             parts={name: np.concatenate([judgement.part(name) for judgement in judgements]) for name in names},
             messages=tuple(row for judgement in judgements for row in judgement.messages),
+            failed=all(judgement.broken for judgement in judgements),
         )
 
     def without_ends(self, truncated: NDArray[np.bool_]) -> "Judgement":
@@ -67,7 +74,8 @@ class Judgement:
             rewards=np.where(truncated, np.float32(0), self.rewards),
             reasons=_where(truncated, "truncated", self.reasons),
             parts={name: np.where(truncated & ~np.isnan(part), 0, part) for name, part in self.parts.items()},
-            messages=_where(truncated, "", self.messages),
+            messages=self.messages if self.broken else _where(truncated, "", self.messages),
+            failed=self.broken,
         )
 
     @property

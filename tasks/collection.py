@@ -11,7 +11,6 @@ from math import ceil
 from queue import SimpleQueue
 from threading import Condition
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.security.printable import printable
@@ -112,7 +111,7 @@ class Collection:
             return 0
         if self._drawn == 0:
             return self.config.prompts
-        if all(np.isnan(batch.rewards).all() for batch, _ in self._judged.values()):
+        if all(judgement.broken for _, judgement in self._judged.values()):
             return 0  # no verifier works: see collected
         with_signal = int(sum(batch.with_signal.sum() for batch, _ in self._judged.values()))
         missing = self.config.prompts - with_signal
@@ -130,7 +129,7 @@ class Collection:
         in_order = [self._judged[start] for start in sorted(self._judged)]
         everything = concatenate([batch for batch, _ in in_order])
         judgement = Judgement.join([judgement for _, judgement in in_order])
-        if np.isnan(everything.rewards).all():
+        if judgement.broken:
             why = printable(judgement.errors[0])  # Prefect's own commands print what ends a run as it is
             raise BrokenVerifierError(f"no completion of step {self.step} could be judged: {why}")
         used = [int(group) for group in everything.with_signal.nonzero()[0][: self.config.prompts]]

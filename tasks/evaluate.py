@@ -134,6 +134,6 @@ def _rewards(
         if given_up := judgements[index].given_up:
             raise BrokenVerifierError(f"the evaluation was stopped: {given_up}")
     everything = Judgement.join([judgements[index] for index in range(len(parts))])
-    if np.isnan(everything.rewards).all():
+    if everything.broken:
         raise BrokenVerifierError(f"no completion could be judged: {printable(everything.errors[0])}")
     return everything.rewards

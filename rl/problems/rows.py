@@ -23,7 +23,7 @@ from rl.records import Problem
 PROMPTS = ("natural_language", "question", "problem", "prompt")
 TARGETS = ("python_expression", "answer", "target", "solution")
 HELD_OUT = 200  # distinct prompts, where no number is given and there are enough
-EPOCHS = (4,)  # keeps the orders apart from other draws with the same seed
+EPOCHS, REPLACEMENTS = (4,), (5,)  # keep the orders apart from each other, and from other draws with the same seed
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def draw(problems: Sequence[Problem], stream: int, position: int, own: int, coun
 
     Its first `own` items are at [position, position + own) of `stream`, a sequence that is one random order of all P
     problems (an epoch) after another: where each step begins at the position at which the one before it ended, every
-    problem comes once an epoch. The rest replaces problems that taught nothing: from half an epoch further on in the
-    same order, so that none comes twice in a step before all have come (save at the border of two epochs).
+    problem comes once an epoch. The rest replaces problems that taught nothing: in a random order of the step's own,
+    none twice in a step before all have come (save at the border of two epochs).
     Raises ProblemError if there are no problems.
     """
     assert min(stream, position, own, count, skip) >= 0
@@ -95,11 +95,9 @@ def _rows(total: int, stream: int, position: int, own: int) -> Iterator[int]:
         row = _order(total, stream, epoch)[place]
         drawn.add(row)
         yield row
-    epoch, place = divmod(position, total)
-    order = _order(total, stream, epoch)
+    replacements = np.random.default_rng(np.random.SeedSequence([stream, position], spawn_key=REPLACEMENTS))
     while True:
-        for ahead in range(total):
-            row = order[(place + total // 2 + ahead) % total]
+        for row in replacements.permutation(total).tolist():
             if row not in drawn:
                 drawn.add(row)
                 yield row

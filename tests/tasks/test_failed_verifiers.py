@@ -67,6 +67,23 @@ def test_a_step_of_failures_alone_ends_the_run_with_the_first_message_and_withou
     assert str(ended.value) == r"no completion of step 0 could be judged: it broke \x1b[31m"
 
 
+@pytest.mark.parametrize("cut", [1, 4])
+def test_completions_that_were_cut_do_not_hide_that_a_verifier_fails_on_everything(cut: int) -> None:
+    failed = Judgement(
+        np.full((2, 2), NAN, np.float32), (("timeout",) * 2,) * 2, messages=(("it broke", "and again"),) * 2
+    )
+    truncated = np.arange(4).reshape(2, 2) < cut
+    collection = Collection(0, problem_set(), config(prompts=4, samples=2, oversample=10, lease=2))
+    for lease in next(collection.waves()):
+        collection.judged(lease, rollouts(lease, 2), failed.without_ends(truncated))
+    assert collection._wanted() == 0
+    with pytest.raises(BrokenVerifierError, match="no completion of step 0 could be judged: it broke"):
+        collection.collected()
+    # one that was judged is enough, whatever else was cut
+    one = replace(failed, rewards=np.float32([[NAN, NAN], [NAN, 1]]))
+    assert not Judgement.join([failed.without_ends(truncated), one.without_ends(truncated)]).broken
+
+
 def test_pass_rates_are_told_by_set_where_there_are_several() -> None:
     rewards: list[list[float]] = [[1, 0], [1, 1], [0, 0], [1, 0.5]]
     figures = judged_as(rewards, sets=["sums", "words"]).collected().figures()
