@@ -25,14 +25,17 @@ def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Calla
         display = stack.enter_context(Display())
         server = stack.enter_context(prefect_server(rlvf_home(), display.say))
         display.stage("start")
-        stack.enter_context(kept_alive(server, display.say))
-        stack.enter_context(workplace(cluster, placement, display))
-        server.wait()
-        with put_off():
-            from flows.run.page import (
-                CancelledOnPage,  # prefect was not to be imported before its environment was there
-            )
 
+        def prefect_ready() -> None:
+            server.wait()
+            with put_off():
+                from prefect.context import refresh_global_settings_context
+            refresh_global_settings_context()  # it may have had to move since prefect was imported
+            stack.enter_context(kept_alive(server, display.say))
+
+        stack.enter_context(workplace(cluster, placement, display, prefect_ready))
+        with put_off():  # prefect was not to be imported before its environment was there
+            from flows.run.page import CancelledOnPage
         try:
             return work(display)
         except CancelledOnPage as cancelled:

@@ -1,7 +1,7 @@
 """Where a flow works: the home folder, the display, and a cluster whose placement was checked."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -48,8 +48,14 @@ _open: ContextVar[Workplace | None] = ContextVar("workplace", default=None)
 
 
 @contextmanager
-def workplace(config: ClusterConfig, placement: PlacementConfig, display: Display | None = None) -> Iterator[Workplace]:
-    """The workplace that is open already (a command's, or that of the flow around this one), or a new one.
+def workplace(
+    config: ClusterConfig,
+    placement: PlacementConfig,
+    display: Display | None = None,
+    prefect_ready: Callable[[], None] = lambda: None,
+) -> Iterator[Workplace]:
+    """The workplace that is open already (a command's, or that of the flow around this one), or a new one, with
+    `prefect_ready` called once its cluster is there and before Prefect is told anything.
 
     Raises ``PlacementError`` before any work if no worker satisfies one of the calls, ``StorageError`` if $RLVF_STORAGE
     cannot be written.
@@ -75,6 +81,7 @@ def workplace(config: ClusterConfig, placement: PlacementConfig, display: Displa
         client = stack.enter_context(cluster(config, log_dir=home / "logs", preload=IMPORTS))
         check_placement(client, placement)
         dispatch = stack.enter_context(Dispatch(client, placement, display.say))
+        prefect_ready()
         prefect = stack.enter_context(PrefectSession(home, display.say))
         prefect.bind()
         place = Workplace(home, display, dispatch, Failures(display.say), storage, prefect)
