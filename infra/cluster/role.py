@@ -54,10 +54,18 @@ def _import(module: str) -> None:
 
 
 def start_resource_tracker() -> None:
-    """Start multiprocessing's process for what its children leave behind, which would die of the terminal's end."""
+    """Start multiprocessing's process for what its children leave behind. It would die of the terminal's end, and would
+    write on the terminal what a worker has left that was busy at the end and killed (tqdm's lock): it removes that."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it inherits that
-    multiprocessing.resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    given = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (given, "ignore:resource_tracker:UserWarning")))  # and that
+    try:
+        multiprocessing.resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if given is not None:
+            os.environ["PYTHONWARNINGS"] = given
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class RoleNanny(Nanny):
