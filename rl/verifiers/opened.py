@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from rl.records import Problem, Verdict
-from rl.verifiers import sandbox
-from rl.verifiers.isolation import Pool, failed
-from rl.verifiers.process import Cell
+from rl.verifiers.isolation import sandbox
+from rl.verifiers.isolation.pool import Pool, failed
+from rl.verifiers.isolation.process import Cell
 from rl.verifiers.spec import BUILT_IN, MATH, VerifierError, VerifierSpec
 
 KEPT = 4  # a user who edits a file makes a new verifier each time

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rl.records import Problem, Verdict
-from rl.verifiers.isolation import NOT_TRIED, failed, finite
+from rl.verifiers.isolation.pool import NOT_TRIED, failed, finite
 from rl.verifiers.parts import MAX_PARTS, TAKEN, is_part_name
 
 BATCH = 64  # completions in one request
