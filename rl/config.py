@@ -1,6 +1,7 @@
 """The leaves of the configuration that the learning reads. They stand apart from the code that imports torch, so that a
 command line is parsed, and a mistake in it answered, at once."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
@@ -9,6 +10,7 @@ from rl.algorithms import ALGORITHMS, Algorithm
 
 TINY = "tiny"  # the policy that is made in code
 WORDINGS, GRAMMAR, COUNTDOWN = MADE = ("arithmetic", "grammar", "countdown")  # problems that are made in code
+VERIFIERS = tuple(sorted(file.stem for file in (Path(__file__).parent / "verifiers" / "built_in").glob("[a-z]*.py")))
 AUTO = "auto"  # the verifier that goes with the problems
 
 
@@ -177,7 +179,7 @@ class VerifierConfig(BaseModel):
     name: str = Field(
         AUTO,
         min_length=1,
-        description="arithmetic, gsm8k, countdown, math, my_reward.py:reward, or http://host:port of a service; auto "
+        description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, or http://host:port of a service; auto "
         "takes countdown for the problems of that name, else arithmetic",
     )
     seconds: float = Field(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.records import Problem, Verdict
-from rl.verifiers.isolation import NOT_TRIED
+from rl.verifiers.isolation.pool import NOT_TRIED
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierError, VerifierSpec
 

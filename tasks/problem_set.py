@@ -12,8 +12,7 @@ from rl.problems import countdown, grammar, rows, tables, wordings
 from rl.problems.rows import Columns, normalized
 from rl.problems.tables import ProblemError
 from rl.records import Briefing, Problem
-from rl.verifiers.opened import require_math
-from rl.verifiers.spec import MATH, VerifierError, VerifierSpec, check_source, is_file, named, split_name
+from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, named, split_name
 from tasks.mixture import Draw, Mixture, Source, streams
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
@@ -231,8 +230,6 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
             raise VerifierError(f"verifier {path}: matches more than one file")
         text = opened.read()
         check_source(name, text)
-    elif name == MATH:
-        require_math()
     spec = VerifierSpec(
         name,
         config.seconds,

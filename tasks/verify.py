@@ -11,7 +11,7 @@ from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import workers_with
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
-from rl.verifiers.spec import BUILT_IN, VerifierSpec
+from rl.verifiers.spec import VerifierSpec
 from tasks.collection import Collection
 from tasks.judge import judge, warm
 from tasks.rollout_batch import RolloutBatch
@@ -37,7 +37,7 @@ def check_verifiers(
 ) -> tuple[str, ...]:
     """Raise VerifierError if one of them cannot work where it would run: a file that cannot be imported there, one that
     fails on the first of the problems of its set, a service that does not answer. What a person should know of them."""
-    isolated = {name: spec for name, spec in verifiers.items() if spec.name not in BUILT_IN}
+    isolated = {name: spec for name, spec in verifiers.items() if not spec.runs_here}
     return dispatch.run("verify", warm, isolated, rows(problems)) if isolated else ()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from rl.records import Problem
-from rl.verifiers.opened import Verifier
+from rl.verifiers.contract import Verifier
 from rl.verifiers.spec import VerifierSpec
 
 if TYPE_CHECKING:

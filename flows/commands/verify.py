@@ -13,7 +13,8 @@ from flows.options.reading import add_options, read_config
 from infra.home import rlvf_home
 from infra.security.printable import printable
 from rl.records import Problem, Verdict
-from rl.verifiers.opened import Verifier, opened
+from rl.verifiers.contract import Verifier
+from rl.verifiers.opened import opened
 from tasks.problem_set import problems_to_solve
 
 EXAMPLES = """

@@ -7,15 +7,14 @@ from typing import Any
 
 from flows.config import EvalConfig, TrainConfig
 from rl.config import TINY, ProblemsConfig, SamplingConfig, VerifierConfig
-from rl.verifiers.spec import ARITHMETIC, BUILT_IN, MATH, named
+from rl.verifiers.spec import named
+from rl.verifiers.table import declared
 
 # Adam's steps are as large as the learning rate whatever the gradient; a large model is near a good solution already
 RATES = ((20e6, 3e-4), (100e6, 3e-5), (500e6, 5e-6))  # below so many parameters
 RATE = 1e-6  # of larger ones: what reinforcement learning of 0.5B-8B models is published with
 SMALL = 20e6  # parameters: a model of fewer does not think step by step
 SHORT = 40  # tokens, of a small model's answer
-TOKENS = {ARITHMETIC: 64, "countdown": 256, "gsm8k": 512, MATH: 1024}  # by what the verifier's instructions ask for
-OTHER_TOKENS = 512  # of a function or a service of the user's
 
 
 def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
@@ -54,8 +53,8 @@ def _sampling(
         tokens, reason = SHORT, f"for a policy of {_said(size)} parameters"
     else:
         names = [named(each.verifier or verifier.name, each.path) for each in sets]
-        tokens, name = max((TOKENS.get(name, OTHER_TOKENS), name) for name in names)
-        reason = f"for the verifier {name}" if name in (*BUILT_IN, MATH) else "for a verifier of yours"
+        tokens, name = max((declared(name).tokens, name) for name in names)
+        reason = f"for the verifier {name}" if declared(name).built_in else "for a verifier of yours"
     return sampling.model_copy(update={"max_tokens": tokens}), [f"sampling.max_tokens {tokens}: {reason}"]
 
 

@@ -13,7 +13,6 @@ from infra.security.secrets import masked, without_userinfo
 from infra.services.http import opener
 from rl.config import TINY
 from rl.judging import warm
-from rl.verifiers.spec import BUILT_IN
 from tasks.problem_set import ProblemSet
 
 
@@ -65,7 +64,7 @@ def check_verifiers(problems: ProblemSet, cluster: ClusterConfig) -> None:
     """Refuse a verifier that cannot work, or fails on the first problem of its set, before anything starts or is
     written. Where a cluster judges, the flow asks that: this machine may lack what a verifier imports."""
     if joined_scheduler(cluster) is None:
-        isolated = {name: spec for name, spec in problems.verifiers.items() if spec.name not in BUILT_IN}
+        isolated = {name: spec for name, spec in problems.verifiers.items() if not spec.runs_here}
         warm(isolated, problems.some() if isolated else (), rlvf_home())
 
 

@@ -2,41 +2,24 @@
 
 import threading
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 from rl.records import Problem, Verdict
-from rl.verifiers import sandbox
-from rl.verifiers.isolation import Pool, failed
-from rl.verifiers.process import Cell
-from rl.verifiers.spec import BUILT_IN, MATH, VerifierError, VerifierSpec
+from rl.verifiers.contract import Verifier
+from rl.verifiers.isolation import sandbox
+from rl.verifiers.isolation.pool import Pool, failed
+from rl.verifiers.isolation.process import Cell
+from rl.verifiers.spec import VerifierSpec
 
 KEPT = 4  # a user who edits a file makes a new verifier each time
 
 
-class Verifier(Protocol):
-    """Judges completions."""
+class Here:
+    """A verifier that is exact and bounded, so that it runs in this process."""
 
-    @property
-    def about(self) -> str:
-        """What a person should know of how it runs here; nothing where there is nothing."""
-
-    def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
-        """A verdict on each completion of the problem beside it, failures included."""
-
-    def warm(self) -> None:
-        """Raise ValueError, one line, if it cannot work."""
-
-    def close(self) -> None:
-        """Let go of what it holds."""
-
-
-class BuiltIn:
-    """A verifier that is exact and bounded, so that it runs here."""
-
-    def __init__(self, name: str) -> None:
-        self._verify = BUILT_IN[name].verify
+    def __init__(self, spec: VerifierSpec) -> None:
+        assert spec.declared.verify is not None
+        self.briefing, self.check, self._verify = spec.briefing, spec.check, spec.declared.verify
         self.about = ""
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
@@ -50,10 +33,29 @@ class BuiltIn:
 
     def _one(self, problem: Problem, completion: str) -> Verdict:
         try:
-            verdict: Verdict = self._verify(problem, completion)
+            return self._verify(problem, completion)
         except ValueError as error:  # a broken problem
             return failed("broken_problem", f"{problem.source}: {error}")
-        return verdict
+
+
+class Isolated(Pool):
+    """A function that may not end, the user's or one of ours, in processes that can be killed."""
+
+    def __init__(self, spec: VerifierSpec, home: Path | None) -> None:
+        spec.require_package()
+        self.briefing, self.check = spec.briefing, spec.check
+        module = spec.declared.module
+        ours = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py") if module else None
+        text, file = (ours.read_text("utf-8"), ours.name) if ours is not None else (spec.text, spec.file)
+        cell = Cell(
+            sandbox=sandbox.chosen(spec.sandbox),
+            network=spec.network,
+            env=spec.env,
+            hidden=sandbox.hidden(home),
+            log=home / "logs" / f"verifier-{Path(file).stem}.log" if home is not None and ours is None else None,
+        )
+        function = "reward" if ours is not None else spec.function
+        super().__init__(text, file, function, spec.seconds, spec.memory_mb, cell=cell)
 
 
 _kept: dict[VerifierSpec, Verifier] = {}
@@ -74,27 +76,10 @@ def opened(spec: VerifierSpec, home: Path | None = None) -> Verifier:
 
 
 def _open(spec: VerifierSpec, home: Path | None) -> Verifier:
-    if spec.name in BUILT_IN:
-        return BuiltIn(spec.name)
+    if spec.runs_here:
+        return Here(spec)
     if spec.is_service:
         from rl.verifiers.service import Service
 
         return Service(spec.name, spec.seconds, home / "certs" if home is not None else None)
-    cell = Cell(
-        sandbox=sandbox.chosen(spec.sandbox),
-        network=spec.network,
-        env=spec.env,
-        hidden=sandbox.hidden(home),
-        log=home / "logs" / f"verifier-{Path(spec.file).stem}.log" if home is not None and spec.name != MATH else None,
-    )
-    if spec.name == MATH:
-        require_math()
-        text = Path(__file__).with_name("symbolic.py").read_text("utf-8")
-        return Pool(text, "symbolic.py", "reward", spec.seconds, spec.memory_mb, cell=cell)
-    return Pool(spec.text, spec.file, spec.function, spec.seconds, spec.memory_mb, cell=cell)
-
-
-def require_math() -> None:
-    """Raise VerifierError unless math-verify is installed."""
-    if find_spec("math_verify") is None:
-        raise VerifierError("verifier 'math' needs math-verify: pip install 'rlvf[math]', on the verifiers too")
+    return Isolated(spec, home)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rl.records import Problem, Verdict
-from rl.verifiers.isolation import NOT_TRIED, failed, finite
+from rl.verifiers.isolation.pool import NOT_TRIED, failed, finite
 from rl.verifiers.parts import MAX_PARTS, TAKEN, is_part_name
 
 BATCH = 64  # completions in one request
@@ -49,13 +49,16 @@ class Service:
         self.address = address.rstrip("/")
         self.shown = urlsplit(self.address)._replace(netloc=urlsplit(self.address).netloc.rpartition("@")[2]).geturl()
         self.seconds = seconds
-        self.about = ""
+        self.about, self.briefing = "", None  # its problems say what they want
         self._answered = False  # it has, once
         self._hung = 0  # requests in a row
         self._tls = httpx.create_ssl_context()
         if certificates is not None and self.address.startswith("https://") and (certificates / "machine.pem").exists():
             self._tls = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
             self._tls.load_cert_chain(certificates / "machine.pem", certificates / "machine.key")
+
+    def check(self, problem: Problem) -> None:
+        """Any will do: the service says what it cannot judge."""
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         """A verdict on each completion of the problem beside it, failures included."""

@@ -4,32 +4,16 @@ import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import urlsplit
 
-from rl.config import AUTO, COUNTDOWN
+from rl.config import AUTO, COUNTDOWN, VERIFIERS
 from rl.records import Briefing, Problem
-from rl.verifiers import arithmetic, countdown, gsm8k
+from rl.verifiers import table
+from rl.verifiers.contract import FUNCTION, SERVICE, Declared
 
-ARITHMETIC, GSM8K, MATH = "arithmetic", "gsm8k", "math"
-BUILT_IN: dict[str, ModuleType] = {ARITHMETIC: arithmetic, GSM8K: gsm8k, COUNTDOWN: countdown}
-NAMES = (*BUILT_IN, MATH)
-# The files that each judges by, below this package's parent
-PARTS = {
-    ARITHMETIC: ("verifiers/arithmetic.py", "verifiers/written.py", "arithmetic.py"),
-    COUNTDOWN: ("verifiers/countdown.py", "verifiers/written.py", "arithmetic.py"),
-    GSM8K: ("verifiers/gsm8k.py", "verifiers/wording.py", "verifiers/written.py", "arithmetic.py"),
-    MATH: (
-        "verifiers/symbolic.py",
-        "verifiers/expressions.py",
-        "verifiers/witness.py",
-        "verifiers/wording.py",
-        "verifiers/written.py",
-        "arithmetic.py",
-    ),
-}
-MATH_BRIEFING = Briefing(r"Think step by step. End with the answer in \boxed{}.")
+ARITHMETIC = "arithmetic"
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<function>[^:/\\]*))?")
 
 
@@ -41,7 +25,7 @@ class VerifierError(ValueError):
 class VerifierSpec:
     """A verifier and its limits. The text of a user's file travels along: a verifier's machine may lack the file."""
 
-    name: str  # arithmetic, gsm8k, countdown, math, my_reward.py:reward, http://host:port
+    name: str  # of a built-in one, my_reward.py:reward, http://host:port
     seconds: float = 5.0  # for one completion
     memory_mb: int = 1024
     text: str = ""  # of the user's file
@@ -52,15 +36,24 @@ class VerifierSpec:
     timeout_reward: float | None = None  # of a completion that takes longer; None: it has none
 
     @property
+    def declared(self) -> Declared:
+        """What is known of it by its name."""
+        return table.declared(self.name)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether it runs in the process that asks, and can be opened anywhere."""
+        return self.declared.verify is not None
+
+    @property
     def is_service(self) -> bool:
-        return self.name.startswith(("http://", "https://"))
+        return self.declared is SERVICE
 
     @property
     def source(self) -> str:
         """What it judges by: the text of the user's file, or of a built-in one's; empty for a service, of which nothing
         can be known."""
-        parts = (Path(__file__).parents[1] / part for part in PARTS.get(self.name, ()))
-        return self.text + "".join(part.read_text("utf-8") for part in parts)
+        return self.text + table.source(self.name)
 
     @property
     def file(self) -> str:
@@ -75,30 +68,38 @@ class VerifierSpec:
         """Raise VerifierError unless there is such a verifier."""
         if self.is_service:
             check_address(self.name)
-        elif self.name not in NAMES:
+        elif not self.declared.built_in:
             split_name(self.name)
+        self.require_package()
+
+    def require_package(self) -> None:
+        """Raise VerifierError unless what it imports is installed here."""
+        package = self.declared.package
+        if package and find_spec(package) is None:
+            raise VerifierError(
+                f"verifier {self.name!r} needs {package.replace('_', '-')}: pip install 'rlvf[{self.name}]', on the "
+                "verifiers too"
+            )
 
     @property
     def needs_end(self) -> bool:
         """Whether a completion that was cut before its end gets 0: the built-in ones take the answer from the end, and
         a `#### 4` cut from `#### 42` is no answer."""
-        return self.truncated == "zero" or (self.truncated == "auto" and self.name in NAMES)
+        return self.truncated == "zero" or (self.truncated == "auto" and self.declared.built_in)
 
     @property
     def needs_target(self) -> bool:
-        return self.name in NAMES
+        return self.declared.built_in
 
     @property
     def briefing(self) -> Briefing | None:
         """What a chat model is told; nothing for a verifier that is not ours, whose prompts say what they want."""
-        built_in = BUILT_IN.get(self.name)
-        return MATH_BRIEFING if self.name == MATH else getattr(built_in, "BRIEFING", None)
+        return self.declared.briefing
 
     @property
     def check(self) -> Callable[[Problem], None]:
         """Raises ValueError for a problem that the verifier cannot judge."""
-        built_in = BUILT_IN.get(self.name)
-        return built_in.check if built_in is not None else lambda _: None
+        return self.declared.check
 
 
 def named(name: str, problems: str) -> str:
@@ -110,7 +111,7 @@ def named(name: str, problems: str) -> str:
 
 def is_file(name: str) -> bool:
     """Whether the name is that of a user's function; a path may hold any characters."""
-    return name not in NAMES and not name.startswith(("http://", "https://")) and _FILE.fullmatch(name) is not None
+    return table.declared(name) is FUNCTION and _FILE.fullmatch(name) is not None
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -118,8 +119,8 @@ def split_name(name: str) -> tuple[str, str]:
     found = _FILE.fullmatch(name)
     if found is None:
         raise VerifierError(
-            f"verifier {name!r} is none of {', '.join(NAMES)}; a function of yours is written my_reward.py:reward, a "
-            "service http://host:port"
+            f"verifier {name!r} is none of {', '.join(VERIFIERS)}; a function of yours is written "
+            "my_reward.py:reward, a service http://host:port"
         )
     if not found["function"]:
         raise VerifierError(f"verifier {name!r}: name the function too, such as {found['path']}:reward")

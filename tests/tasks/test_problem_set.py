@@ -11,7 +11,7 @@ from infra.runs.metric_log import MetricLog
 from rl.config import COUNTDOWN, GRAMMAR, MADE, PolicyConfig, ProblemsConfig, VerifierConfig
 from rl.problems.tables import ProblemError
 from rl.records import Briefing, Problem
-from rl.verifiers import arithmetic
+from rl.verifiers.built_in import arithmetic
 from rl.verifiers.spec import VerifierError, VerifierSpec
 from tasks.calls.trainer import check_policy
 from tasks.problem_set import ProblemSet, problem_set_name, problems_to_solve

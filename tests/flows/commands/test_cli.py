@@ -81,7 +81,7 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
         ),
         (
             "train --verifier gsm9k",
-            "verifier 'gsm9k' is none of arithmetic, gsm8k, countdown, math; a function of yours is written "
+            "verifier 'gsm9k' is none of arithmetic, countdown, gsm8k, math; a function of yours is written "
             "my_reward.py:reward, a service http://host:port",
         ),
         (

@@ -11,7 +11,7 @@ from flows.start.as_trained import Asked, asked_evaluation, asked_of_run
 from flows.start.runs import PROBLEMS, Run, without_secrets
 from flows.start.trust import remember
 from rl.problems.tables import ProblemError
-from rl.verifiers.gsm8k import BRIEFING
+from rl.verifiers.built_in.gsm8k import BRIEFING
 from tasks.problem_set import open_problems
 
 HEAD = "python_expression,natural_language\n"

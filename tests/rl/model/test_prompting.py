@@ -11,7 +11,7 @@ from rl.model.policy import Policy
 from rl.model.prompting import prompt_tokens
 from rl.model.tiny import build_tokenizer
 from rl.records import Briefing
-from rl.verifiers.arithmetic import BRIEFING
+from rl.verifiers.built_in.arithmetic import BRIEFING
 from tests.rl.saved import CPU, TEMPLATE, Build, saved
 
 

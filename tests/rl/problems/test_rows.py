@@ -16,7 +16,7 @@ from rl.problems.rows import Columns, draw, split
 from rl.problems.rows import read as read_table
 from rl.problems.tables import ProblemError, read_csv
 from rl.records import Problem
-from rl.verifiers import arithmetic
+from rl.verifiers.built_in import arithmetic
 
 MATH_1K = Path(__file__).parents[3] / "../shared/data/math_1k.csv"
 HEADER = "python_expression,natural_language\n"

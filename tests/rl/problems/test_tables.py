@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rl.problems.rows import Columns, read
 from rl.problems.tables import ProblemError, Table, file_format, read_csv, read_jsonl, read_parquet
 from rl.records import Problem
-from rl.verifiers import arithmetic, gsm8k
+from rl.verifiers.built_in import arithmetic, gsm8k
 
 QUESTIONS = [("how many?", "#### 3", 1), ("and now?", "so 2 + 2\n#### 4", 2)]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rl.arithmetic import MAX_CHARACTERS, Unfit
 from rl.records import Problem, Verdict
-from rl.verifiers import arithmetic
+from rl.verifiers.built_in import arithmetic
 from tests.cost import processor_time
 
 REASONS = {"right", "wrong_value", "wrong_equation", *get_args(Unfit)}
@@ -200,5 +200,5 @@ def test_a_target_without_a_value_is_an_error_and_never_a_reward(target: str) ->
 
 
 def test_a_verifier_s_worker_need_not_load_torch() -> None:
-    program = "import rl.verifiers.arithmetic, sys; sys.exit('torch' in sys.modules)"
+    program = "import rl.verifiers.built_in.arithmetic, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

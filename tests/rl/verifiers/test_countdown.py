@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.records import Problem
-from rl.verifiers.countdown import check, numbers_of, verify
+from rl.verifiers.built_in.countdown import check, numbers_of, verify
 from tests.cost import processor_time
 
 

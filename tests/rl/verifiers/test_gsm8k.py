@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.records import Problem
-from rl.verifiers.gsm8k import check, target_value, verify
+from rl.verifiers.built_in.gsm8k import check, target_value, verify
 from tests.cost import processor_time
 
 GSM8K = Path(__file__).parents[3] / "../shared/data/gsm8k_train_1k.jsonl"

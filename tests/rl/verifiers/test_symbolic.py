@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rl.records import Problem, Verdict
-from rl.verifiers.opened import Verifier, opened
+from rl.verifiers.contract import Verifier
+from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierSpec
 
 pytest.importorskip("math_verify", reason="needs math-verify: install the extra 'math'")

@@ -31,6 +31,7 @@ from fractions import Fraction
 
 from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Briefing, Problem, Verdict
+from rl.verifiers.contract import Declared
 from rl.verifiers.wording import (
     CONCLUDING,
     FAULTY,
@@ -249,3 +250,6 @@ def verify(problem: Problem, completion: str) -> Verdict:
         return Verdict(0.0, str(error), {"format": 0.0, "right": 0.0})
     right = float(value == wanted)
     return Verdict(right, "right" if right else "wrong_value", {"format": 1.0, "right": right})
+
+
+VERIFIER = Declared(BRIEFING, tokens=512, check=check, verify=verify)

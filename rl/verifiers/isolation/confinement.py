@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl.verifiers import landlock, mounts, seccomp
-from rl.verifiers.interpreter import NOTHING_CLOSED, View
+from rl.verifiers.isolation import landlock, mounts, seccomp
+from rl.verifiers.isolation.interpreter import NOTHING_CLOSED, View
 
 FILE_BYTES = 64 * 2**20  # that one file may grow to
 OPEN_FILES = 256

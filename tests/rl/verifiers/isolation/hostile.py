@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 
 from rl.records import Problem
-from rl.verifiers import sandbox, seccomp, syscalls
-from rl.verifiers.isolation import Pool
-from rl.verifiers.process import Cell
-from rl.verifiers.watched import PROCESSES
-from tests.rl.verifiers.hostile_reward import REWARD
+from rl.verifiers.isolation import sandbox, seccomp, syscalls
+from rl.verifiers.isolation.pool import Pool
+from rl.verifiers.isolation.process import Cell
+from rl.verifiers.isolation.watched import PROCESSES
+from tests.rl.verifiers.isolation.hostile_reward import REWARD
 
 MARK = f"4711.{os.getpid()}"  # seconds that a process sleeps, by which it is known among those of other runs
 BOMB, HEADLESS = f"bomb-{os.getpid()}", f"head-{os.getpid()}"  # names of processes

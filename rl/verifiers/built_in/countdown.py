@@ -19,6 +19,7 @@ from fractions import Fraction
 
 from rl.arithmetic import UnfitExpression, evaluate, parse
 from rl.records import Briefing, Problem, Verdict
+from rl.verifiers.contract import Declared
 from rl.verifiers.written import WrongEquation, answered, expression, fenced
 
 BRIEFING = Briefing(
@@ -90,3 +91,6 @@ def verify(problem: Problem, completion: str) -> Verdict:
         return Verdict(0.0, "wrong_numbers", {"format": 1.0, "right": 0.0})
     right = float(value == Fraction(problem.target))
     return Verdict(right, "right" if right else "wrong_value", {"format": 1.0, "right": right})
+
+
+VERIFIER = Declared(BRIEFING, tokens=256, check=check, verify=verify)

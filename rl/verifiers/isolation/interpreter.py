@@ -11,7 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-OWN = Path(__file__).parents[2]
+OWN = Path(__file__).parents[3]
 
 
 class UnreadableError(ValueError):

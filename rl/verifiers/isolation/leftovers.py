@@ -11,11 +11,11 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from rl.verifiers import family
+from rl.verifiers.isolation import family
 
 PREFIX = "rlvf-verifier-"  # of folders, with the supervisor's id behind it
 MARK = "TMPDIR"  # in the environment of all that is below a supervisor: its folder
-SUPERVISOR = b"rl.verifiers.supervisor"  # in its command line
+SUPERVISOR = b"rl.verifiers.isolation.supervisor"  # in its command line
 YOUNG_SECONDS = 60.0  # in which a folder may not have its lock yet
 END_SECONDS = 5.0
 

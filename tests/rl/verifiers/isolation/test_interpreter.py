@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from rl.verifiers import interpreter, sandbox
+from rl.verifiers.isolation import interpreter, sandbox
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ASK = """
 import sys
 from rl.records import Problem
-from rl.verifiers import sandbox
-from rl.verifiers.isolation import Pool
-from rl.verifiers.process import Cell
+from rl.verifiers.isolation import sandbox
+from rl.verifiers.isolation.pool import Pool
+from rl.verifiers.isolation.process import Cell
 text = '''
 import mine
 def reward(problem, completion):

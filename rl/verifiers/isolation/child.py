@@ -1,4 +1,4 @@
-"""The process that runs a function of the user's; `rl.verifiers.supervisor` starts it. Of ours it
+"""The process that runs a function of the user's; `rl.verifiers.isolation.supervisor` starts it. Of ours it
 imports what confines it, nothing else.
 
 Arguments: the descriptor of a socket, the folder to work in, how many processes its user may have. Messages are 4 bytes
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from rl.verifiers.confinement import Confinement, confine
-from rl.verifiers.interpreter import View
+from rl.verifiers.isolation.confinement import Confinement, confine
+from rl.verifiers.isolation.interpreter import View
 from rl.verifiers.parts import MAX_PARTS, TAKEN, is_part_name
 
 MAX_REASON = 60

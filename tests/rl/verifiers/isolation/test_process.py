@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from rl.records import Problem
-from rl.verifiers.isolation import Pool
+from rl.verifiers.isolation.pool import Pool
 
 WORKER = """
 import sys, threading
 from rl.records import Problem
-from rl.verifiers.isolation import Pool
+from rl.verifiers.isolation.pool import Pool
 pool = Pool(sys.argv[1], "r.py", "reward", seconds=100, memory_mb=512, size=1)
 pool.warm()
 threading.Thread(target=pool.judge, args=([Problem("", "", "")], [""]), daemon=True).start()

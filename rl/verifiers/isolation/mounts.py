@@ -5,7 +5,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from rl.verifiers.interpreter import View
+from rl.verifiers.isolation.interpreter import View
 
 NEW_MOUNTS = 0x20000  # CLONE_NEWNS
 BIND, RECURSIVE, PRIVATE, NO_SET_USER, NO_DEVICES = 1 << 12, 1 << 14, 1 << 18, 1 << 1, 1 << 2  # mount

@@ -10,6 +10,7 @@ It is read as models write it: see `rl.verifiers.written`.
 
 from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Briefing, Problem, Verdict
+from rl.verifiers.contract import Declared
 from rl.verifiers.written import WrongEquation, answered, expression, fenced
 
 BRIEFING = Briefing(
@@ -43,3 +44,6 @@ def verify(problem: Problem, completion: str) -> Verdict:
     except WrongEquation:
         return Verdict(reward=0.0, reason="wrong_equation")
     return Verdict(reward=1.0, reason="right") if value == wanted else Verdict(reward=0.0, reason="wrong_value")
+
+
+VERIFIER = Declared(BRIEFING, tokens=64, check=check, verify=verify)

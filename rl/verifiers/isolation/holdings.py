@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rl.verifiers import family
+from rl.verifiers.isolation import family
 
-FILE_BYTES = 64 * 2**20  # that one file may have: `rl.verifiers.confinement`
+FILE_BYTES = 64 * 2**20  # that one file may have: `rl.verifiers.isolation.confinement`
 INODE_BYTES = 1024  # of a file in memory, at least
 IN_MEMORY = (b"/memfd:", b"/dev/zero", b"/SYSV", b"/anon_hugepage")  # how the kernel calls memory that has a file
 _DELETED = b" (deleted)"

@@ -13,15 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.verifiers import leftovers, sandbox
-from rl.verifiers.confinement import UNPRIVILEGED, is_linux
-from rl.verifiers.interpreter import UnreadableError, view
+from rl.verifiers.isolation import leftovers, sandbox
+from rl.verifiers.isolation.confinement import UNPRIVILEGED, is_linux
+from rl.verifiers.isolation.interpreter import UnreadableError, view
 
+OURS = str(Path(__file__).parents[3])
 CHILD = Path(__file__).with_name("child.py")
-# of ours it needs `rl.verifiers` alone, which comes after all of the standard library
-SUPERVISOR = (
-    f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from rl.verifiers.supervisor import main; main()"
-)
+# of ours it needs its own room alone, which comes after all of the standard library
+SUPERVISOR = f"import sys; sys.path.append({OURS!r}); from rl.verifiers.isolation.supervisor import main; main()"
 LOAD_SECONDS = 60.0  # that the user's file may take with what it imports
 LOOK_SECONDS = 0.25  # how often a call under way is looked after
 END_SECONDS = 10.0  # that a supervisor may take to end what is below it
@@ -44,7 +43,7 @@ class LostError(Exception):
 class Cell:
     """What is around a process."""
 
-    sandbox: str  # one of those in `rl.verifiers.sandbox`, not auto
+    sandbox: str  # one of those in `rl.verifiers.isolation.sandbox`, not auto
     network: bool = False
     env: Sequence[str] = ()  # variables of this process that it gets beside KEPT
     hidden: Sequence[str] = ()  # files and folders with secrets
@@ -58,8 +57,7 @@ class Cell:
                     f"verifier.env: {name} is not set on {socket.gethostname()}, where completions are judged"
                 )
         named = {name: os.environ[name] for name in (*KEPT, *self.env) if name in os.environ}
-        ours = str(Path(__file__).parents[2])
-        paths = [path for path in (named.get("PYTHONPATH", ""), ours) if path]
+        paths = [path for path in (named.get("PYTHONPATH", ""), OURS) if path]
         return {**named, "PYTHONPATH": os.pathsep.join(paths), **ONE_THREAD}
 
     def command(self, channel: int) -> list[str]:

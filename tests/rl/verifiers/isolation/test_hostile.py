@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from rl.verifiers.leftovers import PREFIX, sweep
-from rl.verifiers.sandbox import BUBBLEWRAP, LANDLOCK, NONE
-from rl.verifiers.watched import PROCESSES
+from rl.verifiers.isolation.leftovers import PREFIX, sweep
+from rl.verifiers.isolation.sandbox import BUBBLEWRAP, LANDLOCK, NONE
+from rl.verifiers.isolation.watched import PROCESSES
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ORDINARY = 4242  # a user that the machine does not know
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what holds elsewhere is limits alone: needs Linux")
 
@@ -235,10 +235,10 @@ def test_what_others_put_beside_the_folders_neither_hangs_a_verifier_nor_is_remo
         folder.mkdir()
         os.utime(folder, (1, 1))
     link.symlink_to(elsewhere)
-    sweeping = "from rl.verifiers.leftovers import sweep; sweep({1 + __import__('os').geteuid()})"
+    sweeping = "from rl.verifiers.isolation.leftovers import sweep; sweep({1 + __import__('os').geteuid()})"
     command, env = [sys.executable, "-c", sweeping], {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     subprocess.run(command, env=env, timeout=20, check=True)
     assert sorted(tmp_path.iterdir()) == sorted([elsewhere, foreign, pipe, link])
-    sweeping = "from rl.verifiers.leftovers import sweep; sweep({__import__('os').geteuid()})"
+    sweeping = "from rl.verifiers.isolation.leftovers import sweep; sweep({__import__('os').geteuid()})"
     subprocess.run([*command[:2], sweeping], env=env, timeout=20, check=True)
     assert sorted(tmp_path.iterdir()) == sorted([elsewhere, pipe, link])

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from rl.verifiers import family, holdings
+from rl.verifiers.isolation import family, holdings
 
 PROCESSES = 64  # beside those that the user has
 FOLDER_BYTES = 256 * 2**20

@@ -23,9 +23,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from rl.verifiers import family
-from rl.verifiers.leftovers import MARK, PREFIX
-from rl.verifiers.watched import PROCESSES, TooMuchError, Watched
+from rl.verifiers.isolation import family
+from rl.verifiers.isolation.leftovers import MARK, PREFIX
+from rl.verifiers.isolation.watched import PROCESSES, TooMuchError, Watched
 
 LOOK_SECONDS = 1.0  # how often it looks for orphans and at what is held
 SOON_SECONDS = 0.1  # where that is more than half of what may be
@@ -39,7 +39,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
     held = os.open(folder, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)  # until this process ends: see `rl.verifiers.leftovers`
+    fcntl.flock(held, fcntl.LOCK_EX)  # until this process ends: see `rl.verifiers.isolation.leftovers`
     owner = asked["owner"]
     if owner is not None:
         os.chown(folder, owner, os.getegid())

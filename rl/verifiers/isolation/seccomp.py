@@ -1,5 +1,5 @@
 """Seccomp (Linux, no privilege needed): which sockets a process and its descendants may make, and which calls it is
-refused (`rl.verifiers.syscalls`).
+refused (`rl.verifiers.isolation.syscalls`).
 
 Neither read-only files nor Landlock's rules keep a process from connecting to a Unix socket that its user may write to:
 a session bus, docker, an ssh-agent. Pairs stay, of streams: one of datagrams could be sent to any path.
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rl.verifiers.syscalls import (
+from rl.verifiers.isolation.syscalls import (
     ABSENT,
     CLONE,
     NAMESPACES,

@@ -19,9 +19,9 @@ from typing import Any
 from weakref import WeakSet
 
 from rl.records import Problem, Verdict
-from rl.verifiers import leftovers, sandbox
-from rl.verifiers.confinement import close_environment
-from rl.verifiers.process import Cell, LoadError, LostError, Process, folder_owner
+from rl.verifiers.isolation import leftovers, sandbox
+from rl.verifiers.isolation.confinement import close_environment
+from rl.verifiers.isolation.process import Cell, LoadError, LostError, Process, folder_owner
 
 IN_A_ROW = 16  # time-outs before the rest is not tried: two groups of eight, so that one problem alone never does it
 MAX_REWARD = 1e6

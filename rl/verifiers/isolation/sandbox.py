@@ -4,7 +4,7 @@ bubblewrap  nothing outside is in reach: read-only files, a temporary folder of 
 landlock    the same files and folder; other processes can be seen, not looked into; no network
 none        limits alone
 
-In both of the first, seccomp refuses what goes round them: `rl.verifiers.seccomp`.
+In both of the first, seccomp refuses what goes round them: `rl.verifiers.isolation.seccomp`.
 """
 
 import os
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from rl.verifiers import interpreter, landlock, seccomp
-from rl.verifiers.confinement import is_linux
+from rl.verifiers.isolation import interpreter, landlock, seccomp
+from rl.verifiers.isolation.confinement import is_linux
 
 AUTO, BUBBLEWRAP, LANDLOCK, NONE = "auto", "bubblewrap", "landlock", "none"
 PROBE_SECONDS = 20.0

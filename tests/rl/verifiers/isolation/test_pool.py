@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rl.records import Problem, Verdict
-from rl.verifiers import isolation, process, sandbox
-from rl.verifiers.isolation import NOT_TRIED, Pool
-from rl.verifiers.process import Cell, LoadError
-from rl.verifiers.sandbox import AUTO, SandboxError, chosen
+from rl.verifiers.isolation import process, sandbox
+from rl.verifiers.isolation.pool import NOT_TRIED, Pool
+from rl.verifiers.isolation.process import Cell, LoadError
+from rl.verifiers.isolation.sandbox import AUTO, SandboxError, chosen
 
 PROBLEM = Problem("what?", "42", "p.csv:2", {"level": 3})
 
@@ -82,7 +82,7 @@ def test_a_sandbox_that_the_machine_lacks_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_verifier_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "IN_A_ROW", 4)
+    monkeypatch.setattr("rl.verifiers.isolation.pool.IN_A_ROW", 4)
     text = "import os\ndef reward(p, c):\n    while c == 'loop': pass\n    return 1\n"
     pool = Pool(text, "r.py", "reward", seconds=0.3, memory_mb=512, size=2)
     began = time.perf_counter()
@@ -99,7 +99,7 @@ def test_a_verifier_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch:
 
 
 def test_a_run_under_landlock_says_what_stays_open_without_seccomp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl.verifiers.seccomp.works", lambda: False)
+    monkeypatch.setattr("rl.verifiers.isolation.seccomp.works", lambda: False)
     pool = Pool("", "r.py", "reward", seconds=1, memory_mb=512, size=1, cell=Cell(sandbox.LANDLOCK))
     pool.close()
     assert "Unix sockets and UDP are open" in pool.about

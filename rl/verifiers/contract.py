@@ -1,0 +1,53 @@
+"""What every verifier is: built in, a function of the user's, or a service."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rl.records import Briefing, Problem, Verdict
+
+
+class Verifier(Protocol):
+    """Judges completions."""
+
+    @property
+    def briefing(self) -> Briefing | None:
+        """The system prompt and examples of a chat model; nothing where the problems say what they want."""
+
+    @property
+    def about(self) -> str:
+        """What a person should know of how it runs here; nothing where there is nothing."""
+
+    def check(self, problem: Problem) -> None:
+        """Raise ValueError for a problem that it cannot judge."""
+
+    def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
+        """A verdict on each completion of the problem beside it, failures included."""
+
+    def warm(self) -> None:
+        """Raise ValueError, one line, if it cannot work."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+def accept(problem: Problem) -> None:
+    """The check of a verifier that any problem will do for."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What is known of a verifier by its name: what a file of `rl.verifiers.built_in` says of its own, as VERIFIER."""
+
+    briefing: Briefing | None = None
+    tokens: int = 512  # of an answer that does what the briefing asks for; what is longer is cut
+    check: Callable[[Problem], None] = accept
+    # one of these two, in what is built in
+    verify: Callable[[Problem, str], Verdict] | None = None  # exact and bounded: it runs in the process that asks
+    module: str = ""  # whose function `reward` runs in a process that can be killed
+    package: str = ""  # that it imports and a machine may lack; the extra of its name installs it
+    built_in: bool = True  # it has targets, and takes the answer from the end of a completion
+
+
+FUNCTION = Declared(built_in=False)
+SERVICE = Declared(built_in=False)
