@@ -52,8 +52,9 @@ system-tests-packages:
 train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)
 
-# A file's tests stay in one process, which starts its servers once; files in their order, those that take longest first.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# A file's tests stay in one process, which starts its servers once; files in their order, those that take longest first. On two
+# cores a third process uses what the others leave while they wait for something.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
 	@$(PYTEST) -m "not slow" $(ARGS)
