@@ -7,21 +7,22 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup system-tests-packages train test test-machines check clean
+.PHONY: help setup system-tests-packages train test test-all check clean
 
 help:
 	@echo "make setup   create .venv and install the locked dependencies (the targets below do it when needed)"
 	@echo "make train   teach a small policy arithmetic       ARGS=\"--steps 20\" goes to rlvf train"
-	@echo "make test    the whole test suite                  ARGS=\"tests/rl -x\" goes to pytest"
-	@echo "make test-machines   what needs machines of its own: the tutorial, links (root, Linux)"
+	@echo "make test    the tests that one waits for          ARGS=\"tests/rl -x\" goes to pytest"
+	@echo "make test-all   these and the slow ones, some on machines made up for them (root, Linux)"
 	@echo "make check   format, lint and types"
 	@echo "make clean   remove .venv and every cache; runs in .rlvf stay"
 
 setup: $(STAMP)
 
 # One shell, so that nothing is half done when a line fails; the stamp comes last. An existing .venv is brought up to date.
+# uv is quicker, where it is; pip has its turn too where uv fails, which does not read pip's settings.
 $(STAMP): pyproject.toml constraints.txt
-	@set -e; \
+	@set -ef; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  command -v "$(PYTHON)" >/dev/null 2>&1 || \
 	    { echo "make: no $(PYTHON) here; install Python 3.11 or newer, or name one: make setup PYTHON=python3.12" >&2; exit 1; }; \
@@ -32,7 +33,9 @@ $(STAMP): pyproject.toml constraints.txt
 	    { rm -rf .venv; echo "make: $(PYTHON) cannot create .venv (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
 	fi; \
 	echo "installing the locked dependencies into .venv (a few minutes the first time)"; \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,math,postgres,s3]'; \
+	what="-c constraints.txt -e .[dev,math,postgres,s3]"; \
+	{ command -v uv >/dev/null 2>&1 && uv pip install -q --compile-bytecode --python $(BIN)/python $$what; } || \
+	  $(BIN)/python -m pip install -qq --disable-pip-version-check $$what; \
 	touch $(STAMP); \
 	echo "ready: $(BIN)/rlvf"
 
@@ -49,11 +52,15 @@ system-tests-packages:
 train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)
 
-test: $(STAMP)
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/netns $(ARGS)
+# A file's tests stay in one process, which starts its servers once; files in their order, those that take longest first. On two
+# cores a third process uses what the others leave while they wait for something.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-test-machines: $(STAMP)
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile tests/netns $(ARGS)
+test: $(STAMP)
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(STAMP)
+	@$(PYTEST) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

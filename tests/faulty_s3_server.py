@@ -76,6 +76,7 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body is sent after its headers, and would wait 40 ms for their acknowledgement
     server: Server
 
     def do(self) -> None:

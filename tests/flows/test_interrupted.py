@@ -16,8 +16,10 @@ from infra.storage.claim import Claim
 from tests.flows.accidents import check_steps
 from tests.processes import terminal, until
 
+SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in (SIGTERM, SIGHUP)]
 
-@pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGHUP])
+
+@pytest.mark.parametrize("number", [SIGINT, *SLOW])
 def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "interrupted"
@@ -54,6 +56,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals
     assert lab.mlflow(run, home)[1].info.run_id == logged.info.run_id
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp_path: Path) -> None:
     uri = f"{s3}/travels"
     tracked = f"sqlite:///{lab.home}/mlflow.db"

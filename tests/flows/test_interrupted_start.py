@@ -10,6 +10,7 @@ import pytest
 from tests.processes import until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1.5, 3.0, 5.0, 7.0, 9.0])
 def test_it_ends_whenever_it_is_asked_to_and_leaves_nothing(lab: Any, tmp_path: Path, seconds: float) -> None:
     options = lab.options(steps="3000", cluster__scheduler=None, cluster__threads="1", policy="tiny")

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.processes import until
 
 STEPS = 20
@@ -87,6 +89,7 @@ def stranger_at(url: str) -> Iterator[list[str]]:
         there.server_close()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_started_again_and_misses_nothing(lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "missed-nothing"
@@ -108,6 +111,7 @@ def test_a_server_that_dies_is_started_again_and_misses_nothing(lab: Any, tmp_pa
     assert asked(home, updates) == [(STEPS,)]
 
 
+@pytest.mark.slow
 def test_a_stranger_on_its_port_hears_nothing_and_the_end_comes_in_time(lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "without-it"

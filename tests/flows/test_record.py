@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flows.start.runs import local_folder
 from infra.runs.record import METRICS, begin_record
 from infra.storage import place
@@ -33,6 +35,7 @@ def test_what_is_left_of_a_removed_run_is_not_the_record_of_the_next_one_there(t
     assert {path.name for path in tmp_path.iterdir()} == {"report.html"}
 
 
+@pytest.mark.slow
 def test_runs_of_one_name_share_no_record_and_a_run_begun_anew_has_none(lab: Any, s3: str) -> None:
     here = Path(lab.train(run="twin", steps="1").run)
     metrics = (here / "metrics.jsonl").read_bytes()

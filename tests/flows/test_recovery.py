@@ -52,12 +52,14 @@ def trained_with_a_killed_worker(
 
 
 @pytest.mark.parametrize(
-    ("worker", "call"), [("generator-0", "generate"), ("verifier-0", "verify"), ("trainer", "train")]
+    ("worker", "call"),
+    [("generator-0", "generate"), ("trainer", "train"), pytest.param("verifier-0", "verify", marks=pytest.mark.slow)],
 )
 def test_a_killed_worker_costs_its_piece_of_work(lab: Any, undisturbed: str, worker: str, call: str) -> None:
     trained_with_a_killed_worker(lab, undisturbed, worker, call, after=3)
 
 
+@pytest.mark.slow
 def test_steps_that_died_with_the_trainer_are_made_again_in_place(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +70,7 @@ def test_steps_that_died_with_the_trainer_are_made_again_in_place(
     assert kept_steps(str(run)) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_another_trainer_takes_over_from_one_that_stopped(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +124,7 @@ def dask_worker(lab: Any, resources: str, *words: str) -> Iterator[subprocess.Po
         yield worker
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ahead_of_itself_survives_them_all(lab: Any) -> None:
     name = lab.new_name()
     run = lab.run_folder(name)
@@ -141,6 +145,7 @@ def test_a_run_that_is_ahead_of_itself_survives_them_all(lab: Any) -> None:
     assert max(lab.metrics(run, "staleness/max").values()) <= 2
 
 
+@pytest.mark.slow
 def test_a_generator_that_nobody_named_and_that_stops_does_not_stop_the_run(
     lab: Any, undisturbed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +175,7 @@ def test_a_generator_that_nobody_named_and_that_stops_does_not_stop_the_run(
     until(lambda: len(offers(lab.client)) == 3)
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undisturbed: str, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "often-killed"
@@ -208,6 +214,7 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undi
     assert not list(run.glob("**/.*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_corrupt_checkpoint_is_passed_over_with_a_warning(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +229,7 @@ def test_a_corrupt_checkpoint_is_passed_over_with_a_warning(
     assert lab.weights_digest(run, STEPS) == undisturbed
 
 
+@pytest.mark.slow
 def test_damaged_weights_are_published_whole_while_the_run_goes_on_and_when_it_is_resumed(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ def contents(run: Path) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_one_run_has_one_trainer_whoever_sleeps_meanwhile(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def killed_in_an_evaluation(address: str, scheduler: Any, then: Callable[[], obj
         killer.join()
 
 
+@pytest.mark.slow
 def test_an_evaluation_begins_anew_when_the_scheduler_is_back_and_ends_when_it_is_cancelled(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +129,7 @@ def test_an_evaluation_begins_anew_when_the_scheduler_is_back_and_ends_when_it_i
         assert lab.api(f"flow_runs/{cancelled[0]}")["state"]["type"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_stays_away_ends_the_run_in_one_line(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

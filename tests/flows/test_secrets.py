@@ -44,6 +44,7 @@ def serving(file: Path, asked: list[str]) -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_nothing_that_a_run_leaves_holds_a_secret(
     lab: Any, mlflow_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

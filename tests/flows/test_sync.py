@@ -63,6 +63,7 @@ def test_in_eight_bits_they_are_near_and_said_to_be_inexact(lab: Any) -> None:
     assert max(map(abs, mismatch)) > 1e-7  # the sampler is not the trainer
 
 
+@pytest.mark.slow
 def test_a_public_model_is_not_stored_again(lab: Any) -> None:
     run = Path(lab.train(steps="2", sync__base="public", sync__dtype="bfloat16").run)
     assert not (run / "weights" / "v0" / "model.safetensors").exists()
@@ -103,6 +104,7 @@ def joined(lab: Any, name: str) -> Iterator[str]:
     until(lambda: name not in [offer.name for offer in offers(lab.client)])
 
 
+@pytest.mark.slow
 def test_a_generator_that_joins_at_step_30_ends_with_the_same_bits(lab: Any) -> None:
     name = lab.new_name()
     run = lab.run_folder(name)

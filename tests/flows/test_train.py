@@ -213,6 +213,7 @@ def test_a_run_may_lie_anywhere(lab: Any, place: str, tmp_path: Path, request: p
     assert (local / "reward.png").exists()
 
 
+@pytest.mark.slow
 def test_runs_and_the_warm_up_lie_on_the_storage_that_the_environment_names(
     lab: Any, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +227,7 @@ def test_runs_and_the_warm_up_lie_on_the_storage_that_the_environment_names(
     assert lab.evaluate(policy="stored", problems=str(lab.problems)).step == 1  # a name is looked up there
 
 
+@pytest.mark.slow
 def test_two_generators_make_the_run_that_one_makes(lab: Any) -> None:
     alone = lab.train(steps="2", staleness="0")
     both = lab.train(steps="2", staleness="0", cluster__scheduler=None, cluster__generators="2", cluster__threads="1")
@@ -272,6 +274,7 @@ def test_a_run_that_diverges_is_stopped_with_its_weights_intact(lab: Any, monkey
     assert torch.isnan(torch.tensor(lab.metrics(run, "policy/grad_norm")[4]))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_learning_rate_that_it_was_told_to_lower(lab: Any) -> None:
     run = Path(lab.train(steps="1", optimizer__warmup_steps="0", optimizer__lr="1e-3").run)
     words = {"optimizer__warmup_steps": "0", "optimizer__lr": "1e-14"}
@@ -282,6 +285,7 @@ def test_a_run_goes_on_with_the_learning_rate_that_it_was_told_to_lower(lab: Any
     assert yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["lr"] == 1e-14
 
 
+@pytest.mark.slow
 def test_the_learning_rate_decays_where_that_is_asked_for(lab: Any) -> None:
     options = {"steps": "2", "staleness": "0", "optimizer__lr": "1e-3"}
     runs = [Path(lab.train(**options, optimizer__decay=decay).run) for decay in ("none", "cosine")]

@@ -17,6 +17,7 @@ from tests.links import network as networks
 from tests.links.link import VPN, WIFI, Link, LinkError
 from tests.links.network import Machine, Network
 
+pytestmark = pytest.mark.slow
 TRAFFIC = str(Path(__file__).with_name("traffic.py"))
 LINKS = {
     "store": Link(),

@@ -22,6 +22,7 @@ COMMANDS = re.findall(r"^(laptop|pc)\$ (.+)$", TUTORIAL, flags=re.MULTILINE)
 (REWARD,) = re.findall(r"^```python\n(.+?)^```$", TUTORIAL, flags=re.MULTILINE | re.DOTALL)
 BY_OTHERS = ("git clone", "make setup", ". .venv")  # what brought us here has done these
 STAYING = ("rlvf worker",)
+pytestmark = pytest.mark.slow
 LIST = (
     "import os; from infra.storage.place import names; "
     "print(names(os.environ['RLVF_STORAGE'] + '/runs/mine/evaluations'))"

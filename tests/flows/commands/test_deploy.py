@@ -189,7 +189,11 @@ def launched(lab: Any, tmp_path: Path) -> Iterator[Callable[[str], Launched]]:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("import nosuchmodule", "Crashed: ModuleNotFoundError: No module named 'nosuchmodule' ("),
+        pytest.param(
+            "import nosuchmodule",
+            "Crashed: ModuleNotFoundError: No module named 'nosuchmodule' (",
+            marks=pytest.mark.slow,
+        ),
         ("train = 3", "Crashed: TypeError: "),  # no flow, says the engine
         ("raise SystemExit('no license')", "Crashed: SystemExit: no license"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "Crashed: its process was ended by SIGKILL; where nobody did that,"),

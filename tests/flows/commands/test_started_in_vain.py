@@ -22,7 +22,11 @@ pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
             {"placement.generate": "GENERATOR,CUDA"},
             "placement.generate needs GENERATOR and CUDA but no worker offers CUDA. Workers: ",
         ),
-        ({"cluster.scheduler": "tcp://127.0.0.1:1"}, "cluster.scheduler = 'tcp://127.0.0.1:1' does not answer ("),
+        pytest.param(
+            {"cluster.scheduler": "tcp://127.0.0.1:1"},
+            "cluster.scheduler = 'tcp://127.0.0.1:1' does not answer (",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_mistake_that_only_the_cluster_can_tell_is_one_line_too(lab: Any, options: dict[str, str], line: str) -> None:
@@ -63,6 +67,7 @@ def test_servers_and_workers_that_were_started_in_vain_are_gone_afterwards(lab: 
     assert not (home / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_passed_over_and_said(lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "another")
     quick = {"warm_up.steps": "2", "warm_up.batch": "4"}

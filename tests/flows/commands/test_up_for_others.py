@@ -71,6 +71,7 @@ def postgresql() -> Iterator[dict[str, str]]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path) -> None:
     if os.geteuid() or not shutil.which("unshare") or subprocess.run([*ALONE, "true"], check=False).returncode:
         pytest.skip("needs root and network namespaces, for an address that other machines could reach")

@@ -26,6 +26,7 @@ def working(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plac
         until(lambda: not where.alive(), 30)
 
 
+@pytest.mark.slow
 def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) -> None:
     workers = working.status()["workers"]
     assert {role for worker in workers for role in worker["roles"]} == {"generator", "verifier", "trainer"}
@@ -48,6 +49,7 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
     assert ["placement.train needs CUDA and TRAINER" in run["state"]["message"] for run in found] == [True], found
 
 
+@pytest.mark.slow
 def test_a_run_of_a_deployment_goes_on_by_itself_when_the_scheduler_was_killed(lab: Any, working: Place) -> None:
     url = working.up()["prefect"]
     auth = auth_of(working.home, "prefect")

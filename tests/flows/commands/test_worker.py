@@ -242,6 +242,7 @@ def test_a_lease_goes_to_another_worker_when_its_machine_leaves(
     assert alive == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_worker_that_waits_for_its_scheduler_ends_at_once(town: Town, start: Start) -> None:
     lone = start("worker", town.scheduler.address, "--roles", "verifier", "--name", "lone", RLVF_HOME=str(town.home))
     lone.says("joined .* as lone")

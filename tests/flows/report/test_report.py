@@ -205,6 +205,7 @@ def test_a_report_that_cannot_be_made_is_said_and_the_run_ends_well(
     assert lab.mlflow(Path(result.run))[1].info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_reported_from_anywhere(
     lab: Any, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_run_in_a_bucket_is_reported_from_anywhere(
     assert list(lab.metrics(lab.record_folder(uri), "eval/pass_at_1")) == [0, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_where_it_goes_on_and_with_what_and_its_report_is_of_the_whole_run(
     lab: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def test_several_sets_are_evaluated_each_at_its_own_pace_and_the_best_version_is
     )
 
 
+@pytest.mark.slow
 def test_a_graded_reward_is_seen_to_change_and_nothing_is_evaluated_without_held_out_problems(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_limit_takes_of_each_set_that_is_held_out_and_the_same_problems_whatev
     assert chosen("grammar") != [f"sums.csv:{row}" for row in range(2, 22)]
 
 
+@pytest.mark.slow
 def test_figures_of_another_evaluation_are_compared_with_none(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +189,7 @@ def test_evaluations_that_make_no_sense_are_refused_in_one_line(options: dict[st
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_an_evaluation_s_leases_are_no_larger_than_training_s_and_their_size_changes_nothing(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

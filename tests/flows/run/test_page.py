@@ -68,6 +68,7 @@ def quiet(lab: Any, seconds: float) -> Callable[[], bool]:
     return is_quiet
 
 
+@pytest.mark.slow
 def test_a_paused_run_holds_still_and_goes_on(lab: Any) -> None:
     running = Running(lab, steps="30")
     set_state(lab, running.identity, "PAUSED")
@@ -83,7 +84,7 @@ def test_a_paused_run_holds_still_and_goes_on(lab: Any) -> None:
     assert running.state() == "COMPLETED"
 
 
-@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("paused", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_cancelled_run_stops_at_once_and_can_be_resumed(lab: Any, paused: bool) -> None:
     running = Running(lab, steps="400")
     if paused:

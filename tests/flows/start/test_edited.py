@@ -69,6 +69,7 @@ def test_a_damaged_record_of_it_is_refused_in_one_line(folder: Path, content: by
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_once_that_its_reward_was_edited(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -260,6 +260,7 @@ def test_what_is_waited_for_is_said(client: Client, tmp_path: Path, monkeypatch:
     assert silences == sorted(silences)
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_what_its_like_take_is_nothing_to_be_said(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_nobody_else_runs_code_on_a_port_of_the_cluster(tmp_path: Path) -> None:
         assert len(offers(client)) == 2
 
 
+@pytest.mark.slow
 def test_without_certificates_anybody_does(tmp_path: Path) -> None:
     config = ClusterConfig(generators=0, verifiers=0, threads=1, device="cpu")
     before = ports_of_ours()

@@ -42,6 +42,7 @@ def waits_for(folder: Path) -> Callable[[str], tuple[str, int]]:
     return call
 
 
+@pytest.mark.slow
 def test_calls_stay_where_they_are_until_their_worker_stops_and_then_somebody_has_to_agree(
     client: Client, spare: str, tmp_path: Path
 ) -> None:

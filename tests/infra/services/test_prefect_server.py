@@ -191,6 +191,7 @@ def test_the_server_of_the_environment_is_used(tmp_path: Path, monkeypatch: pyte
     assert os.environ["PREFECT_API_URL"] == url
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_while_the_server_starts_is_given_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remarks: list[str] = []
     port = free_port(0)
@@ -226,7 +227,7 @@ def prefect_api_of_another(port: int) -> Iterator[None]:
         api.server_close()
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_proxy_is_told_the_password(home: Path, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

@@ -40,6 +40,7 @@ def stack(home: Path, say: Callable[[str], None]) -> Stack:
     )
 
 
+@pytest.mark.slow
 def test_ports_that_are_lost_between_the_look_and_the_start_are_replaced(home_folder: Path) -> None:
     said: list[str] = []
     with stack(home_folder, said.append) as services, ExitStack() as takers:
@@ -63,6 +64,7 @@ def test_ports_that_are_lost_between_the_look_and_the_start_are_replaced(home_fo
     assert living(home_folder) == []
 
 
+@pytest.mark.slow
 def test_one_that_cannot_start_ends_them_all_and_leaves_nothing(
     home_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def serving(service: Service, port: int) -> Program:
     return Program([sys.executable, "-c", SERVER, str(port)], {}, service.folder)
 
 
+@pytest.mark.slow
 def test_a_service_that_stops_answering_is_seen_and_started_again(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from tests.processes import until
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Its address; S3 is there."""
-    monkeypatch.setattr(place, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(place, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infra.storage import store
+from infra.storage import retry_policy, store
 from infra.storage.store import NotThere, StoreError, Torn
 from infra.weights import mirror
 from infra.weights.difference import weights_digest
@@ -82,7 +82,10 @@ StartRun = Callable[..., Run]
 
 
 @pytest.fixture
-def start_run(s3: str, faulty: FaultyS3, tmp_path: Path) -> Iterator[StartRun]:
+def start_run(s3: str, faulty: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartRun]:
+    monkeypatch.setattr(retry_policy, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(retry_policy, "LONGEST_PAUSE", 0.5)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")  # of botocore, whose pauses grow to many seconds
     started = []
     (tmp_path / "config.json").write_text("{}")
 
@@ -99,7 +102,7 @@ def start_run(s3: str, faulty: FaultyS3, tmp_path: Path) -> Iterator[StartRun]:
 FAULTS: dict[str, Callable[[FaultyS3], object]] = {
     "slow down": lambda s3: s3.slow_down(times=6),
     "slow down for the manifest": lambda s3: s3.slow_down(key=MANIFEST, times=4),
-    "slow": lambda s3: s3.slow(60_000, times=None),
+    "slow": lambda s3: s3.slow(150_000, times=None),
     "differences cut off": lambda s3: s3.truncate(key=DIFFERENCE, times=3),
     "manifests cut off": lambda s3: s3.truncate(key=MANIFEST, times=3),
     "everything cut off": lambda s3: s3.truncate(times=8),
@@ -109,16 +112,20 @@ FAULTS: dict[str, Callable[[FaultyS3], object]] = {
     "damaged whole": lambda s3: s3.damage(WHOLE),
     "damaged manifest": lambda s3: s3.damage(MANIFEST),
     "damaged often": lambda s3: s3.damage(times=4),
-    "late": lambda s3: s3.late(1.5),
-    "late manifest": lambda s3: s3.late(1.5, MANIFEST),
-    "late difference": lambda s3: s3.late(1.5, DIFFERENCE),
-    "gone": lambda s3: s3.away(4),
-    "silent": lambda s3: s3.away(4, "hang"),
-    "overloaded": lambda s3: s3.away(4, "503"),
+    "late": lambda s3: s3.late(1.0),
+    "late manifest": lambda s3: s3.late(1.0, MANIFEST),
+    "late difference": lambda s3: s3.late(1.0, DIFFERENCE),
+    "gone": lambda s3: s3.away(2),
+    "silent": lambda s3: s3.away(2, "hang"),
+    "overloaded": lambda s3: s3.away(2, "503"),
 }
+QUICK = ("slow down", "everything cut off", "no answer", "damaged", "late", "gone")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+SLOW = [pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS if fault not in QUICK]
+
+
+@pytest.mark.parametrize("fault", [*QUICK, *SLOW])
 def test_a_version_published_and_fetched_through_a_fault_is_the_version(
     fault: str, faulty: FaultyS3, start_run: StartRun
 ) -> None:
@@ -224,6 +231,7 @@ def test_a_manifest_that_comes_damaged_while_old_versions_are_removed_costs_nobo
     run.check(version, run.fresh())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_in_whatever_order_nobody_has_other_weights(
     seed: int, faulty: FaultyS3, start_run: StartRun, monkeypatch: pytest.MonkeyPatch

@@ -33,7 +33,7 @@ learner.save(Path(out))
 """
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_a_new_process_goes_on_bit_for_bit(
     optimizer: str, tmp_path: Path, make_policy: Make, drawn: Callable[..., Batch]
 ) -> None:

@@ -49,12 +49,17 @@ def as_another(drop: str, command: Sequence[str], folder: Path) -> list[str]:
     return ["unshare", "-m", "sh", "-ec", "\n".join([*words, f"exec {drop} {shlex.join(command)}"])]
 
 
-@pytest.fixture(scope="module", params=[BUBBLEWRAP, LANDLOCK, NONE])
+def slow(*values: str) -> list[Any]:
+    """Of all of which one is enough while one waits."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.fixture(scope="module", params=[LANDLOCK, *slow(BUBBLEWRAP, NONE)])
 def sandbox(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=["root", "user", "container"])
+@pytest.fixture(scope="module", params=["user", *slow("root", "container")])
 def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
     # best where bubblewrap covers nothing; an ordinary user has only this one
     folder = Path("/srv" if os.access("/srv", os.W_OK) else "/var/tmp") / f"rlvf-hostile-{os.getpid()}"

@@ -143,7 +143,6 @@ def ask(pool: Pool) -> Callable[[str], Verdict]:
         ("regex", "timeout", "took longer than 0.8 s"),
         ("child_and_loop", "timeout", "took longer than 0.8 s"),
         ("memory", "verifier_error", "MemoryError"),
-        ("grow", "verifier_error", "MemoryError"),
         ("leave", "verifier_error", "ended its process with exit code 3"),
         ("crash", "verifier_error", "ended its process by SIGSEGV"),
         ("closed", "verifier_error", "ended its process"),
@@ -175,6 +174,17 @@ def test_what_goes_wrong_is_an_error_of_one_line(
     assert says in verdict.error
     assert "\n" not in verdict.error
     assert ask("right").reward == 1  # the next one is judged
+
+
+def test_memory_that_grows_to_the_limit_is_an_error_of_one_line() -> None:
+    pool = Pool(REWARDS, "my_reward.py", "reward", seconds=30, memory_mb=400, size=1)  # it has to be filled in time
+    try:
+        grown, right = (pool.judge([PROBLEM], [name])[0] for name in ("grow", "right"))
+    finally:
+        pool.close()
+    assert grown.reason == "verifier_error"
+    assert grown.error.endswith("MemoryError")
+    assert right.reward == 1  # the next one is judged
 
 
 @pytest.mark.parametrize(
