@@ -5,6 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pkgutil import iter_modules
@@ -13,7 +14,7 @@ from types import FrameType, TracebackType
 import flows.commands as room
 from flows.commands.command import Command
 from flows.commands.parser import OneLineParser
-from infra.interrupts import leave_terminal
+from infra.interrupts import leave_terminal, put_off
 from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.storage.faults import explained
@@ -21,23 +22,21 @@ from infra.storage.faults import explained
 FIRST = ("train", "sft", "eval", "report", "up", "down", "status", "worker", "certs", "doctor")  # as help lists them
 
 
-def found() -> list[Command]:
+@cache
+def commands() -> list[Command]:
     """The commands: a module of their room that has a ``COMMAND`` is one."""
     modules = [import_module(f"{room.__name__}.{module.name}") for module in iter_modules(room.__path__)]
-    commands: list[Command] = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]
-    return sorted(commands, key=lambda each: FIRST.index(each.name) if each.name in FIRST else len(FIRST))
-
-
-COMMANDS = found()
+    found: list[Command] = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]
+    return sorted(found, key=lambda each: FIRST.index(each.name) if each.name in FIRST else len(FIRST))
 
 
 def parser() -> OneLineParser:
     """The command line."""
     top = OneLineParser(prog="rlvf", description="Reinforcement learning with verifiable reward on your own machines.")
     top.add_argument("--version", action="version", version=f"rlvf {version('rlvf')}", help="which version this is")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for each in COMMANDS:
-        command = commands.add_parser(
+    names = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for each in commands():
+        command = names.add_parser(
             each.name,
             help=each.summary,
             description=f"{each.summary[0].upper()}{each.summary[1:]}.",
@@ -50,9 +49,13 @@ def parser() -> OneLineParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; exits with 0, 1 (it failed), 2 (a mistake in what was asked), or 130 (interrupted)."""
-    top = parser()
+    try:
+        with put_off():  # an import is no place for an interrupt
+            top = parser()
+    except KeyboardInterrupt:
+        sys.exit(130)
     given = top.parse_args(argv)
-    (command,) = [each for each in COMMANDS if each.name == given.command]
+    (command,) = [each for each in commands() if each.name == given.command]
     sys.excepthook = _traceback
     signal.signal(signal.SIGTERM, _interrupt)  # an orderly end, as for Ctrl-C
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from flows import cli
-from flows.cli import COMMANDS
+from flows.cli import commands
 from flows.commands.command import Command
 from flows.config import TrainConfig
 from flows.start.runs import Run
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
-NAMES = [command.name for command in COMMANDS]
+NAMES = [command.name for command in commands()]
 HEADER = "python_expression,natural_language\n"
 RUN = "from flows.cli import main; main()"
 NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
@@ -64,7 +64,7 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
             "train --cluster.scheduler here",
             "--cluster.scheduler 'here': is no address of a scheduler; write it like tls://192.168.1.5:8786",
         ),
-        ("train --loss ppo", "--loss.name: 'ppo' is not allowed; give one of reinforce, grpo"),
+        ("train --loss ppo", "--loss.name: 'ppo' is not allowed; give one of grpo, reinforce"),
         ("train --batch.samples 1", "--batch.samples: '1' is not allowed; give a whole number, at least 2"),
         ("train --config none.yaml", "none.yaml: no such file"),
         ("train --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
@@ -215,7 +215,7 @@ def test_what_an_error_quotes_does_not_act_on_the_terminal(
     def fail(_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "COMMANDS", (Command("train", "fail", "rlvf train  fails", lambda _: None, fail),))
+    monkeypatch.setattr(cli, "commands", lambda: [Command("train", "fail", "rlvf train  fails", lambda _: None, fail)])
     assert refused("train", code=code) == f"it said {SHOWN}; rlvf: more{end}"
 
 
@@ -223,7 +223,8 @@ def test_nor_does_what_a_traceback_quotes() -> None:
     program = (
         "import sys; from flows import cli; from flows.commands.command import Command\n"
         f"def fail(_): raise OSError({HOSTILE!r})\n"
-        "cli.COMMANDS = (Command('train', 'fail', 'rlvf train  fails', lambda _: None, fail),); cli.main(['train'])"
+        "cli.commands = lambda: [Command('train', 'fail', 'rlvf train  fails', lambda _: None, fail)]\n"
+        "cli.main(['train'])"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import COMMANDS, main
+from flows.cli import commands, main
 from flows.commands.command import Command
 from flows.commands.parser import OneLineParser
 from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
@@ -17,7 +17,7 @@ from flows.options.tree import leaf_values
 from flows.options.usual_names import USUAL_NAMES
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
-NAMES = [command.name for command in COMMANDS]
+NAMES = [command.name for command in commands()]
 RUN = "from flows.cli import main; main()"
 
 
@@ -26,7 +26,7 @@ def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     heavy = ("torch", "transformers", "prefect", "mlflow", "pandas", "matplotlib")
     code = f"import atexit, sys; atexit.register(lambda: print({heavy!r} & sys.modules.keys(), file=sys.stderr)); {RUN}"
     code = code.replace(repr(heavy), repr(set(heavy)))
-    (first,) = [command.first for command in COMMANDS if [command.name] == words] or [()]
+    (first,) = [command.first for command in commands() if [command.name] == words] or [()]
     asked = ["--help", "all"] if first else ["--help"]
     ended = subprocess.run([sys.executable, "-c", code, *words, *asked], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "set()\n")
@@ -43,7 +43,7 @@ def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     assert "  --json " in ended.stdout
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.first], ids=lambda each: each.name)
+@pytest.mark.parametrize("command", [command for command in commands() if command.first], ids=lambda each: each.name)
 def test_help_begins_with_examples_and_the_options_that_most_need(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_name_that_others_use_gets_ours(refused: Callable[..., str], tmp_path:
 
 def test_every_usual_name_leads_to_an_option() -> None:
     known: set[str] = set()
-    for command in COMMANDS:
+    for command in commands():
         there = OneLineParser()
         command.options(there)
         known |= {option.removeprefix("--") for option in there._option_string_actions}

@@ -275,12 +275,8 @@ def test_problems_that_replace_others_are_drawn_equally_often() -> None:
     drawn = Counter(row for step in range(4000) for row in targets(20, 7, step * 5, 5, 5, skip=5))
     assert len(drawn) == 20
     assert all(850 < count < 1150 for count in drawn.values())  # 1000 each, and 5 standard deviations of 27 around it
-
-
-def test_what_replaces_problems_at_one_step_is_drawn_again_at_the_next_one_by_chance_alone() -> None:
     steps = [set(targets(1000, 0, step * 32, 32, 224, skip=32)) for step in range(20)]
-    shared = [len(one & other) / 224 for one, other in pairwise(steps)]
-    assert max(shared) < 0.35  # 0.22 by chance
+    assert max(len(one & other) for one, other in pairwise(steps)) < 78  # 50 by chance
 
 
 def test_the_sequence_of_a_seed_stays_what_it_was() -> None:
