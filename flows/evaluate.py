@@ -18,6 +18,7 @@ from flows.start.defaults import with_eval_defaults
 from flows.start.preflight import check_model
 from flows.start.runs import Run, existing_run, saved_config, with_secrets
 from infra.runs.checkpoints import NotARun, is_run
+from infra.runs.record import EVALUATIONS
 from infra.runs.tracking import open_run
 from infra.security.secrets import masked
 from infra.storage import store
@@ -116,7 +117,7 @@ def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problem
     asked = config.model_dump(mode="json", include={**dict.fromkeys(decide, True), "policy": {"dtype"}})
     said = json.dumps([asked, version.digest, digest_of(problems, config.samples)], sort_keys=True)
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]
-    return store.join(run.uri, "evaluations", f"v{version.step}-{set_name(config.sets)}-{digest}.json")
+    return store.join(run.uri, EVALUATIONS, f"v{version.step}-{set_name(config.sets)}-{digest}.json")
 
 
 def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) -> None:

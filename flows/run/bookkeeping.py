@@ -21,7 +21,7 @@ from infra.background import Background
 from infra.cluster import timeline
 from infra.cluster.placement import offers
 from infra.disk import sweep_files
-from infra.runs.record import ABOUT, TAIL, TIMELINE, read_record, send_record, send_tail, versions
+from infra.runs.record import ABOUT, TAIL, TIMELINE, cut_evaluations, read_record, send_record, send_tail, versions
 from infra.runs.rollouts import remove_rollouts_after, write_rollouts
 from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
@@ -45,6 +45,7 @@ class Bookkeeping:
         self._artifacts = Artifacts(run.name, place.display.say, place.prefect.serves)
         self._about: dict[str, Any] = {}
         self._sent = time.monotonic()
+        self._mlflow_run = tracker.run_id  # as the run's storage has it
         self._lags = False  # whether the last step's copy failed
         self._copied: Mapping[str, int] | None = None  # bytes of the record's files that are in the storage
 
@@ -102,7 +103,10 @@ class Bookkeeping:
         checkpoint would be the newest: so whoever goes on elsewhere lacks nothing. One small file where the run lies in
         a store, else nothing; a storage that is away costs a line."""
         try:
-            send_tail(self._run.uri, self._folder, self._copied or {})
+            with self._place.dispatch.waiting_for(f"the storage of {masked(self._run.uri)}"):
+                send_tail(self._run.uri, self._folder, self._copied or {})
+                if self._tracker.run_id != self._mlflow_run:  # made when MLflow was back
+                    self._save_mlflow_run()
             self._lags = False
         except Exception as error:  # noqa: BLE001 - the step is on this machine's disk
             if not self._lags:
@@ -118,17 +122,23 @@ class Bookkeeping:
     def go_back(self, step: int) -> None:
         """Forget what is kept and logged of steps after ``step``, that of the newest checkpoint: all made again."""
         logged = self._tracker.last_step("reward/mean") or 0
+        self._check()
+        cut_evaluations(self._run.uri, self._folder, step)
         if not self._tracker.go_back(step):
             return
         again = f"step {logged} is" if logged == step + 1 else f"steps {step + 1} to {logged} are"
         self._place.display.say(f"the newest checkpoint is of step {step}: {again} made again")
-        self._run.save_mlflow_run(self._tracker.run_id)
+        self._save_mlflow_run()
         self._check()
         remove_rollouts_after(self._run.uri, step)
         self._copied = send_record(self._run.uri, self._folder)
         for name in self._copied:
             places.remove_file(places.join(self._run.uri, TAIL, name))
         self._note(links=self._about["links"] | self._link_mlflow())
+
+    def _save_mlflow_run(self) -> None:
+        self._mlflow_run = self._tracker.run_id
+        self._run.save_mlflow_run(self._mlflow_run)
 
     def _link_mlflow(self) -> dict[str, list[str]]:
         page = self._tracker.page()

@@ -2,8 +2,9 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from infra.home import in_home
 from infra.runs.mlflow_run import Owner
@@ -11,13 +12,14 @@ from infra.storage import store
 from infra.storage.typed import read_typed
 
 TRACKING = "tracking.json"
+MlflowId = Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_-]{0,255}$")]  # its own rule
 
 
 @dataclass(frozen=True)
 class Tracked:
     """What the file says."""
 
-    run_id: str | None  # of the MLflow run
+    run_id: MlflowId | None
     run: str | None = None  # the URI of the run whose it is; None in a file of an older version
 
 

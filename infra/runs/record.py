@@ -7,6 +7,7 @@ has come since at every step, so that a report can be made, and the run resumed,
 import logging
 import math
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 from infra.cluster import timeline
 from infra.cluster.machine import installed
 from infra.cluster.timeline import Moment, Span
-from infra.runs.metric_log import MetricLine, parse_metrics
+from infra.runs.metric_log import MetricLine, MetricLog, parse_metrics
 from infra.storage import place
 from infra.storage.typed import DamagedError, parse_typed
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 TAIL = "tail"  # folder of what the files have more than when they were copied last
 METRICS, TIMELINE, ABOUT, RESULT = "metrics.jsonl", "timeline.jsonl", "about.json", "result.json"
+EVALUATIONS = "evaluations"  # folder of what `rlvf eval` has found
 LARGEST = 1e100  # of a figure
 PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow fsspec s3fs".split()
 
@@ -113,6 +115,16 @@ def begin_record(run_uri: str, folder: Path) -> None:
     if place.local_path(run_uri) is None:
         for path in (*folder.glob("*.jsonl"), folder / ABOUT, folder / RESULT):
             path.unlink(missing_ok=True)
+
+
+def cut_evaluations(run_uri: str, folder: Path, step: int) -> None:
+    """Remove what `rlvf eval` has found of versions after `step`, which are made again: with the run, and on this
+    machine what it would tell MLflow anew."""
+    for name in place.names(place.join(run_uri, EVALUATIONS)):
+        if (version := re.match(r"v(\d+)-", name)) and int(version[1]) > step:
+            place.remove_file(place.join(run_uri, EVALUATIONS, name))
+    for path in folder.glob("eval-*.jsonl"):
+        MetricLog(path, again=True).cut(step)
 
 
 def versions() -> dict[str, str]:

@@ -20,6 +20,7 @@ import pytest
 from flows.run import workplace
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import offers
+from infra.runs.metric_log import MetricLog, read_metrics
 from infra.runs.rollouts import kept_steps
 from infra.storage import store
 from tests.flows.accidents import STEPS, check_steps, kill_in_call
@@ -269,8 +270,12 @@ def test_steps_since_the_last_checkpoint_are_made_again_and_replace_what_was_log
         command.signal_group(SIGKILL)
         assert command.finish()[0] == -SIGKILL
     assert store.versions(str(run / "state"))[-1] % 5 == 0
+    evaluated = MetricLog(run / "eval-sums.jsonl", again=True)
+    for step in (1, STEPS):
+        evaluated.append(step, {"eval/sums/reward": 0.5})
     capsys.readouterr()
     result = lab.train(resume=str(run), home=home, steps=str(STEPS), staleness="0", checkpoint__every="5")
+    assert [line.step for line in read_metrics(run / "eval-sums.jsonl")] == [1]
     assert result.steps == STEPS
     assert " are made again" in capsys.readouterr().err
     check_steps(lab, run, home=home)

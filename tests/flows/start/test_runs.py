@@ -99,7 +99,7 @@ def test_a_run_keeps_the_id_of_its_mlflow_run(saved: Run) -> None:
     assert saved.mlflow_run is None
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"run_id": 7}', "{"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"run_id": 7}', '{"run_id": "../x"}', "{"])
 def test_a_damaged_record_of_the_mlflow_run_is_named_with_its_remedy(saved: Run, content: str) -> None:
     at = store.join(saved.uri, "tracking.json")
     store.write_text(at, content)

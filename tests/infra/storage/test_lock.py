@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.storage import lock, store
-from infra.storage.fence import LockLostError
+from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import RunInUseError, RunLock, acquire, held
 from tests.infra.storage.owners import of_another_machine, other_process, taken
 
@@ -134,3 +134,23 @@ def test_a_run_that_was_begun_keeps_its_lock_and_one_that_was_not_leaves_nothing
     with held(run, print):
         store.write_text(f"{run}/config.yaml", "steps: 1")
     assert store.exists(f"{run}/lock")
+
+
+def test_a_storage_that_hangs_at_the_end_is_given_up_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, over = threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def hang(_: Fence) -> None:
+        hangs.set()
+        assert over.wait(60)
+
+    try:
+        with held(str(tmp_path / "run"), said.append):
+            monkeypatch.setattr(Fence, "check", hang)
+            assert hangs.wait(60)  # the sign of life
+            monkeypatch.setattr(lock, "DEAD_SECONDS", 0.1)
+    finally:
+        over.set()
+    assert said == [f"{tmp_path}/run could not be released (no answer for 0 s); who wants it next waits 0 s"]

@@ -1,0 +1,52 @@
+"""What a run keeps of itself, whatever the outside does meanwhile."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from flows.config import TrainConfig
+from flows.run.bookkeeping import Bookkeeping
+from flows.start.runs import Run
+from infra.cluster.calls import Calls
+from infra.cluster.placement import PlacementConfig
+from infra.runs.metric_log import MetricLog, read_metrics
+
+
+def books(run: Run, tracker: Any) -> Bookkeeping:
+    """Those of a run that has no cluster, not entered."""
+    said: list[str] = []
+    place = SimpleNamespace(
+        display=SimpleNamespace(say=said.append),
+        dispatch=Calls(cast("Any", None), PlacementConfig()),
+        prefect=SimpleNamespace(serves=lambda: False),
+    )
+    return Bookkeeping(run, cast("Any", place), Path(run.uri), tracker, lambda: None)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(str(tmp_path / "run"), TrainConfig(), resumed=True)
+    run.save_config()
+    return run
+
+
+def test_an_mlflow_run_that_is_made_after_an_outage_is_the_runs_own_from_the_next_step_on(run: Run) -> None:
+    run.save_mlflow_run("unknown")
+    tracker = SimpleNamespace(run_id="unknown")
+    kept = books(run, tracker)
+    kept.logged()
+    assert run.mlflow_run == "unknown"
+    tracker.run_id = "made"
+    kept.logged()
+    assert run.mlflow_run == "made"
+
+
+def test_evaluations_of_steps_that_are_made_again_go_though_nothing_else_of_them_was_logged(run: Run) -> None:
+    evaluated = MetricLog(Path(run.uri, "eval-sums.jsonl"), again=True)
+    for step in (1, 2, 3):
+        evaluated.append(step, {"eval/sums/reward": 0.5})
+    tracker = SimpleNamespace(run_id=None, last_step=lambda _: 2, go_back=lambda _: False)
+    books(run, tracker).go_back(2)
+    assert [line.step for line in read_metrics(Path(run.uri, "eval-sums.jsonl"))] == [1, 2]
