@@ -128,6 +128,16 @@ def start_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartS
         yield start
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's, with all its migrations, which take longer than most tests."""
+    from mlflow import MlflowClient
+
+    made = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{made}").search_experiments()
+    return made
+
+
 @pytest.fixture
 def mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """MLflow's own REST handlers on a port, over `home/mlflow.db`; `stop` makes the port refuse, `go` answers on it

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 CALLS = """
 from collections.abc import Sequence
@@ -39,6 +41,7 @@ def of(
 """
 
 
+@pytest.mark.slow  # a whole run of mypy, which `make check` is too
 def test_a_wrong_argument_of_a_call_on_a_worker_is_a_type_error(tmp_path: Path) -> None:
     source = tmp_path / "calls.py"
     source.write_text(CALLS)

@@ -146,7 +146,7 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
     flow_run = server.start("rlvf/train", config)
     mark = uuid.uuid4().hex
     with server.prefect("worker", "start", "--pool", "rlvf", "--run-once", mark=mark) as worker:
-        out, _ = worker.communicate(timeout=90)
+        out, _ = worker.communicate(timeout=240)
     state = server.api(f"flow_runs/{flow_run['id']}")["state"]
     assert state["type"] == "COMPLETED", f"{state}\n{out}"
     run = server.folder / ".rlvf" / "runs" / "deployed"

@@ -18,8 +18,11 @@ from infra.storage import store
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    return tmp_path / "home" / "runs"
+def runs(tmp_path: Path, empty_database: Path) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy(empty_database, home)
+    return home / "runs"
 
 
 def named(folder: Path) -> Run:

@@ -6,13 +6,6 @@ import pytest
 from mlflow import MlflowClient
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory):
-    home = tmp_path_factory.mktemp("template")
-    MlflowClient(f"sqlite:///{home / 'mlflow.db'}").search_experiments()
-    return home / "mlflow.db"
-
-
 @pytest.fixture
 def home(tmp_path, empty_database):
     folder = tmp_path / "home"
