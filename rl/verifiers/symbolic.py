@@ -38,6 +38,7 @@ MAX_CHARACTERS = 2000
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
 _SIGNS = re.compile(r"[(\[{)\]}=]|\\equiv\b")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
+_INDEX = re.compile(r"(?<=[A-Za-z])_\s*(?:\{\s*\d+\s*\}|\d)\Z")
 _LONG = re.compile(r"(?<![\d.])([0-9]*)\.([0-9]{15,})(?!\d)")  # more than a float holds
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
@@ -175,8 +176,8 @@ def value(stated: str, wanted: str) -> str | None:
         if brackets(wanted) == "(":  # x=3,y=4; in another order it is not known which comes first
             in_order = all(re.fullmatch("[A-Za-z]", name) for name in names) and names == sorted(set(names))
             return f"({those})" if in_order else None
-        if len(set(names)) == 1:
-            return those  # x=1 or x=2
+        if len({_INDEX.sub("", name) for name in names}) == 1:
+            return those  # x=1 or x=2, x_1=1,x_2=2
     claims = sides(stated)
     if len(claims) == 1 or len(claims) == len(sides(wanted)):
         return stated

@@ -25,6 +25,7 @@ OTHER_NUMBER = re.compile(  # what makes another number of the one before it, or
     r"|^\W*(?:tens\b|scores?\s+(?:and|of)\b|gross(?:\W*$|\s+of\b)|grand(?=\W*$|\s+(?:an?|per|each|of|for|in)\b))"
     rf"|\bpoint\s+(?:{WORDS}|zero|oh)\b"
     r"|\b(?:factorial|(?:doubl|tripl|quadrupl|halv)ed|mod(?:ulo)?)\b|\bpower\s+of\b|\bin\s+base\b"
+    r"|^\W*(?:dollars\s+)?(?:plus|minus)\s+[a-z]"
     rf"|\b(?:or|and|to|plus|minus|times|over|less|more)\s+(?:an?\s+)?(?:{WORDS})\b"
     # a numeral of its own, as digits are; one, half, third and quarter stand for other things, too, and a two-point
     # shot is one shot

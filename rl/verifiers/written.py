@@ -21,8 +21,10 @@ _FENCE = re.compile(r"```[A-Za-z0-9]*[ \t]*\n?(?P<inside>.*?)(?:```|\Z)", re.DOT
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _TIMES = re.compile(r"(?<=[\d)])\s*[xX]\s*(?=[\d(])")
 _LABEL = re.compile(
-    r"(?:\*\*(?:final\s+)?answer:?\*\*\s*:?|(?:so\s+|here\s+is\s+)?(?:the\s+)?(?:final\s+)?(?:answer|expression|solution|result)(?:\s+is)?\s*[:=]?"
-    r"|[A-Za-z_]\w*\s*=)\s*",
+    r"(?:\*\*(?:final\s+)?answer:?\*\*\s*:?"
+    r"|(?:(?:so|therefore|thus|hence|sure)\b[,!:]?\s+)?(?:here(?:\s+is|['’]s)\s+)?(?:the\s+)?"
+    r"(?:(?:final|python|arithmetic|correct|resulting)\s+){0,3}(?:answer|expression|solution|result)(?:\s+is)?\s*[:=]?"
+    r"|(?:so|therefore|thus|hence|sure)\b[,!:]?(?=\s)|[A-Za-z_]\w*\s*=)\s*",
     re.IGNORECASE,
 )
 SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
@@ -57,8 +59,16 @@ def fenced(text: str) -> str:
     """The inside of the last code fence that has one, without comments, else the text."""
     if "```" not in text:
         return text
-    insides = [_COMMENT.sub("", found["inside"]).strip() for found in _FENCE.finditer(text[-10 * MAX_CHARACTERS :])]
+    insides = [
+        _printed(_COMMENT.sub("", found["inside"]).strip()) for found in _FENCE.finditer(text[-10 * MAX_CHARACTERS :])
+    ]
     return next((inside for inside in reversed(insides) if inside), text)
+
+
+def _printed(text: str) -> str:
+    """What a text prints, if that is all that it does."""
+    found = _PRINTED.fullmatch(text)
+    return (found["value"] or found["inside"] or "").strip(AROUND) if found else text
 
 
 def in_box(box: re.Match[str], most: int) -> str | None:
@@ -78,8 +88,7 @@ def plain(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
         return text.strip()
     text = text.strip(AROUND)
-    if printed := _PRINTED.fullmatch(text):
-        text = (printed["value"] or printed["inside"] or "").strip(AROUND)
+    text = _printed(text)
     if quoted := _QUOTED.fullmatch(text):
         text = (quoted["inside"] or quoted["curly"] or "").strip(AROUND)
     while marked := _MARKED.fullmatch(text):
