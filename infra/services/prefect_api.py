@@ -48,8 +48,7 @@ class PrefectApi:
         that have one get `seconds` to end before they are killed; 0 leaves them alone.
 
         Only for a server that no other machine's worker uses. A worker marks its own runs; one that was killed, with
-        its machine or without, or told to stop cannot, and they would seem to be running, and keep the next run
-        waiting, for ever.
+        its machine or without, or told to stop cannot, and they would seem to be running for ever.
         """
         states = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
         ended = []

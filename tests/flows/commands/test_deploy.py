@@ -21,10 +21,22 @@ import yaml
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.run.failure import cause
+from infra.cluster.training_lock import training_lock
 from tests.processes import MARK, marked, started, until
 
 MANIFEST = Path(__file__).parents[3] / "prefect.yaml"
 CONFIGS = {"rlvf/train": TrainConfig, "rlvf-sft/warm-up": SftConfig, "rlvf-eval/scheduled": EvalConfig}
+
+SMALL = {
+    "steps": 1,
+    "held_out": 4,
+    "batch": {"prompts": 2, "samples": 2, "oversample": 1},
+    "verifier": "arithmetic",  # in short, as in YAML
+    "warm_up": {"steps": 2, "batch": 4},
+    "sampling": {"max_tokens": 4},
+    "cluster": {"threads": 1},
+    "tracking": {"system_metrics": False},
+}
 
 
 @dataclass(frozen=True)
@@ -35,15 +47,17 @@ class Server:
     folder: Path  # where its commands are given; holds a copy of prefect.yaml
 
     @contextmanager
-    def prefect(self, *words: str, mark: str = "") -> Iterator[subprocess.Popen[str]]:
+    def prefect(
+        self, *words: str, mark: str = "", stdout: Any = subprocess.PIPE, **env: str
+    ) -> Iterator[subprocess.Popen[str]]:
         """The command `prefect`."""
         inherited = {name: value for name, value in os.environ.items() if name != "RLVF_HOME"}
         inherited["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), inherited["PATH"]])  # activated
         with started(
             *(sys.executable, "-P", "-m", "prefect", "--no-prompt", *words),
             cwd=self.folder,
-            env={**inherited, **self.lab.access, MARK: mark},
-            stdout=subprocess.PIPE,
+            env={**inherited, **self.lab.access, MARK: mark, **env},
+            stdout=stdout,
             stderr=subprocess.STDOUT,
         ) as process:
             yield process
@@ -73,6 +87,10 @@ def server(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Server:
     shutil.copy(MANIFEST, folder)
     server = Server(lab, folder)
     server.run("work-pool", "create", "rlvf", "--type", "process", "--overwrite")
+    flow = server.api("flows/", name="rlvf")["id"]
+    limit = {"concurrency_limit": 1, "concurrency_options": {"collision_strategy": "ENQUEUE"}}
+    server.api("deployments/", name="train", flow_id=flow, **limit)  # as an earlier version had it
+    assert server.deployment("rlvf/train")["global_concurrency_limit"]["limit"] == 1
     said = server.run("deploy", "--all")
     for name in CONFIGS:
         assert name in said
@@ -99,10 +117,16 @@ def test_no_deployment_names_a_place_of_the_machine_it_was_made_on(server: Serve
         assert str(MANIFEST.parent) not in said
 
 
-def test_a_second_training_waits_and_the_newest_run_is_evaluated_every_day(server: Server) -> None:
-    train = server.deployment("rlvf/train")
-    assert train["global_concurrency_limit"]["limit"] == 1
-    assert train["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+def test_no_run_holds_a_lease_of_prefects_not_even_where_an_earlier_version_had_it_so(server: Server) -> None:
+    for name in CONFIGS:  # it ends when the run is paused or the server starts again, and Prefect ends the run then
+        deployment = server.deployment(name)
+        assert deployment["global_concurrency_limit"] is None
+        assert deployment["concurrency_limit"] is None
+        assert deployment["concurrency_options"] is None
+    assert server.api("work_pools/rlvf")["concurrency_limit"] is None
+
+
+def test_the_newest_run_is_evaluated_every_day(server: Server) -> None:
     (schedule,) = server.deployment("rlvf-eval/scheduled")["schedules"]
     assert schedule["schedule"]["cron"]
     assert schedule["active"]
@@ -132,18 +156,7 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
     lab.fresh_home(server.folder / ".rlvf")  # a worker without $RLVF_HOME works where it was started
     for name in ("tasks.py", "random.py", "prefect.py"):  # a user's, of no concern to anybody
         (server.folder / name).write_text("raise RuntimeError('taken for another')")
-    config = {
-        "run": "deployed",
-        "steps": 1,
-        "held_out": 4,
-        "batch": {"prompts": 2, "samples": 2, "oversample": 1},
-        "verifier": "arithmetic",  # in short, as in YAML
-        "warm_up": {"steps": 2, "batch": 4},
-        "sampling": {"max_tokens": 4},
-        "cluster": {"threads": 1},
-        "tracking": {"system_metrics": False},
-    }
-    flow_run = server.start("rlvf/train", config)
+    flow_run = server.start("rlvf/train", SMALL | {"run": "deployed"})
     mark = uuid.uuid4().hex
     with server.prefect("worker", "start", "--pool", "rlvf", "--run-once", mark=mark) as worker:
         out, _ = worker.communicate(timeout=240)
@@ -153,6 +166,26 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
     assert json.loads((run / "result.json").read_text())["steps"] == 1
     assert yaml.safe_load((run / "config.yaml").read_text())["warm_up"]["steps"] == 2
     until(lambda: not marked(mark))
+
+
+def test_two_trainings_at_once_wait_for_their_turns(server: Server, lab: Any, tmp_path: Path) -> None:
+    home = lab.fresh_home(server.folder / "queue")
+    here = {"policy": str(lab.policy), "cluster": {"scheduler": lab.client.scheduler.address}}
+    runs = [server.start("rlvf/train", SMALL | here | {"run": name})["id"] for name in ("one", "two")]
+    log = tmp_path / "worker.log"
+    lab.settle()
+    once = ("worker", "start", "--pool", "rlvf", "--run-once")
+    with log.open("w") as out, server.prefect(*once, stdout=out, RLVF_HOME=str(home)) as worker:
+        with training_lock(lab.client, "the test", str):
+            waiting = "waiting: the test trains on this cluster"
+            until(lambda: log.read_text().count(waiting) == 2, 120, about=log.read_text)
+            states = [server.api(f"flow_runs/{run}")["state"] for run in runs]
+            assert [state["type"] for state in states] == ["RUNNING", "RUNNING"]
+            assert not [state for state in states if state["state_details"]["deployment_concurrency_lease_id"]]
+            assert not list(home.glob("runs/*/metrics.jsonl"))
+        assert worker.wait(120) == 0
+    states = [server.api(f"flow_runs/{run}")["state"]["type"] for run in runs]
+    assert states == ["COMPLETED", "COMPLETED"], log.read_text()
 
 
 @dataclass(frozen=True)
