@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from distributed import Client, Lock
+from distributed import Client, Lock, semaphore
 
 TRAINING = ["rlvf", "training"]  # the scheduler's metadata: the run that trains, and how many have before it
 LOOK_SECONDS = 1.0
@@ -55,7 +55,7 @@ def training_lock(client: Client, name: str, say: Callable[[str], None]) -> Iter
     """Wait until no other run trains on the cluster, and keep others waiting until the end of the context.
 
     A run that is killed loses its turn when the scheduler has not heard of it for 30 s (Dask's
-    ``distributed.scheduler.locks.lease-timeout``), and so does one that sleeps: see `Turn.check`.
+    ``distributed.scheduler.locks.lease-timeout``), and so does one that sleeps: see `TrainingLock.check`.
     """
     name_of_lock = _name(client)
     lock = Lock(name_of_lock, scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
@@ -105,6 +105,13 @@ class TrainingLocks:
         """Nobody goes on."""
         self._mine = self._client = None
         self._kept.close()
+
+
+def count_leases_by_steady_clock() -> None:
+    """Have the scheduler of this process count the age of its locks' leases by a clock that nobody sets, and that
+    stands still while the machine sleeps. Dask takes the time of day: a jump of more than 30 s, as when a machine that
+    starts without a clock of its own hears the time, takes the lock from an owner in good health."""
+    vars(semaphore)["time"] = time.monotonic  # the name by which this module calls its clock
 
 
 def training(client: Client) -> str | None:

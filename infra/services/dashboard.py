@@ -1,4 +1,4 @@
-"""Dask's page behind the gate: what a scheduler loads that is started with our settings (`preload`)."""
+"""What a scheduler loads that is started with our settings (`preload`): a gate in front of its page, another clock."""
 
 import os
 from http import HTTPStatus
@@ -15,6 +15,7 @@ from tornado.httputil import (
 )
 
 from infra.cluster.settings import DASHBOARD_PORT
+from infra.cluster.training_lock import count_leases_by_steady_clock
 from infra.home import rlvf_home
 from infra.security.identity import certificate_names
 from infra.services.gate import Answer, Gate
@@ -25,6 +26,7 @@ HEALTH = "/health"  # says "ok" and nothing else, to whatever looks after proces
 
 def dask_setup(scheduler: Scheduler) -> None:
     """Called by Dask once the page listens. Raises `OSError` where it listens elsewhere because its port was taken."""
+    count_leases_by_steady_clock()
     server: Any = scheduler.http_server
     wanted = os.environ.get(DASHBOARD_PORT)
     if wanted and int(wanted) != server.port:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import dask.config
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler, semaphore
 
 from infra.cluster import training_lock as module
+from infra.cluster.settings import DASK_SETTINGS
 from infra.cluster.training_lock import TrainingLockLostError, training, training_lock
 from tests.conftest import free_port, running_scheduler
 from tests.processes import until
@@ -65,6 +66,27 @@ def test_who_slept_through_its_turn_is_refused_and_leaves_the_next_one_its_own(
             sleeping.__exit__(None, None, None)
             assert training(two) == "next"
             mine.check()
+
+
+def test_a_clock_that_is_set_takes_the_turn_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    jumps = [0.0]
+    monkeypatch.setattr(semaphore, "time", lambda: time.time() + jumps[0])
+    settings = {**DASK_SETTINGS, "distributed.scheduler.locks.lease-validation-interval": "1000s"}  # below, by hand
+    with (
+        dask.config.set(settings),
+        LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", processes=False, protocol="tcp") as local,
+        Client(local, set_as_default=False) as client,
+        training_lock(client, "first", str) as mine,
+    ):
+        mine.lock.refresh_leases = False  # nor does it give a sign just now
+        for jump in (3600.0, -3600.0):
+            jumps[0] = jump
+
+            async def look(dask_scheduler: Scheduler) -> None:
+                dask_scheduler.extensions["semaphores"]._check_lease_timeout()
+
+            client.run_on_scheduler(look)
+            assert mine.lock.locked()
 
 
 def test_a_turn_on_a_scheduler_that_is_gone_keeps_nobody_from_the_next_one(
