@@ -5,6 +5,7 @@ Their own commands start the same applications with the same settings, and let e
 
 import argparse
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -13,6 +14,10 @@ from typing import Any
 from infra.services.asgi import Application, Gated
 from infra.services.gate import Gate
 from infra.services.served import AUTH
+
+WITHIN = re.compile(r"mlflow-artifacts:/(?!/)[^%?#\\\0]*")  # no host, nothing that means another path once decoded
+# Of a model's version; a file: within the folder of its run, as MLflow sees to, and a prompt's, one of two words.
+SOURCES = "^(mlflow-artifacts|runs|models|file):/|^(dummy-source|prompt-template)$"
 
 
 def prefect_application() -> tuple[Application, dict[str, Any]]:
@@ -41,10 +46,30 @@ def mlflow_application() -> tuple[Application, dict[str, Any]]:
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
         "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "true",  # the gate asks for all that it asks for, and more
     }
+    os.environ.setdefault("MLFLOW_CREATE_MODEL_VERSION_SOURCE_VALIDATION_REGEX", SOURCES)
     handlers.initialize_backend_stores(backend, backend, "mlflow-artifacts:/")
+    keep_to_artifact_store(handlers._get_tracking_store())
     from mlflow.server.fastapi_app import app
 
     return app, {}
+
+
+def keep_to_artifact_store(tracking: Any) -> None:
+    """Have MLflow's tracking store refuse an experiment whose artifacts would lie elsewhere: this server writes them
+    itself, wherever their experiment says. Whatever makes an experiment, in each of its APIs, does it here."""
+    from mlflow.exceptions import MlflowException
+
+    create = tracking.create_experiment
+
+    def create_experiment(name: str, artifact_location: str | None = None, tags: Any = None) -> str:
+        if artifact_location and (not WITHIN.fullmatch(artifact_location) or ".." in artifact_location.split("/")):
+            raise MlflowException.invalid_parameter_value(
+                f"artifact_location {artifact_location[:200]!r}: leave it out, or give mlflow-artifacts:/FOLDER; this "
+                "server keeps artifacts in its own store only"
+            )
+        return str(create(name, artifact_location, tags))
+
+    vars(tracking)["create_experiment"] = create_experiment
 
 
 APPLICATIONS: dict[str, Callable[[], tuple[Application, dict[str, Any]]]] = {
