@@ -16,10 +16,9 @@ from infra.storage.claim import Claim
 from tests.flows.accidents import check_steps
 from tests.processes import terminal, until
 
-SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in (SIGTERM, SIGHUP)]
 
-
-@pytest.mark.parametrize("number", [SIGINT, *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGHUP])
 def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "interrupted"

@@ -52,10 +52,10 @@ def trained_with_a_killed_worker(
     return Path(run)
 
 
-@pytest.mark.parametrize(
-    ("worker", "call"),
-    [("generator-0", "generate"), ("trainer", "train"), pytest.param("verifier-0", "verify", marks=pytest.mark.slow)],
-)
+SLOW = [pytest.param(*each, marks=pytest.mark.slow) for each in (("generator-0", "generate"), ("verifier-0", "verify"))]
+
+
+@pytest.mark.parametrize(("worker", "call"), [("trainer", "train"), *SLOW])
 def test_a_killed_worker_costs_its_piece_of_work(lab: Any, undisturbed: str, worker: str, call: str) -> None:
     trained_with_a_killed_worker(lab, undisturbed, worker, call, after=3)
 

@@ -41,6 +41,7 @@ def test_a_mistake_that_only_the_cluster_can_tell_is_one_line_too(lab: Any, opti
     assert not lab.run_folder(name).exists()
 
 
+@pytest.mark.slow
 def test_a_tracking_uri_that_mlflow_does_not_know_leaves_no_run(lab: Any) -> None:
     name = lab.new_name()
     asked = {"run": name, "cluster.scheduler": lab.client.scheduler.address, "tracking.uri": "nosuch://place"}
