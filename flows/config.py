@@ -106,7 +106,9 @@ class ServeConfig(ConfigTree):
 
     verifier: VerifierConfig = VerifierConfig()
     host: str = Field("127.0.0.1", min_length=1, description="address to listen at")
-    port: int = Field(8900, ge=0, le=65535, description="0 takes a free one")
+    port: int | None = Field(
+        None, ge=0, le=65535, description="none takes 8900, or a free one if that is taken; 0 takes a free one"
+    )
 
 
 class VerifyConfig(ConfigTree):

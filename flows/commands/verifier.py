@@ -1,6 +1,7 @@
 """`rlvf verifier serve`."""
 
 import argparse
+import errno
 import json
 import socket
 import ssl
@@ -11,7 +12,7 @@ from typing import Any
 from flows.commands.command import Command
 from flows.config import ServeConfig
 from flows.options.reading import add_options, read_config
-from infra.home import rlvf_home
+from infra.home import home_line, rlvf_home
 from infra.hosts import bracketed, is_loopback
 from infra.security.identity import certificate_names, certs_folder, own_certificates
 from infra.security.tls import refuse_open_address
@@ -20,6 +21,8 @@ from infra.services.gate import Gate
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import named
 from tasks.problem_set import open_verifier
+
+PORT = 8900  # where it is free
 
 EXAMPLES = """
 rlvf verifier serve --verifier gsm8k                           at https://127.0.0.1:8900
@@ -51,7 +54,11 @@ def _run(given: argparse.Namespace) -> None:
     with listening:
         verifier = opened(spec, home)
         verifier.warm()
-        address = f"{'https' if tls else 'http'}://{bracketed(config.host)}:{listening.getsockname()[1]}"
+        port = listening.getsockname()[1]
+        print(home_line(), file=sys.stderr)
+        if config.port is None and port != PORT:
+            print(f"port {PORT} is in use: the verifier listens on {port}", file=sys.stderr)
+        address = f"{'https' if tls else 'http'}://{bracketed(config.host)}:{port}"
         import uvicorn
 
         from flows.commands.verifier_service import verifier_app
@@ -64,7 +71,7 @@ def _run(given: argparse.Namespace) -> None:
                     print(json.dumps({"url": address, "verifier": spec.name}), flush=True)
 
         names = [config.host, *certificate_names(home)]
-        app = Gated(verifier_app(spec, verifier), Gate(None, listening.getsockname()[1], names, tls=bool(tls)))
+        app = Gated(verifier_app(spec, verifier), Gate(None, port, names, tls=bool(tls)))
         settings: dict[str, Any] = {"log_level": "warning", "limit_concurrency": 64, "timeout_graceful_shutdown": 5}
         try:
             Server(uvicorn.Config(app, **settings, **tls)).run(sockets=[listening])
@@ -72,11 +79,15 @@ def _run(given: argparse.Namespace) -> None:
             verifier.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, chosen: int | None) -> socket.socket:
+    """At the port that somebody chose; at the usual one, or a free one where that is taken, if nobody did."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    port = PORT if chosen is None else chosen
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
+        if chosen is None and getattr(error, "errno", None) == errno.EADDRINUSE:
+            return _listen(host, 0)
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"cannot listen at {host}, port {port} ({reason}); give another --host or --port") from error
 

@@ -49,17 +49,8 @@ def check_storage(uri: str, *, answered: bool = False) -> None:
         ) from error
     except StorageError:
         raise
-    except PermissionError as error:
-        what = f"you may not write to {_nearest(path)}" if path is not None else f"access denied ({_line(error)})"
-        remedy = "mount it with write access, or name another" if path is not None else "check the credentials"
-        raise StorageError(f"storage {uri}: {what}; {remedy}") from error
     except _faults() as error:
-        remedy = (
-            "make the bucket, check its name, AWS_ENDPOINT_URL_S3 and the credentials"
-            if path is None
-            else ("mount it, or name another folder")
-        )
-        raise StorageError(f"storage {uri}: cannot be used: {_line(error)}; {remedy}") from error
+        raise StorageError(f"storage {uri}: {_why(error, path)}") from error
 
 
 @contextmanager
@@ -75,6 +66,20 @@ def looked_at(uri: str) -> Iterator[None]:
         if store.local_path(uri) is not None or (not (known := explained(error)) and not is_of_library(error)):
             raise
         raise StorageError(f"{uri}: {known or f'cannot be used: {_line(error)}'}") from error
+
+
+def _why(error: Exception, path: Path | None) -> str:
+    """Why nothing can be kept there, and what to do about it; `path` if it is a folder of this machine."""
+    if path is None and isinstance(error, PermissionError):
+        return f"access denied ({_line(error)}); check the credentials"
+    if path is None:
+        remedy = "make the bucket, check its name, AWS_ENDPOINT_URL_S3 and the credentials"
+        return f"cannot be used: {_line(error)}; {remedy}"
+    if isinstance(error, OSError) and (known := explained(error)):  # it is the home, or the disk is full
+        return known
+    if isinstance(error, PermissionError):
+        return f"you may not write to {_nearest(path)}; mount it with write access, or name another"
+    return f"cannot be used: {_line(error)}; mount it, or name another folder"
 
 
 def _nearest(path: Path) -> Path:

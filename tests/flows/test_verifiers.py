@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import httpx
 import numpy as np
 import pytest
 
+from flows.cli import main
+from flows.commands.verifier import PORT
 from flows.commands.verifier_service import MAX_BODY, MAX_ITEMS, MAX_TEXT
 from flows.config import TrainConfig
 from infra.runs.metric_log import read_metrics
@@ -46,11 +49,11 @@ def certified(home: Path, machine: bool = True) -> ssl.SSLContext:
 
 
 @contextmanager
-def serving(folder: Path, *words: str) -> Iterator[str]:
-    """The address of `rlvf verifier serve`; it ends by Ctrl-C with nothing to say."""
+def serving(folder: Path, *words: str, port: tuple[str, ...] = ("--port", "0")) -> Iterator[str]:
+    """The address of `rlvf verifier serve`; it ends by Ctrl-C, and what it said on stderr is in `said.log`."""
     program = "from flows.cli import main; main()"
     with started(
-        *(sys.executable, "-c", program, "verifier", "serve", "--json", "--port", "0", *words),
+        *(sys.executable, "-c", program, "verifier", "serve", "--json", *port, *words),
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -63,6 +66,7 @@ def serving(folder: Path, *words: str) -> Iterator[str]:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert (out, "Traceback" in err) == ("", False), err
+        (folder / "said.log").write_text(err)
 
 
 def test_a_service_judges_batches_and_refuses_what_is_too_much(tmp_path: Path, home_folder: Path) -> None:
@@ -104,6 +108,24 @@ def test_a_service_judges_batches_and_refuses_what_is_too_much(tmp_path: Path, h
         with suppress(httpx.WriteError):  # refused before all was sent
             assert client.post(f"{url}/verify", content=endless(), timeout=20).status_code == 413
         assert client.get(f"{url}/health").status_code == 200
+
+
+def test_a_service_says_where_its_home_is_and_leaves_a_usual_port_that_is_taken(
+    tmp_path: Path, home_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ExitStack() as stack:
+        with suppress(OSError):  # whoever has it, it is taken
+            stack.enter_context(socket.create_server(("127.0.0.1", PORT)))
+        with pytest.raises(SystemExit):  # chosen
+            main(["verifier", "serve", "--port", str(PORT)])
+        assert f"cannot listen at 127.0.0.1, port {PORT} (Address already in use" in capsys.readouterr().err
+        url = stack.enter_context(serving(tmp_path, "--verifier", "gsm8k", port=()))
+        assert httpx.get(f"{url}/health", verify=certified(home_folder)).json() == {"verifier": "gsm8k"}
+    at = url.rpartition(":")[2]
+    assert at != str(PORT)
+    said = (tmp_path / "said.log").read_text()
+    assert f"home {home_folder} ($RLVF_HOME)\n" in said
+    assert f"port {PORT} is in use: the verifier listens on {at}\n" in said
 
 
 def test_a_service_of_a_users_function_kills_what_does_not_end(tmp_path: Path, home_folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What `rlvf up` refuses in one line before anything is started."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,18 @@ def test_a_service_that_is_named_and_not_there_is_an_error(
     assert variable in err
     assert "planted" not in err
     assert not (home_folder / "up.json").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no folder, whoever makes one, on Linux alone")
+@pytest.mark.parametrize("words", [("up",), ("sft",), ("verifier", "serve", "--port", "0"), ("certs", "other")])
+def test_a_directory_that_takes_no_home_is_refused_by_the_name_of_the_variable(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RLVF_HOME")
+    monkeypatch.chdir("/proc")
+    with pytest.raises(SystemExit):
+        main(words)
+    err = capsys.readouterr().err
+    assert "cannot be written (" in err
+    assert "set RLVF_HOME to a folder that can, now /proc/.rlvf" in err
+    assert err.strip().count("\n") == 0

@@ -1,6 +1,7 @@
 """Where runs may lie: local folders and a real S3 API, and what is said when they cannot."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,19 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(StorageError, match="you may not write to"):
         check_storage(str(tmp_path / "closed" / "store"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no folder, whoever makes one, on Linux alone")
+def test_a_home_that_cannot_be_written_is_told_from_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLVF_HOME")
+    monkeypatch.chdir("/proc")
+    with pytest.raises(
+        StorageError, match=r"/proc/\.rlvf cannot be written \(.+\); set RLVF_HOME to a folder that can"
+    ):
+        check_storage("/proc/.rlvf")
+    monkeypatch.setenv("RLVF_HOME", "/elsewhere")
+    with pytest.raises(StorageError, match=r"/proc/\.rlvf: cannot be used: .+; mount it, or name another folder"):
+        check_storage("/proc/.rlvf")
 
 
 @pytest.mark.parametrize("given", ["", " ", "sftp://me:secret@host/store"])
