@@ -8,7 +8,14 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from rl.config import PolicyConfig
@@ -48,7 +55,7 @@ def load_policy(
         given: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
         if weights is not None:
             # by its class, which takes weights from memory and draws no random ones first
-            load = getattr(transformers, settings.architectures[0]).from_pretrained
+            load = _class_of(settings).from_pretrained
             given = {"state_dict": copied_weights(weights, kept)}
         model, loading = load(
             None if weights is not None else path,
@@ -75,6 +82,15 @@ def load_policy(
     if check:
         require_parity(policy, path)
     return policy
+
+
+def _class_of(settings: PretrainedConfig) -> Any:
+    """The class that the configuration names. Raises ValueError where transformers has no such model."""
+    named = next(iter(settings.architectures or ()), None)
+    found = getattr(transformers, str(named), None)
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise ValueError(f"architectures of its config.json names no model that transformers knows: {named!r}")
+    return found
 
 
 def _reason(error: Exception) -> str:

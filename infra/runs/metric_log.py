@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -127,8 +128,14 @@ def parse_metrics(content: bytes, name: str) -> list[MetricLine]:
         try:
             lines.append(MetricLine.loads(text))
         except ValueError:
-            logger.warning("%s: line %d is not a line of metrics and is left out", name, number)
+            _say_once(name, number)
     return lines
+
+
+@cache
+def _say_once(name: str, number: int) -> None:
+    """Of a line that is left out: a run reads the file again and again."""
+    logger.warning("%s: line %d is not a line of metrics and is left out", name, number)
 
 
 def plain(value: str | float) -> str | float:

@@ -20,6 +20,7 @@ from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
 from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow, quiet_retries
 from infra.security.secrets import masked
+from infra.sqlite import damage_named, file_of
 
 if TYPE_CHECKING:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # least pause after a failed attempt to reach MLflow
 PAUSE_RATIO = 10  # and at least this many times what the attempt took, so that an outage costs a run a tenth at most
 SYSTEM_METRICS_SECONDS = 10
+REMEDY = "move it aside; a run that goes on by --resume brings all its points into a new one, from its metrics.jsonl"
 NOT_OURS = "system/"  # metrics of MLflow's own, which count their own steps
 
 
@@ -116,7 +118,8 @@ class Tracker:
         self._away = False
         self._next_attempt = 0.0
         home.mkdir(parents=True, exist_ok=True)
-        failure = self._deliver()
+        with damage_named(file_of(uri), REMEDY):
+            failure = self._deliver()
         if failure is not None and run_id is None:
             raise TrackingError(
                 f"tracking.uri {masked(uri)}: no MLflow run could be created ({failure}); "

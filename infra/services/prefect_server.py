@@ -21,8 +21,10 @@ from infra.services.passwords import USER, auth_of, kept_password
 from infra.services.prefect_api import PrefectApi
 from infra.services.served import served
 from infra.services.supervisor import Program, Service, ServiceError
+from infra.sqlite import damage_named
 
 PORT = 4200
+REMEDY = "remove it; Prefect's page forgets the runs until now, and no run is lost by that"
 
 
 def is_own(home: Path, url: str) -> bool:
@@ -125,11 +127,16 @@ class PrefectServer:
         return _prefect_environment(self.service.folder) | known
 
     def wait(self, timeout: float = 120.0) -> str:
-        """The address of the API, once it answers. Raises `ServiceError` when the server ends before that.
+        """The address of the API, once it answers. Raises `ServiceError` when the server ends before that,
+        `DamagedDatabaseError` where that was for its database.
 
         A server that found its port taken while it started listens elsewhere: the environment that `prefect_server` has
         set follows.
         """
+        with damage_named(self.service.folder / "prefect.db", REMEDY):
+            return self._wait(timeout)
+
+    def _wait(self, timeout: float) -> str:
         deadline = time.monotonic() + timeout
         while self.is_ours and not (self._find() and self.serves()):
             lives = self.service.lives() or self._is_kept_elsewhere()

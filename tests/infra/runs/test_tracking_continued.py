@@ -4,11 +4,13 @@ import json
 import math
 import shutil
 
+import pytest
 from mlflow import MlflowClient
 
 from infra.runs import mlflow_run
 from infra.runs.metric_log import read_metrics
 from infra.runs.mlflow_run import Owner
+from infra.sqlite import DamagedDatabaseError
 from tests.infra.runs.tracked import points, start, table
 
 
@@ -46,6 +48,16 @@ def test_a_run_that_mlflow_lost_is_created_again_from_the_local_file(home, tmp_p
     assert len(points(fresh, second.run_id, "a")) == 12
     for index in range(99):
         assert points(fresh, second.run_id, f"b/{index}") == [(step, step * index) for step in range(12)]
+
+
+@pytest.mark.parametrize("run_id", [None, "0" * 32])
+def test_a_damaged_database_is_one_line_with_the_remedy(tmp_path, run_id):
+    (tmp_path / "mlflow.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(DamagedDatabaseError) as error:
+        start(tmp_path, run_id=run_id, local=tmp_path / "metrics.jsonl")
+    said = str(error.value)
+    assert said.startswith(f"{tmp_path / 'mlflow.db'} is damaged (file is not a database): move it aside; ")
+    assert "\n" not in said
 
 
 def test_a_deleted_experiment_and_a_deleted_run_are_brought_back(home, client):

@@ -23,6 +23,7 @@ from infra.services import prefect_server as services
 from infra.services.http import answers
 from infra.services.prefect_server import PrefectServer, prefect_server
 from infra.services.supervisor import ServiceError
+from infra.sqlite import DamagedDatabaseError
 from tests.processes import started, until
 
 
@@ -257,3 +258,13 @@ def test_no_proxy_is_told_the_password(home: Path, named: bool, monkeypatch: pyt
         proxy.shutdown()
     assert (answer.status_code, asked) == (200, [])
     assert "NO_PROXY" not in os.environ
+
+
+def test_a_damaged_database_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    database = tmp_path / "prefect" / "prefect.db"
+    database.parent.mkdir()
+    database.write_bytes(b"no database" * 1000)
+    with pytest.raises(DamagedDatabaseError) as error, prefect_server(tmp_path, print) as server:
+        server.wait()
+    assert str(error.value).startswith(f"{database} is damaged (file is not a database): remove it; ")
+    assert "\n" not in str(error.value)

@@ -173,6 +173,18 @@ def test_damaged_weights_are_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("named", [None, [], ["Nothing"], ["AutoModelForCausalLM"], ["set_seed"]])
+def test_an_architecture_that_is_none_is_one_clear_line(
+    named: list[str] | None, tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = saved(tmp_path, build_small("llama"), tokenizer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": named}))
+    with pytest.raises(UnknownModelError, match="names no model that transformers knows") as caught:
+        load_policy(folder, CPU, weights=read_weights(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
 # -- new weights in place
 
 
