@@ -17,6 +17,8 @@ from pydantic import BaseModel
 
 from infra.disk import own_folder
 from infra.interrupts import put_off
+from infra.runs.description import TAG as DESCRIPTION_TAG
+from infra.runs.description import description
 from infra.runs.metric_log import MetricLine
 from infra.security.printable import printable
 from infra.security.secrets import masked
@@ -42,12 +44,7 @@ TABLES_SHOWN = 100  # the tag that makes MLflow show a file as a table holds 800
 SAMPLES_TAG = "mlflow.loggedArtifacts"
 # without it the page of 3.17 opens on traces of language model applications, whatever the tags of an experiment say
 WORKFLOW = "?workflowType=machine_learning"
-NOTE_TAG = "mlflow.note.content"
 OWNER_TAG = "rlvf.run"
-NOTE = """Reinforcement learning of **{model}** on **{problems}** by **{loss}**.
-
-First `reward/mean` (of each step) and `eval/reward` (held-out problems), then `policy/entropy`, `completion/truncated`
-and `policy/mismatch_kl`. The artifact `report.html` shows them on one page."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +121,11 @@ class MlflowRun:
         client = mlflow.MlflowClient(tracking_uri=self.uri)
         run = self._find_run(client, self.run_id)
         if run is None:
-            tags = {OWNER_TAG: self._owner.tag, **self._note()}
+            tags = {OWNER_TAG: self._owner.tag}
             run = client.create_run(self._find_experiment(client), run_name=self._name, tags=tags)
             self.run_id = run.info.run_id
+            if text := description(self._params, run.info.experiment_id, run.info.run_id):
+                client.set_tag(run.info.run_id, DESCRIPTION_TAG, text)
             self._guest = False  # it is nobody else's
             self._follow(client, run.info.run_id)
             run = client.get_run(run.info.run_id)
@@ -227,14 +226,6 @@ class MlflowRun:
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
-
-    def _note(self) -> dict[str, str]:
-        """What the page says of the run, if it is a training run."""
-        named = [self._params.get(name) for name in ("policy.model", "problems.path", "loss.name")]
-        model, problems, loss = (
-            re.sub(r"[^\w.:/ -]", "_", name or "") for name in named
-        )  # no Markdown of a file's name
-        return {NOTE_TAG: NOTE.format(model=model, problems=problems, loss=loss)} if model else {}
 
     def _send_params(self, client: "MlflowClient", run: "Run") -> None:
         """MLflow's params never change: what a continued run has different goes into tags."""
