@@ -5,7 +5,7 @@ the default: so a section whose default is text or null takes one line until som
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
@@ -18,8 +18,8 @@ NULL = {"type": "null", "title": "default"}
 
 
 class ConfigTree(BaseModel):
-    """A configuration of sections. A section's bare value stands for the leaf that is its shorthand; null, where it
-    cannot be left out, for its default."""
+    """A configuration of sections. A section's bare value stands for the leaf that is its shorthand; null for its
+    default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     first: ClassVar[tuple[str, ...]] = ()  # the fields that come before the others in a form
@@ -35,7 +35,7 @@ class ConfigTree(BaseModel):
             field = cls.model_fields.get(name)
             section = section_of(field) if field is not None else None
             leaf = getattr(section, "shorthand", None)
-            if section is not None and value is None and field is not None and not _nullable(field):
+            if section is not None and value is None:
                 continue
             short = leaf is not None and isinstance(value, str)
             whole[name] = {leaf: value} if short else value
@@ -62,11 +62,9 @@ class ConfigTree(BaseModel):
 def _section_schema(
     field: FieldInfo, section: type[BaseModel], shown: JsonSchemaValue, left_out: bool
 ) -> JsonSchemaValue:
-    if "$ref" not in shown:
-        return shown  # a choice already
     inside = {"$ref": shown["$ref"]}
     outside = {key: value for key, value in shown.items() if key != "$ref"}
-    default = field.get_default(call_default_factory=True, validated_data={})
+    default = field.get_default()
     shorthand = getattr(section, "shorthand", None)
     if shorthand is not None:
         leaf = _leaf(section)
@@ -87,7 +85,3 @@ def _leaf(section: type[BaseModel]) -> JsonSchemaValue:
     name: str = section.shorthand  # type: ignore[attr-defined]
     leaf = section.model_json_schema()["properties"][name]
     return {**{key: value for key, value in leaf.items() if key != "default"}, "title": name}
-
-
-def _nullable(field: FieldInfo) -> bool:
-    return type(None) in get_args(field.annotation)

@@ -7,7 +7,6 @@ paths before they are laid over each other, so a mistake is reported in the plac
 import argparse
 import difflib
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flows.options.plain_yaml import load_yaml
-from flows.options.tree import Option, default_values, flatten, known_options, leaf_values, nest
+from flows.options.tree import Option, flatten, known_options, leaf_values, nest
 from flows.options.usual_names import unknown
 from infra.storage.usable import StorageError, looked_at
 
@@ -57,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None
 
     The parsed namespace has `config` (str or None) and `overrides` (dotted path to text): what `read_config` takes.
     """
-    options, defaults = known_options(model), dict(default_values(model))
+    options, defaults = known_options(model), dict(leaf_values(model()))
     parser.allow_abbrev = False
     parser.usage = parser.usage or "%(prog)s [options]"
     parser.set_defaults(overrides={})
@@ -73,13 +72,10 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None
         else:
             words = option.field.description or inspect.cleandoc(option.section.__doc__ or "").partition("\n\n")[0]
             group = groups[path] = parser.add_argument_group(path, words)
-            if option.shorthand is not None:
-                leaf = options[option.shorthand]
-                metavar, text = leaf.metavar, _help(leaf, defaults)
-            elif option.nullable:
-                metavar, text = "null", "do without"
-            else:
+            if option.shorthand is None:
                 continue
+            leaf = options[option.shorthand]
+            metavar, text = leaf.metavar, _help(leaf, defaults)
         escaped = text.replace("%", "%%")
         group.add_argument(f"--{path}", action=_Override, default=argparse.SUPPRESS, metavar=metavar, help=escaped)
 
@@ -100,19 +96,15 @@ def read_config(
     Raises OptionError with a line for each unknown key or unacceptable value, naming it as its layer does.
     """
     options = known_options(model)
-    flat = {path: Given(path, value) for path, value in default_values(model) if defaults}
+    flat = {path: Given(path, value) for path, value in leaf_values(model()) if defaults}
     saved = _layer(options, base or {}, "saved configuration: ")
     written = _layer(options, _read_yaml(file), f"{file}: ") if file is not None else []
     given = [*saved, *written, *_command_line(options, overrides)]
     if mistakes := [mistake for one in given if (mistake := _misplaced(options, one))]:
         raise OptionError("\n".join(mistakes))
-    for one in given:
-        # A section that is left out and its leaves exclude each other: the later word counts.
-        for other in [path for path in flat if path.startswith(f"{one.path}.") or one.path.startswith(f"{path}.")]:
-            del flat[other]
-        flat[one.path] = one
+    flat |= {one.path: one for one in given}
     try:
-        return model.model_validate(nest(options, {path: one.value for path, one in flat.items()}))
+        return model.model_validate(nest({path: one.value for path, one in flat.items()}))
     except ValidationError as error:
         raise OptionError("\n".join(_explain(error, options, flat))) from None
 
@@ -126,36 +118,22 @@ def to_yaml(config: BaseModel) -> str:
 def differences(saved: BaseModel, now: BaseModel) -> list[str]:
     """A line for each leaf that differs: "loss.name: saved 'reinforce', now 'grpo'"."""
     before, after = dict(leaf_values(saved)), dict(leaf_values(now))
-    return [
-        f"{path}: saved {_quoted(before, path)}, now {_quoted(after, path)}"
-        for path in dict.fromkeys([*before, *after])
-        if path not in before or path not in after or before[path] != after[path]
-    ]
+    return [f"{path}: saved {before[path]!r}, now {value!r}" for path, value in after.items() if before[path] != value]
 
 
 def _help(option: Option, defaults: Mapping[str, Any]) -> str:
-    notes = [bound for bound in option.bounds if bound != "at least 1 long"]  # which goes without saying
-    if option.path in defaults or not option.field.is_required():
-        if option.path in defaults or option.field.default_factory is None:  # what a factory makes may differ each time
-            notes = [*notes, f"default {_shown(defaults.get(option.path, option.field.default))}"]
-    else:
-        notes = [*notes, "required"]
-    return " ".join(filter(None, [option.field.description, f"({', '.join(notes)})" if notes else ""]))
+    bounds = [bound for bound in option.bounds if bound != "at least 1 long"]  # which goes without saying
+    notes = ", ".join([*bounds, f"default {_shown(defaults[option.path])}"])
+    return f"{option.field.description or ''} ({notes})".lstrip()
 
 
 def _shown(value: Any) -> str:
     """A value as the command line would write it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, BaseModel):
-        return json.dumps(value.model_dump(mode="json", exclude_defaults=True))
     if isinstance(value, (tuple, list)):
         return ",".join(map(_shown, value)) or "empty"
     return str(value) or "empty"
-
-
-def _quoted(values: Mapping[str, Any], path: str) -> str:
-    return repr(values[path]) if path in values else "absent"
 
 
 def _layer(options: Mapping[str, Option], entries: Mapping[Any, Any], origin: str) -> list[Given]:
@@ -166,11 +144,9 @@ def _layer(options: Mapping[str, Option], entries: Mapping[Any, Any], origin: st
 
 
 def _command_line(options: Mapping[str, Option], overrides: Mapping[str, str]) -> list[Given]:
-    # `--critic none` leaves out a section, before a bare value can mean the section's shorthand
-    words = {path: options[path].absent(text) if path in options else text for path, text in overrides.items()}
     return [
-        Given(path, options[path].parse(word) if path in options and word is not None else word, "--")
-        for path, word in flatten(options, words)
+        Given(path, options[path].parse(word) if path in options else word, "--")
+        for path, word in flatten(options, overrides)
     ]
 
 
@@ -180,20 +156,20 @@ def _misplaced(options: Mapping[str, Option], given: Given) -> str | None:
     if option is None:
         what, dashes = ("unknown option --", "--") if given.origin == "--" else (f"{given.origin}unknown key ", "")
         return unknown(given.path, options, what, dashes)
-    if option.section is not None and given.value is not None:
+    if option.section is not None:
         inner = ", ".join(f"{given.path}.{name}" for name in option.section.model_fields)
         return f"{given.name}: {given.value!r} is not allowed; it is a section: give {inner}"
     return None
 
 
 def _explain(error: ValidationError, options: Mapping[str, Option], flat: Mapping[str, Given]) -> list[str]:
-    lines: dict[str, str] = {}  # by path: a union reports each of its branches, the first is enough
+    lines: dict[str, str] = {}  # by path: the first is enough
     for detail in error.errors(include_url=False):
         path = ""
         for part in detail["loc"]:
             longer = f"{path}.{part}" if path else str(part)
             if longer not in options:
-                break  # an element's index, a union's branch
+                break  # an element's index
             path = longer
         option = options.get(path)
         name = flat[path].name if path in flat else path
@@ -201,11 +177,7 @@ def _explain(error: ValidationError, options: Mapping[str, Option], flat: Mappin
         inner = detail["loc"][path.count(".") + 1 :] if path else ()
         if option is not None and option.items is not None and inner:
             path, name, option = _inside(option, name, inner)
-        if detail["type"] == "missing" and path.endswith(f".{detail['loc'][-1]}") and "[" in path:
-            line = f"{name} is missing"
-        elif detail["type"] == "missing":
-            line = f"{path} is missing: give --{path}, or {path} in the file of --config"
-        elif own is not None:
+        if own is not None:
             value = f" {detail['input']!r}" if option is not None and option.section is None else ""
             line = ": ".join(filter(None, [f"{name}{value}", str(own)]))
         elif option is None or option.section is not None:

@@ -4,11 +4,10 @@ import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from flows.options.plain_yaml import load_yaml
@@ -43,12 +42,8 @@ class Option:
     path: str  # dotted, "loss.name"
     field: FieldInfo
     section: type[BaseModel] | None  # None: a leaf
-    schema: Mapping[str, Any]  # of a leaf: its JSON schema
+    schema: Mapping[str, Any]  # of a leaf: its JSON schema, that of None left out
     items: type[BaseModel] | None = None  # of a leaf that is a list of sections
-
-    @property
-    def branches(self) -> list[Mapping[str, Any]]:
-        return [branch for branch in self.schema.get("anyOf", [self.schema]) if branch.get("type") != "null"]
 
     @property
     def nullable(self) -> bool:
@@ -62,7 +57,7 @@ class Option:
 
     @property
     def bounds(self) -> list[str]:
-        return [words.format(branch[key]) for branch in self.branches for key, words in BOUNDS.items() if key in branch]
+        return [words.format(self.schema[key]) for key, words in BOUNDS.items() if key in self.schema]
 
     @property
     def allowed(self) -> str:
@@ -71,32 +66,20 @@ class Option:
             return (
                 f"a list in YAML, such as [{{{', '.join(f'{name}: …' for name in list(self.items.model_fields)[:2])}}}]"
             )
-        kinds = [_choices(branch, "one of {}", ", ") or TYPES[branch["type"]][0] for branch in self.branches]
-        items = [of for branch in self.branches if (of := _choices(branch.get("items", {}), " of {}", ", "))]
-        null = " or null" if self.nullable else ""
-        return ", ".join(["".join([" or ".join(kinds), *items, null]), *self.bounds])
+        kind = _choices(self.schema, "one of {}", ", ") or TYPES[self.schema["type"]][0]
+        items = _choices(self.schema.get("items", {}), " of {}", ", ")
+        return ", ".join([f"{kind}{items}{' or null' * self.nullable}", *self.bounds])
 
     @property
     def metavar(self) -> str:
         if self.items is not None:
             return "YAML"
-        kinds = [
-            _choices(branch, "{{{}}}", ",")
-            or _choices(branch.get("items", {}), "{{{}}},...", ",")
-            or TYPES[branch["type"]][1]
-            for branch in self.branches
-        ]
-        return "|".join(kinds + ["null"] * self.nullable)
-
-    def absent(self, text: str) -> str | None:
-        """None where a command line's word means that."""
-        choices = [str(choice) for branch in self.branches for choice in branch.get("enum", [branch.get("const")])]
-        return None if self.nullable and text.lower() in NULL and text not in choices else text
+        kind = _choices(self.schema, "{{{}}}", ",") or _choices(self.schema.get("items", {}), "{{{}}},...", ",")
+        return (kind or TYPES[self.schema["type"]][1]) + "|null" * self.nullable
 
     def parse(self, text: str) -> Any:
         """A command line's word as something that pydantic can validate."""
-        word = self.absent(text)
-        return None if word is None else self.split(word)
+        return None if self.nullable and text.lower() in NULL else self.split(text)
 
     def split(self, value: Any) -> Any:
         """Comma-separated text as a list where the option is one; anything else as it is. A list of sections is written
@@ -108,7 +91,7 @@ class Option:
                 return value  # refused as what it is
             if not isinstance(given, str):
                 return [given] if isinstance(given, Mapping) else given if given is not None else []
-        if isinstance(value, str) and any(branch.get("type") == "array" for branch in self.branches):
+        if isinstance(value, str) and self.schema.get("type") == "array":
             return [item.strip() for item in value.split(",")] if value.strip() else []
         return value
 
@@ -117,7 +100,8 @@ class Option:
 def known_options(model: type[BaseModel]) -> dict[str, Option]:
     """Every node below `model` by its dotted path, in order of declaration, a section before what is in it.
 
-    Raises TypeError for a field that a command line has no notation for: a programming mistake, not a user's.
+    Raises TypeError for what no configuration here needs, a programming mistake and not a user's: a field without a
+    default, a section that may be left out, a choice of types, a type that a command line has no notation for.
     """
     found: dict[str, Option] = {}
     # Each model's schema is its own: only sections and enums appear as references in it.
@@ -125,39 +109,25 @@ def known_options(model: type[BaseModel]) -> dict[str, Option]:
     for name, field in model.model_fields.items():
         section = section_of(field)
         items = items_of(field)
-        found[name] = option = Option(name, field, section, schemas[name] if section is None else {}, items)
+        schema = schemas[name] if section is None else {}
+        kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+        found[name] = option = Option(name, field, section, kinds[0], items)
+        if field.is_required():
+            raise TypeError(f"{model.__name__}.{name}: has no default")
+        if items is not None:
+            known_options(items)  # refused now, not when a mistake is explained
         if section is not None:
             for path, below in known_options(section).items():
                 found[f"{name}.{path}"] = replace(below, path=f"{name}.{path}")
             if option.shorthand and option.shorthand not in found:
                 raise TypeError(f"{section.__name__}.shorthand names no field of it: {option.shorthand}")
-        elif not all(branch.get("type") in TYPES or _choices(branch, "{}", "") for branch in option.branches):
+        elif len(kinds) > 1 or not (kinds[0].get("type") in TYPES or _choices(kinds[0], "{}", "")):
             raise TypeError(f"{model.__name__}.{name}: no command-line notation for {field.annotation}")
     return found
 
 
-def default_values(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The defaults as paths and values, so that a section's own default survives an override of one of its leaves."""
-    for name, field in model.model_fields.items():
-        section = section_of(field)
-        if section is None:
-            if not field.is_required() and field.default_factory is None:
-                yield f"{prefix}{name}", field.default
-            continue
-        try:
-            default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
-        except ValidationError:  # a factory whose section has required leaves: they are asked for by name
-            default = None
-        if default is not None:
-            yield from leaf_values(default, f"{prefix}{name}.")
-        elif type(None) not in get_args(field.annotation):
-            yield from default_values(section, f"{prefix}{name}.")
-        elif not field.is_required():
-            yield f"{prefix}{name}", None
-
-
 def leaf_values(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of a configuration as (dotted path, value); a section that is left out as (its path, None)."""
+    """Every leaf of a configuration as (dotted path, value)."""
     for name in type(config).model_fields:
         value = getattr(config, name)
         if isinstance(value, BaseModel):
@@ -174,36 +144,27 @@ def flatten(options: Mapping[str, Option], given: Mapping[Any, Any], prefix: str
         section = option if option is not None and option.section is not None else None
         if isinstance(value, Mapping) and (section or (option is None and value)):
             yield from flatten(options, value, f"{path}.")
-        elif section and value is None and not section.nullable:
+        elif section and value is None:
             continue  # "loss:" with nothing below it
-        elif section and section.shorthand and value is not None:
+        elif section and section.shorthand:
             yield section.shorthand, value
         else:
             yield path, value
 
 
-def nest(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted path as the nested mapping that the tree's model validates."""
     tree: dict[str, Any] = {}
     for path, value in values.items():
         *sections, name = path.split(".")
         functools.reduce(lambda node, key: node.setdefault(key, {}), sections, tree)[name] = value
-    for path, option in options.items():  # also a section of which nothing is said, so that its leaves are asked for
-        *sections, name = path.split(".")
-        above: dict[str, Any] | None = tree
-        for key in sections:
-            above = above.get(key) if above is not None else None
-        if option.section is not None and not option.nullable and above is not None:
-            above.setdefault(name, {})
     return tree
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
     """The section that a field holds, None for a leaf."""
-    union = get_origin(field.annotation) in (Union, UnionType)
-    kinds = [kind for kind in (get_args(field.annotation) if union else [field.annotation]) if kind is not type(None)]
-    only = kinds[0] if len(kinds) == 1 else None
-    return only if inspect.isclass(only) and issubclass(only, BaseModel) else None
+    kind = field.annotation
+    return kind if inspect.isclass(kind) and issubclass(kind, BaseModel) else None
 
 
 def items_of(field: FieldInfo) -> type[BaseModel] | None:

@@ -51,26 +51,20 @@ class Critic(Section):
 class Job(Section):
     steps: int = Field(10, description="how many updates", ge=1)
     deterministic: bool = Field(False, description="bit-identical runs")
-    wait: Literal["auto"] | float = Field("auto", description="seconds, or auto")
     loss: Loss = Field(Loss(name="grpo"), description="the objective")
     policy: Policy = Policy()
-    cluster: Cluster = Field(default_factory=Cluster, description="the machines")
-    critic: Critic | None = Field(None, description="a value model")
+    cluster: Cluster = Field(Cluster(), description="the machines")
+    critic: Critic = Field(Critic(), description="a value model")
 
     @model_validator(mode="after")
     def _enough_steps(self) -> "Job":
-        if self.critic is not None and self.steps < 2:
-            raise ValueError("steps: 1 is too few with a critic; give at least 2")
+        if self.critic.layers > 8 and self.steps < 2:
+            raise ValueError("steps: 1 is too few for so deep a critic; give at least 2")
         return self
 
 
 class Wanted(Section):
-    source: str = Field(description="a CSV file")
-
-
-class Required(Section):
-    problems: Wanted
-    name: str
+    source: str = Field("made.csv", description="a CSV file")
 
 
 def parsed(*words: str, model: type[BaseModel] = Job) -> Any:
@@ -83,4 +77,3 @@ def parsed(*words: str, model: type[BaseModel] = Job) -> Any:
 class Several(Section):
     first: Policy = Policy()
     more: tuple[Wanted, ...] = Field((), description="further ones")
-    policies: tuple[Loss, ...] = Field((Loss(),), description="a list with a default")

@@ -1,13 +1,14 @@
 """What cannot be read is said in a line that names the option, the value and what is allowed."""
 
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import create_model
 
 from flows.commands.parser import OneLineParser
 from flows.options.reading import OptionError, add_options, read_config
-from tests.flows.options.job import Job, Required, Section, Several, parsed
+from tests.flows.options.job import Job, Policy, Section, Several, parsed
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -24,13 +25,13 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return printed.err[len("rlvf: ") : -1]
 
 
-def mistake(tmp_path: Path, text: str = "{}", model: type[BaseModel] = Job, **overrides: str) -> str:
+def mistake(tmp_path: Path, text: str = "{}", **overrides: str) -> str:
     """The error of a YAML file and overrides (`loss__name` for loss.name), the file called my.yaml in it."""
     file = tmp_path / "my.yaml"
     file.write_text(text)
     dotted = {path.replace("__", "."): value for path, value in overrides.items()}
     with pytest.raises(OptionError) as error:
-        read_config(model, file=str(file), overrides=dotted)
+        read_config(Job, file=str(file), overrides=dotted)
     return str(error.value).replace(str(file), "my.yaml")
 
 
@@ -74,7 +75,6 @@ def test_an_error_of_several_lines_is_printed_as_one(capsys: pytest.CaptureFixtu
         ({"steps": "null"}, "--steps: 'null' is not allowed; give a whole number, at least 1"),
         ({"deterministic": "maybe"}, "--deterministic: 'maybe' is not allowed; give true or false"),
         ({"loss__clip": "7"}, "--loss.clip: '7' is not allowed; give a number, above 0, at most 1"),
-        ({"wait": "soon"}, "--wait: 'soon' is not allowed; give one of auto or a number"),
         ({"policy__device": "tpu"}, "--policy.device: 'tpu' is not allowed; give one of cuda, cpu or null"),
         (
             {"cluster__worker__roles": "TRAINER,COOK"},
@@ -82,7 +82,7 @@ def test_an_error_of_several_lines_is_printed_as_one(capsys: pytest.CaptureFixtu
         ),
         ({"cluster__address": "here"}, "--cluster.address 'here': has no port; write host:port"),
         ({"critic__lr": "inf"}, "--critic.lr: 'inf' is not allowed; give a number, above 0, finite"),
-        ({"critic__lr": "1", "steps": "1"}, "steps: 1 is too few with a critic; give at least 2"),
+        ({"critic__layers": "9", "steps": "1"}, "steps: 1 is too few for so deep a critic; give at least 2"),
         ({"loss": "grpo"}, "--loss: 'grpo' is not allowed; it is a section: give loss.name, loss.clip"),
         ({"los__name": "grpo"}, "unknown option --los.name; did you mean --loss.name?"),
     ],
@@ -142,27 +142,29 @@ def test_several_mistakes_are_a_line_each_in_the_order_of_the_layers(tmp_path: P
     ]
 
 
-def test_what_is_missing_is_asked_for_by_its_option(tmp_path: Path) -> None:
-    assert mistake(tmp_path, model=Required).splitlines() == [
-        "problems.source is missing: give --problems.source, or problems.source in the file of --config",
-        "name is missing: give --name, or name in the file of --config",
-    ]
-    assert parsed("--problems.source", "a.csv", "--name", "x", model=Required).problems.source == "a.csv"
-
-
-def test_a_field_without_a_notation_is_refused_when_the_options_are_made() -> None:
-    class Odd(Section):
-        table: dict[str, str] = {}  # noqa: RUF012  # a model of pydantic
-
-    with pytest.raises(TypeError, match=r"Odd\.table: no command-line notation"):
-        add_options(OneLineParser(), Odd)
+@pytest.mark.parametrize(
+    ("kind", "default", "why"),
+    [
+        (dict[str, str], {}, "no command-line notation"),
+        (Policy | None, None, "no command-line notation"),
+        (Literal["auto"] | float, "auto", "no command-line notation"),
+        (str, ..., "has no default"),
+    ],
+    ids=["table", "section or null", "choice of types", "required"],
+)
+def test_a_field_that_no_configuration_has_is_refused_when_the_options_are_made(
+    kind: Any, default: Any, why: str
+) -> None:
+    odd = create_model("Odd", __base__=Section, field=(kind, default))
+    with pytest.raises(TypeError, match=rf"Odd\.field: {why}"):
+        add_options(OneLineParser(), odd)
 
 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
         ("[{source: 1}]", "--more[0].source: 1 is not allowed; give text"),
-        ("[{source: a}, {}]", "--more[1].source is missing"),
+        ("[{source: a}, {source: [b]}]", "--more[1].source: ['b'] is not allowed; give text"),
         ("[{sauce: a, source: b}]", "--more[0].sauce (did you mean source?): Extra inputs are not permitted"),
         ("[1]", "--more[0]: Input should be a valid dictionary or instance of Wanted"),
         ("[{source", "--more: '[{source' is not allowed; give a list in YAML, such as [{source: …}]"),

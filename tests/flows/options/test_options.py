@@ -1,4 +1,3 @@
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +6,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.options.reading import OptionError, add_options, differences, read_config, to_yaml
-from tests.flows.options.job import Cluster, Critic, Deep, Job, Loss, Policy, Required, Several, Wanted, parsed
+from flows.options.reading import OptionError, differences, read_config, to_yaml
+from tests.flows.options.job import Cluster, Critic, Deep, Job, Loss, Policy, Several, Wanted, parsed
 
 
 def test_defaults_are_the_models_own() -> None:
@@ -23,8 +22,6 @@ def test_defaults_are_the_models_own() -> None:
         (["--steps", "3", "--steps", "4"], "steps", 4),
         (["--deterministic", "true"], "deterministic", True),
         (["--deterministic=false"], "deterministic", False),
-        (["--wait", "1.5"], "wait", 1.5),
-        (["--wait", "auto"], "wait", "auto"),
         (["--loss.clip", "1e-1"], "loss.clip", 0.1),
         (["--policy.device", "cpu"], "policy.device", "cpu"),
         (["--policy.device", "None"], "policy.device", None),
@@ -38,7 +35,6 @@ def test_defaults_are_the_models_own() -> None:
         (["--policy.model", "b", "--policy", "a"], "policy.model", "a"),
         (["--policy", "none"], "policy.model", "none"),
         (["--critic.layers", "5"], "critic", Critic(layers=5)),
-        (["--critic.layers", "5", "--critic", "none"], "critic", None),
     ],
 )
 def test_a_word_of_the_command_line_becomes_its_fields_type(words: list[str], path: str, value: Any) -> None:
@@ -66,7 +62,6 @@ def test_help_shows_sections_types_choices_bounds_defaults_and_descriptions(
         "--config FILE.yaml a file of the settings below; options win over it",
         "--steps INT how many updates (at least 1, default 10)",
         "--deterministic {true,false} bit-identical runs (default false)",
-        "--wait {auto}|NUMBER seconds, or auto (default auto)",
         "loss: the objective --loss.name",
         "--loss.name {reinforce,grpo} which objective (default grpo)",
         "half-width of the clip range, 20% unless said (above 0, at most 1, default 0.2)",
@@ -77,22 +72,15 @@ def test_help_shows_sections_types_choices_bounds_defaults_and_descriptions(
         "cluster.worker: one worker --cluster.worker.roles",
         "--cluster.worker.roles {GENERATOR,TRAINER},... role tags (default TRAINER)",
         "--cluster.worker.threads INT|null threads for each worker (at least 1, default 2)",
-        "--critic null do without",
         "--critic.lr NUMBER learning rate (above 0, default 0.0001)",
     ]:
         assert expected in text
 
 
-def test_help_of_a_required_option_says_so() -> None:
-    parser = argparse.ArgumentParser()
-    add_options(parser, Required)
-    assert "a CSV file (required)" in parser.format_help()
-
-
 def test_later_layers_win_over_earlier_ones(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text("policy: from-file\nloss:\n  clip: 0.3\ncluster.tags: A,B\ncritic:\n  lr: 1e-6\n")
-    base = {"steps": 5, "policy": {"model": "from-base", "device": "cpu"}, "loss": {"clip": 0.9}, "critic": None}
+    base = {"steps": 5, "policy": {"model": "from-base", "device": "cpu"}, "loss": {"clip": 0.9}}
     config = read_config(Job, file=str(file), overrides={"loss.clip": "0.4"}, base=base)
     assert config == Job(
         steps=5,
@@ -101,7 +89,6 @@ def test_later_layers_win_over_earlier_ones(tmp_path: Path) -> None:
         cluster=Cluster(tags=("A", "B")),
         critic=Critic(lr=1e-6),
     )
-    assert read_config(Job, file=str(file), overrides={"critic": "null"}).critic is None
 
 
 def test_a_section_with_nothing_below_it_keeps_its_defaults(tmp_path: Path) -> None:
@@ -122,14 +109,12 @@ def test_the_file_may_be_any_fsspec_path(tmp_path: Path) -> None:
 
 def test_differences_are_listed_by_dotted_path() -> None:
     saved = Job(loss=Loss(name="reinforce"))
-    now = Job(critic=Critic(), cluster=Cluster(tags=("A",)))
+    now = Job(critic=Critic(layers=3), cluster=Cluster(tags=("A",)))
     assert differences(saved, saved) == []
     assert differences(saved, now) == [
         "loss.name: saved 'reinforce', now 'grpo'",
         "cluster.tags: saved (), now ('A',)",
-        "critic: saved None, now absent",
-        "critic.lr: saved absent, now 0.0001",
-        "critic.layers: saved absent, now 2",
+        "critic.layers: saved 2, now 3",
     ]
 
 
@@ -137,7 +122,6 @@ jobs = st.builds(
     Job,
     steps=st.integers(2),
     deterministic=st.booleans(),
-    wait=st.just("auto") | st.floats(allow_nan=False),
     loss=st.builds(Loss, clip=st.floats(0, 1, exclude_min=True)),
     policy=st.builds(Policy, model=st.text(), device=st.sampled_from([None, "cuda", "cpu"])),
     cluster=st.builds(
@@ -146,7 +130,7 @@ jobs = st.builds(
         tags=st.lists(st.text()).map(tuple),
         worker=st.builds(Deep, threads=st.none() | st.integers(1)),
     ),
-    critic=st.none() | st.builds(Critic, lr=st.floats(0, 1e300, exclude_min=True)),
+    critic=st.builds(Critic, lr=st.floats(0, 1e300, exclude_min=True)),
 )
 
 
@@ -176,11 +160,10 @@ def test_a_configuration_survives_yaml(tmp_path_factory: pytest.TempPathFactory,
 def test_a_list_of_sections_is_written_in_yaml(words: list[str], sources: list[str]) -> None:
     config = parsed(*words, model=Several)
     assert [each.source for each in config.more] == sources
-    assert config.policies == (Loss(),)
 
 
 def test_a_list_of_sections_survives_a_file(tmp_path: Path) -> None:
-    config = Several(more=(Wanted(source="a"), Wanted(source="b")), policies=(Loss(clip=0.5),))
+    config = Several(more=(Wanted(source="a"), Wanted(source="b")))
     file = tmp_path / "saved.yaml"
     file.write_text(to_yaml(config))
     assert read_config(Several, file=str(file), overrides={}) == config
@@ -194,4 +177,3 @@ def test_the_help_of_a_list_of_sections_says_how_it_is_written(capsys: pytest.Ca
         parsed("--help", model=Several)
     shown = " ".join(capsys.readouterr().out.split())
     assert "--more YAML further ones (default empty)" in shown
-    assert "--policies YAML a list with a default (default {})" in shown

@@ -58,6 +58,13 @@ def test_what_is_not_given_is_as_in_training_and_what_is_given_wins(sums: str) -
     }
 
 
+def test_all_sets_that_a_run_was_trained_on_are_evaluated_unless_others_are_given(sums: str) -> None:
+    trained = given(TrainConfig, problems=sums, mix="[grammar]")
+    assert asked(trained).config.sets == trained.sets
+    assert asked(trained, verifier__seconds="9").config.sets == trained.sets
+    assert asked(trained, problems=sums).config.sets == trained.sets[:1]
+
+
 def test_problems_that_were_trained_on_are_left_out_wherever_they_lie(sums: str, tmp_path: Path) -> None:
     trained = given(TrainConfig, problems=sums, held_out="7", problems__system="Be brief.")
     mine = {problem.prompt for problem in asked(trained).problems.held_out}
