@@ -4,21 +4,28 @@ import re
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import And, Basic, FiniteSet, Float, I, Interval, MatrixBase, Rational, Symbol, Union
+from sympy import And, Basic, FiniteSet, Float, Ge, Gt, I, Interval, Le, Lt, MatrixBase, Rational, Symbol, Union, exp
 from sympy.core.relational import Relational
 
-from rl.verifiers.witness import UNBOUNDED, closed, differ
+from rl.verifiers.witness import UNBOUNDED, closed, differ, elements
 
 READ = [LatexExtractionConfig(boxed_match_priority=0)]
 
 _BASE = re.compile(r"[0-9][0-9A-F]*\s*_\s*(?:\{\s*([^{}]*?)\s*\}|(\w))")  # 101_2, 2A_{16}
 _OR = re.compile(r"\\text\s*\{\s*or\s*\}|\\(?:lor|vee)(?![A-Za-z])")
 _LETTERS = re.compile(r"(?<=[0-9}\s])([A-Za-z]+)\s*\Z")
+_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!\s*\^\s*\{?\s*-)")  # a function of one
+_DEGREES = re.compile(
+    r"(\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|(?<![0-9.])[0-9]*\.?[0-9]+[A-Za-z]?|(?<![A-Za-z\\])[A-Za-z]|(?<!\})\{[^{}]*\}|\([^()]*\))"
+    r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))"
+)
 
 
 def expression(latex: str) -> list[Any]:
     """As math-verify sees it; empty if it sees nothing."""
     either, latex = bool(_OR.search(latex)), _OR.sub(r"\\text{ or }", latex)
+    if _ANGLE.search(latex):  # else it passes over them
+        latex = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", latex)
     latex = _LETTERS.sub(r"{\1}", latex)  # else it drops many for units, t and ab among them
     found: list[Any] = parse(rf"\boxed{{{latex}}}", extraction_config=READ, parsing_timeout=None)
     return [union(found[0]), *found[1:]] if either and found else found
@@ -54,10 +61,24 @@ def same(wanted: list[Any], stated: list[Any], interval: bool = False, imaginary
     )
 
 
+def is_imaginary(found: Any) -> bool:
+    """Whether the one letter in it is i, and that of a number such as 2+3i or e^{i\\pi}, no index: i(i+1)."""
+    parts = elements(found)
+    unit = {name for part in parts for name in part.free_symbols}
+    return {str(name) for name in unit} == {"i"} and all(
+        part.has(exp) or not part.diff(name).has(*unit) for part in parts for name in unit
+    )
+
+
 def bases(found: list[Any]) -> list[str]:
     """The indices of its numerals, 10 aside: that is every other one's."""
     latex = next((each for each in found if isinstance(each, str)), "")
     return sorted(index for each in _BASE.finditer(latex) if (index := each[1] or each[2] or "") != "10")
+
+
+def is_range(found: Any) -> bool:
+    """Whether it says what lies between bounds, which no list of numbers does."""
+    return isinstance(found, Basic) and (isinstance(found, (Interval, Union)) or bool(found.has(Gt, Ge, Lt, Le)))
 
 
 def is_interval(found: Any) -> bool:
@@ -77,7 +98,7 @@ def upwards(chain: Any) -> Any:
 
 def exact(found: Any, imaginary: bool = False) -> Any:
     """With its decimals as the fractions that they are, long sums in closed form, chains of inequalities upwards, and i
-    as the number."""
+    as the number, or as a letter like others: math-verify has a real one and another."""
     if isinstance(found, MatrixBase):
         return found.applyfunc(lambda each: exact(each, imaginary))
     if isinstance(found, And):
@@ -89,4 +110,5 @@ def exact(found: Any, imaginary: bool = False) -> Any:
         Relational, Interval, *UNBOUNDED
     ):  # which are of real numbers, or have it as an index
         found = found.xreplace({each: I for each in found.free_symbols if str(each) == "i"})
+    found = found.xreplace({each: Symbol(each.name, real=True) for each in found.free_symbols if each.is_real is False})
     return found.xreplace({each: Rational(str(each)) for each in found.atoms(Float)})

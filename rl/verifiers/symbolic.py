@@ -9,15 +9,19 @@ it in a process that can be killed: the library's own time-out does not fire in 
     unparsable    it finds no expression there
     empty         nothing but white space
 
-A name before the value is passed over (``P(A)=\frac68=\frac34``), a percent sign is a unit (``42\%`` is 42, not 0.42),
+A name before the value is passed over (``P(A)=\frac68=\frac34``), but not its power (``x^2=5``) where that is not asked
+for; a percent sign is a unit (``42\%`` is 42, not 0.42),
 a set is no pair, a list in brackets has its order, and 5:30 is a time of day where no ratio is asked for. ``i`` is the
-imaginary unit where the target has no such letter, or the problem is of complex numbers. Numerals are right in the base
+imaginary unit where the target has no such letter, or is a number with it (``6+9i``), or the problem is of complex
+numbers; angles of functions have their degrees (``\cos 60^\circ`` is 1/2). Numerals are right in the base
 that the target names, else in base 10 alone (``101_2`` is neither 101 nor ``101_3``). Decimals are exact: 0.333333 is
 not 1/3, ``0.\overline{3}`` is, and none is an irrational number. An inequality is the interval that it says where the
 target can be no pair (``x\le3`` is ``(-\infty,3]``), says ``x\in``, or is asked for as an interval or by an inequality;
-``x<1\text{ or }x>2`` is a union; ``x=3,y=4`` is the pair (3,4). Units are passed over (``6\,cm``,
+``x<1\text{ or }x>2`` is a union; ``x=3,y=4`` is the pair (3,4). A list without brackets is no interval.
+Units are passed over (``6\,cm``,
 ``6\text{ cm}^2``, ``6°``), letters that no unit has are variables (``6t`` is not 6), and so are all that touch the
-number of a target (``6m``). Words that take a value back, make another one of it or a condition to it are no unit
+number of a target (``6m``) or that the problem names (``$s$``). A word is one without ``\text``, too.
+Words that take a value back, make another one of it or a condition to it are no unit
 (``6\text{ not}``, ``6\text{ if }x>0``), and neither are primes (``6'``), nor a second number after words
 (``6\text{ hours and }5\text{ minutes}``).
 """
@@ -27,10 +31,10 @@ from collections import deque
 from fractions import Fraction
 from typing import Any
 
-from sympy import Basic
+from sympy import Basic, FiniteSet
 
-from rl.verifiers.expressions import expression, same
-from rl.verifiers.wording import INEXACT, OTHER_NUMBER, RATIO, TAKEN_BACK, clock
+from rl.verifiers.expressions import expression, is_imaginary, is_interval, is_range, same
+from rl.verifiers.wording import INEXACT, OTHER_NUMBER, RATIO, TAKEN_BACK, asks_for, clock, names_variable
 from rl.verifiers.written import BOX, in_box
 
 MAX_CHARACTERS = 2000
@@ -69,6 +73,9 @@ _EMPTY = re.compile(
 )
 _IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
+_PAIR = re.compile(r"\bordered\b|\bcoordinates\b", re.IGNORECASE)  # in what is asked
+_POWER = re.compile(r"\^\s*\{?\s*(?!-\s*1\s*\}?\s*\()[-+]?\s*(?:[0-9A-Za-z]|\\[dt]?frac)")  # f^{-1}(x) is a name
+_WORD = re.compile(r"(\\(?:text|mathrm|mbox)\s*\{)?\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+)*)\s*(?(1)\}|)")
 _OPTION = re.compile(r"\A\s*\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*\([A-E]\)\s*\}(?:\s|~|\\[,;:! ])*(?=\S)")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _COMPLEX = re.compile(
@@ -119,12 +126,15 @@ def _fraction(decimal: re.Match[str]) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def unitless(latex: str, target: bool = False) -> str:
-    """A number without its unit. A letter that touches the number of a target is a variable."""
+def unitless(latex: str, target: bool = False, prompt: str = "") -> str:
+    """A number without its unit. A letter that touches the number of a target, or that the problem names, is a
+    variable."""
     found = _UNIT.search(latex)
     if found is None or any(kind.search(found[0]) for kind in DOUBTS):
         return latex
     if target and (found["word"] or (found["letter"] and not found["space"])):
+        return latex
+    if found["letter"] and names_variable(prompt, found["letter"]):
         return latex
     return latex[: found.start()]
 
@@ -156,6 +166,17 @@ def is_name(latex: str) -> bool:
     return bool(re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", letters))) and not re.search(r"[0-9]|\\", letters)
 
 
+def is_power(name: str, prompt: str) -> bool:
+    """Whether a name is one to a power, which the problem does not ask for."""
+    return bool(_POWER.search(name)) and not asks_for(prompt, name)
+
+
+def same_word(wanted: str, stated: str) -> bool:
+    """Whether both are one word, which math-verify takes for a product of letters outside of a text."""
+    ours, theirs = _WORD.fullmatch(wanted), _WORD.fullmatch(stated)
+    return bool(ours and theirs and (ours[1] or theirs[1]) and ours[2].lower() == theirs[2].lower())
+
+
 def sides(latex: str) -> list[str]:
     """What its equals signs divide, those within brackets aside."""
     found, start, depth = [], 0, 0
@@ -167,21 +188,24 @@ def sides(latex: str) -> list[str]:
     return [*found, latex[start:]]
 
 
-def value(stated: str, wanted: str) -> str | None:
-    """The one value of an answer that may be an equation; None where there is more than one, or none."""
+def value(stated: str, wanted: str, prompt: str, interval: bool) -> str | None:
+    """The one value of an answer that may be an equation; None where there is more than one, or none. The power of a
+    name counts (x^2 = 5 is not 5), but where it is asked for, or stands behind a plain name (V = s^3)."""
     pieces = re.split(r",|\\text\s*\{\s*(?:or|and)\s*\}|\\(?:lor|vee)\b", stated)
     named = [piece.split("=") for piece in pieces]
     if len(pieces) > 1 and all(len(each) == 2 for each in named):
         names, those = [each[0].strip() for each in named], ",".join(each[1].strip() for each in named)
-        if brackets(wanted) == "(":  # x=3,y=4; in another order it is not known which comes first
+        if brackets(wanted) == "(" and not interval:  # x=3,y=4; in another order it is not known which comes first
             in_order = all(re.fullmatch("[A-Za-z]", name) for name in names) and names == sorted(set(names))
             return f"({those})" if in_order else None
-        if len({_INDEX.sub("", name) for name in names}) == 1:
+        if len({_INDEX.sub("", name) for name in names}) == 1 and not is_power(names[0], prompt):
             return those  # x=1 or x=2, x_1=1,x_2=2
     claims = sides(stated)
     if len(claims) == 1 or len(claims) == len(sides(wanted)):
         return stated
-    values = [claim for claim in claims if not is_name(claim)] or claims[-1:]  # x = e^2
+    passed = [claim for claim in claims if is_name(claim)]
+    passed = [] if all(is_power(name, prompt) for name in passed) else passed
+    values = [claim for claim in claims if claim not in passed] or claims[-1:]  # x = e^2
     seen = [expression(claim) for claim in values]
     if not values or not all(seen) or not all(same(each, seen[-1]) for each in seen[:-1]):
         return None
@@ -199,31 +223,35 @@ def brackets(latex: str) -> str:
 def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]:
     target = boxed(problem.target)
     wanted = tidied(problem.target if target is None else target)
-    interval = bool(_IN.match(wanted) or _INTERVAL.search(problem.prompt))
+    interval = bool(_IN.match(wanted) or (_INTERVAL.search(problem.prompt) and not _PAIR.search(problem.prompt)))
     wanted = unitless(_IN.sub("", wanted), target=True)
     gold = expression(wanted)
-    letters = {str(name) for each in gold if isinstance(each, Basic) for name in each.free_symbols}
-    imaginary = "i" not in letters or bool(_COMPLEX.search(problem.prompt))
     if not gold:
         raise ValueError(f"the target {problem.target[:80]!r} is no mathematics that math-verify reads")
+    letters = {str(name) for each in gold if isinstance(each, Basic) for name in each.free_symbols}
+    imaginary = "i" not in letters or bool(_COMPLEX.search(problem.prompt)) or is_imaginary(gold[0])
+    interval = interval or any(map(is_interval, gold))
     answer = boxed(completion)
     if answer is None:
         return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
-    stated = value(_IN.sub("", tidied(answer)), wanted)
+    stated = value(_IN.sub("", tidied(answer)), wanted, problem.prompt, interval)
     if stated is None or doubts(answer) - doubts(wanted) or is_loose(stated, wanted):
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
     stated = tidied(stated)
     if (time := clock(wanted)) and not RATIO.search(problem.prompt):
         right = float((clock(stated) or ())[: 3 if time[2] else 2] == time[: 3 if time[2] else 2])
         return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+    if same_word(wanted, stated):
+        return 1.0, "right", {"format": 1.0, "right": 1.0}
     # a list has no order; in brackets it may be a pair, and then it has one
     if brackets(stated) == "(" and _LIST.fullmatch(wanted):
         gold = expression(f"({wanted})")
     elif brackets(wanted) == "(" and not interval and _LIST.fullmatch(stated):
         stated = f"({stated})"
-    found = expression(stated if has_variable(wanted) else unitless(stated))
+    found = expression(stated if has_variable(wanted) else unitless(stated, prompt=problem.prompt))
     if not found:
         return 0.0, "unparsable", {"format": 0.0, "right": 0.0}
     kinds = {brackets(wanted), brackets(stated)}
-    right = float(kinds != {"{", "("} and same(gold, found, interval, imaginary))
+    listed = isinstance(found[0], FiniteSet) and is_range(gold[0]) and (interval or brackets(wanted) != "(")
+    right = float(kinds != {"{", "("} and not listed and same(gold, found, interval, imaginary))
     return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}

@@ -98,7 +98,7 @@ def differ(one: Any, other: Any) -> bool:
         case Equality(lhs=Symbol() as name), Equality() if name == other.lhs:
             if not one.rhs.has(name) and not other.rhs.has(name):  # both say what one name is
                 one, other = one.rhs, other.rhs
-    ours, theirs = _elements(one), _elements(other)
+    ours, theirs = elements(one), elements(other)
     if not ours or len(ours) != len(theirs):
         return False
     # a single name may stand for what the other one spells out: a word, a product of letters
@@ -112,7 +112,7 @@ def differ(one: Any, other: Any) -> bool:
     return any(not any(_close(value, against) for against in values[1]) for value in values[0])
 
 
-def _elements(found: Any) -> list[Any]:
+def elements(found: Any) -> list[Any]:
     """The expressions that it is made of; none where they cannot be compared one by one."""
     match found:
         case Interval():

@@ -106,6 +106,8 @@ CONCLUDING = re.compile(
     re.IGNORECASE,
 )
 _COUNTED = re.compile(rf"\bhow\s+many\s+(?:more\s+)?({_SCALES}|ten)s?\b", re.IGNORECASE)
+_MATHEMATICS = re.compile(r"(?P<unit>\b(?:in|per) )?(?:\$+([^$]+)\$+|\\\((.+?)\\\))")
+_WORDS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}")
 RATIO = re.compile(r"\bratios?\b|\bproportion|\bodds\b", re.IGNORECASE)  # in what is asked
 _CLOCK = re.compile(r"0?([0-9]{1,2}):([0-5][0-9])([ap]m)?")
 _VERBS = (
@@ -149,6 +151,28 @@ def clock(latex: str) -> tuple[str, ...] | None:
     bare = re.sub(r"\\(?:text|mathrm|mbox)|\\[,;:! ]|[\s~{}.]", "", latex).lower()
     found = _CLOCK.fullmatch(bare)
     return found.groups("") if found else None
+
+
+def names_variable(prompt: str, letter: str) -> bool:
+    """Whether a letter is a variable of a problem: in its mathematics, and no unit behind a number or an "in"."""
+    return any(
+        re.search(rf"(?<![A-Za-z0-9\\])(?<![0-9}}]\s){letter}(?![A-Za-z])", _WORDS.sub("", found[2] or found[3]))
+        for found in _MATHEMATICS.finditer(prompt)
+        if not found["unit"]
+    )
+
+
+def asks_for(prompt: str, name: str) -> bool:
+    """Whether a problem has an expression by itself, as in "What is $x^2$?", and not within another one or an
+    equation."""
+    signs = [re.escape(sign) for sign in re.sub(r"[\s{}]", "", name)]
+    bare = re.sub(r"[{}]", "", prompt)
+    return any(
+        bare[: found.start()].rstrip()[-1:] not in tuple("+-*/^_=<>")
+        and bare[found.end() :].lstrip()[:1] not in tuple("+-*/^_=<>")
+        and not (bare[: found.start()][-1:].isalnum() or bare[found.end() :][:1].isalnum())
+        for found in re.finditer(r"\s*".join(signs), bare)
+    )
 
 
 def compares(stated: str, prompt: str) -> bool:

@@ -8,6 +8,8 @@ a keyboard, an equation by the side that says how.
     = 35             35
     "5*7"            5*7
     print(5*7)       5*7
+    5*7  # words     5*7
+    5*7 == 35        5*7, if it is 35
     <answer>5*7</answer>, with or without <think>…</think> before it
 """
 
@@ -31,6 +33,8 @@ SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", 
 WORDS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\\left": "", "\\right": "", "\\,": " ", "\\ ": " "}
 AROUND = " \t\n$✓✔✅"
 _COMMENT = re.compile(r"(?m)[ \t]+#[^\n]*$|^#[^\n]*\n?")
+_REMARK = re.compile(r"(?m)(?<=[^\s#])[ \t]{1,99}#[^\n]*$")
+_EQUALS = re.compile(r"(?<=[^\s=<>!~])[ \t]{0,9}==(?!=)(?=[ \t]*[^\s=])")  # as Python writes it
 _QUOTED = re.compile(r"([\"'])(?P<inside>[^\"']*)\1|“(?P<curly>[^“”]*)”")
 _PRINTED = re.compile(
     r"(?P<name>[A-Za-z_]\w*)[ \t]*=[ \t]*(?P<value>[^=\n]+?)\s*\n\s*print\((?P=name)\)"
@@ -87,8 +91,7 @@ def plain(text: str) -> str:
     """An expression with the signs of a keyboard and nothing around it."""
     if len(text) > MAX_CHARACTERS:
         return text.strip()
-    text = text.strip(AROUND)
-    text = _printed(text)
+    text = _printed(_EQUALS.sub(" =", _REMARK.sub("", text.strip(AROUND))))
     if quoted := _QUOTED.fullmatch(text):
         text = (quoted["inside"] or quoted["curly"] or "").strip(AROUND)
     while marked := _MARKED.fullmatch(text):

@@ -19,6 +19,8 @@ A currency, thousands commas, a trailing dot, a percent sign and units are passe
 counts. A line of ``####`` that is a heading ("#### Verification") is no answer where there is one above it. ``3/4``,
 ``\frac{3}{4}`` and ``.75`` are the same number.
 
+``42!`` is a factorial, but ``$42!`` and ``The answer is 42!`` are exclamations.
+
 ``42 less``, ``42 fewer apples``, ``42 short``, ``42 too many`` and ``42 lost`` are differences. They are 42 where the
 question asks for one ("how much more", "how many fewer", "than", "lose"), as one in sixteen of GSM8K's does, all with
 the size of it as their target; elsewhere they are another quantity than the one asked for, and ambiguous. ``42 more``
@@ -164,7 +166,9 @@ def number(text: str) -> Fraction:
     text = CONCLUDING.sub("", text, count=1) if CONCLUDING.match(text) else text
     if numbered := NUMBERED.match(text):
         text = text[numbered.end() :]
-    text = _equal_sides(said_in_a_sentence(text) or text)
+    said = said_in_a_sentence(text)
+    spoken = said is not None or bool(label and label[0].rstrip(" *_`:").endswith(" is"))
+    text = _equal_sides(said or text)
     text = _CURRENCY.sub("", text.lstrip(" *_`({["), count=1) if _CURRENCY.match(text.lstrip(" *_`({[")) else text
     found = _NUMBER.match(text)
     if found is None or not (found["whole"] or found["decimals"]):
@@ -172,7 +176,7 @@ def number(text: str) -> Fraction:
     whole, decimals, below = found["whole"].replace(",", ""), found["decimals"] or "", found["below"] or "1"
     is_hour = whole + decimals + below in {f"{hour}1" for hour in range(25)}
     rest = _IS_TOTAL.sub("", _FULL_HOUR.sub("", found["rest"]) if is_hour else found["rest"])
-    _check_rest(_DEGREES.sub("", rest), money=bool(_MONEY.search(found[0][: found.start("whole")])))
+    _check_rest(_DEGREES.sub("", rest), money=bool(_MONEY.search(found[0][: found.start("whole")])), spoken=spoken)
     if len(whole) + len(decimals) + len(below) > MAX_DIGITS:
         raise NoNumber("too_large")
     if not int(below):
@@ -199,12 +203,14 @@ def _equal_sides(text: str) -> str:
     return last if counted or not _ALONE.fullmatch(bare[0]) else first[0]
 
 
-def _check_rest(rest: str, *, money: bool) -> None:
+def _check_rest(rest: str, *, money: bool, spoken: bool) -> None:
     """Raise NoNumber unless what follows a number leaves it as it is: a unit, words, punctuation."""
     if re.match(r",[0-9]", rest):
         raise NoNumber("no_number")  # 1,23: which of two numbers is meant?
     if _SCALE.match(rest) or (money and re.match(r"\s*m\b", rest)) or _VARIABLE.match(rest):
         raise NoNumber("ambiguous")
+    if money or spoken:  # no factorial: the exclamation of what is said
+        rest = re.sub(r"\A!(?=\W*\Z)", "", rest)
     if re.match(r"\s*(?:!|\^|\.\.|…|\*+\s*[A-Za-z(]|[/+-]\s*[A-Za-z]\b)", rest):
         raise NoNumber("ambiguous")
     rest = _UNIT_POWER.sub("", rest)
