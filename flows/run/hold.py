@@ -1,6 +1,6 @@
 """What a training run holds while it goes on: the run itself, and its turn on the cluster."""
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -38,6 +38,7 @@ class Hold:
                 self._place.training_locks.held(client, self._run.name, say, TrainerLost)
             )
             self._lock.when_lost(self._place.dispatch.stop)
+            self._lock.while_away(self._waiting)  # whoever else waits for it: the background, a worker
             # The one who held it around this may have had a trainer before, which is asleep and has that one's fence.
             self.fence = self._lock.new_fence()
             self._stack = stack.pop_all()
@@ -58,9 +59,12 @@ class Hold:
                 raise DispatchStoppedError("waiting for the storage was given up")  # Ctrl-C, or Cancel
 
         try:
-            with dispatch.waiting_for(f"the storage of {masked(self._run.uri)}"):
+            with self._waiting():
                 RetryPolicy(0 if self.ending else self._run.config.sync.patience, check=stopped)(self._lock.check)
         except Exception as error:
             if isinstance(error, LockLostError) or not self.ending:
                 raise
         self._training_lock.check()
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        return self._place.dispatch.waiting_for(f"the storage of {masked(self._run.uri)}")

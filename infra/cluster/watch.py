@@ -1,4 +1,4 @@
-"""What is waited for, said when no call has come back for a while."""
+"""What is waited for, said when no call has come back for a while, or this process itself waits so long."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from infra.cluster.calls import Awaited, Calls
 from infra.cluster.placement import offers
 
 FIRST_SECONDS = 10.0  # of silence before it is said what is waited for
-LONGEST_SECONDS = 60.0  # from then on twice as long each time, and this at most
+LONGEST_SECONDS = 45.0  # from then on twice as long each time, and this at most: never a minute, with what a line takes
 USUAL_RATIO = 1.5  # times the longest that such a call took of late is nothing to be said yet, up to the same
 ANSWER_SECONDS = 5.0  # that the scheduler gets for an answer
 NAMED = 4  # workers of a call
@@ -32,25 +32,31 @@ class Watch:
             self._thread.join(2 * ANSWER_SECONDS)
 
     def _look(self) -> None:
-        progress, pause, due = 0.0, FIRST_SECONDS, FIRST_SECONDS
+        progress, pause, due = 0.0, FIRST_SECONDS, 0.0
         while not self._ended.wait(FIRST_SECONDS / 10):
             now = time.monotonic()
             awaited, lacking = self._calls.awaited, self._calls.lacking.copy()
-            own = {what: since for what, since in self._calls.own.copy().values() if now - since >= FIRST_SECONDS}
+            own: dict[str, float] = {}  # whatever comes back meanwhile
+            for what, since in self._calls.own.copy().values():
+                if now - since >= FIRST_SECONDS:
+                    own[what] = min(since, own.get(what, since))
             if not (awaited or lacking or own) or not self._calls.going.is_set():
                 continue
-            sinces = [*lacking.values(), *own.values(), *(each.since for each in awaited.values())]
-            began = max(self._calls.progress, min(sinces))
+            back = self._calls.progress
+            called_since = [*lacking.values(), *(each.since for each in awaited.values())]
+            began = min([*own.values(), *([max(back, min(called_since))] if called_since else [])])
             if began > progress:
-                progress, pause, due = began, FIRST_SECONDS, FIRST_SECONDS
-            if now - began >= due and (lacking or own or any(self._is_long(each, now) for each in awaited.values())):
+                progress, pause, due = began, FIRST_SECONDS, began + FIRST_SECONDS
+            if now >= due and (lacking or own or any(self._is_long(each, now) for each in awaited.values())):
                 here = [f"{what} ({now - since:.0f} s)" for what, since in own.items()]
                 called = [self.waiting_for(awaited, lacking, now)] if awaited or lacking else []
-                if self._calls.progress <= progress:  # nothing came back while the scheduler was asked
-                    line = "; ".join([*here, *called])
-                    self._calls.say(f"nothing has come back for {now - began:.0f} s; waiting for {line}")
+                line = f"waiting for {'; '.join([*here, *called])}"
+                if self._calls.progress <= began:  # not while the scheduler was asked either
+                    self._calls.say(f"nothing has come back for {now - began:.0f} s; {line}")
+                elif own:
+                    self._calls.say(line)
                 pause = min(2 * pause, LONGEST_SECONDS)
-                due += pause
+                due = now + pause
 
     def _is_long(self, call: Awaited, now: float) -> bool:
         """Whether this one takes longer than such calls do."""

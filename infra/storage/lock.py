@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -50,6 +50,7 @@ class RunLock:
         self._lost = threading.Event()
         self._sure = _now()
         self._when_lost: Callable[[], None] = lambda: None
+        self._while_away: Callable[[], AbstractContextManager[None]] = nullcontext
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._thread.start()
@@ -80,6 +81,10 @@ class RunLock:
         if self._lost.is_set():
             told()
 
+    def while_away(self, told: Callable[[], AbstractContextManager[None]]) -> None:
+        """Have what `told` makes entered from the beginning of a sign of life until the storage has taken one."""
+        self._while_away = told
+
     def release(self) -> bool:
         """Let others have the run at once; whether it was this process's until now."""
         self._over.set()
@@ -93,19 +98,24 @@ class RunLock:
         return False
 
     def _beat(self) -> None:
-        while not self._over.wait(BEAT_SECONDS):
-            began = _now()
-            try:
-                with self._writing:
-                    self.fence.check()
-                    self._write(replace(self._claim, beat=self._claim.beat + 1))
-                self._sure = began
-            except LockLostError:
-                self._lost.set()
-                self._when_lost()
-                return
-            except Exception:  # noqa: BLE001 - the storage is away: `check` asks it before anything is written
-                continue
+        with ExitStack() as away:
+            taken = True
+            while not self._over.wait(BEAT_SECONDS):
+                began = _now()
+                if taken:
+                    away.enter_context(self._while_away())
+                try:
+                    with self._writing:
+                        self.fence.check()
+                        self._write(replace(self._claim, beat=self._claim.beat + 1))
+                    self._sure, taken = began, True
+                    away.close()
+                except LockLostError:
+                    self._lost.set()
+                    self._when_lost()
+                    return
+                except Exception:  # noqa: BLE001 - the storage is away: `check` asks it before anything is written
+                    taken = False
 
     def _write(self, claim: Claim) -> None:
         self._claim = claim
