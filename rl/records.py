@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Briefing:
+class Instructions:
     """What a model is told beside a problem: through its chat template, or in a text with places for both."""
 
     system: str
@@ -31,7 +31,7 @@ class Problem:
     source: str  # where it came from, for people: "math_1k.csv:17" or "grammar:0.3.42"
     extra: Mapping[str, Any] = field(default_factory=dict)  # further columns of its file: what JSON can hold
     set: str = ""  # the name of its problem set, which says how it is judged
-    briefing: Briefing | None = None
+    instructions: Instructions | None = None
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ def sample(
         ValueError: prompt and completion could grow longer than the model's attention window or range of positions.
     """
     started = time.perf_counter()
-    prompts = [policy.prompt_tokens(problem.prompt, problem.briefing) for problem in problems]
+    prompts = [policy.prompt_tokens(problem.prompt, problem.instructions) for problem in problems]
     P, G, T = len(prompts), samples, config.limit  # noqa: N806
     policy.check_room(max(map(len, prompts)), T)
     found = complete(

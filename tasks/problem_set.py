@@ -11,7 +11,7 @@ from rl.config import AUTO, COUNTDOWN, GRAMMAR, MADE, WORDINGS, ProblemsConfig, 
 from rl.problems import countdown, grammar, rows, tables, wordings
 from rl.problems.rows import Columns, normalized
 from rl.problems.tables import ProblemError
-from rl.records import Briefing, Problem
+from rl.records import Instructions, Problem
 from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, named, split_name
 from tasks.mixture import Draw, Mixture, Source, streams
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
@@ -100,12 +100,12 @@ class _Set:
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems as of this set, with what a chat model is told."""
-        briefing = self.verifier.briefing
+        instructions = self.verifier.instructions
         if self.config.system is not None:
-            briefing = Briefing(self.config.system, required=True) if self.config.system else None
+            instructions = Instructions(self.config.system, required=True) if self.config.system else None
         if self.config.template is not None:
-            briefing = Briefing(briefing.system if briefing else "", template=self.config.template)
-        return [replace(problem, set=self.name, briefing=briefing) for problem in found]
+            instructions = Instructions(instructions.system if instructions else "", template=self.config.template)
+        return [replace(problem, set=self.name, instructions=instructions) for problem in found]
 
 
 def open_problems(

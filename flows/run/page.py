@@ -17,7 +17,7 @@ from prefect.states import Cancelled
 from flows.run.display import Display
 from infra.cluster.dispatch import Dispatch
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 ENDED = {StateType.CANCELLING, StateType.CANCELLED, StateType.CRASHED, StateType.FAILED, StateType.COMPLETED}
 
 
@@ -45,7 +45,7 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
         paused = False
         # asked again in a second anyway: Prefect's own retries would keep the end of the run waiting for a minute
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
-            while not over.wait(LOOK_SECONDS):
+            while not over.wait(POLL_SECONDS):
                 if not serves():
                     continue  # whoever answers there now is a stranger
                 try:

@@ -45,7 +45,7 @@ class Plan:
 def digest_of(problems: ProblemSet, samples: int) -> str:
     """Of the problems that an evaluation solves, what judges them, and the samples of each."""
     asked = [
-        [problem.prompt, problem.target, problem.set, repr(problem.briefing), problem.extra]
+        [problem.prompt, problem.target, problem.set, repr(problem.instructions), problem.extra]
         for problem in problems.held_out
     ]
     judges = {

@@ -19,7 +19,7 @@ from infra.services.prefect_link import PrefectLink
 
 BACK_SECONDS = 15.0  # what a server that has died gets at the end, to be started again and take the last state
 END_SECONDS = 5.0  # and to take the events that are left
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 
 
 class PrefectSession:
@@ -82,7 +82,7 @@ class PrefectSession:
         while time.monotonic() < deadline:
             if self._link.serves(now=True):
                 return True
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return False
 
     def _confess(self) -> None:

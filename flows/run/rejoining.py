@@ -18,7 +18,7 @@ from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, joined_s
 from infra.cluster.placement import PlacementConfig, PlacementError, check_placement
 
 PATIENCE_SECONDS = 900.0  # what a machine needs to be started again by somebody who saw it
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 SAY_SECONDS = 10.0  # between two lines about the wait, at first: each pause is twice the one before, a minute at most
 T = TypeVar("T")
 _inside: ContextVar[bool] = ContextVar("inside a flow that goes on", default=False)
@@ -100,7 +100,7 @@ def _rejoined(
     client: Client | None = None
     # the dispatch of the scheduler that is gone: nothing of it is left to be stopped
     with watch_run_state(place.dispatch, place.display, place.prefect.serves) as cancelled:
-        while not cancelled.wait(LOOK_SECONDS):
+        while not cancelled.wait(POLL_SECONDS):
             try:
                 client = client or stack.enter_context(
                     cluster(config, log_dir=place.home / "logs", preload=IMPORTS, patience=0.0)

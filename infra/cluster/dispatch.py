@@ -33,7 +33,7 @@ from infra.cluster.watch import ANSWER_SECONDS, Watch
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
-LOOK_SECONDS = 1.0  # between two looks at whose worker gives signs of life
+POLL_SECONDS = 1.0  # between two looks at whose worker gives signs of life
 ALONE = ("train",)  # calls that write where the next one reads: never on two workers at a time
 
 
@@ -134,7 +134,7 @@ class Dispatch(Calls):
         began = time.monotonic()
         fetching = self.fetch(future)
         while True:
-            done, _ = concurrent.futures.wait([fetching], LOOK_SECONDS)
+            done, _ = concurrent.futures.wait([fetching], POLL_SECONDS)
             try:
                 if done:
                     back: Measured[T] = fetching.result()
@@ -189,7 +189,7 @@ class Dispatch(Calls):
             if time.monotonic() - began > self.patience:
                 self.lacking.pop(call, None)
                 raise self.unsatisfied(call)
-            time.sleep(LOOK_SECONDS / 4)
+            time.sleep(POLL_SECONDS / 4)
         raise DispatchStoppedError(call)
 
     def _calls_on(self, worker: Offer) -> list[str]:

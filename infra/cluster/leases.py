@@ -18,7 +18,7 @@ from infra.cluster.placement import Offer
 from infra.cluster.schedule import Item, Lease, Schedule
 from infra.cluster.timeline import Measured, Span
 
-LOOK_SECONDS = 0.25  # how old the list of workers may be when leases are handed out, or a result is waited for
+POLL_SECONDS = 0.25  # how old the list of workers may be when leases are handed out, or a result is waited for
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,11 @@ class LeaseQueue:
                 self._calls.going.wait()
             if self._calls.stopped:
                 raise DispatchStoppedError(self._call)
-            if time.monotonic() - self._looked > LOOK_SECONDS:
+            if time.monotonic() - self._looked > POLL_SECONDS:
                 self._look()
             self._hand_out()
         try:
-            event = self._events.get(timeout=LOOK_SECONDS)
+            event = self._events.get(timeout=POLL_SECONDS)
         except Empty:
             return
         event()

@@ -8,7 +8,7 @@ from typing import Any
 from distributed import Client, Lock, semaphore
 
 TRAINING = ["rlvf", "training"]  # the scheduler's metadata: the run that trains, and how many have before it
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 SURE_SECONDS = 10.0  # a third of what Dask gives a lock whose owner gives no sign
 
 
@@ -59,9 +59,9 @@ def training_lock(client: Client, name: str, say: Callable[[str], None]) -> Iter
     """
     name_of_lock = _name(client)
     lock = Lock(name_of_lock, scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
-    if not lock.acquire(timeout=LOOK_SECONDS):  # type: ignore[no-untyped-call]
+    if not lock.acquire(timeout=POLL_SECONDS):  # type: ignore[no-untyped-call]
         say(f"waiting: {training(client) or 'another run'} trains on this cluster")
-        while not lock.acquire(timeout=LOOK_SECONDS):  # type: ignore[no-untyped-call]
+        while not lock.acquire(timeout=POLL_SECONDS):  # type: ignore[no-untyped-call]
             pass
     mine = TrainingLock(client, name, lock)
     try:

@@ -17,7 +17,7 @@ from prefect.events.clients import PrefectEventsClient
 from prefect.events.schemas.events import Event
 from prefect.events.worker import EventsWorker, ProcessPoolForwardingEventsClient
 
-LOOK_SECONDS = 0.1  # between two looks at an empty queue
+POLL_SECONDS = 0.1  # between two looks at an empty queue
 AWAY_SECONDS = 1.0  # before a server that was away is looked for again
 TELL_SECONDS = 10.0  # what it gets to take an event
 RECENT_SECONDS = 60.0  # so long a busy server may have an event in memory only; what it was told twice it keeps once
@@ -75,7 +75,7 @@ class Outbox:
                 self._recent.clear()
             if over:
                 return
-            await asyncio.sleep(AWAY_SECONDS if self._waiting else LOOK_SECONDS)
+            await asyncio.sleep(AWAY_SECONDS if self._waiting else POLL_SECONDS)
 
     async def _over_one_connection(self) -> None:
         """Tell what comes until the connection fails, which raises, or the end."""
@@ -95,7 +95,7 @@ class Outbox:
                     self._recent.clear()
                 if over:
                     return
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
         finally:
             await _closed(client)
 

@@ -13,7 +13,7 @@ from infra.services.http import answers
 from infra.services.prefect_server import PrefectServer, is_of, is_own, service_of
 from infra.services.supervisor import BackOff
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 ANSWER_SECONDS = 2.0
 
 
@@ -49,7 +49,7 @@ def kept_alive(server: PrefectServer, say: Callable[[str], None]) -> Iterator[No
 
     def watch() -> None:
         back_off = BackOff()
-        while not over.wait(LOOK_SECONDS):
+        while not over.wait(POLL_SECONDS):
             if server.service.lives():
                 continue
             say("the Prefect server has died: it is started again, and told what it has missed")

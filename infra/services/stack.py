@@ -23,7 +23,7 @@ from infra.services.programs import StackConfig
 from infra.services.served import given_mlflow
 from infra.services.supervisor import Program, ServiceError
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 RUN_STOP_SECONDS = 10.0  # what a run gets to end when its worker has
 
 
@@ -125,7 +125,7 @@ class Stack:
                 written = (ready, self.addresses)
                 write_up(self.config.home, Up(os.getpid(), *written))
             show(self.rows(), ready)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     # -- what there is
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-LOOK_SECONDS = 0.5  # how often the supervisor looks whether anyone is left
+POLL_SECONDS = 0.5  # how often the supervisor looks whether anyone is left
 MARK = "RLVF_SERVICE"  # in the environment of all that a service starts: its folder
 STOP_SECONDS = 5.0  # what a service gets to stop by itself
 
@@ -234,7 +234,7 @@ def _supervise(lock: int, told: Mapping[str, Any], command: Sequence[str]) -> No
         os.close(each)  # the server's, and its starter's
     with Path("users.lock").open("a") as users:
         while server.poll() is None and not asked and not _locked(users):
-            if select.select([woken], [], [], LOOK_SECONDS)[0]:
+            if select.select([woken], [], [], POLL_SECONDS)[0]:
                 os.read(woken, 512)
         server.terminate()
         with suppress(subprocess.TimeoutExpired):

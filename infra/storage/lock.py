@@ -31,7 +31,7 @@ BEAT_SECONDS = 3.0
 DEAD_SECONDS = 30.0  # an owner who gave no sign for so long, while somebody looked, is dead
 SURE_SECONDS = DEAD_SECONDS / 3  # after a sign of one's own nobody else can hold the lock for longer than that
 SETTLE_SECONDS = 1.0  # after which a claim in a store elsewhere is seen by all
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 class RunInUseError(ValueError):
@@ -272,7 +272,7 @@ def _outlive(seen: _Seen, say: Callable[[str], None]) -> None:
                 f"{claim or 'somebody'} holds {run} and gives no sign; it is taken over in "
                 f"{DEAD_SECONDS - waited:.0f} s"
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
         now = _newest(run)
         if now is not None and now.claim is None:
             now = seen  # just being written

@@ -25,7 +25,7 @@ TORN_SECONDS = 20.0  # for so long a download that came damaged is tried again
 GROWTH = 2  # times its size is what a version may have at most, whatever a manifest says
 KEPT_WHOLE = 3  # folders in a cache
 ATTEMPTS = 4  # to find a way that holds
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 
 
 class Mirror:
@@ -64,7 +64,7 @@ class Mirror:
         `check` is called while the storage is away, and may raise. Raises NotThere, Gone and Torn, and what the
         storage raises for longer than the patience.
         """
-        while not self._lock.acquire(timeout=LOOK_SECONDS):  # what is brought ahead is on its way
+        while not self._lock.acquire(timeout=POLL_SECONDS):  # what is brought ahead is on its way
             check()
         try:
             self._bring(version, check)

@@ -22,7 +22,8 @@ def demonstrations(policy: Policy, problems: Sequence[Problem]) -> Rollouts:
     return Rollouts(
         problems=tuple(problems),
         prompts=tuple(
-            np.asarray(policy.prompt_tokens(problem.prompt, problem.briefing), dtype=np.int32) for problem in problems
+            np.asarray(policy.prompt_tokens(problem.prompt, problem.instructions), dtype=np.int32)
+            for problem in problems
         ),
         tokens=tokens,
         logprobs=np.zeros(tokens.shape, dtype=np.float32),

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from rl.model.prompting import prompt_tokens, turn_end
-from rl.records import Briefing
+from rl.records import Instructions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -107,9 +107,9 @@ class Policy:
                     f"model's {what} of {limit}{room}"
                 )
 
-    def prompt_tokens(self, problem: str, briefing: Briefing | None = None) -> list[int]:
+    def prompt_tokens(self, problem: str, instructions: Instructions | None = None) -> list[int]:
         """Token ids of the prompt: see :mod:`rl.model.prompting`."""
-        return prompt_tokens(self.tokenizer, problem, briefing)
+        return prompt_tokens(self.tokenizer, problem, instructions)
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters and buffers by name, those that are tied once."""

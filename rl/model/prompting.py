@@ -6,13 +6,15 @@ from functools import partial
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rl.records import Briefing
+from rl.records import Instructions
 
 _PLACE = re.compile(r"\{(prompt|system)\}")
 _ANSWER = "Forty-two."  # an assistant's turn; its words are looked for in what a template makes of it
 
 
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: str, briefing: Briefing | None = None) -> list[int]:
+def prompt_tokens(
+    tokenizer: PreTrainedTokenizerBase, problem: str, instructions: Instructions | None = None
+) -> list[int]:
     """Token ids of the prompt.
 
     With a template of the user's the text is that, its places filled; with a chat template the system line, the worked
@@ -21,19 +23,20 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: str, briefing: Br
     elsewhere it comes first if the tokenizer puts it there.
 
     Raises:
-        ValueError: the briefing is required, and there is nothing to say it through; or a chat template leaves it out.
+        ValueError: the instructions are required, and there is nothing to say them through; or a chat template leaves
+            them out.
     """
-    if briefing is not None and briefing.template is not None:
-        words = {"prompt": problem, "system": briefing.system}
-        return _with_beginning(tokenizer, _PLACE.sub(lambda place: words[place[1]], briefing.template))
+    if instructions is not None and instructions.template is not None:
+        words = {"prompt": problem, "system": instructions.system}
+        return _with_beginning(tokenizer, _PLACE.sub(lambda place: words[place[1]], instructions.template))
     if tokenizer.chat_template is None:
-        if briefing is not None and briefing.required:
+        if instructions is not None and instructions.required:
             raise ValueError(
                 "problems.system: the model has no chat template to say it through; write problems.template, with "
                 "{system} and {prompt} in it, or leave problems.system out"
             )
         return _with_beginning(tokenizer, problem + "\n")
-    return list(tokenizer(_rendered(tokenizer, problem, briefing), add_special_tokens=False)["input_ids"])
+    return list(tokenizer(_rendered(tokenizer, problem, instructions), add_special_tokens=False)["input_ids"])
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -68,8 +71,8 @@ def _with_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return [begin, *bare]
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, problem: str, briefing: Briefing | None) -> str:
-    system, examples = (briefing.system, briefing.examples) if briefing else ("", ())
+def _rendered(tokenizer: PreTrainedTokenizerBase, problem: str, instructions: Instructions | None) -> str:
+    system, examples = (instructions.system, instructions.examples) if instructions else ("", ())
     turns = []
     for question, answer in examples:
         turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rl.records import Briefing, Problem, Verdict
+from rl.records import Instructions, Problem, Verdict
 
 
 class Verifier(Protocol):
     """Judges completions."""
 
     @property
-    def briefing(self) -> Briefing | None:
+    def instructions(self) -> Instructions | None:
         """The system prompt and examples of a chat model; nothing where the problems say what they want."""
 
     @property
@@ -39,8 +39,8 @@ def accept(problem: Problem) -> None:
 class Declared:
     """What is known of a verifier by its name: what a file of `rl.verifiers.built_in` says of its own, as VERIFIER."""
 
-    briefing: Briefing | None = None
-    tokens: int = 512  # of an answer that does what the briefing asks for; what is longer is cut
+    instructions: Instructions | None = None
+    tokens: int = 512  # of an answer that does what the instructions ask for; what is longer is cut
     check: Callable[[Problem], None] = accept
     # one of these two, in what is built in
     verify: Callable[[Problem, str], Verdict] | None = None  # exact and bounded: it runs in the process that asks

@@ -19,7 +19,7 @@ class Here:
 
     def __init__(self, spec: VerifierSpec) -> None:
         assert spec.declared.verify is not None
-        self.briefing, self.check, self._verify = spec.briefing, spec.check, spec.declared.verify
+        self.instructions, self.check, self._verify = spec.instructions, spec.check, spec.declared.verify
         self.about = ""
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
@@ -43,7 +43,7 @@ class Isolated(Pool):
 
     def __init__(self, spec: VerifierSpec, home: Path | None) -> None:
         spec.require_package()
-        self.briefing, self.check = spec.briefing, spec.check
+        self.instructions, self.check = spec.instructions, spec.check
         module = spec.declared.module
         ours = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py") if module else None
         text, file = (ours.read_text("utf-8"), ours.name) if ours is not None else (spec.text, spec.file)

@@ -49,7 +49,7 @@ class Service:
         self.address = address.rstrip("/")
         self.shown = urlsplit(self.address)._replace(netloc=urlsplit(self.address).netloc.rpartition("@")[2]).geturl()
         self.seconds = seconds
-        self.about, self.briefing = "", None  # its problems say what they want
+        self.about, self.instructions = "", None  # its problems say what they want
         self._answered = False  # it has, once
         self._hung = 0  # requests in a row
         self._tls = httpx.create_ssl_context()

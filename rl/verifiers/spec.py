@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rl.config import AUTO, COUNTDOWN, VERIFIERS
-from rl.records import Briefing, Problem
+from rl.records import Instructions, Problem
 from rl.verifiers import table
 from rl.verifiers.contract import FUNCTION, SERVICE, Declared
 
@@ -92,9 +92,9 @@ class VerifierSpec:
         return self.declared.built_in
 
     @property
-    def briefing(self) -> Briefing | None:
+    def instructions(self) -> Instructions | None:
         """What a chat model is told; nothing for a verifier that is not ours, whose prompts say what they want."""
-        return self.declared.briefing
+        return self.declared.instructions
 
     @property
     def check(self) -> Callable[[Problem], None]:

@@ -25,7 +25,7 @@ from rl.records import Problem, Rollouts
 from rl.sampler import sample
 from tasks.calls.published import public_model
 
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 _sampling = threading.Lock()  # of the resident weights, however many threads a worker has
 
 
@@ -116,7 +116,7 @@ def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
 def _alone(check: Callable[[], None]) -> Iterator[None]:
     """Nobody else samples inside: a call with another version, such as an evaluation's, would put its weights in the
     place of those whose version is on every token. ``check`` is called while another one is waited for."""
-    while not _sampling.acquire(timeout=LOOK_SECONDS):
+    while not _sampling.acquire(timeout=POLL_SECONDS):
         check()
     try:
         yield

@@ -153,7 +153,7 @@ def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: 
             f"a completion of {source} ends at {loaded.unnamed_end} too: its chat template ends a turn with it, though "
             "its tokenizer and generation_config.json do not name it"
         )
-    unsaid = [of.system for problem in problems if (of := problem.briefing) and of.system and of.template is None]
+    unsaid = [of.system for problem in problems if (of := problem.instructions) and of.system and of.template is None]
     if loaded.tokenizer.chat_template is None and unsaid:
         notes.append(
             f"{source} has no chat template, so that it is given problems without {unsaid[0]!r}; problems.template "
@@ -163,7 +163,7 @@ def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: 
 
 
 def _check_room(policy: Policy, problems: Sequence[Problem], max_tokens: int) -> None:
-    tokens = {problem.source: len(policy.prompt_tokens(problem.prompt, problem.briefing)) for problem in problems}
+    tokens = {problem.source: len(policy.prompt_tokens(problem.prompt, problem.instructions)) for problem in problems}
     longest = max(tokens, key=tokens.__getitem__)
     try:
         policy.check_room(tokens[longest], max_tokens)

@@ -10,7 +10,7 @@ import pytest
 from infra.runs.metric_log import MetricLog
 from rl.config import COUNTDOWN, GRAMMAR, MADE, PolicyConfig, ProblemsConfig, VerifierConfig
 from rl.problems.tables import ProblemError
-from rl.records import Briefing, Problem
+from rl.records import Instructions, Problem
 from rl.verifiers.built_in import arithmetic
 from rl.verifiers.spec import VerifierError, VerifierSpec
 from tasks.calls.trainer import check_policy
@@ -208,9 +208,9 @@ def test_each_set_keeps_its_own_problems_out_and_has_its_own_verifier(tmp_path: 
         "countdown": "countdown",
     }
     assert {spec.seconds for spec in mixed.verifiers.values()} == {2}
-    told = {problem.set: problem.briefing for problem in mixed.held_out}
-    assert told["questions"] == Briefing("Say it.", required=True)
-    assert told["sums"] == arithmetic.BRIEFING
+    told = {problem.set: problem.instructions for problem in mixed.held_out}
+    assert told["questions"] == Instructions("Say it.", required=True)
+    assert told["sums"] == arithmetic.INSTRUCTIONS
     alone = open_problems(sums, 4, seed=0).held_out
     assert [problem.prompt for problem in mixed.held_out[:4]] == [problem.prompt for problem in alone]
 
@@ -235,7 +235,7 @@ def test_a_verifier_of_the_user_travels_as_text(tmp_path: Path, sums: str) -> No
     name = "memory://code/my_reward.py:reward"
     found = open_sets([ProblemsConfig(path=f"{tmp_path}/free.jsonl")], VerifierConfig(name=name, memory_mb=99), 1, 0)
     assert found.verifiers == {"free": VerifierSpec(name, 5.0, 99, text)}
-    assert (found.held_out[0].target, found.held_out[0].briefing) == ("", None)
+    assert (found.held_out[0].target, found.held_out[0].instructions) == ("", None)
     with pytest.raises(VerifierError, match="no function 'score'; it has reward"):
         open_sets([ProblemsConfig(path=sums)], VerifierConfig(name="memory://code/my_reward.py:score"), 1, 0)
 
@@ -255,10 +255,10 @@ def test_a_template_of_the_users_travels_with_its_problems(tmp_path: Path) -> No
     file.write_text("question,answer\n" + "".join(f"what is {n}?,{n}\n" for n in range(20)))
     sets = [ProblemsConfig(path=str(file), template="{system}\nQ: {prompt}\nA:")]
     problems = open_sets(sets, VerifierConfig(name="gsm8k"), 4, 0)
-    [briefing] = {problem.briefing for problem in problems.held_out}
-    assert briefing is not None
-    assert briefing.template == "{system}\nQ: {prompt}\nA:"
-    assert briefing.system.startswith("Think step by step")
+    [instructions] = {problem.instructions for problem in problems.held_out}
+    assert instructions is not None
+    assert instructions.template == "{system}\nQ: {prompt}\nA:"
+    assert instructions.system.startswith("Think step by step")
     for wrong in ({"template": "Q:"}, {"template": "{prompt}", "system": "be brief"}):
         with pytest.raises(ValueError, match="template"):
             ProblemsConfig(path=str(file), **wrong)

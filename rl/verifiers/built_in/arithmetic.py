@@ -9,11 +9,11 @@ It is read as models write it: see `rl.verifiers.written`.
 """
 
 from rl.arithmetic import UnfitExpression, evaluate
-from rl.records import Briefing, Problem, Verdict
+from rl.records import Instructions, Problem, Verdict
 from rl.verifiers.contract import Declared
 from rl.verifiers.written import WrongEquation, answered, expression, fenced
 
-BRIEFING = Briefing(
+INSTRUCTIONS = Instructions(
     "Turn the problem into one Python arithmetic expression. Answer with the expression alone, nothing else.",
     (("double 7, add 3 and 5 to it, then divide by 11.", "(2 * 7 + 3 + 5) / 11"),),
 )
@@ -46,4 +46,4 @@ def verify(problem: Problem, completion: str) -> Verdict:
     return Verdict(reward=1.0, reason="right") if value == wanted else Verdict(reward=0.0, reason="wrong_value")
 
 
-VERIFIER = Declared(BRIEFING, tokens=64, check=check, verify=verify)
+VERIFIER = Declared(INSTRUCTIONS, tokens=64, check=check, verify=verify)

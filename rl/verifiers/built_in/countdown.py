@@ -18,11 +18,11 @@ from collections import Counter
 from fractions import Fraction
 
 from rl.arithmetic import UnfitExpression, evaluate, parse
-from rl.records import Briefing, Problem, Verdict
+from rl.records import Instructions, Problem, Verdict
 from rl.verifiers.contract import Declared
 from rl.verifiers.written import WrongEquation, answered, expression, fenced
 
-BRIEFING = Briefing(
+INSTRUCTIONS = Instructions(
     "Write one expression with + - * / and brackets that has the value asked for and uses each of the given numbers "
     "exactly once. Answer with the expression alone.",
     (("combine 3, 5 and 7 to obtain 26.", "3 * 7 + 5"),),
@@ -93,4 +93,4 @@ def verify(problem: Problem, completion: str) -> Verdict:
     return Verdict(right, "right" if right else "wrong_value", {"format": 1.0, "right": right})
 
 
-VERIFIER = Declared(BRIEFING, tokens=256, check=check, verify=verify)
+VERIFIER = Declared(INSTRUCTIONS, tokens=256, check=check, verify=verify)

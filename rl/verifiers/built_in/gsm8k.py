@@ -32,7 +32,7 @@ import re
 from fractions import Fraction
 
 from rl.arithmetic import UnfitExpression, evaluate
-from rl.records import Briefing, Problem, Verdict
+from rl.records import Instructions, Problem, Verdict
 from rl.verifiers.contract import Declared
 from rl.verifiers.wording import (
     CONCLUDING,
@@ -50,7 +50,9 @@ from rl.verifiers.wording import (
 )
 from rl.verifiers.written import BOX, in_box, plain
 
-BRIEFING = Briefing("Think step by step. End with a line of #### and the answer as one number, for example: #### 42")
+INSTRUCTIONS = Instructions(
+    "Think step by step. End with a line of #### and the answer as one number, for example: #### 42"
+)
 MAX_CHARACTERS = 256  # of the answer itself, not of the completion
 MAX_DIGITS = 64
 
@@ -258,4 +260,4 @@ def verify(problem: Problem, completion: str) -> Verdict:
     return Verdict(right, "right" if right else "wrong_value", {"format": 1.0, "right": right})
 
 
-VERIFIER = Declared(BRIEFING, tokens=512, check=check, verify=verify)
+VERIFIER = Declared(INSTRUCTIONS, tokens=512, check=check, verify=verify)

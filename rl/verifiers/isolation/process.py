@@ -22,7 +22,7 @@ CHILD = Path(__file__).with_name("child.py")
 # of ours it needs its own room alone, which comes after all of the standard library
 SUPERVISOR = f"import sys; sys.path.append({OURS!r}); from rl.verifiers.isolation.supervisor import main; main()"
 LOAD_SECONDS = 60.0  # that the user's file may take with what it imports
-LOOK_SECONDS = 0.25  # how often a call under way is looked after
+POLL_SECONDS = 0.25  # how often a call under way is looked after
 END_SECONDS = 10.0  # that a supervisor may take to end what is below it
 MAX_ANSWER = 2**20  # bytes
 MAX_LOG = 4 * 2**20  # bytes, beyond which a log starts again
@@ -164,7 +164,7 @@ class Process:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise LostError("timeout", f"took longer than {seconds:g} s")
-            self._channel.settimeout(min(LOOK_SECONDS, left))
+            self._channel.settimeout(min(POLL_SECONDS, left))
             try:
                 piece = self._channel.recv(count - len(content))
             except TimeoutError:

@@ -27,7 +27,7 @@ from rl.verifiers.isolation import family
 from rl.verifiers.isolation.leftovers import MARK, PREFIX
 from rl.verifiers.isolation.watched import PROCESSES, TooMuchError, Watched
 
-LOOK_SECONDS = 1.0  # how often it looks for orphans and at what is held
+POLL_SECONDS = 1.0  # how often it looks for orphans and at what is held
 SOON_SECONDS = 0.1  # where that is more than half of what may be
 END_SECONDS = 5.0
 SET_CHILD_SUBREAPER = 36  # prctl
@@ -69,7 +69,7 @@ def _watch(control: socket.socket, wakes: int, watched: Watched) -> dict[str, ob
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
     waiting.register(wakes, select.POLLIN)
-    look = time.monotonic() + LOOK_SECONDS
+    look = time.monotonic() + POLL_SECONDS
     while True:
         ready = dict(waiting.poll(max(0.0, look - time.monotonic()) * 1000))
         if control.fileno() in ready:
@@ -86,7 +86,7 @@ def _watch(control: socket.socket, wakes: int, watched: Watched) -> dict[str, ob
                 share = watched.measure()
             except TooMuchError as much:
                 return {"stopped": str(much)}
-            look = time.monotonic() + (LOOK_SECONDS if share < 0.5 else SOON_SECONDS)
+            look = time.monotonic() + (POLL_SECONDS if share < 0.5 else SOON_SECONDS)
 
 
 def _collect() -> dict[int, int]:

@@ -11,7 +11,7 @@ from flows.start.as_trained import Asked, asked_evaluation, asked_of_run
 from flows.start.runs import PROBLEMS, Run, without_secrets
 from flows.start.trust import remember
 from rl.problems.tables import ProblemError
-from rl.verifiers.built_in.gsm8k import BRIEFING
+from rl.verifiers.built_in.gsm8k import INSTRUCTIONS
 from tasks.problem_set import open_problems
 
 HEAD = "python_expression,natural_language\n"
@@ -102,7 +102,7 @@ def test_a_set_is_the_runs_however_its_path_is_written_and_a_new_file_is_judged_
         found = asked(trained, problems=path, **{"held_out": "0", **options})
         [spec] = found.problems.verifiers.values()
         [problem] = {problem.prompt: problem for problem in found.problems.held_out}.values()
-        return spec.name, problem.briefing.system if problem.briefing else None, problem.prompt
+        return spec.name, problem.instructions.system if problem.instructions else None, problem.prompt
 
     for path in ("one.jsonl", "./one.jsonl", f"{tmp_path}/one.jsonl", f"file://{tmp_path}/one.jsonl", "link/one.jsonl"):
         assert judged(trained, path) == ("gsm8k", "End with four hashes.", "one: how many cans?")
@@ -112,7 +112,7 @@ def test_a_set_is_the_runs_however_its_path_is_written_and_a_new_file_is_judged_
     assert judged(trained, "new.jsonl", problems__system="Shout.")[:2] == ("gsm8k", "Shout.")
     two = "[{path: two.jsonl, verifier: gsm8k, system: Be brief.}]"
     assert judged(given(TrainConfig, **one, mix=two), "new.jsonl") == (
-        *("gsm8k", BRIEFING.system),  # their words differ
+        *("gsm8k", INSTRUCTIONS.system),  # their words differ
         "new: how many?",
     )
     unlike = given(TrainConfig, **one, mix="[{path: two.jsonl, verifier: arithmetic}]")

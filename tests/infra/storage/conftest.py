@@ -9,6 +9,6 @@ from tests.infra.storage.owners import DEAD
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(lock, "DEAD_SECONDS", DEAD)
     monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.1)

@@ -10,8 +10,8 @@ from rl.loading import load_policy
 from rl.model.policy import Policy
 from rl.model.prompting import prompt_tokens
 from rl.model.tiny import build_tokenizer
-from rl.records import Briefing
-from rl.verifiers.built_in.arithmetic import BRIEFING
+from rl.records import Instructions
+from rl.verifiers.built_in.arithmetic import INSTRUCTIONS
 from tests.rl.saved import CPU, TEMPLATE, Build, saved
 
 
@@ -24,11 +24,11 @@ def test_the_chat_template_is_used_where_the_model_has_one(tmp_path: Path, build
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE
     policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
-    lines = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", BRIEFING)).split("\n")
+    lines = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", INSTRUCTIONS)).split("\n")
     said = [
-        f"[system] {BRIEFING.system}",
-        f"[user] {BRIEFING.examples[0][0]}",
-        f"[assistant] {BRIEFING.examples[0][1]}",
+        f"[system] {INSTRUCTIONS.system}",
+        f"[user] {INSTRUCTIONS.examples[0][0]}",
+        f"[assistant] {INSTRUCTIONS.examples[0][1]}",
         "[user] add 3 and 4.",
     ]
     assert lines == [line.lower() for line in [*said, "[assistant] "]]
@@ -40,9 +40,11 @@ def test_a_template_without_a_system_role_gets_its_words_in_the_first_turn(tmp_p
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
     )
     policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
-    said = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", BRIEFING))
+    said = policy.tokenizer.decode(policy.prompt_tokens("add 3 and 4.", INSTRUCTIONS))
     assert said.startswith(
-        f"[user] {BRIEFING.system}\n\n{BRIEFING.examples[0][0]}\n[assistant] {BRIEFING.examples[0][1]}".lower()
+        (
+            f"[user] {INSTRUCTIONS.system}\n\n{INSTRUCTIONS.examples[0][0]}\n[assistant] {INSTRUCTIONS.examples[0][1]}"
+        ).lower()
     )
     assert said.endswith("[user] add 3 and 4.\n[assistant] ")
 
@@ -53,10 +55,10 @@ def test_a_template_that_passes_over_the_system_role_gets_its_words_in_the_first
         "{% for message in messages %}{% if message['role'] != 'system' %}[{{ message['role'] }}] "
         "{{ message['content'] | trim }}\n{% endif %}{% endfor %}"
     )
-    for told in (BRIEFING, Briefing(f" {BRIEFING.system}\n", BRIEFING.examples, required=True)):
+    for told in (INSTRUCTIONS, Instructions(f" {INSTRUCTIONS.system}\n", INSTRUCTIONS.examples, required=True)):
         said = tokenizer.decode(prompt_tokens(tokenizer, "add 3 and 4.", told))
-        assert said.startswith(f"[user] {BRIEFING.system}".lower())
-        assert f"\n\n{BRIEFING.examples[0][0]}\n[assistant] ".lower() in said
+        assert said.startswith(f"[user] {INSTRUCTIONS.system}".lower())
+        assert f"\n\n{INSTRUCTIONS.examples[0][0]}\n[assistant] ".lower() in said
         assert said.endswith("[user] add 3 and 4.\n")
 
 
@@ -64,11 +66,11 @@ def test_a_template_that_passes_over_the_first_turn_too_is_refused() -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = "{{ messages[-1]['content'] }}\n"
     with pytest.raises(ValueError, match=r"problems.system: the model's chat template leaves it out"):
-        prompt_tokens(tokenizer, "add 3 and 4.", BRIEFING)
+        prompt_tokens(tokenizer, "add 3 and 4.", INSTRUCTIONS)
     assert tokenizer.decode(prompt_tokens(tokenizer, "add 3 and 4.")) == "add 3 and 4."
 
 
-def test_without_a_briefing_a_chat_model_gets_the_problem_alone(tmp_path: Path, build_small: Build) -> None:
+def test_without_instructions_a_chat_model_gets_the_problem_alone(tmp_path: Path, build_small: Build) -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE
     policy = load_policy(saved(tmp_path, build_small("llama"), tokenizer), CPU)
@@ -99,14 +101,14 @@ def test_the_beginning_token_comes_first_where_the_tokenizer_puts_it(
 
 def test_a_template_of_the_users_is_the_whole_prompt(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy()
-    told = Briefing("be {prompt}.", template="{system} q: {prompt}\na:")
+    told = Instructions("be {prompt}.", template="{system} q: {prompt}\na:")
     tokens = policy.prompt_tokens("add {system} and 4.", told)
     assert policy.tokenizer.decode(tokens) == "be {prompt}. q: add {system} and 4.\na:"
 
 
 def test_a_system_prompt_that_cannot_be_said_is_refused(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy()
-    assert policy.prompt_tokens("1", BRIEFING) == policy.prompt_tokens("1")  # a verifier's own words may be left out
+    assert policy.prompt_tokens("1", INSTRUCTIONS) == policy.prompt_tokens("1")  # a verifier's own may go
     with pytest.raises(ValueError, match=r"problems.system: the model has no chat template") as caught:
-        policy.prompt_tokens("1", Briefing("be brief.", required=True))
+        policy.prompt_tokens("1", Instructions("be brief.", required=True))
     assert "\n" not in str(caught.value)

@@ -40,13 +40,13 @@ def test_one_that_is_built_in_and_one_of_the_users_are_asked_alike(name: str) ->
     verifier.warm()
     right, empty = verifier.judge([problem, problem], [completion, ""])
     assert (right.reward, empty.reward, right.error, empty.error) == (1, 0, "", "")
-    assert (verifier.briefing is not None) == (spec.briefing is not None) == (name in TABLE)
+    assert (verifier.instructions is not None) == (spec.instructions is not None) == (name in TABLE)
 
 
 def test_a_service_is_asked_as_the_others_are() -> None:
     verifier = opened(VerifierSpec("http://127.0.0.1:9"))
     verifier.check(Problem("", "", "here"))
-    assert (verifier.briefing, verifier.about) == (None, "")
+    assert (verifier.instructions, verifier.about) == (None, "")
 
 
 def test_each_name_is_found_in_the_table() -> None:
@@ -54,7 +54,7 @@ def test_each_name_is_found_in_the_table() -> None:
     assert declared("my_reward.py:reward") is FUNCTION
     assert declared("https://127.0.0.1:8900") is SERVICE
     for name in VERIFIERS:
-        assert TABLE[name].briefing is not None
+        assert TABLE[name].instructions is not None
         assert bool(TABLE[name].verify) != bool(TABLE[name].module)
 
 
@@ -89,7 +89,7 @@ def test_the_source_of_a_users_file_is_its_text_and_a_service_has_none() -> None
 
 SHOUT = '''"""Verifier `shout`: the completion is the target, in capitals."""
 
-from rl.records import Briefing, Problem, Verdict
+from rl.records import Instructions, Problem, Verdict
 from rl.verifiers.contract import Declared
 
 
@@ -103,7 +103,7 @@ def verify(problem: Problem, completion: str) -> Verdict:
     return Verdict(float(right), "right" if right else "quiet")
 
 
-VERIFIER = Declared(Briefing("Shout."), tokens=16, check=check, verify=verify)
+VERIFIER = Declared(Instructions("Shout."), tokens=16, check=check, verify=verify)
 '''
 USED = """
 import sys
@@ -115,7 +115,7 @@ from rl.verifiers.spec import VerifierSpec
 from tasks.problem_set import problems_to_solve
 print(VerifierSpec("shout").source == open("rl/verifiers/built_in/shout.py").read())
 problems = problems_to_solve((ProblemsConfig(path="q.jsonl"),), VerifierConfig(name="shout"), 0, 0)
-print(problems.held_out[0].briefing.system)
+print(problems.held_out[0].instructions.system)
 defaults.parameters = lambda model: 10**9
 print(*defaults.with_defaults(TrainConfig(problems={"path": "q.jsonl", "verifier": "shout"}))[1])
 sys.argv = ["rlvf", "verify", "shout", "--problems", "q.jsonl", "--completion", "HEY", "--completion", "hey"]
