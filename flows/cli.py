@@ -49,6 +49,7 @@ def parser() -> OneLineParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; exits with 0, 1 (it failed), 2 (a mistake in what was asked), or 130 (interrupted)."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # nothing that is started takes a file of the working directory for a module
     try:
         with put_off():  # an import is no place for an interrupt
             top = parser()

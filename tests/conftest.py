@@ -54,6 +54,10 @@ def home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RLVF_HOME", str(folder))
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_AUTH"):  # who used a server in this process has set them
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.delenv(
+        "PYTHONSAFEPATH"
+    )  # with the line before it: a command in this process sets it for this test alone
     return folder
 
 

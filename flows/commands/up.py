@@ -160,7 +160,7 @@ def _detach(home: Path) -> None:
     begin = log.stat().st_size if log.exists() else 0
     with log.open("ab") as output:
         staying = subprocess.Popen(
-            [sys.executable, "-c", "from flows.cli import main; main()", *sys.argv[1:]],
+            [sys.executable, "-P", "-c", "from flows.cli import main; main()", *sys.argv[1:]],
             env={**os.environ, DETACHED: "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
