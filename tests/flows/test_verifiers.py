@@ -27,6 +27,7 @@ from rl.records import Problem
 from rl.verifiers.service import Service
 from rl.verifiers.spec import VerifierError
 from tests import strangers
+from tests.other_users import visit
 from tests.processes import started
 
 REWARD = """
@@ -81,6 +82,8 @@ def test_a_service_judges_batches_and_refuses_what_is_too_much(tmp_path: Path, h
                 pytest.raises(httpx.TransportError, match=r"(?i)certif|disconn"),
             ):
                 stranger.get(f"{url}/health")
+        at = int(url.rpartition(":")[2])
+        assert visit([at]) == {at: []}
         broken = {"problem": {"prompt": "", "target": "none"}, "completion": ""}
         answer = client.post(f"{url}/verify", json={"items": [ITEM, {**ITEM, "completion": "#### 1"}, broken]}).json()
         assert answer["rewards"] == [1.0, 0.0, None]
