@@ -1,4 +1,4 @@
-"""What a storage, a disk or a damaged file raises, in one line that says what to do."""
+"""What a storage, a disk or a damaged file raises: in one line that says what to do, and whether it may pass."""
 
 import errno
 import os
@@ -12,6 +12,10 @@ from infra.storage.manifest import StoreError
 FULL = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 NO_SPACE = 1 << 20  # bytes free, below which whatever failed has failed for that
+# an answer rather than a failure to get one
+_ANSWERS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+# what HTTP and S3 clients raise that is no OSError; named, because not everybody has them installed
+_OF_CLIENTS = {"ClientError", "HTTPClientError", "BotoCoreError", "ServerTimeoutError", "ClientPayloadError"}
 
 
 def explained(error: BaseException) -> str | None:
@@ -27,6 +31,16 @@ def explained(error: BaseException) -> str | None:
     if known is None and (space := _free(rlvf_home())) is not None and space < NO_SPACE:
         return f"{_full(None)} ({' '.join(str(error).split())})"
     return known
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later."""
+    if isinstance(error, OSError):
+        return not isinstance(error, _ANSWERS) and error.errno not in FULL | {errno.EROFS}
+    return any(
+        kind.__name__ in _OF_CLIENTS and kind.__module__.partition(".")[0] in ("aiohttp", "botocore")
+        for kind in type(error).__mro__
+    )
 
 
 def is_of_library(error: BaseException) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from fsspec.core import url_to_fs
 
 from infra import disk
+from infra.storage.faults import may_pass
 from infra.storage.manifest import MANIFEST, NotThere
-from infra.storage.retry_policy import may_pass
 
 # Stores without folders: creating one is needless there, and at a store's top level it would make a bucket
 _OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs"})

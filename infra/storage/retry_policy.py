@@ -1,6 +1,5 @@
 """Waiting for a storage that is away: again with growing pauses, so that a cut link costs time and nothing else."""
 
-import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,24 +7,10 @@ from typing import Any, TypeVar
 
 import tenacity
 
+from infra.storage.faults import may_pass
+
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds; each pause is a random part of twice the one before
-
-# An answer rather than a failure to get one
-_ANSWERS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-# What HTTP and S3 clients raise that is no OSError; named, because not everybody has them installed
-_OF_CLIENTS = {"ClientError", "HTTPClientError", "BotoCoreError", "ServerTimeoutError", "ClientPayloadError"}
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later."""
-    if isinstance(error, OSError):
-        return not isinstance(error, _ANSWERS) and error.errno not in _FULL
-    return any(
-        kind.__name__ in _OF_CLIENTS and kind.__module__.partition(".")[0] in ("aiohttp", "botocore")
-        for kind in type(error).__mro__
-    )
 
 
 @dataclass(frozen=True)
