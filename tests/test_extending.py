@@ -114,3 +114,47 @@ def test_a_command_is_one_file(copy: Path) -> None:
     (copy / "flows/commands/hello.py").write_text(HELLO)
     assert "hello     say a word" in ran(copy, "-c", RLVF, "--help").stdout
     assert ran(copy, "-c", RLVF, "hello", "--word", "there").stdout == "hello there\n"
+
+
+def test_what_a_storage_raises_is_said_and_waited_for_by_one_file(copy: Path) -> None:
+    faults = copy / "infra/storage/faults.py"
+    text = faults.read_text()
+    at = '    if package in ("botocore", "aiobotocore"):\n'
+    assert text.count(at) == 1
+    text = text.replace(
+        at, f'    if package == "webdav4":\n        return f"WebDAV: {{text}}; unlock the folder"\n{at}'
+    )
+    faults.write_text(text.replace('"ClientPayloadError"}', '"ClientPayloadError", "Locked"}').replace(
+        '("aiohttp", "botocore")', '("aiohttp", "botocore", "webdav4")'
+    ))  # fmt: skip
+    (copy / "webdav4.py").write_text("class Locked(Exception): pass\n")
+    done = ran(
+        copy, "-c",
+        "from webdav4 import Locked; from infra.storage.faults import explained;"
+        "from infra.storage.retry_policy import RetryPolicy\n"
+        "def job(left=[1, 1]):\n"
+        "    if left:\n"
+        "        left.pop()\n"
+        "        raise Locked('423')\n"
+        "    return 'there'\n"
+        "print(explained(Locked('423')), RetryPolicy(30)(job))",
+    )  # fmt: skip
+    assert done.stdout == "WebDAV: 423; unlock the folder there\n", done.stderr
+
+
+def test_a_figure_of_a_batch_is_one_file(copy: Path) -> None:
+    batch = copy / "tasks/rollout_batch.py"
+    at = '            "leases/refused": self.refused,\n'
+    text = batch.read_text()
+    assert text.count(at) == 1
+    batch.write_text(
+        text.replace(at, at + '            "completion/longest": int(self.everything.rollouts.lengths.max()),\n')
+    )
+    done = ran(
+        copy, "-c",
+        UPDATE.split("learned =")[0].replace('name="rloo", shrink=0.5', "")
+        + "from rl.judging import Judgement; from tasks.rollout_batch import RolloutBatch\n"
+        "made = RolloutBatch.of(batch, Judgement(batch.rewards, batch.reasons), [0])\n"
+        "print(made.figures()['completion/longest'])",
+    )  # fmt: skip
+    assert done.stdout == "2\n", done.stderr
