@@ -59,11 +59,14 @@ model.generate(tokens, attention_mask=tokens * 0 + 1, max_new_tokens=2, do_sampl
 
 def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_path: Path) -> None:
     began = time.monotonic()
+    reward = tmp_path / "parity.py"  # of which every group has some, whatever so short a warm-up has taught
+    reward.write_text("def reward(problem, completion):\n    return len(completion) % 2\n")
     # a cluster of its own, a warm-up of its own
     options = lab.options(
         run="whole",
         steps="3",
         policy=None,
+        verifier=f"{reward}:reward",
         cluster__scheduler=None,
         cluster__threads="1",
         warm_up__steps="20",
