@@ -4,15 +4,20 @@ import json
 import os
 import subprocess
 import sys
+import urllib.parse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.cluster.reach import parse_address
 from infra.services.http import get_json
 from infra.services.passwords import auth_of
 from infra.services.prefect_server import server_password
+from infra.services.scheduler import ask
 from tests.flows.commands.places import ANY_PORT, Place, place
+from tests.other_users import intrude, listening, visit
 from tests.processes import until
 
 
@@ -50,6 +55,18 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
 
 
 @pytest.mark.slow
+def test_another_user_of_this_machine_is_refused_on_every_port(working: Place, tmp_path: Path) -> None:
+    known = working.up()
+    pages = {urllib.parse.urlsplit(known[name]).port for name in ("prefect", "mlflow", "dashboard")}
+    ports = listening(working.alive())
+    workers = ask(parse_address(known["scheduler"], working.home), working.home).workers
+    dask = {urllib.parse.urlsplit(at).port for at in (known["scheduler"], *(worker.address for worker in workers))}
+    assert len(dask) == 4  # a generator, a verifier and a trainer
+    assert set(ports) >= pages | dask
+    assert intrude(ports, tmp_path) == set()
+    assert visit(ports) == {port: [401] if port in pages else [] for port in ports}
+
+
 def test_a_run_of_a_deployment_goes_on_by_itself_when_the_scheduler_was_killed(lab: Any, working: Place) -> None:
     url = working.up()["prefect"]
     auth = auth_of(working.home, "prefect")
