@@ -1,6 +1,7 @@
 """Bookkeeping off the critical path: one thread that writes what people look at later, while the run goes on."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextvars import copy_context
 from queue import Full, Queue
@@ -30,9 +31,10 @@ class Background:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        until = time.monotonic() + self._end_seconds
         try:
             self._jobs.put(None, timeout=self._end_seconds)
-            self._thread.join(self._end_seconds)
+            self._thread.join(max(0.0, until - time.monotonic()))
         except Full:
             pass
         if self._thread.is_alive():

@@ -16,7 +16,7 @@ from infra.background import Background
 from infra.security.secrets import masked
 
 PAUSE_SECONDS = 1.0  # between two words on the progress
-END_SECONDS = 5.0  # what the last words get when Prefect is away
+END_SECONDS = 4.0  # what the last words get when Prefect is away
 
 
 class Artifacts:

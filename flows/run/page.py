@@ -18,6 +18,8 @@ from flows.run.display import Display
 from infra.cluster.dispatch import Dispatch
 
 POLL_SECONDS = 1.0
+ANSWER_SECONDS = 10.0  # that the server gets
+END_SECONDS = 2.0  # that an answer under way gets at the end
 ENDED = {StateType.CANCELLING, StateType.CANCELLED, StateType.CRASHED, StateType.FAILED, StateType.COMPLETED}
 
 
@@ -44,7 +46,11 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
     def watch() -> None:
         paused = False
         # asked again in a second anyway: Prefect's own retries would keep the end of the run waiting for a minute
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+        limits = {"timeout": ANSWER_SECONDS}
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(sync_client=True, httpx_settings=limits) as client,
+        ):
             while not over.wait(POLL_SECONDS):
                 if not serves():
                     continue  # whoever answers there now is a stranger
@@ -52,7 +58,7 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
                     state = client.read_flow_run(UUID(identity)).state
                 except (httpx.HTTPError, PrefectException, OSError):
                     continue  # the server is away: the run goes on as it was
-                if state is None:
+                if state is None or over.is_set():
                     continue
                 if state.type in ENDED:
                     cancelled.set()
@@ -77,7 +83,7 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
         yield cancelled
     finally:
         over.set()
-        watching.join()
+        watching.join(END_SECONDS)
         if cancelled.is_set() and serves():  # a run that no Prefect worker supervises would be cancelling for ever
             with get_client(sync_client=True) as client, suppress(httpx.HTTPError, PrefectException, OSError):
                 client.set_flow_run_state(UUID(identity), Cancelled(message="stopped; its steps are saved"), force=True)

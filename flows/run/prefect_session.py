@@ -1,7 +1,8 @@
 """What this process tells Prefect while it has a workplace: within bounds, and nothing to a stranger on its port."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -17,8 +18,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFEC
 from infra.services.prefect_events import Outbox
 from infra.services.prefect_link import PrefectLink
 
-BACK_SECONDS = 15.0  # what a server that has died gets at the end, to be started again and take the last state
-END_SECONDS = 5.0  # and to take the events that are left
+STATE_SECONDS = 12.0  # what a server gets at the end to take the last state, be it to be started again before
+END_SECONDS = 4.0  # and to take the events that are left
 POLL_SECONDS = 0.25
 
 
@@ -60,12 +61,14 @@ class PrefectSession:
         told = client.set_flow_run_state
 
         def tell(flow_run_id: UUID | str, state: State[Any], force: bool = False) -> OrchestrationResult[Any]:
-            if self._is_back():
+            until = time.monotonic() + STATE_SECONDS
+            while self._is_back(until):
                 try:
-                    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
+                    # a fault is met by the next round here, which looks first who is there
+                    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), _answered_by(client, until):
                         return told(flow_run_id, state, force)
-                except httpx.TransportError:
-                    pass  # it has died just now
+                except httpx.TransportError:  # it has died just now, or hangs
+                    time.sleep(POLL_SECONDS)
             self._missed.append(f"that the run is {state.name}")
             if not self._open:
                 self._confess()
@@ -73,15 +76,16 @@ class PrefectSession:
 
         vars(client)["set_flow_run_state"] = tell  # of this one client, which the flow's engine uses
 
-    def _is_back(self) -> bool:
+    def _is_back(self, until: float) -> bool:
+        """Whether the server is there; it is waited for until then."""
         assert self._link is not None
-        if self._link.serves(now=True):
-            return True
-        self._say(f"the Prefect server is away; waiting {BACK_SECONDS:.0f} s for it at most")
-        deadline = time.monotonic() + BACK_SECONDS
-        while time.monotonic() < deadline:
+        said = False
+        while (left := until - time.monotonic()) > 0:
             if self._link.serves(now=True):
                 return True
+            if not said:
+                said = True
+                self._say(f"the Prefect server is away; waiting {left:.0f} s for it at most")
             time.sleep(POLL_SECONDS)
         return False
 
@@ -91,3 +95,14 @@ class PrefectSession:
             self._say(
                 f"Prefect missed {what}: its server did not answer at {self._link.url}; nothing of the run is lost"
             )
+
+
+@contextmanager
+def _answered_by(client: SyncPrefectClient, until: float) -> Iterator[None]:
+    """This client waits for an answer until then, where it would wait for a minute."""
+    http = client._client  # whose limits Prefect sets once, when it is made
+    usual, http.timeout = http.timeout, httpx.Timeout(max(POLL_SECONDS, until - time.monotonic()))
+    try:
+        yield
+    finally:
+        http.timeout = usual

@@ -50,10 +50,11 @@ class Outbox:
         """Tell what is left; how many events Prefect has not got after that time, or at once if it is away."""
         if not self._ended:
             self._ended = True
+            until = time.monotonic() + seconds
             EventsWorker.drain_all(timeout=seconds)  # into `put`, which never waits
             EventsWorker.set_client_override(None)
             self._over.set()
-            self._thread.join(seconds)
+            self._thread.join(max(0.0, until - time.monotonic()))
         return self._lost + len(self._waiting)
 
     def put(self, item: tuple[str, Event]) -> None:

@@ -5,16 +5,20 @@ there has shown to be the server that was meant. No Prefect is imported.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from infra.services.http import answers
 from infra.services.prefect_server import PrefectServer, is_of, is_own, service_of
-from infra.services.supervisor import BackOff
+from infra.services.supervisor import BackOff, this_machine
 
 POLL_SECONDS = 1.0
 ANSWER_SECONDS = 2.0
+ASK_SECONDS = 5.0  # between two questions to a server that lives
+HUNG_SECONDS = 120.0  # so long without an answer is as good as dead; to start takes less
+STOPPED_SECONDS = 15.0  # between two questions: it is this process that was stopped, or very busy
 
 
 class PrefectLink:
@@ -44,15 +48,19 @@ class PrefectLink:
 
 @contextmanager
 def kept_alive(server: PrefectServer, say: Callable[[str], None]) -> Iterator[None]:
-    """Start a server of this home again whenever it dies, later each time, and say so."""
+    """Start a server of this home again whenever it dies, later each time, or does not answer any more; and say so."""
     over = threading.Event()
 
     def watch() -> None:
-        back_off = BackOff()
+        back_off, asked = BackOff(), _Asked(server)
         while not over.wait(POLL_SECONDS):
+            what = "has died"
             if server.service.lives():
-                continue
-            say("the Prefect server has died: it is started again, and told what it has missed")
+                if not asked.hangs() or over.is_set():
+                    continue
+                server.service.end()
+                what = f"has not answered for {HUNG_SECONDS:.0f} s"
+            say(f"the Prefect server {what}: it is started again, and told what it has missed")
             while not server.service.lives() and not over.wait(back_off.pause(0.0)):
                 server.revive()  # at its address, which the processes that use it know
 
@@ -65,3 +73,26 @@ def kept_alive(server: PrefectServer, say: Callable[[str], None]) -> Iterator[No
         over.set()
         if server.is_ours:
             watching.join()
+
+
+class _Asked:
+    """Whether a server that lives does not answer. One that another process keeps is that one's to end."""
+
+    def __init__(self, server: PrefectServer) -> None:
+        self._server = server
+        self._pid: int | None = None  # the supervisor of the one that was asked
+        self._heard = self._asked = 0.0
+
+    def hangs(self) -> bool:
+        """Ask it, unless that was just now."""
+        began, before = time.monotonic(), self._asked
+        if began - before < ASK_SECONDS:
+            return False
+        self._asked = began
+        found = self._server.service.found()
+        if began - before > STOPPED_SECONDS or found.get("pid") != self._pid:
+            self._heard, self._pid = began, found.get("pid")  # nobody has asked; or it is another one
+        if is_of(self._server.home, self._server.url, ANSWER_SECONDS):
+            self._heard = began
+        silent = began - self._heard > HUNG_SECONDS
+        return silent and found.get("machine") == this_machine() and not self._server.is_kept_elsewhere()

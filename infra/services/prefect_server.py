@@ -139,7 +139,7 @@ class PrefectServer:
     def _wait(self, timeout: float) -> str:
         deadline = time.monotonic() + timeout
         while self.is_ours and not (self._find() and self.serves()):
-            lives = self.service.lives() or self._is_kept_elsewhere()
+            lives = self.service.lives() or self.is_kept_elsewhere()
             if not lives and time.monotonic() < deadline and self.moved():
                 continue
             if not lives or time.monotonic() > deadline:
@@ -170,7 +170,7 @@ class PrefectServer:
 
     def revive(self) -> None:
         """Start the server again, at the same address, if it has died and nobody else does."""
-        if not self._is_kept_elsewhere():
+        if not self.is_kept_elsewhere():
             self.service.start(self.program(), {"url": self.url})
 
     def moved(self) -> bool:
@@ -187,15 +187,16 @@ class PrefectServer:
         """Whether the server of this folder answers: its port may have gone to another one while it started."""
         return is_of(self.home, self.url, 1.0)
 
+    def is_kept_elsewhere(self) -> bool:
+        """Whether another process keeps its port, and starts it again."""
+        return self._kept is None and is_kept(self.service.folder)
+
     def stop(self) -> bool:
         """Leave the server, and stop it if nobody else uses it; says whether that stopped it."""
         return self.service.release()
 
-    def _is_kept_elsewhere(self) -> bool:
-        return self._kept is None and is_kept(self.service.folder)
-
     def _start_if_none_lives(self) -> None:
-        if self.service.lives() or self._is_kept_elsewhere():
+        if self.service.lives() or self.is_kept_elsewhere():
             return
         port = free_port(self._port, self._host)
         if self._fixed and port != self._port:

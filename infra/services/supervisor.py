@@ -30,6 +30,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 POLL_SECONDS = 0.5  # how often the supervisor looks whether anyone is left
 MARK = "RLVF_SERVICE"  # in the environment of all that a service starts: its folder
 STOP_SECONDS = 5.0  # what a service gets to stop by itself
+KILL_SECONDS = 1.0  # and its supervisor from then on to end it: it may be stopped itself (SIGSTOP)
 
 
 def this_machine() -> str:
@@ -160,7 +161,7 @@ class Service:
         Raises `ServiceError` where another machine runs it, whose home this is too: its number here is a stranger's.
         """
         asked = False
-        deadline = time.monotonic() + 2 * STOP_SECONDS + float(self.found().get("stop_seconds", 0))
+        deadline = time.monotonic() + float(self.found().get("stop_seconds", STOP_SECONDS)) + KILL_SECONDS
         while self.lives():
             found = self.found()
             if found.get("machine", this_machine()) != this_machine():

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from flows.run import artifacts, page, prefect_session
+from infra.services import prefect_link, supervisor
 from tests.processes import until
 
 STEPS = 20
@@ -133,3 +135,29 @@ def test_a_stranger_on_its_port_hears_nothing_and_the_end_comes_in_time(lab: Any
     assert "events of its tasks and that the run is Completed" in line
     assert not [each for each in heard if not each.startswith("GET ")]
     assert not [each for each in heard if "Basic" in each or "flow_runs" in each]
+
+
+def test_the_end_of_a_run_waits_half_a_minute_for_prefect_at_most() -> None:
+    in_the_flow = page.END_SECONDS + artifacts.END_SECONDS + prefect_session.STATE_SECONDS
+    after_it = prefect_session.END_SECONDS + prefect_link.ANSWER_SECONDS
+    assert in_the_flow + after_it + supervisor.STOP_SECONDS + supervisor.KILL_SECONDS <= 30
+
+
+def test_a_server_that_hangs_does_not_keep_the_run_from_its_end(lab: Any, tmp_path: Path) -> None:
+    home = lab.fresh_home(tmp_path / "home")
+    run = home / "runs" / "hung"
+    options = lab.options(run=run.name, steps=str(STEPS), cluster__scheduler=None, cluster__threads="1")
+    with lab.command("train", options=options, home=home) as command:
+        until(lambda: 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None, seconds=120)
+        supervising = server(home)["pid"]
+        os.killpg(supervising, signal.SIGSTOP)
+        until(lambda: STEPS in lab.metrics(run, "eval/pass_at_1") or command.process.poll() is not None, seconds=180)
+        last = time.monotonic()
+        code, out, err = command.finish(180)
+        took = time.monotonic() - last
+        assert supervising not in {each.pid for each in command.alive()}
+    assert code == 0, err
+    assert "pass rate" in out
+    assert took < 60  # half a minute for Prefect, and what the rest of the end takes
+    assert "Traceback" not in err
+    assert err.count("Prefect missed") == 1

@@ -1,0 +1,88 @@
+"""A Prefect server that stops without dying is ended and started again, by whom it belongs to."""
+
+import os
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from infra.services import prefect_link
+from infra.services.prefect_link import kept_alive
+from infra.services.prefect_server import PrefectServer
+from infra.services.supervisor import Program
+from tests.processes import until
+
+ANSWERS = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+class Small(PrefectServer):
+    """In the place of Prefect's, which takes long to start."""
+
+    def program(self) -> Program:
+        return Program([sys.executable, "-c", ANSWERS, str(urlsplit(self.url).port)], {}, self.service.folder)
+
+
+def answers(home: Path, url: str, seconds: float) -> bool:  # noqa: ARG001 - as `is_of`
+    try:
+        with urllib.request.urlopen(url, timeout=seconds):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def small(home_folder: Path, monkeypatch: pytest.MonkeyPatch) -> PrefectServer:
+    for name, seconds in (("POLL_SECONDS", 0.05), ("ASK_SECONDS", 0.05), ("HUNG_SECONDS", 1.0)):
+        monkeypatch.setattr(prefect_link, name, seconds)
+    monkeypatch.setattr(prefect_link, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(prefect_link, "is_of", answers)
+    return Small(home_folder, lambda _: None, port=0)
+
+
+def test_a_server_that_hangs_is_ended_and_started_again_where_it_was(small: PrefectServer) -> None:
+    said: list[str] = []
+    try:
+        with kept_alive(small, said.append):
+            until(lambda: answers(small.home, small.url, 5.0))
+            before = small.service.found()
+            os.killpg(before["pid"], signal.SIGSTOP)
+            until(lambda: small.service.found().get("pid", before["pid"]) != before["pid"])
+            until(lambda: answers(small.home, small.url, 5.0))
+            assert small.service.found()["url"] == before["url"]
+    finally:
+        small.stop()
+    assert said[0] == "the Prefect server has not answered for 1 s: it is started again, and told what it has missed"
+
+
+def test_a_server_that_hangs_is_left_to_whoever_keeps_its_port(
+    small: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small, "is_kept_elsewhere", lambda: True)
+    asked: list[bool] = []
+
+    def unanswered(home: Path, url: str, seconds: float) -> bool:  # noqa: ARG001
+        asked.append(len(asked) == 0)  # once
+        return asked[-1]
+
+    monkeypatch.setattr(prefect_link, "is_of", unanswered)
+    monkeypatch.setattr(prefect_link, "HUNG_SECONDS", 0.2)
+    said: list[str] = []
+    try:
+        with kept_alive(small, said.append):
+            until(lambda: len(asked) > 20)
+        assert small.service.lives()
+    finally:
+        small.stop()
+    assert said == []
