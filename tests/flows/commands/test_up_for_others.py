@@ -1,20 +1,24 @@
 """`rlvf up --host`: other machines meet certificates and passwords."""
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from infra.security.identity import certs_folder
 from infra.services.passwords import kept_password
 from tests.flows.commands.places import Place, place
+from tests.other_users import intrude, visit
 from tests.processes import until
 
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && ip addr add 10.9.0.1/32 dev lo && exec "$@"', "sh")
@@ -77,8 +81,8 @@ def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path
         pytest.skip("needs root and network namespaces, for an address that other machines could reach")
     home = lab.fresh_home(tmp_path / "home")
     before = {path: path.stat().st_size for path in (home / "mlflow.db", home / "prefect" / "prefect.db")}
-    with postgresql() as databases, place(home, ALONE, **databases) as first:
-        first.rlvf("up", "--no-with-worker", "--detach", "--host", "10.9.0.1")
+    with postgresql() as databases, place(home, ALONE, **databases) as first, ExitStack() as stack:
+        first.rlvf("up", "--detach", "--host", "10.9.0.1")
         inside = ("nsenter", f"--net=/proc/{first.up()['pid']}/ns/net")
         there = Place(home, inside, mark=first.mark)
         known = first.up()
@@ -104,6 +108,17 @@ def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path
             with pytest.raises(subprocess.CalledProcessError):
                 code(page, trusting=None)  # curl knows no such authority
             assert code(page.replace("https:", "http:")) == "000"  # nothing is told in the clear
+        service = stack.enter_context(there.started("verifier", "serve", "--json", "--host", "10.9.0.1", "--port", "0"))
+        assert service.stdout is not None
+        judge = urlsplit(json.loads(service.stdout.readline())["url"]).port
+        pages = {urlsplit(known[name]).port for name in ("prefect", "mlflow")}
+        at = [urlsplit(worker["address"]) for worker in there.status()["workers"]]
+        assert {address.hostname for address in at} == {"10.9.0.1"}
+        assert len(at) == 3  # a generator, a verifier and a trainer
+        ports = pages | {judge, urlsplit(known["scheduler"]).port, *(address.port for address in at)}
+        assert intrude(ports, tmp_path, "10.9.0.1", inside) == set()
+        assert visit(ports, "10.9.0.1", inside) == {port: [401] if port in pages else [] for port in ports}
+        service.send_signal(signal.SIGINT)
         settings = there.rlvf("status", "--shell")
 
         def said(*words: str) -> str:
