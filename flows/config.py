@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flows.options.config_tree import ConfigTree
 from infra.cluster.cluster import ClusterConfig
@@ -10,7 +10,16 @@ from infra.cluster.placement import PlacementConfig
 from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.tracking import TrackingConfig
 from infra.weights.version import SyncConfig
-from rl.config import TINY, LossConfig, OptimizerConfig, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
+from rl.config import (
+    TINY,
+    LossConfig,
+    OptimizerConfig,
+    PolicyConfig,
+    ProblemsConfig,
+    SamplingConfig,
+    VerifierConfig,
+    whole_path,
+)
 from tasks.collection import BatchConfig
 
 SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")
@@ -161,6 +170,11 @@ class TrainConfig(ConfigTree):
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @field_validator("policy")
+    @classmethod
+    def _whole_path(cls, policy: PolicyConfig) -> PolicyConfig:
+        return policy.model_copy(update={"model": whole_path(policy.model)})  # its workers stand elsewhere
 
     @model_validator(mode="after")
     def _public_base(self) -> Self:

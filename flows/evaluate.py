@@ -24,7 +24,7 @@ from infra.security.secrets import masked
 from infra.storage import store
 from infra.storage.typed import read_typed
 from infra.weights.version import PolicyVersion, newest_version, published_version
-from rl.config import TINY
+from rl.config import TINY, whole_path
 from tasks.calls import generator
 from tasks.calls.generator import GeneratorSpec
 from tasks.collection import BatchConfig
@@ -96,7 +96,7 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
     if note := check_model(model, place.runs, also_run=True):
         place.display.say(note)
     return place.dispatch.run(
-        "evaluate", generator.store_model, model, config.policy, store.join(place.storage, "models")
+        "evaluate", generator.store_model, whole_path(model), config.policy, store.join(place.storage, "models")
     ), None
 
 

@@ -49,19 +49,22 @@ def home_line() -> str:
 
 def private_home(home: Path) -> None:
     """Make the home, or make an existing one, a folder that only its owner opens: databases, logs and prompts lie in
-    it with whatever rights their libraries give them. A folder that is not this user's, or holds nothing of ours, is
-    left as it is."""
-    is_new = not home.exists()
+    it with whatever rights their libraries give them. A folder that is not this user's, or holds other things and
+    nothing of ours, is left as it is."""
     home.mkdir(parents=True, exist_ok=True)
     found = home.stat()
-    is_ours = is_new or any((home / name).exists() for name in ("secrets.json", "prefect", "runs", "logs", "certs"))
+    ours = ("secrets.json", "prefect", "runs", "logs", "certs")
+    is_ours = not any(home.iterdir()) or any((home / name).exists() for name in ours)
     if found.st_uid == os.getuid() and is_ours and not found.st_mode & stat.S_ISVTX:
         home.chmod(stat.S_IMODE(found.st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
 
 
 def rlvf_storage() -> str:
     """Where runs and models lie that are named without a place: the URI `$RLVF_STORAGE`, or the home."""
-    return (os.environ.get("RLVF_STORAGE") or str(rlvf_home())).rstrip("/")
+    given = os.environ.get("RLVF_STORAGE")
+    if given and "://" not in given:
+        return str(Path(given).expanduser().absolute())
+    return (given or str(rlvf_home())).rstrip("/")
 
 
 def runs_uri() -> str:

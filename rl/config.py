@@ -14,6 +14,12 @@ VERIFIERS = tuple(sorted(file.stem for file in (Path(__file__).parent / "verifie
 AUTO = "auto"  # the verifier that goes with the problems
 
 
+def whole_path(model: str) -> str:
+    """The same model for processes that stand elsewhere: a folder, which comes before an id of the hub as transformers
+    has it, by its absolute path."""
+    return str(Path(model).absolute()) if model != TINY and Path(model).is_dir() else model
+
+
 class PolicyConfig(BaseModel):
     """Which model is trained and where its arithmetic runs."""
 

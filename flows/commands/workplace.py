@@ -13,6 +13,7 @@ from infra.home import rlvf_home
 from infra.interrupts import put_off
 from infra.services.prefect_link import kept_alive
 from infra.services.prefect_server import prefect_server
+from infra.services.settled import read_settings_again
 
 T = TypeVar("T")
 
@@ -27,10 +28,10 @@ def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Calla
         display.stage("start")
 
         def prefect_ready() -> None:
-            server.wait()
-            with put_off():
-                from prefect.context import refresh_global_settings_context
-            refresh_global_settings_context()  # it may have had to move since prefect was imported
+            known = server.url
+            if server.wait() != known:  # it had to move since prefect was imported
+                with put_off():
+                    read_settings_again()
             stack.enter_context(kept_alive(server, display.say))
 
         stack.enter_context(workplace(cluster, placement, display, prefect_ready))

@@ -15,6 +15,7 @@ from infra.cluster.placement import PlacementConfig, check_placement
 from infra.cluster.training_lock import TrainingLocks
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.interrupts import put_off
+from infra.services.settled import import_prefect
 from infra.storage import store
 from infra.storage.usable import check_storage
 from tasks.failures import Failures
@@ -66,7 +67,7 @@ def workplace(
         yield present
         return
     with put_off():
-        # prefect reads its settings from the environment of that moment
+        import_prefect()
         from flows.run.prefect_session import PrefectSession
 
     home, storage = rlvf_home(), rlvf_storage()

@@ -122,10 +122,13 @@ def resolve_run(name_or_uri: str, home_runs: str) -> str:
     `require_run`.
     """
     is_name = "/" not in name_or_uri and not name_or_uri.startswith(("~", "."))
-    if not is_name:
+    if "://" in name_or_uri:
         return name_or_uri.rstrip("/")
+    here = str(Path(name_or_uri).expanduser().absolute())  # its workers may stand elsewhere
+    if not is_name:
+        return here
     at_home = store.join(home_runs, name_or_uri)
-    return name_or_uri if is_run(name_or_uri) and not is_run(at_home) else at_home
+    return here if is_run(here) and not is_run(at_home) else at_home
 
 
 def state_uri(run_uri: str) -> str:

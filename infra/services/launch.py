@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
+from infra.services.settled import import_prefect
+
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's names
 ENTRYPOINT = "PREFECT__FLOW_ENTRYPOINT"
 LONGEST = 300  # characters of a cause
@@ -102,6 +104,7 @@ def _engine(watcher: socket.socket, entrypoint: str) -> None:
     os.set_inheritable(watcher.fileno(), False)
     threading.Thread(target=_end_with, args=(watcher,), name="watcher", daemon=True).start()
     try:
+        import_prefect()
         importlib.import_module(entrypoint.partition(":")[0])
         os.environ[ENTRYPOINT] = entrypoint
         sys.argv = ["prefect.engine"]

@@ -84,7 +84,8 @@ def worker(config: StackConfig, known: Addresses, prefect: Mapping[str, str]) ->
     }
     if not os.environ.get("MLFLOW_TRACKING_URI") and known.mlflow:
         environment |= mlflow_address(home, known.mlflow)  # a run takes the password from the home
-    command = [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    command = [sys.executable, "-P", "-m", "infra.services.settled", "worker", "start"]
+    command += ["--pool", POOL, "--type", "process"]
     # where `rlvf up` was given, so that a run finds the files that it names as they are seen from there
     return Program([*command, "--name", worker_name()], _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)
 

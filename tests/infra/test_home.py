@@ -75,6 +75,8 @@ def test_runs_lie_on_the_storage_and_that_is_the_home_by_default(
     assert rlvf_storage() == str(home_folder)
     monkeypatch.setenv("RLVF_STORAGE", "s3://bucket/rlvf/")
     assert runs_uri() == "s3://bucket/rlvf/runs"
+    monkeypatch.setenv("RLVF_STORAGE", "there/")
+    assert rlvf_storage() == str(Path.cwd() / "there")  # workers may stand elsewhere
 
 
 @pytest.mark.parametrize("below", ["", "deep/home"])
@@ -87,6 +89,7 @@ def test_a_home_that_can_be_no_folder_is_named(below: str, tmp_path: Path, monke
 
 def test_others_do_not_look_into_the_home(tmp_path: Path) -> None:
     home, shared = tmp_path / "home", tmp_path / "shared"
+    home.mkdir(mode=0o755)  # made beforehand, and empty
     private_home(home)
     assert home.stat().st_mode & 0o777 == 0o700
     home.chmod(0o755)  # of an earlier version

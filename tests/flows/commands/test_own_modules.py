@@ -14,6 +14,7 @@ from tests.processes import MARK, started, until
 RLVF = Path(sys.executable).parent / "rlvf"
 OURS = ("flows", "tasks", "rl", "infra")
 OTHERS = ("numpy", "torch", "multiprocessing", "json", "prefect", "dask", "distributed", "mlflow", "uvicorn")
+SETTINGS = "version: 1\nformatters:\n  any:\n    (): os.mkdir\n    path: {}\n"
 REWARD = "import json\n\ndef reward(problem, completion):\n    return float(problem.target in completion)\n"
 
 
@@ -28,6 +29,11 @@ def trap(tmp_path: Path) -> Path:
         )
         (folder / f"{name}.py").write_text(words)
     (folder / "my_reward.py").write_text(REWARD)
+    settings = folder / "logging.yml"  # of Prefect, which makes a folder when it is taken
+    settings.write_text(SETTINGS.format(folder / "settings taken"))
+    (folder / ".env").write_text(f"PREFECT_LOGGING_CONFIG_PATH={settings}\n")
+    (folder / "prefect.toml").write_text(f"[logging]\nconfig_path = {str(settings)!r}\n")
+    (folder / "pyproject.toml").write_text(f"[tool.prefect.logging]\nconfig_path = {str(settings)!r}\n")
     return folder
 
 
@@ -47,6 +53,7 @@ def rlvf(trap: Path, where: Place, *words: str, **more: str) -> str:
 
 
 def taken(trap: Path) -> str:
+    assert not (trap / "settings taken").exists()
     found = trap / "taken"
     return found.read_text() if found.exists() else ""
 

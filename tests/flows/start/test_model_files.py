@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from flows.config import TrainConfig
+from flows.options.reading import read_config
 from flows.start import model_files
 from flows.start.model_files import Found, ModelFilesError, find_model
 from flows.start.preflight import check_model
@@ -208,3 +210,19 @@ def test_without_the_hub_its_cache_is_taken_or_offline_is_said(
     cut(copy)
     with pytest.raises(ModelFilesError, match=r"the copy of this machine is not whole: model\.safetensors \("):
         find_model("me/kept")
+
+
+def test_a_folder_is_named_by_its_whole_path_for_workers_that_stand_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    whole = str(tmp_path / "mine")
+    for given in ("mine", "./mine/", whole):
+        config = read_config(TrainConfig, file=None, overrides={"policy": given})
+        assert config.policy.model == whole
+        assert TrainConfig.model_validate({"policy": given}).policy.model == whole  # as Prefect gives it
+    for model in ("tiny", "Qwen/Qwen3-0.6B"):
+        assert TrainConfig.model_validate({"policy": model}).policy.model == model
+    monkeypatch.chdir("/")
+    assert read_config(TrainConfig, file=None, overrides={}, base=config.model_dump(mode="json")) == config
