@@ -33,7 +33,7 @@ def check_model(model: str, runs: str, *, also_run: bool = False) -> str:
     except UnknownModel as error:
         run = resolve_run(model, runs)
         if also_run:
-            what = f"there is no run {run}, and {error}{meant(model, runs)}"
+            what = f"there is no run {model if '/' in model else run}, and {error}{meant(model, runs)}"
         else:
             what = f"is a run, whose policy is the folder {run}/model" if is_run(run) else str(error)
         raise ValueError(f"policy.model {model!r}: {what}") from error

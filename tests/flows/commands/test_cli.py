@@ -69,7 +69,7 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
         ("train --config none.yaml", "none.yaml: no such file"),
         ("train --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
         ("train --problems *.csv --resume none", "runs/none is not a run: there is nothing"),
-        ("train --resume .", ". is not a run: it has no config.yaml"),
+        ("train --resume .", " is not a run: it has no config.yaml"),
         ("eval --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
         (
             "train --verifier my_reward.py:reward",
@@ -103,7 +103,7 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
 )
 def test_a_mistake_is_one_line(refused: Callable[..., str], words: str, line: str) -> None:
     said = refused(*words.split())
-    assert line in said if "runs/" in line or "tag" in line else said == line
+    assert line in said if line.startswith(" ") or "runs/" in line or "tag" in line else said == line
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,9 @@ def test_an_unknown_model_is_one_line(refused: Callable[..., str], tmp_path: Pat
     if model == "no/such" and command == "eval":
         run = "there is no run no/such, and "
     offline = f"{run}HF_HUB_OFFLINE is set, and this machine has no copy of such a model: offline?"
-    assert refused(command, "--policy", model) == f"policy.model {model!r}: {says.get(model, offline)}"
+    # a folder that is there goes to workers that stand elsewhere
+    shown = f"{tmp_path}/folder" if (command, model) == ("train", "./folder") else model
+    assert refused(command, "--policy", model) == f"policy.model {shown!r}: {says.get(model, offline)}"
 
 
 def test_a_run_is_not_started_twice(refused: Callable[..., str], tmp_path: Path) -> None:
