@@ -143,6 +143,7 @@ def test_the_end_of_a_run_waits_half_a_minute_for_prefect_at_most() -> None:
     assert in_the_flow + after_it + supervisor.STOP_SECONDS + supervisor.KILL_SECONDS <= 30
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_does_not_keep_the_run_from_its_end(lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "hung"

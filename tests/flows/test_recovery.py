@@ -258,6 +258,7 @@ def test_damaged_weights_are_published_whole_while_the_run_goes_on_and_when_it_i
     assert lab.weights_digest(run, STEPS) == undisturbed
 
 
+@pytest.mark.slow
 def test_steps_since_the_last_checkpoint_are_made_again_and_replace_what_was_logged(
     lab: Any, undisturbed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,7 @@ def test_attention_that_caps_its_scores_is_computed_by_transformers(tokenizer: P
     assert head.attention_for(small("Llama", tokenizer).model.config) == "sdpa"
 
 
+@pytest.mark.slow
 def test_the_table_in_the_documentation_is_what_is_found() -> None:
     """All of them: half a minute on a quiet machine."""
     written = dict(re.findall(r"^\| ([^|]+?) +\| `\w+` +\| (agrees|refused)\b", DOCS.read_text(), re.MULTILINE))

@@ -168,6 +168,7 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
     until(lambda: not marked(mark))
 
 
+@pytest.mark.slow
 def test_two_trainings_at_once_wait_for_their_turns(server: Server, lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(server.folder / "queue")
     here = {"policy": str(lab.policy), "cluster": {"scheduler": lab.client.scheduler.address}}

@@ -58,6 +58,7 @@ def taken(trap: Path) -> str:
     return found.read_text() if found.exists() else ""
 
 
+@pytest.mark.slow
 def test_a_run_its_evaluation_and_verifiers_take_no_module_of_the_directory(
     lab: Any, trap: Path, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def test_another_user_of_this_machine_is_refused_on_every_port(working: Place, t
     assert visit(ports) == {port: [401] if port in pages else [] for port in ports}
 
 
+@pytest.mark.slow
 def test_a_run_of_a_deployment_goes_on_by_itself_when_the_scheduler_was_killed(lab: Any, working: Place) -> None:
     url = working.up()["prefect"]
     auth = auth_of(working.home, "prefect")

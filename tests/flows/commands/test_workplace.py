@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 TAKEN = """
 import http.server
@@ -55,6 +57,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_flow_finds_a_server_whose_port_was_taken_while_it_started(tmp_path: Path) -> None:
     (tmp_path / "taken.py").write_text(TAKEN)
     env = {"PYTHONPATH": str(ROOT), "RLVF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}

@@ -22,7 +22,6 @@ from infra.hosts import free_port
 from infra.services import prefect_server as services
 from infra.services.http import answers
 from infra.services.prefect_server import PrefectServer, prefect_server
-from infra.services.supervisor import ServiceError
 from infra.sqlite import DamagedDatabaseError
 from tests.processes import started, until
 
@@ -155,7 +154,10 @@ def test_a_server_whose_supervisor_was_killed_is_still_the_only_one_and_ends(hom
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "prefect.db").write_text("no database, " * 1000)
-    with prefect_server(tmp_path, print) as server, pytest.raises(ServiceError, match="file is not a database"):
+    with (
+        prefect_server(tmp_path, print) as server,
+        pytest.raises(DamagedDatabaseError, match=r"is damaged \(file is not a database\): remove it; Prefect's page"),
+    ):
         server.wait()
     assert nobody_holds(tmp_path / "prefect" / "server.lock")
 
