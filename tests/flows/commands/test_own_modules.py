@@ -82,6 +82,7 @@ def test_a_run_its_evaluation_and_verifiers_take_no_module_of_the_directory(
         assert taken(trap) == ""
 
 
+@pytest.mark.slow
 def test_what_stays_in_the_background_takes_no_module_of_the_directory(lab: Any, trap: Path, tmp_path: Path) -> None:
     with place(lab.fresh_home(tmp_path / "home")) as where:
         rlvf(trap, where, "up", "--detach", *ANY_PORT)  # with workers on this machine

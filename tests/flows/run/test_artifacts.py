@@ -17,6 +17,7 @@ def artifacts(lab: Any, flow_run: str) -> dict[str, Any]:
     return {artifact.key: artifact for artifact in found}
 
 
+@pytest.mark.slow
 def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.run.artifacts.PAUSE_SECONDS", 0)
     first = lab.train(run="Links_1", steps="3", tracking__report="true")

@@ -31,6 +31,7 @@ def configured(**options: str) -> TrainConfig:
     return read_config(TrainConfig, file=None, overrides={key.replace("__", "."): of for key, of in options.items()})
 
 
+@pytest.mark.slow
 def test_several_sets_are_evaluated_each_at_its_own_pace_and_the_best_version_is_kept(lab: Any, tmp_path: Path) -> None:
     (tmp_path / "graded.py").write_text(GRADED)
     (tmp_path / "short.jsonl").write_text('{"prompt": "add 1 and 2 and 3"}\n{"prompt": "add 2 and 2 and 3"}\n')

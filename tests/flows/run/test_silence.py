@@ -37,6 +37,7 @@ def faulty(lab: Any, s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fault
     ask(lab, upstream)
 
 
+@pytest.mark.slow
 def test_a_storage_that_goes_away_is_named_until_it_is_back(
     lab: Any, s3: str, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
