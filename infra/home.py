@@ -53,9 +53,10 @@ def private_home(home: Path) -> None:
     nothing of ours, is left as it is."""
     home.mkdir(parents=True, exist_ok=True)
     found = home.stat()
+    if found.st_uid != os.getuid() or found.st_mode & stat.S_ISVTX:
+        return
     ours = ("secrets.json", "prefect", "runs", "logs", "certs")
-    is_ours = not any(home.iterdir()) or any((home / name).exists() for name in ours)
-    if found.st_uid == os.getuid() and is_ours and not found.st_mode & stat.S_ISVTX:
+    if not any(home.iterdir()) or any((home / name).exists() for name in ours):
         home.chmod(stat.S_IMODE(found.st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
 
 

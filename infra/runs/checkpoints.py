@@ -124,7 +124,7 @@ def resolve_run(name_or_uri: str, home_runs: str) -> str:
     is_name = "/" not in name_or_uri and not name_or_uri.startswith(("~", "."))
     if "://" in name_or_uri:
         return name_or_uri.rstrip("/")
-    here = str(Path(name_or_uri).expanduser().absolute())  # its workers may stand elsewhere
+    here = str(store.local_path(name_or_uri))  # absolute: its workers may stand elsewhere
     if not is_name:
         return here
     at_home = store.join(home_runs, name_or_uri)
