@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import psutil
 import pytest
 
 from infra.hosts import LOOPBACK
+from tests.processes import of_each
 
 # Asks every port to run code that leaves a file, with everything that one can have who has no key of the cluster.
 INTRUDER = """
@@ -86,14 +88,8 @@ print(os.getresuid())
 
 def listening(processes: Iterable[psutil.Process]) -> list[int]:
     """The ports that these have open."""
-    return sorted(
-        {
-            connection.laddr.port
-            for process in processes
-            for connection in process.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-        }
-    )
+    connections = chain(*of_each(processes, lambda process: process.net_connections("tcp")))
+    return sorted({each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN})
 
 
 def intrude(ports: Iterable[int], folder: Path, host: str = LOOPBACK, before: tuple[str, ...] = ()) -> set[int]:

@@ -7,15 +7,16 @@ import signal
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
+T = TypeVar("T")
 MARK = "RLVF_TEST_MARK"  # in the environment of a process and of all that it starts: a name of its own
 
 
@@ -75,10 +76,17 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def kill_marked(mark: str) -> None:
-    for process in marked(mark):
+def of_each(processes: Iterable[psutil.Process], ask: Callable[[psutil.Process], T]) -> list[T]:
+    """What is asked of these, less whoever has ended by now."""
+    found = []
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
-            process.kill()
+            found.append(ask(process))
+    return found
+
+
+def kill_marked(mark: str) -> None:
+    of_each(marked(mark), psutil.Process.kill)
 
 
 def until(

@@ -26,7 +26,7 @@ from infra.services.passwords import auth_of
 from infra.services.scheduler import Seen, announce, ask
 from infra.services.served import mlflow_access
 from tests.flows.commands.places import ANY_PORT, Place, place
-from tests.processes import until
+from tests.processes import of_each, until
 from tests.strangers import refused, status
 
 PLANTED = {
@@ -149,16 +149,16 @@ def test_the_links_that_are_printed_open_the_pages(up: Place) -> None:
 
 
 def test_a_second_up_says_that_it_is_up_already(up: Place) -> None:
-    before = sorted(process.pid for process in up.alive())
+    before = set(up.alive())
     said = up.rlvf("up")
     assert "it is up already" in said
     assert up.up()["mlflow"] in said
-    assert sorted(process.pid for process in up.alive()) == before
+    until(lambda: set(up.alive()) <= before)
 
 
 def test_secrets_of_the_environment_are_written_nowhere(up: Place) -> None:
     secrets = ("planted-aws", "planted-prefect")
-    shown = [" ".join(process.cmdline()) for process in up.alive()]
+    shown = [" ".join(words) for words in of_each(up.alive(), psutil.Process.cmdline)]
     shown += [
         up.rlvf("status"),
         up.rlvf("status", "--json"),

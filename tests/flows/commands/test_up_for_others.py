@@ -9,17 +9,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from infra.security.identity import certs_folder
 from infra.services.passwords import kept_password
 from tests.flows.commands.places import Place, place
 from tests.other_users import intrude, visit
-from tests.processes import until
+from tests.processes import of_each, until
 
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && ip addr add 10.9.0.1/32 dev lo && exec "$@"', "sh")
 
@@ -129,9 +131,8 @@ def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path
         experiments = "from mlflow import MlflowClient; print(len(MlflowClient().search_experiments()))"
         assert int(said("-c", experiments)) >= 1
         assert (home / "secrets.json").stat().st_mode & 0o777 == 0o600
-        shown = " ".join(word for process in first.alive() for word in process.cmdline()) + there.rlvf(
-            "status", "--json"
-        )
+        words = chain(*of_each(first.alive(), psutil.Process.cmdline))
+        shown = " ".join(words) + there.rlvf("status", "--json")
         for secret in map(str, passwords.values()):
             assert secret not in shown
             assert holding(home, secret) == [home / "secrets.json"]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from infra.cluster.reach import parse_address
 from infra.cluster.settings import dask_environment
 from infra.security.tls import dask_security, tls_environment
 from infra.services.scheduler import ask
-from tests.processes import until
+from tests.processes import of_each, until
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 VERIFY = PlacementConfig().resources("verify")
@@ -149,8 +150,7 @@ def test_a_machine_joins_with_its_bundle(town: Town, jetson: Running) -> None:
 def test_nothing_listens_beyond_the_loopback_interface(jetson: Running) -> None:
     hosts = {
         connection.laddr.ip
-        for process in jetson.family()
-        for connection in process.net_connections()
+        for connection in chain(*of_each(jetson.family(), psutil.Process.net_connections))
         if connection.status == psutil.CONN_LISTEN
     }
     assert hosts == {"127.0.0.1"}
