@@ -25,8 +25,7 @@ from infra.storage import store
 from infra.storage.typed import read_typed
 from infra.weights.version import PolicyVersion, newest_version, published_version
 from rl.config import TINY, whole_path
-from tasks.calls import generator
-from tasks.calls.generator import GeneratorSpec
+from tasks.calls.generator import Generator, store_model
 from tasks.collection import BatchConfig
 from tasks.evaluate import Evaluation, evaluate
 from tasks.problem_set import ProblemSet, set_name
@@ -61,10 +60,10 @@ def evaluated(config: EvalConfig, problems: ProblemSet, place: Workplace) -> Eva
         place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
         return known
     public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
-    spec = GeneratorSpec(config.policy, config.sampling, config.samples, config.seed, public=public)
+    generator = Generator(config.policy, config.sampling, config.samples, config.seed, public=public)
     place.display.stage("evaluate")
     batch = BatchConfig() if run is None else run.config.batch
-    evaluation = evaluate(place.dispatch, spec, version, problems, saw=place.failures.saw, batch=batch)
+    evaluation = evaluate(place.dispatch, generator, version, problems, saw=place.failures.saw, batch=batch)
     if run is not None and uri is not None:
         log(config, place, run, evaluation)
         keep(uri, evaluation)
@@ -96,7 +95,7 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
     if note := check_model(model, place.runs, also_run=True):
         place.display.say(note)
     return place.dispatch.run(
-        "evaluate", generator.store_model, whole_path(model), config.policy, store.join(place.storage, "models")
+        "evaluate", store_model, whole_path(model), config.policy, store.join(place.storage, "models")
     ), None
 
 

@@ -7,15 +7,15 @@ from flows.run.failure import name_the_cause
 from flows.run.rejoining import going_on
 from flows.run.workplace import Workplace, workplace
 from infra.cluster.machine import cores
-from tasks.calls.warm_up import WarmUpSpec
+from tasks.calls.warm_up import WarmUp
 from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri
 
 
-def warm_up_spec(config: SftConfig) -> WarmUpSpec:
+def warm_up_spec(config: SftConfig) -> WarmUp:
     """The warm-up that ``config`` asks for."""
     asked = config.warm_up
     threads = config.cluster.threads or cores()
-    return WarmUpSpec(asked.steps, asked.batch, asked.optimizer, asked.seed, config.policy, threads)
+    return WarmUp(asked.steps, asked.batch, asked.optimizer, asked.seed, config.policy, threads)
 
 
 def kept_warm_up(config: SftConfig, place: Workplace) -> str | None:

@@ -15,8 +15,7 @@ from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
-from tasks.calls import generator
-from tasks.calls.generator import Arguments, GeneratorSpec
+from tasks.calls.generator import Arguments, Generator
 from tasks.collection import BatchConfig
 from tasks.mending import Mend, leased, no_mend
 from tasks.problem_set import ProblemSet
@@ -86,27 +85,27 @@ class Evaluation:
 @task(name="evaluate", task_run_name="evaluate v{version.step}", cache_policy=NO_CACHE)
 def evaluate(
     dispatch: Dispatch,
-    spec: GeneratorSpec,
+    generator: Generator,
     version: PolicyVersion,
     problems: ProblemSet,
     mend: Mend = no_mend,
     saw: Callable[[Judgement], None] = lambda _: None,
     batch: BatchConfig = TRAINED_BY_DEFAULT,
 ) -> Evaluation:
-    """Solve the held-out problems greedily and with ``spec.samples`` samples each; ``saw`` gets each judgement. No
+    """Solve the held-out problems greedily and with ``generator.samples`` samples each; ``saw`` gets each judgement. No
     lease has more sequences than one of training, of ``batch``: a generator that can train can evaluate.
 
     Raises:
         BrokenVerifierError: every completion failed in its verifier, or one took too long again and again.
     """
-    sampled = _rewards(dispatch, replace(spec, seed=spec.seed + NOISE), version, problems, mend, saw, batch)
-    greedy = _rewards(dispatch, replace(spec, samples=1, greedy=True), version, problems, mend, saw, batch)
+    sampled = _rewards(dispatch, replace(generator, seed=generator.seed + NOISE), version, problems, mend, saw, batch)
+    greedy = _rewards(dispatch, replace(generator, samples=1, greedy=True), version, problems, mend, saw, batch)
     return Evaluation.of(version.step, problems.held_out, greedy, sampled)
 
 
 def _rewards(
     dispatch: Dispatch,
-    spec: GeneratorSpec,
+    generator: Generator,
     version: PolicyVersion,
     problems: ProblemSet,
     mend: Mend,
@@ -115,15 +114,15 @@ def _rewards(
 ) -> NDArray[np.float32]:
     """[P, G] rewards."""
     asked = problems.held_out
-    size = max(1, min(PROMPTS, batch.lease * batch.samples // spec.samples))
+    size = max(1, min(PROMPTS, batch.lease * batch.samples // generator.samples))
     parts = [range(at, min(at + size, len(asked))) for at in range(0, len(asked), size)]
-    items: list[Arguments] = [(spec, version, 0, part, [asked[i] for i in part]) for part in parts]
+    items: list[Arguments] = [(version, 0, part, [asked[i] for i in part]) for part in parts]
     judgements = {}
 
     def check(index: int, returned: Rollouts) -> str:
         of = tuple(asked[i] for i in parts[index])
         versions = range(version.step, version.step + 1)
-        return refusal(returned, Asked(of, spec.samples, spec.sampling.limit, versions))
+        return refusal(returned, Asked(of, generator.samples, generator.sampling.limit, versions))
 
     def lease(items: Sequence[Arguments], check: Callable[[int, Rollouts], str]) -> Iterator[tuple[int, Rollouts]]:
         return dispatch.lease("evaluate", generator.generate, items, check=check)

@@ -11,8 +11,7 @@ from infra.cluster.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
 from rl.records import Rollouts
-from tasks.calls import generator
-from tasks.calls.generator import Arguments, GeneratorSpec
+from tasks.calls.generator import Arguments, Generator
 from tasks.collection import Collection, Lease
 from tasks.mending import Mend, leased, no_mend
 
@@ -29,17 +28,15 @@ class Leases(Sequence[Arguments]):
     """The arguments of each lease, made when it is handed out: it takes the newest policy of that moment, which is none
     before one that a worker got earlier, so that no worker goes back to older weights."""
 
-    def __init__(
-        self, step: int, leases: Sequence[Lease], spec: GeneratorSpec, newest: Callable[[], PolicyVersion]
-    ) -> None:
-        self.step, self.leases, self.spec, self.newest = step, leases, spec, newest
+    def __init__(self, step: int, leases: Sequence[Lease], newest: Callable[[], PolicyVersion]) -> None:
+        self.step, self.leases, self.newest = step, leases, newest
 
     def __len__(self) -> int:
         return len(self.leases)
 
     def __getitem__(self, index: Any) -> Any:
         lease = self.leases[index]
-        arguments: Arguments = (self.spec, self.newest(), self.step, lease.groups, lease.problems)
+        arguments: Arguments = (self.newest(), self.step, lease.groups, lease.problems)
         return arguments
 
 
@@ -47,7 +44,7 @@ class Leases(Sequence[Arguments]):
 def generate(
     dispatch: Dispatch,
     collection: Collection,
-    spec: GeneratorSpec,
+    generator: Generator,
     newest: Callable[[int], PolicyVersion],
     admission: Admission,
     mend: Mend = no_mend,
@@ -61,13 +58,13 @@ def generate(
     oldest = max(0, step - admission.staleness)
     for wave, leases in enumerate(collection.waves()):
         newest(oldest)  # waits here, and not where other batches' leases wait too
-        items = Leases(step, leases, spec, lambda: newest(oldest))
+        items = Leases(step, leases, lambda: newest(oldest))
 
         def check(index: int, returned: Rollouts, leases: Sequence[Lease] = leases) -> str:
             asked = Asked(
                 leases[index].problems,
-                spec.samples,
-                spec.sampling.limit,
+                generator.samples,
+                generator.sampling.limit,
                 range(oldest, step + 1),
                 admission.vocabulary,
             )

@@ -7,21 +7,21 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.weights.publisher import Published
-from tasks.calls import generator, trainer
-from tasks.calls.trainer import TrainerSpec
+from tasks.calls.generator import prefetch
+from tasks.calls.trainer import Trainer
 
 
 @task(name="publish", task_run_name="publish {step}", cache_policy=NO_CACHE)
 def publish(
     dispatch: Dispatch,
-    spec: TrainerSpec,
+    trainer: Trainer,
     step: int,
     begun: Callable[[], None] = lambda: None,
     done: Callable[[Published], None] = lambda _: None,
 ) -> Published:
     """Publish version ``step`` beside the trainer's next update, which may be submitted once ``begun`` was called. Who
     samples from the version before begins to fetch it at once."""
-    published = dispatch.run("train", trainer.publish, spec, step, background="publish", begun=begun)
+    published = dispatch.run("train", trainer.publish, step, background="publish", begun=begun)
     done(published)
-    dispatch.tell("generate", generator.prefetch, published.version)
+    dispatch.tell("generate", prefetch, published.version)
     return published

@@ -8,12 +8,11 @@ from prefect.cache_policies import NO_CACHE
 from infra.cluster.dispatch import Dispatch
 from rl.learning.learner import Learned
 from rl.records import Batch
-from tasks.calls import trainer
-from tasks.calls.trainer import TrainerSpec
+from tasks.calls.trainer import Trainer
 
 
 @task(name="update", task_run_name="update {step}", cache_policy=NO_CACHE)
-def update(dispatch: Dispatch, spec: TrainerSpec, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
+def update(dispatch: Dispatch, trainer: Trainer, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
     """Make version ``step + 1`` on the trainer. When this returns, its checkpoint is durable if
     ``checkpoint.every`` makes one of this version, with ``figures`` of the batch in it."""
-    return dispatch.run("train", trainer.update, spec, step, batch, figures)
+    return dispatch.run("train", trainer.update, step, batch, figures)

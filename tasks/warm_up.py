@@ -12,7 +12,7 @@ import rl
 from infra.cluster.dispatch import Dispatch
 from infra.storage import store
 from tasks.calls import warm_up as calls
-from tasks.calls.warm_up import WarmUpSpec
+from tasks.calls.warm_up import WarmUp
 
 SECONDS = 2.0  # a call, on whatever machine: how often the display moves
 SOURCES = (  # of rl
@@ -22,7 +22,7 @@ SOURCES = (  # of rl
 )
 
 
-def warm_up_uri(storage: str | Path, spec: WarmUpSpec) -> str:
+def warm_up_uri(storage: str | Path, spec: WarmUp) -> str:
     """Where the result of a warm-up is kept: its name is a digest of the settings and of the code that determine it."""
     digest = hashlib.sha256(json.dumps(spec.determining(), sort_keys=True).encode())
     for path in (*(Path(rl.__path__[0], f"{name}.py") for name in SOURCES), Path(calls.__file__)):
@@ -49,13 +49,13 @@ def bring(source: str, uri: str) -> bool:
 
 
 @task(name="warm up", cache_policy=NO_CACHE)
-def warm_up(dispatch: Dispatch, spec: WarmUpSpec, uri: str, report: Callable[[int, float], None]) -> None:
+def warm_up(dispatch: Dispatch, spec: WarmUp, uri: str, report: Callable[[int, float], None]) -> None:
     """Make the warmed-up policy and store it at ``uri`` in Hugging Face layout.
 
     ``report`` is called with the updates made and their last loss. A trainer that dies starts the warm-up again.
     """
     made = 0
     while made < spec.steps:
-        made, loss = dispatch.run("train", calls.warm_up, spec, made + 1, SECONDS)
+        made, loss = dispatch.run("train", spec.updates, made + 1, SECONDS)
         report(made, loss)
-    dispatch.run("train", calls.keep_warm_up, spec, uri)
+    dispatch.run("train", spec.keep, uri)

@@ -14,30 +14,29 @@ from infra.cluster.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
 from rl.records import Batch, Problem
 from rl.verifiers.spec import VerifierSpec
-from tasks.calls import generator, trainer
-from tasks.calls.generator import Arguments, GeneratorSpec
-from tasks.calls.trainer import TrainerSpec
+from tasks.calls.generator import Arguments, Generator, prefetch
+from tasks.calls.trainer import Trainer
 from tasks.judge import judge
 
 def of(
-    dispatch: Dispatch, trains: TrainerSpec, samples: GeneratorSpec, version: PolicyVersion, batch: Batch,
+    dispatch: Dispatch, trainer: Trainer, generator: Generator, version: PolicyVersion, batch: Batch,
     problems: tuple[Problem, ...], texts: tuple[tuple[str, ...], ...], verifiers: dict[str, VerifierSpec],
 ) -> None:
-    dispatch.run("train", trainer.update, trains, 3, batch, {"reward/mean": 0.5})
-    dispatch.run("train", trainer.publish, trains, 3, background="publish")
-    items: Sequence[Arguments] = [(samples, version, 3, range(2), problems)]
+    dispatch.run("train", trainer.update, 3, batch, {"reward/mean": 0.5})
+    dispatch.run("train", trainer.publish, 3, background="publish")
+    items: Sequence[Arguments] = [(version, 3, range(2), problems)]
     dispatch.lease("generate", generator.generate, items)
     dispatch.lease("verify", judge, [(problems, texts, verifiers)])
-    dispatch.tell("generate", generator.prefetch, version)
-    made: int = dispatch.run("train", trainer.update, trains, 3, batch, {}).step
+    dispatch.tell("generate", prefetch, version)
+    made: int = dispatch.run("train", trainer.update, 3, batch, {}).step
 
-    dispatch.run("train", trainer.update, trains, batch, 3, {})  # wrong
-    dispatch.run("train", trainer.update, trains, 3, batch)  # wrong
-    dispatch.run("train", trainer.publish, samples, 3, background="publish")  # wrong
-    dispatch.lease("generate", generator.generate, [(samples, 3, version, range(2), problems)])  # wrong
+    dispatch.run("train", trainer.update, batch, 3, {})  # wrong
+    dispatch.run("train", trainer.update, 3, batch)  # wrong
+    dispatch.run("train", trainer.publish, version, background="publish")  # wrong
+    dispatch.lease("generate", generator.generate, [(3, version, range(2), problems)])  # wrong
     dispatch.lease("verify", judge, [(texts, problems, verifiers)])  # wrong
-    dispatch.tell("generate", generator.prefetch, 3)  # wrong
-    reward: float = dispatch.run("train", trainer.update, trains, 3, batch, {})  # wrong
+    dispatch.tell("generate", prefetch, 3)  # wrong
+    reward: float = dispatch.run("train", trainer.update, 3, batch, {})  # wrong
 """
 
 

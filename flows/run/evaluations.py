@@ -12,7 +12,7 @@ from infra.runs.checkpoints import BEST, best_version
 from infra.runs.metric_log import MetricLine
 from infra.runs.tracking import Tracker
 from infra.weights.version import PolicyVersion
-from tasks.calls.generator import GeneratorSpec
+from tasks.calls.generator import Generator
 from tasks.evaluate import Evaluation, evaluate
 from tasks.mending import Mend
 from tasks.problem_set import ProblemSet
@@ -22,10 +22,10 @@ class Evaluations:
     """The evaluations of one run, each made once for a version that needs it, however often the run is resumed."""
 
     def __init__(
-        self, config: TrainConfig, problems: ProblemSet, spec: GeneratorSpec, place: Workplace, run_uri: str
+        self, config: TrainConfig, problems: ProblemSet, generator: Generator, place: Workplace, run_uri: str
     ) -> None:
         self.plans = plans(config, problems)
-        self._config, self._spec, self._place, self._run_uri = config, spec, place, run_uri
+        self._config, self._generator, self._place, self._run_uri = config, generator, place, run_uri
         self._made: dict[tuple[str, int], Evaluation] = {}
         self._tracker: Tracker
         self._export: Callable[[int, str, dict[str, Any]], str]  # of a version, under that name
@@ -74,7 +74,7 @@ class Evaluations:
     def make(self, policy: PolicyVersion) -> None:
         """Evaluate this version on what is due, keep it if it is the best so far, and log it."""
         for plan in self.due(policy.step):
-            spec = replace(self._spec, samples=plan.samples)
+            spec = replace(self._generator, samples=plan.samples)
             place = self._place
             batch = self._config.batch
             made = evaluate(place.dispatch, spec, policy, plan.problems, self._mend, place.failures.saw, batch)

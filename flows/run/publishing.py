@@ -10,7 +10,7 @@ from infra.runs.tracking import Tracker
 from infra.storage.manifest import StoreError
 from infra.weights.publisher import Published
 from infra.weights.version import PolicyVersion
-from tasks.calls.trainer import TrainerSpec, mend
+from tasks.calls.trainer import Trainer
 from tasks.publish import publish
 
 MENDS = 8  # of one version: several batches may find it damaged at once
@@ -19,7 +19,7 @@ MENDS = 8  # of one version: several batches may find it damaged at once
 class Publishing:
     """Safe to ask from several threads; one begins versions."""
 
-    def __init__(self, place: Workplace, trainer: TrainerSpec, tracker: Tracker, step: int) -> None:
+    def __init__(self, place: Workplace, trainer: Trainer, tracker: Tracker, step: int) -> None:
         """Publishes version ``step``, at which the trainer is, before it returns."""
         self._place = place
         self._trainer = trainer
@@ -59,7 +59,7 @@ class Publishing:
                 raise error
             if self._mended[step] == 1:
                 self._place.display.say(f"warning: {error}; v{step} is published whole")
-            self._place.dispatch.run("train", mend, self._trainer, step, error.damaged, background="publish")
+            self._place.dispatch.run("train", self._trainer.mend, step, error.damaged, background="publish")
 
     def _arrived(self, published: Published) -> None:
         """A version is published: generators may have it."""

@@ -34,8 +34,9 @@ from infra.storage import store
 from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.learning.learner import Learned
-from tasks.calls.generator import GeneratorSpec
-from tasks.calls.trainer import Begun, TrainerSpec, begin, check_policy, export
+from tasks.calls.generator import Generator
+from tasks.calls.start import check_policy
+from tasks.calls.trainer import Trainer
 from tasks.generate import Admission
 from tasks.problem_set import open_problems
 from tasks.rollout_batch import RolloutBatch, few_reasons
@@ -57,7 +58,7 @@ class Training:
                 f"{self.problems.spared} problems are not trained on: their prompts are held out too, but for case and "
                 "blanks"
             )
-        self.generator = GeneratorSpec(
+        self.generator = Generator(
             config.policy,
             config.sampling,
             config.batch.samples,
@@ -73,7 +74,7 @@ class Training:
             place.display.say(note)
         self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
-        self.trainer: TrainerSpec  # set by begin
+        self.trainer: Trainer  # set by begin
         self.admission: Admission  # set by begin
         self.tracker: Tracker
         self._began = time.perf_counter()
@@ -155,7 +156,7 @@ class Training:
     def begin(self, source: str) -> PolicyVersion:
         """Load the run's newest checkpoint on the trainer, or version 0 from ``source``, and publish it."""
         config = self.config
-        self.trainer = TrainerSpec(
+        self.trainer = Trainer(
             run_uri=self.run.uri,
             source=source,
             policy=config.policy,
@@ -172,7 +173,7 @@ class Training:
             fence=self._hold.fence,
         )
         self.place.display.stage("load the policy")
-        begun: Begun = self.place.dispatch.run("train", begin, self.trainer)
+        begun = self.place.dispatch.run("train", self.trainer.begin)
         for warning in begun.warnings:
             self.place.display.say(f"warning: {warning}")
         self._books.go_back(begun.step)
@@ -187,7 +188,7 @@ class Training:
         self.evaluations.begin(
             read_metrics(self._folder / METRICS),
             self.tracker,
-            lambda step, name, meta: self.place.dispatch.run("train", export, self.trainer, step, name, meta),
+            lambda step, name, meta: self.place.dispatch.run("train", self.trainer.export, step, name, meta),
             self.publishing.mend,
         )
         return self.publishing.policy
@@ -289,7 +290,7 @@ class Training:
             lost=dict(self.place.dispatch.lost),
             picture=str(self._folder / PICTURE),
             report=str(self._folder / REPORT) if self.config.tracking.report else None,
-            checkpoint=self.place.dispatch.run("train", export, self.trainer, self.publishing.policy.step),
+            checkpoint=self.place.dispatch.run("train", self.trainer.export, self.publishing.policy.step),
             page=self.tracker.page(),
             flow_run_id=flow_run.id,
         )

@@ -1,4 +1,4 @@
-"""What a generator does: sample from the policy version that it is given."""
+"""A generator: it samples from the policy version that it is given."""
 
 import re
 import threading
@@ -29,19 +29,6 @@ POLL_SECONDS = 0.25
 _sampling = threading.Lock()  # of the resident weights, however many threads a worker has
 
 
-@dataclass(frozen=True)
-class GeneratorSpec:
-    """What determines how a generator samples."""
-
-    policy: PolicyConfig
-    sampling: SamplingConfig
-    samples: int  # completions per problem
-    seed: int
-    greedy: bool = False
-    patience: float = 300.0  # seconds that the storage may be away
-    public: str | None = None  # the model that the run started from, where each machine loads it by itself
-
-
 @dataclass
 class Sampler:
     """A generator's resident policy and the version in it."""
@@ -54,41 +41,82 @@ class BrokenPolicyError(RuntimeError):
     """A policy that cannot be sampled from."""
 
 
-# of `generate`, in a lease
-Arguments = tuple[GeneratorSpec, PolicyVersion, int, Sequence[int], Sequence[Problem]]
+Arguments = tuple[PolicyVersion, int, Sequence[int], Sequence[Problem]]  # of `Generator.generate`, in a lease
 
 
-def generate(
-    spec: GeneratorSpec, version: PolicyVersion, step: int, groups: Sequence[int], problems: Sequence[Problem]
-) -> Rollouts:
-    """One lease: sample completions of these problems, which have these numbers within the step.
+@dataclass(frozen=True)
+class Generator:
+    """What determines how a generator samples; the policy that its methods work with is held resident by the worker on
+    which they are called."""
 
-    Raises:
-        BrokenPolicyError: its log-probs are not finite.
-    """
-    check = cancellation_check()
-    with _alone(check):
-        sampler = _sampler(spec, version, check)
-        rollouts = sample(
-            sampler.policy,
-            version.step,
-            problems,
-            spec.sampling,
-            samples=spec.samples,
-            seed=spec.seed,
-            step=step,
-            groups=groups,
-            greedy=spec.greedy,
-            between_tokens=check,
+    policy: PolicyConfig
+    sampling: SamplingConfig
+    samples: int  # completions per problem
+    seed: int
+    greedy: bool = False
+    patience: float = 300.0  # seconds that the storage may be away
+    public: str | None = None  # the model that the run started from, where each machine loads it by itself
+
+    def generate(
+        self, version: PolicyVersion, step: int, groups: Sequence[int], problems: Sequence[Problem]
+    ) -> Rollouts:
+        """One lease: sample completions of these problems, which have these numbers within the step.
+
+        Raises:
+            BrokenPolicyError: its log-probs are not finite.
+        """
+        check = cancellation_check()
+        with _alone(check):
+            sampler = self._sampler(version, check)
+            rollouts = sample(
+                sampler.policy,
+                version.step,
+                problems,
+                self.sampling,
+                samples=self.samples,
+                seed=self.seed,
+                step=step,
+                groups=groups,
+                greedy=self.greedy,
+                between_tokens=check,
+            )
+        pace.note(rollouts.generated_tokens, rollouts.seconds)
+        # its completions would be noise, and what is broken would look like a policy that solves nothing
+        if not np.isfinite(rollouts.logprobs).all():
+            raise BrokenPolicyError(
+                f"policy {version} ({version.uri}) gives log-probs that are not finite: its weights are broken, or its "
+                "arithmetic overflows (see policy.dtype)"
+            )
+        return rollouts
+
+    def _sampler(self, version: PolicyVersion, check: Callable[[], None]) -> Sampler:
+        """The resident sampler, with this version's weights."""
+        versions = _versions(version)
+        public = None if self.public is None else public_model(self.public, self.policy)
+        cache = rlvf_home() / "cache" / "weights"
+        mirror = resident(
+            "mirror", versions, lambda: Mirror(versions, patience=self.patience, cache=cache, public=public)
         )
-    pace.note(rollouts.generated_tokens, rollouts.seconds)
-    # its completions would be noise, and what is broken would look like a policy that solves nothing
-    if not np.isfinite(rollouts.logprobs).all():
-        raise BrokenPolicyError(
-            f"policy {version} ({version.uri}) gives log-probs that are not finite: its weights are broken, or its "
-            "arithmetic overflows (see policy.dtype)"
-        )
-    return rollouts
+
+        def load() -> Sampler:
+            with mirror.at(version, check) as found:
+                return Sampler(load_policy(str(mirror.root), self.policy, weights=restored(found)), version)
+
+        with waiting_for_weights() as waiting:
+            sampler = resident("sampler", (self.policy, versions), load)
+            if sampler.version != version:
+                try:
+                    with mirror.at(version, check) as found:
+                        sampler.policy.load_weights(restored(found))
+                except ValueError:  # another architecture
+                    drop("sampler")
+                    sampler = resident("sampler", (self.policy, versions), load)
+                except BaseException:
+                    drop("sampler")  # the weights may be a mixture of two versions
+                    raise
+                sampler.version = version
+            waiting.fetched.add(mirror.take_fetched())
+        return sampler
 
 
 def prefetch(version: PolicyVersion) -> None:
@@ -127,31 +155,3 @@ def _alone(check: Callable[[], None]) -> Iterator[None]:
 def _versions(version: PolicyVersion) -> str:
     """Where the versions of its run lie."""
     return version.uri.rpartition("/")[0]
-
-
-def _sampler(spec: GeneratorSpec, version: PolicyVersion, check: Callable[[], None]) -> Sampler:
-    """The resident sampler, with this version's weights."""
-    versions = _versions(version)
-    public = None if spec.public is None else public_model(spec.public, spec.policy)
-    cache = rlvf_home() / "cache" / "weights"
-    mirror = resident("mirror", versions, lambda: Mirror(versions, patience=spec.patience, cache=cache, public=public))
-
-    def load() -> Sampler:
-        with mirror.at(version, check) as found:
-            return Sampler(load_policy(str(mirror.root), spec.policy, weights=restored(found)), version)
-
-    with waiting_for_weights() as waiting:
-        sampler = resident("sampler", (spec.policy, versions), load)
-        if sampler.version != version:
-            try:
-                with mirror.at(version, check) as found:
-                    sampler.policy.load_weights(restored(found))
-            except ValueError:  # another architecture
-                drop("sampler")
-                sampler = resident("sampler", (spec.policy, versions), load)
-            except BaseException:
-                drop("sampler")  # the weights may be a mixture of two versions
-                raise
-            sampler.version = version
-        waiting.fetched.add(mirror.take_fetched())
-    return sampler

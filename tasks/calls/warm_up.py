@@ -19,8 +19,9 @@ from rl.problems import grammar
 
 
 @dataclass(frozen=True)
-class WarmUpSpec:
-    """What determines a warm-up, and where it computes; the resident learner is kept by it."""
+class WarmUp:
+    """What determines a warm-up, and where it computes; the learner that its methods work with is held resident by the
+    worker on which they are called."""
 
     steps: int
     batch: int  # problems per update
@@ -39,38 +40,35 @@ class WarmUpSpec:
             "dtype": self.policy.dtype,
         }
 
+    def updates(self, at_least: int, seconds: float = 0.0) -> tuple[int, float]:
+        """Supervised updates until ``at_least`` have been made, and more for so many seconds; returns how many there
+        are, and the last one's loss in nats per token. A fresh process makes them all, from the first."""
+        began = time.monotonic()
+        learner = resident("warm-up", self, self._fresh)
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        loss = math.nan
+        try:
+            while learner.step < at_least or (learner.step < self.steps and time.monotonic() - began < seconds):
+                problems = grammar.to_warm_up(self.seed, learner.step, self.batch)
+                left = 1 - learner.step / self.steps
+                loss = imitate(learner, demonstrations(learner.policy, problems), scale=max(left, 0.05))
+                learner.step += 1
+        finally:
+            torch.set_num_threads(before)
+        return learner.step, loss
 
-def _fresh(spec: WarmUpSpec) -> Learner:
-    device = choose_device(spec.policy.device)
-    tokenizer = build_tokenizer()
-    model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, spec.seed)
-    torch.nn.Module.to(model, device)  # transformers wraps its own so that types are lost
-    return Learner(Policy(model, tokenizer, device, choose_dtype(spec.policy.dtype, device)), spec.optimizer)
+    def keep(self, uri: str) -> None:
+        """Store the finished warm-up and let go of its learner."""
+        self.updates(self.steps)
+        with store.scratch(uri.rpartition("/")[0]) as folder:
+            save_policy(resident("warm-up", self, self._fresh).policy, folder)
+            keep_whole(uri, folder)
+        drop("warm-up")
 
-
-def warm_up(spec: WarmUpSpec, at_least: int, seconds: float = 0.0) -> tuple[int, float]:
-    """Supervised updates until ``at_least`` have been made, and more for so many seconds; returns how many there are,
-    and the last one's loss in nats per token. A fresh process makes them all, from the first."""
-    began = time.monotonic()
-    learner = resident("warm-up", spec, lambda: _fresh(spec))
-    before = torch.get_num_threads()
-    torch.set_num_threads(spec.threads)
-    loss = math.nan
-    try:
-        while learner.step < at_least or (learner.step < spec.steps and time.monotonic() - began < seconds):
-            problems = grammar.to_warm_up(spec.seed, learner.step, spec.batch)
-            left = 1 - learner.step / spec.steps
-            loss = imitate(learner, demonstrations(learner.policy, problems), scale=max(left, 0.05))
-            learner.step += 1
-    finally:
-        torch.set_num_threads(before)
-    return learner.step, loss
-
-
-def keep_warm_up(spec: WarmUpSpec, uri: str) -> None:
-    """Store the finished warm-up and let go of its learner."""
-    warm_up(spec, spec.steps)
-    with store.scratch(uri.rpartition("/")[0]) as folder:
-        save_policy(resident("warm-up", spec, lambda: _fresh(spec)).policy, folder)
-        keep_whole(uri, folder)
-    drop("warm-up")
+    def _fresh(self) -> Learner:
+        device = choose_device(self.policy.device)
+        tokenizer = build_tokenizer()
+        model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, self.seed)
+        torch.nn.Module.to(model, device)  # transformers wraps its own so that types are lost
+        return Learner(Policy(model, tokenizer, device, choose_dtype(self.policy.dtype, device)), self.optimizer)

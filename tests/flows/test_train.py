@@ -21,7 +21,7 @@ from infra.weights.publisher import Publisher
 from infra.weights.version import SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Problem
-from tasks.calls.generator import BrokenPolicyError, GeneratorSpec, generate
+from tasks.calls.generator import BrokenPolicyError, Generator
 from tasks.collection import Collection
 from tasks.rollout_batch import RolloutBatch
 from tests.processes import until
@@ -166,11 +166,11 @@ def test_weights_that_break_on_the_way_are_no_policy_that_solves_nothing(lab: An
         for step, folder in enumerate([lab.policy, broken])
     ]
     publisher.close()
-    spec = GeneratorSpec(PolicyConfig(device="cpu"), SamplingConfig(max_tokens=4), samples=2, seed=0)
+    generator = Generator(PolicyConfig(device="cpu"), SamplingConfig(max_tokens=4), samples=2, seed=0)
     problems = [Problem("add 3 and 4", "3 + 4", "")]
-    assert generate(spec, versions[0], 0, [0], problems).generated_tokens > 0
+    assert generator.generate(versions[0], 0, [0], problems).generated_tokens > 0
     with pytest.raises(BrokenPolicyError, match=r"v1 .* log-probs that are not finite"):
-        generate(spec, versions[1], 1, [0], problems)
+        generator.generate(versions[1], 1, [0], problems)
 
 
 def test_a_run_learns(lab: Any) -> None:

@@ -8,7 +8,7 @@ from infra.cluster.resident import drop
 from rl.config import PolicyConfig
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
-from tasks.calls.trainer import check_policy
+from tasks.calls.start import check_policy
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

@@ -10,7 +10,7 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Verdict
 from rl.verifiers.isolation.pool import NOT_TRIED
-from tasks.calls.generator import GeneratorSpec
+from tasks.calls.generator import Generator
 from tasks.failures import Failures
 from tasks.problem_set import ProblemSet
 
@@ -46,7 +46,7 @@ def test_an_evaluation_ends_where_its_verifier_is_given_up(monkeypatch: pytest.M
     monkeypatch.setattr(tasks.evaluate, "judged", judged)
     problems = ProblemSet("p", lambda *_: [], (Problem("", "", ""),) * 200, {})
     dispatch = SimpleNamespace(lease=lambda *_, **__: ((lease, lease) for lease in range(4)))
-    spec = GeneratorSpec(PolicyConfig(), SamplingConfig(), 2, 0)
+    spec = Generator(PolicyConfig(), SamplingConfig(), 2, 0)
     with pytest.raises(BrokenVerifierError, match=r"^the evaluation was stopped: 16 times in a row$"):
         tasks.evaluate.evaluate.fn(dispatch, spec, PolicyVersion(0, "", ""), problems, saw=seen.append)  # type: ignore[arg-type]
     assert (asked, len(seen)) == ([0, 1], 2)

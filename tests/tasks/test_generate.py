@@ -19,14 +19,11 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
-from tasks.calls import generator
-from tasks.calls.generator import GeneratorSpec
+from tasks.calls.generator import Generator
 from tasks.collection import BatchConfig, Collection
 from tasks.generate import Admission, generate
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import RolloutBatch
-
-SPEC = GeneratorSpec(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -37,39 +34,39 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-def nonsense_from(workers: Sequence[str], wrong: str, marks: Path) -> Any:
-    """A call that samples nothing; on these workers it returns something else than it is asked for, three times before
-    the others return anything."""
+def nonsense_from(workers: Sequence[str], wrong: str, marks: Path) -> Generator:
+    """A generator that samples nothing; on these workers it returns something else than it is asked for, three times
+    before the others return anything."""
 
-    def generate(spec: Any, version: Any, _step: int, _groups: range, problems: tuple[Problem, ...]) -> Any:
-        from distributed import get_worker
+    class Nonsense(Generator):
+        def generate(self, version: Any, _step: int, _groups: Sequence[int], problems: Sequence[Problem]) -> Any:
+            from distributed import get_worker
 
-        while get_worker().name not in workers and len(list(marks.glob("[0-9]*"))) < 3:
-            time.sleep(0.01)
-        shape = (len(problems), spec.samples, 2)
-        made = {
-            "problems": problems,
-            "prompts": tuple(np.array([1], np.int32) for _ in problems),
-            "tokens": np.ones(shape, np.int32),
-            "logprobs": np.full(shape, -0.5, np.float32),
-            "versions": np.full(shape, version.step, np.int32),
-            "lengths": np.full(shape[:2], 2, np.int32),
-            "ended": np.ones(shape[:2], np.bool_),
-            "texts": tuple(("x", "y") for _ in problems),
-        }
-        if get_worker().name in workers:
-            (marks / str(time.monotonic_ns())).touch()
-            if wrong == "type":
-                return "nonsense"
-            made |= (
-                {"tokens": np.full(shape, 10**6, np.int32)} if wrong == "token" else {"versions": made["versions"] - 9}
-            )
-        return Rollouts(**made)
+            while get_worker().name not in workers and len(list(marks.glob("[0-9]*"))) < 3:
+                time.sleep(0.01)
+            shape = (len(problems), self.samples, 2)
+            made = {
+                "problems": problems,
+                "prompts": tuple(np.array([1], np.int32) for _ in problems),
+                "tokens": np.ones(shape, np.int32),
+                "logprobs": np.full(shape, -0.5, np.float32),
+                "versions": np.full(shape, version.step, np.int32),
+                "lengths": np.full(shape[:2], 2, np.int32),
+                "ended": np.ones(shape[:2], np.bool_),
+                "texts": tuple(("x", "y") for _ in problems),
+            }
+            if get_worker().name in workers:
+                (marks / str(time.monotonic_ns())).touch()
+                if wrong == "type":
+                    return "nonsense"
+                tokens, versions = np.full(shape, 10**6, np.int32), made["versions"] - 9
+                made |= {"tokens": tokens} if wrong == "token" else {"versions": versions}
+            return Rollouts(**made)
 
-    return generate
+    return Nonsense(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=0)
 
 
-def generated(dispatch: Dispatch, step: int, leases: int) -> RolloutBatch:
+def generated(dispatch: Dispatch, generator: Generator, step: int, leases: int) -> RolloutBatch:
     """A batch of as many leases, one problem each, every group of which varies."""
     problems = ProblemSet(
         name="numbered",
@@ -90,7 +87,7 @@ def generated(dispatch: Dispatch, step: int, leases: int) -> RolloutBatch:
         generate.fn(
             dispatch,
             collection,
-            SPEC,
+            generator,
             lambda at_least: PolicyVersion(at_least + 1, "v", ""),
             Admission(2, vocabulary=50),
         )
@@ -109,13 +106,13 @@ def generated(dispatch: Dispatch, step: int, leases: int) -> RolloutBatch:
     ],
 )
 def test_nonsense_is_refused_counted_and_made_again_by_others(
-    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: str, why: str
+    client: Client, tmp_path: Path, wrong: str, why: str
 ) -> None:
-    monkeypatch.setattr(generator, "generate", nonsense_from(["generator-0"], wrong, tmp_path))
+    generator = nonsense_from(["generator-0"], wrong, tmp_path)
     said: list[str] = []
     with Dispatch(client, PlacementConfig(), said.append) as dispatch:
-        found = generated(dispatch, step=9, leases=40)
-        again = generated(dispatch, step=9, leases=5)
+        found = generated(dispatch, generator, step=9, leases=40)
+        again = generated(dispatch, generator, step=9, leases=5)
         spans = Counter((span.worker, span.lost) for span in dispatch.timeline.take())
     assert [problem.target for problem in found.batch.rollouts.problems] == [str(i) for i in range(40)]
     assert found.batch.rollouts.tokens.max() == 1
@@ -131,10 +128,8 @@ def test_nonsense_is_refused_counted_and_made_again_by_others(
     assert dispatch.lost == Counter()
 
 
-def test_where_everybody_returns_nonsense_the_run_ends_in_words(
-    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(generator, "generate", nonsense_from(["generator-0", "generator-1"], "token", tmp_path))
+def test_where_everybody_returns_nonsense_the_run_ends_in_words(client: Client, tmp_path: Path) -> None:
+    generator = nonsense_from(["generator-0", "generator-1"], "token", tmp_path)
     words = (
         r"no worker offers GENERATOR.*\(excluded, because what they returned was refused: generator-\d, generator-\d\)$"
     )
@@ -142,4 +137,4 @@ def test_where_everybody_returns_nonsense_the_run_ends_in_words(
         Dispatch(client, PlacementConfig(), patience=0.3) as dispatch,
         pytest.raises(PlacementError, match=words),
     ):
-        generated(dispatch, step=9, leases=4)
+        generated(dispatch, generator, step=9, leases=4)

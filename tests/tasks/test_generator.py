@@ -19,9 +19,9 @@ from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
 from tasks.calls import generator
-from tasks.calls.generator import GeneratorSpec
+from tasks.calls.generator import Generator
 
-SPEC = GeneratorSpec(PolicyConfig(device="cpu"), SamplingConfig(max_tokens=12), samples=4, seed=0)
+SPEC = Generator(PolicyConfig(device="cpu"), SamplingConfig(max_tokens=12), samples=4, seed=0)
 
 
 def published(run: Path, step: int) -> PolicyVersion:
@@ -44,7 +44,7 @@ def test_a_call_with_another_version_waits_for_the_one_that_samples(
 ) -> None:
     versions = [published(tmp_path / "run", step) for step in (0, 1)]
     problem = Problem("add 1 and 2", "1 + 2", "here:1")
-    alone = [generator.generate(SPEC, version, 0, [0], [problem]) for version in versions]
+    alone = [SPEC.generate(version, 0, [0], [problem]) for version in versions]
     assert not np.array_equal(alone[0].tokens, alone[1].tokens)
     sampling, go_on = threading.Event(), threading.Event()
 
@@ -61,9 +61,9 @@ def test_a_call_with_another_version_waits_for_the_one_that_samples(
 
     monkeypatch.setattr(generator, "cancellation_check", look)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(generator.generate, SPEC, versions[0], 0, [0], [problem])
+        first = pool.submit(SPEC.generate, versions[0], 0, [0], [problem])
         assert sampling.wait(60)
-        second = pool.submit(generator.generate, SPEC, versions[1], 0, [0], [problem])
+        second = pool.submit(SPEC.generate, versions[1], 0, [0], [problem])
         found = [first.result(60), second.result(60)]
     for each, asked, undisturbed in zip(found, versions, alone, strict=True):
         inside = np.arange(each.tokens.shape[2]) < each.lengths[:, :, None]

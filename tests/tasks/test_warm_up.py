@@ -20,13 +20,13 @@ from rl.problems.grammar import stream
 from rl.records import Problem, Rollouts
 from tasks import warm_up as task
 from tasks.calls import warm_up as calls
-from tasks.calls.warm_up import WarmUpSpec, warm_up
+from tasks.calls.warm_up import WarmUp
 from tasks.warm_up import bring, is_kept
 from tests.streams import drawing
 
 draw = drawing(stream)
 
-SPEC = WarmUpSpec(
+SPEC = WarmUp(
     steps=5, batch=2, optimizer=OptimizerConfig(lr=4e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1
 )
 
@@ -40,11 +40,11 @@ def fresh() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fresh")
 def test_a_call_ends_after_its_time_on_whatever_machine_and_a_successor_begins_at_the_first_update() -> None:
-    assert warm_up(SPEC, 1)[0] == 1
-    assert warm_up(SPEC, 2, 0.0)[0] == 2
+    assert SPEC.updates(1)[0] == 1
+    assert SPEC.updates(2, 0.0)[0] == 2
     drop("warm-up")  # its process died
-    assert warm_up(SPEC, 3)[0] == 3
-    made, loss = warm_up(SPEC, 4, 600.0)
+    assert SPEC.updates(3)[0] == 3
+    made, loss = SPEC.updates(4, 600.0)
     assert made == 5
     assert loss > 0
 
@@ -98,8 +98,8 @@ def test_a_warm_up_shows_no_answers_of_what_training_draws_first(monkeypatch: py
         return demonstrations(policy, problems)
 
     monkeypatch.setattr(calls, "demonstrations", seen)
-    spec = WarmUpSpec(3, 8, OptimizerConfig(lr=1e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1)
-    calls.warm_up(spec, at_least=3)
+    spec = WarmUp(3, 8, OptimizerConfig(lr=1e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1)
+    spec.updates(at_least=3)
     drop("warm-up")
     assert len(shown) == 24
     assert not {each.prompt for each in shown} & {each.prompt for step in range(3) for each in draw(0, step, 32)}

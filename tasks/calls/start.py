@@ -1,0 +1,77 @@
+"""The model that a run starts from: loaded, and checked before the run exists."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from infra.cluster.resident import drop, resident, resident_now
+from infra.storage import store
+from rl.config import TINY, PolicyConfig
+from rl.loading import load_policy
+from rl.model.policy import Policy
+from rl.model.tiny import build_model, build_tokenizer
+from rl.records import Problem
+
+
+def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int) -> list[str]:
+    """Load a model before a run exists, and see that it can be trained on such problems; what a person should know. The
+    run that begins next on this worker takes it as loaded.
+
+    Raises:
+        UnknownModelError: it cannot be loaded, or not driven.
+        ValueError: a prompt and ``max_tokens`` are more than it can attend to, or it cannot be told what is asked.
+    """
+    if policy.model == TINY:
+        tokenizer = build_tokenizer()
+        model = build_model(len(tokenizer), 0, 0, 0)  # whose range of positions is asked
+        _check_room(Policy(model, tokenizer, torch.device("cpu"), torch.float32), problems, max_tokens)
+        return []
+    drop("learner")  # of an earlier run: two models would not fit
+    source = policy.model
+    loaded = resident("checked", (source, policy), lambda: _load(source, policy))
+    _check_room(loaded, problems, max_tokens)
+    notes = []
+    if loaded.unnamed_end is not None:
+        notes.append(
+            f"a completion of {source} ends at {loaded.unnamed_end} too: its chat template ends a turn with it, though "
+            "its tokenizer and generation_config.json do not name it"
+        )
+    unsaid = [of.system for problem in problems if (of := problem.instructions) and of.system and of.template is None]
+    if loaded.tokenizer.chat_template is None and unsaid:
+        notes.append(
+            f"{source} has no chat template, so that it is given problems without {unsaid[0]!r}; problems.template "
+            "says what a base model is given"
+        )
+    return notes
+
+
+def take_checked(source: str, policy: PolicyConfig) -> Policy:
+    """The model with its float32 weights, as it was loaded to be checked, or loaded now; it is the caller's alone."""
+    checked = resident_now("checked", (source, policy))
+    drop("checked")
+    return checked if isinstance(checked, Policy) else _load(source, policy)
+
+
+def _check_room(policy: Policy, problems: Sequence[Problem], max_tokens: int) -> None:
+    tokens = {problem.source: len(policy.prompt_tokens(problem.prompt, problem.instructions)) for problem in problems}
+    longest = max(tokens, key=tokens.__getitem__)
+    try:
+        policy.check_room(tokens[longest], max_tokens)
+    except ValueError as error:
+        raise ValueError(f"{error} (problem {longest}): shorten it, leave it out, or give fewer max_tokens") from error
+
+
+@contextmanager
+def _weights_of(source: str) -> Iterator[str]:
+    """What transformers can load: the hub id or folder itself, or a copy of what is stored elsewhere."""
+    if "://" not in source:
+        yield source
+        return
+    with store.read_folder(source) as folder:
+        yield str(folder.path)
+
+
+def _load(source: str, policy: PolicyConfig) -> Policy:
+    with _weights_of(source) as path:
+        return load_policy(path, policy, master=True)
