@@ -145,7 +145,7 @@ class Dispatch(Calls):
             except SchedulerLostError:
                 continue  # all calls are cancelled when it is gone
             now = time.monotonic()
-            self._signs.look(present, now)
+            self._signs.poll(present, now)
             if worker not in present and str(future.key) not in self._calls_on(worker):
                 return None  # it was gone before it got the call, which Dask would keep for it
             quiet = self._signs.quiet(worker.address, now)
@@ -173,7 +173,7 @@ class Dispatch(Calls):
         began = time.monotonic()
         while not self.stopped:
             present = self.offers(call)
-            self._signs.look(present, time.monotonic())
+            self._signs.poll(present, time.monotonic())
             last = self._last.get(call)
             capable = [offer for offer in present if self._may_run(offer, call)] or present
             if same := [offer for offer in capable if last is not None and offer.name == last.name]:

@@ -41,15 +41,15 @@ class Signs:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, float]] = {}  # by address: what the scheduler says, and since when
-        self._looked = -float("inf")
+        self._polled = -float("inf")
         self._lock = threading.Lock()
 
-    def look(self, offers: Collection[Offer], now: float) -> None:
+    def poll(self, offers: Collection[Offer], now: float) -> None:
         """What the scheduler has heard."""
         with self._lock:
-            if now - self._looked > GAP_SECONDS:
+            if now - self._polled > GAP_SECONDS:
                 self._seen.clear()
-            self._looked = now
+            self._polled = now
             for offer in offers:
                 seen, _ = self._seen.get(offer.address, (None, now))
                 if seen != offer.seen:

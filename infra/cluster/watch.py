@@ -20,7 +20,7 @@ class Watch:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._say_what_is_awaited, name="watch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -31,7 +31,7 @@ class Watch:
         if self._thread.ident is not None:
             self._thread.join(2 * ANSWER_SECONDS)
 
-    def _look(self) -> None:
+    def _say_what_is_awaited(self) -> None:
         progress, pause, due = 0.0, FIRST_SECONDS, 0.0
         while not self._ended.wait(FIRST_SECONDS / 10):
             now = time.monotonic()

@@ -70,7 +70,7 @@ class Part:
         self.is_needed = is_needed
         self._back_off = BackOff()
         self._question: _Question | None = None
-        self._began = self._due = self._heard = self._looked = self._asked = 0.0
+        self._began = self._due = self._heard = self._polled = self._asked = 0.0
         self._deaths = 0
         self._ever_worked = False
 
@@ -83,12 +83,12 @@ class Part:
         """Whether it runs, for whomever."""
         return self._service.lives()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See how it is, and do what is to be done. Raises `ServiceError` for one that never comes up."""
         now = time.monotonic()
-        if now - self._looked > STOPPED_SECONDS or not all(part.works for part in self._needs):
+        if now - self._polled > STOPPED_SECONDS or not all(part.works for part in self._needs):
             self._heard = now  # nobody listened, or it may be what it needs that is silent
-        self._looked = now
+        self._polled = now
         if self.state in ("waiting", "died"):
             if now >= self._due and all(part.works for part in self._needs):
                 self._start()

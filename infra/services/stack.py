@@ -88,11 +88,11 @@ class Stack:
         """Whether everything works."""
         return self._deployed and all(part.works for part in self._parts)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See how each is and do what is to be done. Raises `ServiceError` for one that never comes up."""
         for part in list(self._parts):
             try:
-                part.look()
+                part.poll()
             except ServiceError as error:
                 if part.is_needed:
                     raise
@@ -119,7 +119,7 @@ class Stack:
         """Keep everything alive until a signal ends it; `show` gets the rows and whether everything has worked once."""
         ready, written = False, None
         while True:
-            self.look()
+            self.poll()
             ready = ready or self.ready
             if written != (ready, self.addresses):
                 written = (ready, self.addresses)

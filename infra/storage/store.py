@@ -48,11 +48,11 @@ __all__ = [
     "Torn",
     "Version",
     "check_of",
+    "check_whole",
     "exists",
     "join",
     "list_versions",
     "local_path",
-    "look",
     "prune",
     "read_folder",
     "read_manifest",
@@ -173,7 +173,7 @@ def read_manifest(uri: str) -> Manifest:
         raise Torn(f"{uri} is torn: {MANIFEST} {error}") from None
 
 
-def look(uri: str) -> None:
+def check_whole(uri: str) -> None:
     """Raise NotThere or Torn unless the folder at `uri` is whole: its files are read where they lie on this machine,
     elsewhere their sizes are compared."""
     path, manifest = local_path(uri), read_manifest(uri)

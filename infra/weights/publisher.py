@@ -177,7 +177,7 @@ class Publisher:
                     weights = found
             for edge in way:
                 if edge.base is None:
-                    self._patience(store.look, edge.uri)
+                    self._patience(store.check_whole, edge.uri)
                 else:
                     with self._patience(store.read_folder, edge.uri) as folder:
                         self._stack.append(self._keep(edge.base, edge.told.step, folder.path / DIFFERENCE))

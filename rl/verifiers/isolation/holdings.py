@@ -53,7 +53,7 @@ def held(pids: Iterable[int], private: bool) -> tuple[list[int], Held]:
     closed, found = [], Held()
     for pid in pids:
         try:
-            _look(pid, found, private)
+            _measure(pid, found, private)
         except PermissionError:
             if _runs(pid):
                 closed.append(pid)
@@ -62,7 +62,7 @@ def held(pids: Iterable[int], private: bool) -> tuple[list[int], Held]:
     return closed, found
 
 
-def _look(pid: int, found: Held, private: bool) -> None:
+def _measure(pid: int, found: Held, private: bool) -> None:
     at = f"/proc/{pid}"
     if private:
         mount = Path(at, "root", "dev", "shm")  # as the process sees it

@@ -50,7 +50,7 @@ def test_ports_that_are_lost_between_the_look_and_the_start_are_replaced(home_fo
             takers.enter_context(socket.create_server((LOOPBACK, int(port or 0))))
 
         def works() -> bool:
-            services.look()
+            services.poll()
             known = services.addresses
             return all(row.state == "up" for row in services.rows() if row.address in (known.mlflow, known.scheduler))
 
@@ -74,7 +74,7 @@ def test_one_that_cannot_start_ends_them_all_and_leaves_nothing(
         pytest.raises(ServiceError, match=r"the MLflow server does not start; .*mlflow\.log ends with: .*nothing"),
         stack(home_folder, said.append) as services,
     ):
-        until(lambda: services.look())
+        until(lambda: services.poll())
     assert living(home_folder) == []
     assert not [line for line in said if "stays" in line]
 
@@ -94,8 +94,8 @@ def test_no_deployments_are_registered_at_a_stranger_on_the_port_of_prefect(home
     services._there["prefect"] = url
     stands_for_it: Any = SimpleNamespace(is_ours=True, serves=lambda: proved[0], environment={})
     services._prefect = stands_for_it
-    services.look()
+    services.poll()
     assert told == []
     proved[0] = True
-    services.look()
+    services.poll()
     assert told == [url]

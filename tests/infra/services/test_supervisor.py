@@ -106,7 +106,7 @@ def test_a_part_comes_back_after_its_death_and_is_up_when_it_works(
     part = Part("mlflow", "here", service, lambda: program(service), lambda: works[0])
 
     def state() -> str:
-        part.look()
+        part.poll()
         return part.state
 
     until(lambda: state() == "starting")
@@ -129,14 +129,14 @@ def test_a_part_that_never_comes_up_says_why(service: Service, monkeypatch: pyte
     broken = "raise SystemExit('no database at postgresql://me:planted@host/db')"
     part = Part("mlflow", "here", service, lambda: program(service, broken), lambda: False)
     with pytest.raises(ServiceError, match=r"the MLflow server does not start; .* no database at postgresql://host/db"):
-        until(lambda: part.look())
+        until(lambda: part.poll())
 
 
 def test_a_part_waits_for_what_it_needs(service: Service, tmp_path: Path) -> None:
     other = Service(tmp_path / "other", tmp_path / "other.log")
     first = Part("prefect", "here", other, lambda: program(other), lambda: True)
     second = Part("worker", "there", service, lambda: program(service), lambda: True, needs=[first])
-    second.look()
+    second.poll()
     assert second.state == "waiting"
     assert not service.lives()
 
@@ -172,7 +172,7 @@ def test_a_service_that_stops_answering_is_seen_and_started_again(
     seen: list[str] = []
 
     def state() -> str:
-        part.look()
+        part.poll()
         if seen[-1:] != [part.state]:
             seen.append(part.state)
         return part.state
@@ -199,7 +199,7 @@ class Clock:
         """Let the time pass, look at each, and wait for what was asked in a thread."""
         self.now += seconds
         for part in looked:
-            part.look()
+            part.poll()
         until(lambda: not [each for each in threading.enumerate() if each.name == "does it answer"])
         return [part.state for part in looked]
 
@@ -276,7 +276,7 @@ def test_one_whose_port_went_to_another_before_it_worked_goes_elsewhere(service:
         )
 
         def works() -> bool:
-            part.look()
+            part.poll()
             return part.works
 
         until(works)
