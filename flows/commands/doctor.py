@@ -14,7 +14,7 @@ from pathlib import Path
 from flows.commands.command import Command
 from flows.config import TrainConfig
 from flows.options.reading import read_config
-from infra.checks.cluster import check_storage_of_cluster, cluster_checks
+from infra.checks.cluster import cluster_checks, storage_checks
 from infra.checks.installed import check_constraints, check_requirements
 from infra.checks.machine import Check, placement_checks, route_checks
 from infra.cluster.machine import detect_device, this_machine
@@ -24,7 +24,7 @@ from infra.home import rlvf_home
 from infra.security.certificates import SecurityError
 from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certificate, has_certificates
 from infra.security.printable import printable
-from infra.services.addresses import running
+from infra.services.addresses import adopt_endpoint, running
 from infra.services.http import opener
 from infra.services.scheduler import ask
 
@@ -42,7 +42,9 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--scheduler", metavar="ADDRESS", help="of the cluster (default: of `rlvf up` or the bundle)")
     command.add_argument(
-        "--storage", metavar="URI", help="where runs lie (default: $RLVF_STORAGE, or what the cluster says)"
+        "--storage",
+        metavar="URI",
+        help="where runs lie (default: $RLVF_STORAGE, else what the cluster says now, else the bundle)",
     )
     command.add_argument("--config", metavar="FILE.yaml", help="of `rlvf train`: its placement is checked")
     command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -73,8 +75,9 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
     yield Check("machine", "ok", f"{here.device} ({here.name}), {here.memory_gb:g} GB, {here.cores} cores")
     if has_certificates(home):
         yield check_certificate(home)
+    chosen = storage or os.environ.get("RLVF_STORAGE")  # the bundle, too, sets that
     settings = adopt_settings(home)
-    services = running(home)
+    services = announced = running(home)
     named = scheduler or (settings.scheduler if settings is not None else None) or services.scheduler
     towards = NOWHERE
     if named is None:
@@ -98,11 +101,13 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
             needs = {call: placement.tags(call) for call in placement.calls}
             yield from placement_checks([worker.resources for worker in seen.workers], needs)
             services = services.or_else(seen.services)
+            announced = seen.services if seen.services.storage else announced
     for name in ("prefect", "mlflow", "dashboard"):
         if url := getattr(services, name):
             yield check_service(name, url)
-    place = storage or os.environ.get("RLVF_STORAGE") or services.storage or own_folder(home)
-    yield check_storage_of_cluster(place, STORAGE_MB)
+    adopt_endpoint(announced, settings.environment if settings is not None else {})
+    otherwise = os.environ.get("RLVF_STORAGE") or own_folder(home)
+    yield from storage_checks(chosen, announced, otherwise, "this machine" if named is None else towards, STORAGE_MB)
     yield from route_checks(towards)
 
 

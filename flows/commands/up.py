@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from flows.commands.command import Command
@@ -21,6 +22,7 @@ from infra.services.addresses import Addresses, has_worker, is_up, read_up, the_
 from infra.services.ports import PORTS
 from infra.services.programs import StackConfig
 from infra.services.supervisor import ServiceError
+from infra.storage.mark import leave_mark
 from infra.storage.usable import check_storage, storage_uri
 
 EXAMPLES = """
@@ -83,7 +85,7 @@ def _run(given: argparse.Namespace) -> None:
         if not first:
             _say_is_up(given, home)
             return
-        _stay(config)
+        _stay(replace(config, mark=leave_mark(config.storage, f"{machine_name()} {home}")))
 
 
 def _config(given: argparse.Namespace, home: Path) -> StackConfig:

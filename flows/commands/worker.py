@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.run.workplace import IMPORTS
-from infra.checks.cluster import check_storage_of_cluster, cluster_checks
+from infra.checks.cluster import cluster_checks, storage_checks
 from infra.checks.machine import Check
 from infra.cluster.machine import cores, detect_device, this_machine
 from infra.cluster.membership import Membership, Role
@@ -24,7 +24,7 @@ from infra.security.bundles import check_machine_name, machine_name
 from infra.security.certificates import SecurityError
 from infra.security.identity import adopt_settings, install_bundle
 from infra.security.printable import printable
-from infra.services.addresses import a_worker, running
+from infra.services.addresses import a_worker, adopt_endpoint, running
 from infra.services.scheduler import Seen, ask
 
 EXAMPLES = """
@@ -74,6 +74,7 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError(f"--threads {given.threads}: give at least 1")
     if given.bundle is not None:
         install_bundle(Path(given.bundle), home)
+    chosen = os.environ.get("RLVF_STORAGE")  # by who starts this; its bundle only knows what was true then
     settings = adopt_settings(home)
     machine = given.name or (settings.machine if settings is not None else machine_name())
     check_machine_name(machine)
@@ -98,8 +99,9 @@ def _run(given: argparse.Namespace) -> None:
         _say(f"INSECURE: everyone who reaches {host} can run any code on this machine, as you")
     _say(str(Check("scheduler", "ok", str(address))))
     seen = ask(address, home)
-    storage = os.environ.get("RLVF_STORAGE") or seen.services.storage
-    _report([*cluster_checks(seen, address, home, host), check_storage_of_cluster(storage, 0.01)])
+    adopt_endpoint(seen.services, settings.environment if settings is not None else {})
+    storage = storage_checks(chosen, seen.services, os.environ.get("RLVF_STORAGE"), address.host, 0.01)
+    _report([*cluster_checks(seen, address, home, host), *storage])
     named = given.roles or default_roles(seen)
     processes = roles(machine, device, named, given.threads)
     _refuse_namesakes(seen, [role.name for role in processes], machine, host, lambda: ask(address, home))

@@ -5,7 +5,11 @@ from pathlib import Path
 from infra.checks.machine import Check, check_clock, check_route, check_storage, check_versions
 from infra.cluster.machine import versions
 from infra.cluster.reach import SchedulerAddress
+from infra.security.secrets import masked
+from infra.services.addresses import Addresses
 from infra.services.scheduler import Seen, answers_back
+from infra.storage import place
+from infra.storage.mark import has_mark
 
 
 def cluster_checks(seen: Seen, address: SchedulerAddress, home: Path, host: str) -> list[Check]:
@@ -34,6 +38,39 @@ def compared_versions(seen: Seen) -> list[Check]:
     return [Check("versions", "ok", f"the same as the scheduler and {len(compared) - 1} workers")] if compared else []
 
 
+def storage_checks(
+    chosen: str | None, announced: Addresses, otherwise: str | None, whose: str, megabytes: float
+) -> list[Check]:
+    """The storage that somebody has `chosen` here, else the one that the cluster of the scheduler on `whose` machine
+    uses now, else what was known before."""
+    theirs = announced.storage
+    if chosen and theirs and _normal(chosen) != _normal(theirs):
+        differ = f"{masked(chosen)} was chosen here, and the cluster on {whose} uses {theirs}"
+        remedy = "leave out --storage and RLVF_STORAGE here to use that"
+        return [Check("storage", "warn", differ, remedy), check_storage_of_cluster(chosen, megabytes)]
+    found = check_storage_of_cluster(chosen or theirs or otherwise, megabytes)
+    if found.state != "ok" or not theirs or not announced.storage_mark:
+        return [found]
+    return [found, check_shared(theirs, announced.storage_mark, whose)]
+
+
+def check_shared(uri: str, mark: str, whose: str) -> Check:
+    """Whether what lies at `uri` here is what lies there for the machine `whose`, which has left this mark."""
+    try:
+        shared = has_mark(uri, mark)
+    except Exception as error:  # noqa: BLE001  every store has exceptions of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return Check("shared", "fail", f"{uri}: what {whose} left there cannot be read: {reason[:200]}", "check rights")
+    if shared:
+        return Check("shared", "ok", f"{uri} is the one of {whose}")
+    remedy = (
+        "check AWS_ENDPOINT_URL_S3 here and there"
+        if place.local_path(uri) is None
+        else "mount that folder here at the same path, or run `rlvf up --storage s3://…` there"
+    )
+    return Check("shared", "fail", f"{uri} here is not the {uri} of {whose}: it is not shared with it", remedy)
+
+
 def check_storage_of_cluster(uri: str | None, megabytes: float) -> Check:
     """As `check_storage`; a folder of another machine is no storage here."""
     if uri is None:
@@ -42,3 +79,7 @@ def check_storage_of_cluster(uri: str | None, megabytes: float) -> Check:
         remedy = "mount it here at the same path, or run `rlvf up --storage s3://…` there"
         return Check("storage", "fail", f"{uri} is a folder that is not here", remedy)
     return check_storage(uri, megabytes)
+
+
+def _normal(uri: str) -> str:
+    return str(place.local_path(uri) or uri.rstrip("/"))

@@ -17,6 +17,7 @@ from infra.services.supervisor import this_machine
 from infra.storage.typed import DamagedError, read_typed
 
 UP = "up.json"
+ENDPOINT = "AWS_ENDPOINT_URL_S3"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Addresses:
     dashboard: str | None = None  # Dask's page
     storage: str | None = None  # a URI; runs lie under runs/
     storage_endpoint: str | None = None  # of an S3 service that is not Amazon's
+    storage_mark: str | None = None  # that lies there: see `infra.storage.mark`
 
     def or_else(self, other: "Addresses") -> "Addresses":
         """These, and of `other` what is lacking here."""
@@ -39,6 +41,15 @@ def addresses(found: Mapping[str, Any]) -> Addresses:
     """What a mapping that may hold more, or less, knows of them."""
     known = {each.name: found.get(each.name) for each in fields(Addresses)}
     return Addresses(**{name: str(value) for name, value in known.items() if value})
+
+
+def adopt_endpoint(announced: Addresses, bundled: Mapping[str, str]) -> None:
+    """This process and its children look for the announced storage where it is said to be, unless somebody here says
+    otherwise; what a bundle says (`bundled`, an environment) is of the storage that it names."""
+    given = os.environ.get(ENDPOINT)
+    moved = announced.storage != bundled.get("RLVF_STORAGE") and given == bundled.get(ENDPOINT)
+    if announced.storage_endpoint and (given is None or moved):
+        os.environ[ENDPOINT] = announced.storage_endpoint
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class StackConfig:
     tls: bool = False  # for Dask; the certificates are there
     ports: Mapping[str, int] = field(default_factory=dict)  # those that somebody chose, by service
     works: bool = False  # this machine is a worker, too
+    mark: str | None = None  # that was left in the storage
 
     @property
     def https(self) -> bool:

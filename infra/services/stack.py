@@ -80,8 +80,9 @@ class Stack:
         known = {part.name: part.address for part in self._parts if part.name in ("prefect", "mlflow", "scheduler")}
         page = self._ports.chosen.get("dashboard")
         dashboard = f"http://{LOOPBACK}:{page}/status" if page and "scheduler" in known else None
-        storage, endpoint = self.config.storage, self.config.endpoint
-        return Addresses(**{**self._there, **known}, dashboard=dashboard, storage=storage, storage_endpoint=endpoint)
+        config = self.config
+        storage = {"storage": config.storage, "storage_endpoint": config.endpoint, "storage_mark": config.mark}
+        return Addresses(dashboard=dashboard, **{**self._there, **known, **storage})
 
     @property
     def ready(self) -> bool:

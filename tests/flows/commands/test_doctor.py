@@ -11,8 +11,12 @@ import pytest
 from distributed import Client
 
 from flows.cli import main
+from infra.cluster.reach import parse_address
 from infra.security.identity import issue, own_certificates
 from infra.security.tls import dask_security
+from infra.services.addresses import Addresses
+from infra.services.scheduler import announce
+from infra.storage.mark import leave_mark
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 
@@ -76,6 +80,28 @@ def test_a_cluster_is_looked_at_from_here(
     assert {check["state"] for check in found["placement"]} == {"fail"}
     assert found["placement"][0]["remedy"] == "rlvf worker --roles generator"
     assert "no answer at http://127.0.0.1:9" in found["mlflow"][0]["found"]
+
+
+def test_a_folder_at_the_same_path_that_is_not_shared_is_found(
+    scheduler: tuple[Any, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    running, home = scheduler
+    monkeypatch.setenv("RLVF_HOME", str(home))
+    data = tmp_path / "data"
+    known = Addresses(storage=str(data), storage_mark=leave_mark(str(data), "laptop"))
+    announce(parse_address(running.address, home), home, known)
+    _, found, _ = doctor(capsys, "--scheduler", running.address)
+    assert [found[name][0]["state"] for name in ("storage", "shared")] == ["ok", "ok"]
+    data.rename(tmp_path / "on the other machine")
+    data.mkdir()
+    code, found, _ = doctor(capsys, "--scheduler", running.address)
+    assert (code, found["storage"][0]["state"], found["shared"][0]["state"]) == (1, "ok", "fail")
+    assert f"{data} here is not the {data} of 127.0.0.1" in found["shared"][0]["found"]
+    with pytest.raises(SystemExit) as end:
+        main(["worker", running.address, "--roles", "verifier"])
+    assert end.value.code == 2
+    assert f"this machine cannot join: shared: {data} here is not the" in capsys.readouterr().err
+    assert list(data.iterdir()) == []
 
 
 def test_a_placement_of_a_file_is_looked_at(

@@ -16,6 +16,7 @@ from infra.services.http import get_json
 from infra.services.passwords import auth_of
 from infra.services.prefect_server import server_password
 from infra.services.scheduler import ask
+from infra.storage.mark import has_mark
 from tests.flows.commands.places import ANY_PORT, Place, place
 from tests.other_users import intrude, listening, visit
 from tests.processes import until
@@ -36,6 +37,8 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
     workers = working.status()["workers"]
     assert {role for worker in workers for role in worker["roles"]} == {"generator", "verifier", "trainer"}
     assert working.home.stat().st_mode & 0o777 == 0o700
+    assert has_mark(working.up()["storage"], working.up()["storage_mark"])  # by which its worker has joined
+    assert "shared      " in (working.home / "logs" / "machine.log").read_text()
     config = json.dumps({"placement": {"train": ["CUDA", "TRAINER"]}})
     run = ["prefect", "deployment", "run", "rlvf/train", "--param", f"config={config}", "--watch"]
     settings = working.rlvf("status", "--shell")

@@ -10,6 +10,7 @@ import pytest
 
 from flows.commands import worker as module
 from flows.commands.worker import default_roles, roles
+from infra.security.identity import own_certificates
 from infra.services.addresses import Addresses
 from infra.services.scheduler import Seen, WorkerSeen
 from tests.flows.commands.refusals import refused
@@ -69,6 +70,25 @@ def test_a_machine_that_does_not_fit_is_refused(
 ) -> None:
     Stub(monkeypatch, **answers)
     assert re.search(f"this machine cannot join: {line}", refused(["worker", "tcp://h"], capsys))
+
+
+def test_the_storage_of_the_cluster_counts_and_not_that_of_an_old_bundle(
+    home_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_certificates(home_folder)
+    (home_folder / "certs" / "settings.json").write_text(
+        json.dumps({"machine": "box", "environment": {"RLVF_STORAGE": "/no/such/before"}})
+    )
+    Stub(monkeypatch, services=Addresses(storage="/no/such/now"))
+    monkeypatch.setenv("RLVF_STORAGE", "")
+    monkeypatch.delenv("RLVF_STORAGE")  # with the line before it: what a command sets is undone
+    assert "storage: /no/such/now is a folder that is not here" in refused(["worker", "tcp://h"], capsys)
+    monkeypatch.setenv("RLVF_STORAGE", "/no/such/chosen")
+    line = refused(["worker", "tcp://h"], capsys)
+    assert "storage: /no/such/chosen is a folder that is not here" in line
+    Stub(monkeypatch)
+    monkeypatch.delenv("RLVF_STORAGE")
+    assert "storage: /no/such/before is a folder that is not here" in refused(["worker", "tcp://h"], capsys)
 
 
 def test_a_firewall_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

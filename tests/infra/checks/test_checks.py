@@ -10,7 +10,7 @@ import pytest
 
 from infra.checks import installed
 from infra.checks import machine as checks
-from infra.checks.cluster import check_storage_of_cluster, compared_versions
+from infra.checks.cluster import check_storage_of_cluster, compared_versions, storage_checks
 from infra.checks.installed import check_constraints, check_requirements
 from infra.checks.machine import (
     Check,
@@ -21,7 +21,9 @@ from infra.checks.machine import (
     placement_checks,
     route_checks,
 )
+from infra.services.addresses import Addresses
 from infra.services.scheduler import Seen, WorkerSeen
+from infra.storage.mark import leave_mark
 
 ROOT = Path(__file__).parents[3]
 
@@ -98,6 +100,37 @@ def test_a_folder_of_another_machine_is_no_storage_here(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     assert check_storage_of_cluster(str(tmp_path), 0.01).state == "ok"
     assert check_storage_of_cluster(None, 0.01).state == "ok"
+
+
+def test_a_storage_of_the_same_name_that_is_not_shared_is_told_from_one_that_is(place: str) -> None:
+    mark = leave_mark(place, "laptop")
+    (well, shared) = storage_checks(
+        None, Addresses(storage=place, storage_mark=mark), "/the/bundle's", "10.0.0.5", 0.01
+    )
+    assert (well.state, shared.state) == ("ok", "ok")
+    other = Addresses(storage=f"{place}/other", storage_mark=mark)
+    if Path(place).is_absolute():
+        Path(place, "other").mkdir()
+    *_, shared = storage_checks(None, other, None, "10.0.0.5", 0.01)
+    assert shared.state == "fail"
+    assert f"{place}/other here is not the {place}/other of 10.0.0.5" in shared.found
+    assert ("rlvf up --storage s3://" in shared.remedy) == Path(place).is_absolute()
+
+
+def test_a_scheduler_that_knows_of_no_mark_asks_for_none(tmp_path: Path) -> None:
+    (well,) = storage_checks(None, Addresses(storage=str(tmp_path)), None, "10.0.0.5", 0.01)
+    assert well.state == "ok"
+    assert storage_checks(None, Addresses(), str(tmp_path), "10.0.0.5", 0.01) == [well]
+
+
+def test_a_storage_that_was_chosen_here_counts_and_is_said_to_be_another(tmp_path: Path) -> None:
+    theirs = Addresses(storage=f"{tmp_path}/theirs", storage_mark="none-lies-there")
+    said, well = storage_checks(str(tmp_path), theirs, None, "10.0.0.5", 0.01)
+    assert (said.state, well.state) == ("warn", "ok")
+    assert f"{tmp_path} was chosen here, and the cluster on 10.0.0.5 uses {tmp_path}/theirs" in said.found
+    leave_mark(str(tmp_path), "laptop")
+    same = Addresses(storage=f"file://{tmp_path}")
+    assert [check.state for check in storage_checks(f"{tmp_path}/", same, None, "10.0.0.5", 0.01)] == ["ok"]
 
 
 def test_this_machine_reaches_itself() -> None:
