@@ -18,8 +18,10 @@ class Background:
     What a job raises never reaches the run: `say` is told, once per name until that job succeeds again.
     """
 
-    def __init__(self, say: Callable[[str], None], end_seconds: float = END_SECONDS) -> None:
+    def __init__(self, say: Callable[[str], None], lacking: str, end_seconds: float = END_SECONDS) -> None:
+        """``lacking``: what lacks something where jobs are left at the end, and what does not; for people."""
         self._say = say
+        self._lacking = lacking
         self._end_seconds = end_seconds
         self._jobs: Queue[tuple[str, Callable[[], object]] | None] = Queue(WAITING)
         self._failing: set[str] = set()
@@ -38,7 +40,7 @@ class Background:
         except Full:
             pass
         if self._thread.is_alive():
-            self._say(f"some bookkeeping was not done after {self._end_seconds:.0f} s and is given up")
+            self._say(f"{self._lacking} (what was left to write took more than {self._end_seconds:.0f} s)")
 
     def submit(self, name: str, job: Callable[[], object]) -> None:
         """Do the job after those that were given before; waits while too many are ahead of it."""

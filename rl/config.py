@@ -1,6 +1,8 @@
 """The leaves of the configuration that the learning reads. They stand apart from the code that imports torch, so that a
 command line is parsed, and a mistake in it answered, at once."""
 
+import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -11,6 +13,7 @@ from rl.algorithms import ALGORITHMS, Algorithm
 TINY = "tiny"  # the policy that is made in code
 WORDINGS, GRAMMAR, COUNTDOWN = MADE = ("arithmetic", "grammar", "countdown")  # problems that are made in code
 VERIFIERS = tuple(sorted(file.stem for file in (Path(__file__).parent / "verifiers" / "built_in").glob("[a-z]*.py")))
+QUESTIONS = ("prompt", "question", "problem", "query", "input", "instruction")  # as others call a problem in a template
 AUTO = "auto"  # the verifier that goes with the problems
 
 
@@ -170,10 +173,21 @@ class ProblemsConfig(BaseModel):
     @model_validator(mode="after")
     def _places(self) -> Self:
         if self.template is not None and "{prompt}" not in self.template:
-            raise ValueError("template: has no {prompt} in it, so that every problem would be the same")
+            raise ValueError(
+                "template: has no {prompt} in it, so that every problem would be the same; its places are {prompt} and "
+                f"{{system}}, whatever the columns are called{_meant(self.template)}"
+            )
         if self.template is not None and self.system and "{system}" not in self.template:
             raise ValueError("system: is given, but template has no {system} in it; leave one of them out")
         return self
+
+
+def _meant(template: str) -> str:
+    """Which place of a template was to be the problem's, as a question; empty where none looks like it."""
+    for place in re.findall(r"\{(\w+)\}", template):
+        if get_close_matches(place.lower(), QUESTIONS, 1, 0.75):
+            return f"; did you mean {{prompt}} for {{{place}}}?"
+    return ""
 
 
 class VerifierConfig(BaseModel):

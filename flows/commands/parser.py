@@ -30,6 +30,14 @@ class OneLineParser(argparse.ArgumentParser):
         else:
             self.add_argument("-h", "--help", action="help", help="this help")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's, which lists the commands for a misspelt one and says nothing of the nearest."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            said = unknown(value, action.choices, "unknown command ", "")
+            names = ", ".join(action.choices)
+            self.error(said if said.endswith("?") else f"{said}; name one: {names}")
+        super()._check_value(action, value)
+
     def error(self, message: str) -> NoReturn:
         if message.endswith("required: COMMAND"):
             names = [name for action in self._actions for name in action.choices or ()]

@@ -141,15 +141,19 @@ def lines(
 ) -> list[str]:
     """What a person reads."""
     shown = {name: getattr(known, name) for name in SERVICES}
+    idle = not any(shown[name] for name in ("prefect", "mlflow", "scheduler"))
+    silent = "none yet" if idle and _is_to_be_made(known.storage) else "no answer"
+    none = "not started" if idle else "unknown"
     rows = [
-        f"{name:<12}{'answers' if alive[name] else 'no answer' if address else 'unknown':<12}{address or ''}".rstrip()
+        f"{name:<12}{'answers' if alive[name] else silent if address else none:<12}{address or ''}".rstrip()
         for name, address in shown.items()
     ]
     if trouble:
         rows.append(trouble)
-    if not any(shown[name] for name in ("prefect", "mlflow", "scheduler")):
+    if idle:
         rows.append(
-            "nothing is up here: rlvf up starts it; rlvf status --scheduler tls://host:8786 asks another machine"
+            "nothing runs here now, and nothing has to: rlvf train starts what it needs; rlvf up is for several "
+            "machines; rlvf status --scheduler tls://host:8786 asks another one"
         )
     if alive["scheduler"]:
         rows += ["", f"{'worker':<20}{'device':<28}{'roles':<30}{'tokens/s':>10}{'seen':>10}"]
@@ -193,6 +197,15 @@ def _is_there(storage: str) -> bool:
         return place.reaches(storage)
     except Exception as error:  # noqa: BLE001  each kind of storage has faults of its own
         return not error
+
+
+def _is_to_be_made(storage: str | None) -> bool:
+    """Whether it is a folder that is not there; the first run makes it."""
+    path = None if storage is None else place.local_path(storage)
+    try:
+        return path is not None and not path.exists()
+    except OSError:  # it cannot be looked at
+        return False
 
 
 def _running(home: Path, prefect: str | None) -> list[str]:

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,7 +45,8 @@ def _run(given: argparse.Namespace) -> None:
     problems = problems_to_solve((config.problems,), config.verifier, 0, 0)
     (spec,) = problems.verifiers.values()
     verifier = opened(spec, rlvf_home())
-    failed = count = 0
+    failures: Counter[str] = Counter()  # by what is said of them
+    count = 0
     try:
         verifier.warm()
         if verifier.about:
@@ -53,7 +55,10 @@ def _run(given: argparse.Namespace) -> None:
             verifier, problems.held_out[: given.rows], given.completion
         ):
             count += 1
-            failed += bool(verdict.error)
+            if verdict.error:
+                failures[alike := verdict.error.replace(problem.source, "")] += 1
+                if failures[alike] > 1 and not given.json:
+                    continue  # said already
             print(
                 _row(problem, completion, verdict, seconds)
                 if given.json
@@ -61,8 +66,11 @@ def _run(given: argparse.Namespace) -> None:
             )
     finally:
         verifier.close()
-    if failed:
-        raise RuntimeError(f"{failed} of {count} completions could not be judged")
+    if failures:
+        words = f"{failures.total()} of {count} completions could not be judged"
+        ways = " and ".join(str(each) for each in failures.values())
+        same = ", all in the same way" if len(failures) == 1 else f", in {len(failures)} ways: {ways} of them"
+        raise RuntimeError(words + (same if failures.total() > len(failures) else ""))
 
 
 def _tried(

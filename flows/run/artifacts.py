@@ -28,7 +28,8 @@ class Artifacts:
         self._flow_run = None if flow_run.id is None else UUID(str(flow_run.id))
         # the run's name is in the key, so that Prefect keeps no history of one run's progress under another's
         self._stem = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-") or "run"
-        self._background = Background(say, END_SECONDS)
+        lacking = "Prefect's page of the run may lack links and its last progress; nothing of the run is lost"
+        self._background = Background(say, lacking, END_SECONDS)
         self._clients = ExitStack()
         self._client: SyncPrefectClient | None = None
         self._progress: UUID | None = None

@@ -41,7 +41,11 @@ class Bookkeeping:
         """`check` raises once the run is another's: nothing is written then."""
         self._check = check
         self._run, self._place, self._folder, self._tracker = run, place, folder, tracker
-        self._background = Background(place.display.say)
+        self._background = Background(
+            place.display.say,
+            "the last completions, or the last copy of the record, may be missing from the run's storage; its "
+            "checkpoints are whole, and so are its figures on this machine",
+        )
         self._artifacts = Artifacts(run.name, place.display.say, place.prefect.serves)
         self._about: dict[str, Any] = {}
         self._sent = time.monotonic()

@@ -20,8 +20,8 @@ Lost = (LockLostError, TrainingLockLostError)  # another process has the run, or
 
 
 class Hold:
-    """A context manager; entering it waits for the turn. Raises RunInUseError, and ValueError for a new run that
-    another process has begun meanwhile."""
+    """A context manager; entering it waits for the turn. Raises RunInUseError, ValueError for a new run that another
+    process has begun meanwhile, and DispatchStoppedError when the run's calls are stopped while it waits."""
 
     def __init__(self, run: Run, place: Workplace) -> None:
         self.ending = False
@@ -35,7 +35,9 @@ class Hold:
             if not self._run.resumed and is_run(self._run.uri):
                 raise ValueError(f"run {self._run.name!r} exists by now; go on with it by --resume, or name another")
             self._training_lock = stack.enter_context(
-                self._place.training_locks.held(client, self._run.name, say, TrainerLost)
+                self._place.training_locks.held(
+                    client, self._run.name, say, TrainerLost, check=lambda: self._go_on("its turn")
+                )
             )
             self._lock.when_lost(self._place.dispatch.stop)
             self._lock.while_away(self._waiting)  # whoever else waits for it: the background, a worker
@@ -52,19 +54,19 @@ class Hold:
     def check(self) -> None:
         """Raise LockLostError or TrainingLockLostError. A storage that is away is waited for, unless the run is
         `ending`: what would be written there fails then by itself."""
-        dispatch = self._place.dispatch
-
-        def stopped() -> None:
-            if dispatch.stopped and not self.ending:
-                raise DispatchStoppedError("waiting for the storage was given up")  # Ctrl-C, or Cancel
-
+        patience = 0 if self.ending else self._run.config.sync.patience
         try:
             with self._waiting():
-                RetryPolicy(0 if self.ending else self._run.config.sync.patience, check=stopped)(self._lock.check)
+                RetryPolicy(patience, check=lambda: self._go_on("the storage"))(self._lock.check)
         except Exception as error:
             if isinstance(error, LockLostError) or not self.ending:
                 raise
         self._training_lock.check()
+
+    def _go_on(self, what: str) -> None:
+        """Raise DispatchStoppedError if what the run waits for is not wanted any more."""
+        if self._place.dispatch.stopped and not self.ending:
+            raise DispatchStoppedError(f"waiting for {what} was given up")  # Ctrl-C, or Cancel
 
     def _waiting(self) -> AbstractContextManager[None]:
         return self._place.dispatch.waiting_for(f"the storage of {masked(self._run.uri)}")

@@ -15,6 +15,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
 
 from flows.run.display import Display
+from infra.cluster.calls import DispatchStoppedError
 from infra.cluster.dispatch import Dispatch
 
 POLL_SECONDS = 1.0
@@ -33,8 +34,8 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
     """Do what the page says: setting a state there changes nothing by itself, so the state is asked for once a second.
 
     While the run is paused no lease is handed out, those under way are taken back, and an update under way comes to its
-    end. When the run is cancelled the work stops; yields the event that says so. `serves` says whether Prefect's server
-    is there.
+    end. When the run is cancelled the work stops; yields the event that says so. Who was stopped by that ends with
+    `CancelledOnPage`. `serves` says whether Prefect's server is there.
     """
     cancelled = threading.Event()
     identity = flow_run.id
@@ -81,6 +82,10 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
     watching.start()
     try:
         yield cancelled
+    except DispatchStoppedError as stopped:
+        if not cancelled.is_set():
+            raise
+        raise CancelledOnPage("cancelled on Prefect's page") from stopped
     finally:
         over.set()
         watching.join(END_SECONDS)

@@ -98,12 +98,12 @@ class Training:
     def __enter__(self) -> Self:
         self._folder = self.run.local_folder(self.place.home)
         with ExitStack() as stack:
-            self._hold = stack.enter_context(Hold(self.run, self.place))
-            (bring_record if self.run.resumed else begin_record)(self.run.uri, self._folder)
-            self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
             self._cancelled = stack.enter_context(
                 watch_run_state(self.place.dispatch, self.place.display, self.place.prefect.serves)
             )
+            self._hold = stack.enter_context(Hold(self.run, self.place))
+            (bring_record if self.run.resumed else begin_record)(self.run.uri, self._folder)
+            self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
             self._check_policy()  # with the turn: the trainer may have been another run's until now
             self.tracker = stack.enter_context(
                 open_run(

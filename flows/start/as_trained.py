@@ -117,15 +117,17 @@ def asked_of_run(
 
 
 def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
-    """What ``config`` gives over what the run was trained with."""
+    """What ``config`` gives over what the run was trained with. An option of the first set alone, such as its prompt's
+    column, leaves the others as they are; a path names another set, in place of all."""
     given = config.model_fields_set
     policy = _over(trained.policy, config.policy).model_copy(
         update={"model": config.policy.model, "device": config.policy.device}
     )
     first = config.problems
-    if "problems" not in given or "path" not in first.model_fields_set:
+    named = "problems" in given and "path" in first.model_fields_set
+    if not named:
         first = _over(trained.problems, first)
-    mix = config.mix if given & {"problems", "mix"} else trained.mix
+    mix = config.mix if named or "mix" in given else trained.mix
     unnamed = "name" not in config.verifier.model_fields_set
     return config.model_copy(
         update={

@@ -50,9 +50,16 @@ class TrainingLock:
         self._client.set_metadata(TRAINING, {"name": name, "epoch": self._epoch})  # type: ignore[no-untyped-call]
 
 
+def waits_for_ever() -> None:
+    """Nothing keeps who waits for his turn from waiting on."""
+
+
 @contextmanager
-def training_lock(client: Client, name: str, say: Callable[[str], None]) -> Iterator[TrainingLock]:
-    """Wait until no other run trains on the cluster, and keep others waiting until the end of the context.
+def training_lock(
+    client: Client, name: str, say: Callable[[str], None], check: Callable[[], None] = waits_for_ever
+) -> Iterator[TrainingLock]:
+    """Wait until no other run trains on the cluster, and keep others waiting until the end of the context. What `check`
+    raises, which is called once a second meanwhile, ends the wait.
 
     A run that is killed loses its turn when the scheduler has not heard of it for 30 s (Dask's
     ``distributed.scheduler.locks.lease-timeout``), and so does one that sleeps: see `TrainingLock.check`.
@@ -61,8 +68,9 @@ def training_lock(client: Client, name: str, say: Callable[[str], None]) -> Iter
     lock = Lock(name_of_lock, scheduler_rpc=client.scheduler, loop=client.loop)  # type: ignore[no-untyped-call]
     if not lock.acquire(timeout=POLL_SECONDS):  # type: ignore[no-untyped-call]
         say(f"waiting: {training(client) or 'another run'} trains on this cluster")
+        check()
         while not lock.acquire(timeout=POLL_SECONDS):  # type: ignore[no-untyped-call]
-            pass
+            check()
     mine = TrainingLock(client, name, lock)
     try:
         yield mine
@@ -86,13 +94,18 @@ class TrainingLocks:
 
     @contextmanager
     def held(
-        self, client: Client, name: str, say: Callable[[str], None], keep: tuple[type[BaseException], ...] = ()
+        self,
+        client: Client,
+        name: str,
+        say: Callable[[str], None],
+        keep: tuple[type[BaseException], ...] = (),
+        check: Callable[[], None] = waits_for_ever,
     ) -> Iterator[TrainingLock]:
         """As `training_lock`, but one of the errors in ``keep`` leaves the lock to the next one on the same client,
         until `close`."""
         if self._mine is None or self._client is not client:
             self.close()
-            self._mine, self._client = self._kept.enter_context(training_lock(client, name, say)), client
+            self._mine, self._client = self._kept.enter_context(training_lock(client, name, say, check)), client
         with ExitStack() as ending:
             ending.callback(self.close)
             try:

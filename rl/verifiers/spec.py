@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -118,13 +119,27 @@ def split_name(name: str) -> tuple[str, str]:
     """The path and the function of a user's verifier. Raises VerifierError where one is missing."""
     found = _FILE.fullmatch(name)
     if found is None:
-        raise VerifierError(
-            f"verifier {name!r} is none of {', '.join(VERIFIERS)}; a function of yours is written "
-            "my_reward.py:reward, a service http://host:port"
-        )
+        remedy = "a function of yours is written my_reward.py:reward, a service http://host:port"
+        if meant := _meant(name):
+            remedy = f"did you mean {meant}?"
+        raise VerifierError(f"verifier {name!r} is none of {', '.join(VERIFIERS)}; {remedy}")
     if not found["function"]:
         raise VerifierError(f"verifier {name!r}: name the function too, such as {found['path']}:reward")
     return found["path"], found["function"]
+
+
+def _meant(name: str) -> str | None:
+    """What comes close to a name that is none: a function of a file here, in Python's own notation of modules; a
+    built-in verifier."""
+    module, _, function = name.partition(":")
+    ways = [(module, function or "reward"), (module.replace(".", "/"), function or "reward")]
+    if not function and "." in module:
+        above, _, last = module.rpartition(".")
+        ways.append((above.replace(".", "/"), last))
+    for path, of in ways:
+        if of.isidentifier() and Path(f"{path}.py").is_file():
+            return f"{path}.py:{of}"
+    return next(iter(get_close_matches(name, VERIFIERS, 1)), None)
 
 
 def check_address(address: str) -> None:

@@ -27,7 +27,19 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
     ("words", "line"),
     [
         ("", f"name a command: {', '.join(NAMES)}"),
-        ("trian", f"argument COMMAND: invalid choice: 'trian' (choose from {', '.join(map(repr, NAMES))})"),
+        ("trian", "unknown command trian; did you mean train?"),
+        ("evl --policy newest", "unknown command evl; did you mean eval?"),
+        ("problems.csv", f"unknown command problems.csv; name one: {', '.join(NAMES)}"),
+        (
+            "train --problems.template {qestion}",
+            "problems: template: has no {prompt} in it, so that every problem would be the same; its places are "
+            "{prompt} and {system}, whatever the columns are called; did you mean {prompt} for {qestion}?",
+        ),
+        (
+            r"train --problems.template \boxed{42}",
+            "problems: template: has no {prompt} in it, so that every problem would be the same; its places are "
+            "{prompt} and {system}, whatever the columns are called",
+        ),
         ("train --step 3", "unknown option --step; did you mean --steps?"),
         ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
         ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
@@ -80,9 +92,13 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
             "verifier 'my_reward.py': name the function too, such as my_reward.py:reward",
         ),
         (
-            "train --verifier gsm9k",
-            "verifier 'gsm9k' is none of arithmetic, countdown, gsm8k, math; a function of yours is written "
+            "train --verifier my_reward:reward",
+            "verifier 'my_reward:reward' is none of arithmetic, countdown, gsm8k, math; a function of yours is written "
             "my_reward.py:reward, a service http://host:port",
+        ),
+        (
+            "train --verifier gsm9k",
+            "verifier 'gsm9k' is none of arithmetic, countdown, gsm8k, math; did you mean gsm8k?",
         ),
         (
             "train --verifier http://",
@@ -104,6 +120,17 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
 def test_a_mistake_is_one_line(refused: Callable[..., str], words: str, line: str) -> None:
     said = refused(*words.split())
     assert line in said if line.startswith(" ") or "runs/" in line or "tag" in line else said == line
+
+
+@pytest.mark.parametrize("given", ["rewards/mine:judge", "rewards.mine:judge", "rewards.mine.judge"])
+def test_a_function_in_pythons_own_notation_is_found_in_its_file(
+    refused: Callable[..., str], tmp_path: Path, given: str
+) -> None:
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "mine.py").write_text("def judge(problem, completion): return 1.0\n")
+    said = refused("verify", given)
+    assert said.endswith("; did you mean rewards/mine.py:judge?")
+    assert refused("train", "--verifier", "rewards/mine").endswith("; did you mean rewards/mine.py:reward?")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGINT
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from flows.config import TrainConfig
 from flows.options.reading import read_config
 from flows.run.page import CancelledOnPage
 from flows.train import train
+from infra.cluster.training_lock import training_lock
 from tests.processes import until
 
 
@@ -118,3 +121,29 @@ def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any) -> N
         assert again.flow_run_id == first.flow_run_id
         assert client.read_flow_run(flow_run.id).name == Path(first.run).name
     assert list(lab.metrics(Path(first.run), "groups/used")) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("asked", ["the page", pytest.param("Ctrl-C", marks=pytest.mark.slow)])
+def test_a_run_that_waits_for_its_turn_ends_when_asked_to_and_leaves_nothing(
+    lab: Any, tmp_path: Path, asked: str
+) -> None:
+    name, err = lab.new_name(), tmp_path / "err"
+    lab.settle()
+    with (
+        err.open("w") as said,
+        training_lock(lab.client, "the test", str),
+        lab.command("train", options=lab.options(run=name), streams={"stdout": PIPE, "stderr": said}) as command,
+    ):
+        until(lambda: "waiting: the test trains on this cluster" in err.read_text(), 120, about=err.read_text)
+        identity = until(lambda: flow_run_named(lab, name))["id"]
+        if asked == "Ctrl-C":
+            command.process.send_signal(SIGINT)
+        else:
+            set_state(lab, identity, "CANCELLING")
+        code, out, _ = command.finish(60)
+    assert (code, out) == (130 if asked == "Ctrl-C" else 1, "")
+    ended = err.read_text()
+    assert "Traceback" not in ended
+    assert ("rlvf: cancelled on Prefect's page" in ended) == (asked == "the page")
+    assert not lab.run_folder(name).exists()
+    assert lab.api(f"flow_runs/{identity}")["state"]["type"] == ("CRASHED" if asked == "Ctrl-C" else "CANCELLED")

@@ -63,6 +63,13 @@ def test_all_sets_that_a_run_was_trained_on_are_evaluated_unless_others_are_give
     assert asked(trained).config.sets == trained.sets
     assert asked(trained, verifier__seconds="9").config.sets == trained.sets
     assert asked(trained, problems=sums).config.sets == trained.sets[:1]
+    # an option of the first set changes that, and leaves the others
+    changed = asked(trained, problems__system="Be brief.")
+    assert changed.config.sets == (trained.problems.model_copy(update={"system": "Be brief."}), *trained.mix)
+    assert [note for note in changed.notes if "was trained with" in note] == [
+        "mine was trained with problems.system None, here Be brief."
+    ]
+    assert asked(trained, problems__system="Be brief.", mix="[]").config.mix == ()
 
 
 def test_problems_that_were_trained_on_are_left_out_wherever_they_lie(sums: str, tmp_path: Path) -> None:

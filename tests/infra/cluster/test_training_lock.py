@@ -47,6 +47,22 @@ def test_a_second_run_waits_says_for_whom_and_is_next(scheduler: str) -> None:
         assert training(client) is None
 
 
+def test_who_does_not_want_its_turn_any_more_waits_no_longer_and_keeps_nobody_from_it(scheduler: str) -> None:
+    def unwanted() -> None:
+        raise InterruptedError
+
+    with (
+        Client(scheduler, set_as_default=False) as one,
+        Client(scheduler, set_as_default=False) as two,
+    ):
+        with training_lock(one, "first", str):
+            with pytest.raises(InterruptedError), training_lock(two, "second", str, unwanted):
+                pass
+            assert training(two) == "first"
+        with training_lock(one, "third", str):
+            assert training(two) == "third"
+
+
 def test_who_slept_through_its_turn_is_refused_and_leaves_the_next_one_its_own(
     scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

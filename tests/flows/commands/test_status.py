@@ -1,0 +1,32 @@
+"""`rlvf status` where nothing runs; where something does, in `test_up.py`."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
+
+
+def test_where_nothing_runs_yet_nothing_reads_as_if_it_were_broken(
+    capsys: pytest.CaptureFixture[str], home_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["status"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1) for line in lines[:3]] == [
+        [name, "not started"] for name in ("prefect", "mlflow", "scheduler")
+    ]
+    assert lines[3].split() == ["storage", "none", "yet", str(home_folder)]
+    assert lines[4].startswith("nothing runs here now, and nothing has to: rlvf train starts what it needs; rlvf up ")
+    assert len(lines) == 5
+    assert not home_folder.exists()
+    # but what was named and is not there is not there
+    monkeypatch.setenv("RLVF_STORAGE", str(home_folder.parent / "file" / "within"))
+    (home_folder.parent / "file").touch()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    main(["status"])
+    shown = capsys.readouterr().out
+    assert shown.count("no answer") == 2
+    assert "unknown" in shown
+    assert "nothing runs here" not in shown

@@ -1,0 +1,72 @@
+"""`rlvf verify`, and what `rlvf train` tries of a reward before anything starts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "RLVF_HOME": str(folder / "home")}
+    program = [sys.executable, "-c", "from flows.cli import main; main()", *words]
+    return subprocess.run(program, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_reward_is_tried_on_a_few_rows(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(
+        "def reward(p, c):\n    print('saw', c)\n    return {'a': 0.25 * bool(c), 'b': 0.75 * (c == p.target)}\n"
+    )
+    rows = [{"prompt": f"q{i}", "target": str(i)} for i in range(9)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = command(tmp_path, "verify", "r.py:reward", "--problems", "p.jsonl", "--rows", "2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.rpartition("  ")[0] for line in lines] == [
+        "p.jsonl:1  '0'  reward 1 (right)  a 0.25, b 0.75",
+        "p.jsonl:1  ''  reward 0 (wrong)  a 0, b 0",
+        "p.jsonl:2  '1'  reward 1 (right)  a 0.25, b 0.75",
+        "p.jsonl:2  ''  reward 0 (wrong)  a 0, b 0",
+    ]
+    assert "verifier r.py:reward: sandbox " in done.stderr
+    assert "saw 1" in (tmp_path / "home" / "logs" / "verifier-r.log").read_text()
+    done = command(tmp_path, "verify", "r.py:reward", "--problems", "p.jsonl", "--completion", "0", "--json")
+    assert [json.loads(line)["reward"] for line in done.stdout.splitlines()] == [1.0, 0.25, 0.25]
+    (tmp_path / "r.py").write_text("def reward(p, c):\n    return p.extra['x']\n")
+    done = command(tmp_path, "verify", "r.py:reward", "--problems", "p.jsonl", "--rows", "1")
+    assert done.returncode == 1
+    assert "p.jsonl:1  '0'  could not be judged: r.py:2: KeyError: 'x'" in done.stdout
+    assert "2 of 2 completions could not be judged, all in the same way" in done.stderr
+    # what fails alike on every line is said once; each way of failing is
+    (tmp_path / "r.py").write_text(
+        "import os\ndef reward(p, c):\n    if c: os._exit(3)\n    return p.extra['x'] if p.prompt > 'q0' else 1\n"
+    )
+    failing = ("verify", "r.py:reward", "--problems", "p.jsonl")
+    done = command(tmp_path, *failing)
+    assert [line.rpartition("  ")[0].partition("; log")[0] for line in done.stdout.splitlines()] == [
+        "p.jsonl:1  '0'  could not be judged: r.py: reward ended its process with exit code 3 (p.jsonl:1)",
+        "p.jsonl:1  ''  reward 1 (right)",
+        "p.jsonl:2  ''  could not be judged: r.py:4: KeyError: 'x'",
+    ]
+    assert "5 of 6 completions could not be judged, in 2 ways: 3 and 2 of them" in done.stderr
+    assert len(command(tmp_path, *failing, "--json").stdout.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import nothing_here\ndef reward(p, c): return 1\n", "r.py:1: ModuleNotFoundError: No module named"),
+        ("def reward(p): return 1\n", "r.py: TypeError: reward(p) is called as reward(problem, completion)"),
+        ("def reward(p, c): return p.extra['x']\n", "r.py:1: KeyError: 'x'"),
+    ],
+)
+def test_training_looks_at_a_reward_before_anything_starts(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "r.py").write_text(text)
+    done = command(tmp_path, "train", "--verifier", "r.py:reward")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"rlvf: {says}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "home" / "runs").exists()
+    assert not (tmp_path / "home" / "prefect").exists()  # no service was started
