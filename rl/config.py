@@ -11,8 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from rl.algorithms import ALGORITHMS, Algorithm
 
 TINY = "tiny"  # the policy that is made in code
-WORDINGS, GRAMMAR, COUNTDOWN = MADE = ("arithmetic", "grammar", "countdown")  # problems that are made in code
-VERIFIERS = tuple(sorted(file.stem for file in (Path(__file__).parent / "verifiers" / "built_in").glob("[a-z]*.py")))
+
+
+def _modules(*room: str) -> tuple[str, ...]:
+    """The names of the modules of a room beside this file, which are not imported for that."""
+    return tuple(sorted(file.stem for file in Path(__file__).parent.joinpath(*room).glob("[a-z]*.py")))
+
+
+MADE = _modules("problems", "made")  # problems that are made in code
+VERIFIERS = _modules("verifiers", "built_in")
 QUESTIONS = ("prompt", "question", "problem", "query", "input", "instruction")  # as others call a problem in a template
 AUTO = "auto"  # the verifier that goes with the problems
 
@@ -144,10 +151,9 @@ class ProblemsConfig(BaseModel):
     shorthand: ClassVar[str] = "path"
 
     path: str = Field(
-        WORDINGS,
+        "arithmetic",
         min_length=1,
-        description="arithmetic, grammar (harder), countdown, or a path, fsspec URI or glob of CSV, JSON Lines or "
-        "Parquet files",
+        description=f"{', '.join(MADE)}, or a path, fsspec URI or glob of CSV, JSON Lines or Parquet files",
     )
     prompt: str | None = Field(
         None, min_length=1, description="the column of the question; none looks for a usual name"

@@ -7,17 +7,15 @@ from itertools import islice
 from pathlib import PurePosixPath
 
 from infra.storage.files import as_text, open_files, open_texts
-from rl.config import AUTO, COUNTDOWN, GRAMMAR, MADE, WORDINGS, ProblemsConfig, VerifierConfig
-from rl.problems import countdown, grammar, rows, tables, wordings
+from rl.config import AUTO, MADE, ProblemsConfig, VerifierConfig
+from rl.problems import rows, tables
+from rl.problems.made import stream_of
 from rl.problems.rows import Columns, normalized
 from rl.problems.tables import ProblemError
 from rl.records import Instructions, Problem
 from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, named, split_name
 from tasks.mixture import Draw, Mixture, Source, streams
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
-
-# Each is endless
-STREAMS = {WORDINGS: wordings.stream, GRAMMAR: grammar.stream, COUNTDOWN: countdown.stream}
 
 LONGEST = 256  # problems of the files that are looked at for their length before a run
 
@@ -96,7 +94,7 @@ class _Set:
     def made(self, held_out: int | None) -> list[Problem]:
         """So many problems of the side that is never trained on, where it is made in code."""
         count = rows.HELD_OUT if held_out is None else held_out
-        return self.marked(list(islice(STREAMS[self.config.path](0, 0, side="held_out"), count)))
+        return self.marked(list(islice(stream_of(self.config.path)(0, 0, "held_out"), count)))
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems as of this set, with what a chat model is told."""
@@ -279,10 +277,10 @@ def _named(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[_Se
 
 
 def _made(each: _Set, stream: int, kept: Set[str]) -> Source:
-    make = STREAMS[each.config.path]
+    make = stream_of(each.config.path)
 
     def draw(step: int, _position: int, _own: int, count: int, skip: int) -> list[Problem]:
-        free = (problem for problem in make(stream, step) if normalized(problem.prompt) not in kept)
+        free = (problem for problem in make(stream, step, "train") if normalized(problem.prompt) not in kept)
         return each.marked(list(islice(free, skip, skip + count)))
 
     return Source(each.config.weight, draw)

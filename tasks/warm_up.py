@@ -16,7 +16,7 @@ from tasks.calls.warm_up import WarmUp
 
 SECONDS = 2.0  # a call, on whatever machine: how often the display moves
 SOURCES = (  # of rl
-    *("config", "records", "problems/grammar"),
+    *("config", "records", "problems/made/grammar"),
     *("model/head", "model/policy", "model/prompting", "model/tiny"),
     *("learning/learner", "learning/packing", "learning/supervised"),
 )

@@ -1,4 +1,4 @@
-"""Problems out of the endless streams that `rl.problems.grammar` and `rl.problems.countdown` make."""
+"""Problems out of the endless streams that `rl.problems.made.grammar` and `rl.problems.made.countdown` make."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice

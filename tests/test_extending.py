@@ -56,6 +56,20 @@ def _run(given):
 COMMAND = Command("hello", "say a word", "rlvf hello", _options, _run)
 '''
 
+DOUBLES = '''
+"""Doubling: a set of problems."""
+
+from itertools import count
+
+from rl.records import Problem
+
+
+def stream(seed, step, side):
+    for index in count():
+        number = 2 * (1000 * step + index) + (side == "held_out")
+        yield Problem(f"add {number} and {number}.", f"2 * {number}", f"doubles:{seed}.{step}.{index}")
+'''
+
 RLVF = "from flows.cli import main; main()"
 
 UPDATE = """
@@ -114,6 +128,18 @@ def test_a_command_is_one_file(copy: Path) -> None:
     (copy / "flows/commands/hello.py").write_text(HELLO)
     assert "hello     say a word" in ran(copy, "-c", RLVF, "--help").stdout
     assert ran(copy, "-c", RLVF, "hello", "--word", "there").stdout == "hello there\n"
+
+
+def test_a_set_of_problems_is_one_file(copy: Path) -> None:
+    (copy / "rl/problems/made/doubles.py").write_text(DOUBLES)
+    drawn = ran(
+        copy, "-c",
+        "from tasks.problem_set import open_problems; from rl.config import ProblemsConfig, VerifierConfig\n"
+        "made = open_problems((ProblemsConfig(path='doubles'),), VerifierConfig(), 4, 0, 8)\n"
+        "print([problem.target for problem in made.draw(3, 2, 0)], [problem.target for problem in made.held_out])",
+    )  # fmt: skip
+    assert drawn.stdout == "['2 * 6000', '2 * 6002'] ['2 * 1', '2 * 3', '2 * 5', '2 * 7']\n", drawn.stderr
+    assert "doubles" in ran(copy, "-c", RLVF, "train", "--help").stdout
 
 
 def test_what_a_storage_raises_is_said_and_waited_for_by_one_file(copy: Path) -> None:

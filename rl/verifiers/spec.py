@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rl.config import AUTO, COUNTDOWN, VERIFIERS
+from rl.config import AUTO, MADE, VERIFIERS
 from rl.records import Instructions, Problem
 from rl.verifiers import table
 from rl.verifiers.contract import FUNCTION, SERVICE, Declared
@@ -107,7 +107,7 @@ def named(name: str, problems: str) -> str:
     """The verifier's name, with `auto` as what goes with these problems."""
     if name != AUTO:
         return name
-    return COUNTDOWN if problems == COUNTDOWN else ARITHMETIC
+    return problems if problems in MADE and problems in VERIFIERS else ARITHMETIC
 
 
 def is_file(name: str) -> bool:

@@ -15,7 +15,7 @@ from rl.learning.learner import Learner
 from rl.learning.supervised import demonstrations, imitate
 from rl.model.policy import Policy, choose_device, choose_dtype, save_policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.problems import grammar
+from rl.problems.made import grammar
 
 
 @dataclass(frozen=True)

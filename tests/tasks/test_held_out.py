@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rl.config import GRAMMAR, ProblemsConfig, VerifierConfig
-from rl.problems import grammar
+from rl.config import ProblemsConfig, VerifierConfig
+from rl.problems.made import grammar
 from rl.problems.rows import normalized, split
 from rl.problems.tables import ProblemError
 from tasks.problem_set import open_problems as open_sets
@@ -64,7 +64,7 @@ def test_what_a_file_holds_out_is_not_trained_on_where_it_is_made(tmp_path: Path
     made = [problem for step in range(5) for problem in drawing(grammar.stream)(0, step, 8)]
     rows = "".join(f'{problem.target},"{problem.prompt.upper()}"\n' for problem in made)
     (tmp_path / "same.csv").write_text(f"python_expression,natural_language\n{rows}")
-    sets = [ProblemsConfig(path=GRAMMAR), ProblemsConfig(path=f"{tmp_path}/same.csv")]
+    sets = [ProblemsConfig(path="grammar"), ProblemsConfig(path=f"{tmp_path}/same.csv")]
     mixed = open_sets(sets, VerifierConfig(), 39, 0, 16)
     kept = {normalized(problem.prompt) for problem in mixed.held_out}
     drawn = [problem for step in range(5) for problem in mixed.draw(step, 16, 0) + mixed.draw(step, 16, 16)]
@@ -86,7 +86,7 @@ def test_an_evaluation_leaves_out_what_was_trained_on_in_other_case_or_with_othe
 
 
 def test_an_evaluation_leaves_out_what_was_trained_on_where_it_is_made_too() -> None:
-    made = [ProblemsConfig(path=GRAMMAR)]
+    made = [ProblemsConfig(path="grammar")]
     first = problems_to_solve(made, VerifierConfig(), None, 0, made=10).held_out
     trained = frozenset(short_digest(normalized(problem.prompt)) for problem in first[:3])
     solved = problems_to_solve(made, VerifierConfig(), None, 0, trained, made=10)

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from infra.runs.metric_log import MetricLog
-from rl.config import COUNTDOWN, GRAMMAR, MADE, PolicyConfig, ProblemsConfig, VerifierConfig
+from rl.config import MADE, PolicyConfig, ProblemsConfig, VerifierConfig
 from rl.problems.tables import ProblemError
 from rl.records import Instructions, Problem
 from rl.verifiers.built_in import arithmetic
@@ -50,7 +50,7 @@ def prompts(problems: ProblemSet, step: int, count: int, skip: int = 0) -> list[
         ("sums (1).csv", "sums-1"),
         ("größer.csv", "größer"),
         (".csv", "problems"),
-        (GRAMMAR, GRAMMAR),
+        ("grammar", "grammar"),
     ],
 )
 def test_a_set_is_named_after_its_file_in_letters_that_a_metric_may_have(path: str, name: str) -> None:
@@ -144,7 +144,7 @@ def mixture(tmp_path: Path, sums: str, seed: int = 0, held_out: int = 4) -> Prob
     sets = [
         ProblemsConfig(path=sums, weight=3),
         ProblemsConfig(path=questions, verifier="gsm8k", system="Say it."),
-        ProblemsConfig(path=COUNTDOWN, weight=1),
+        ProblemsConfig(path="countdown", weight=1),
     ]
     return open_sets(sets, VerifierConfig(seconds=2), held_out, seed)
 
@@ -183,7 +183,7 @@ def test_an_epoch_of_every_set_is_whole_and_sets_of_equal_length_draw_different_
     resumed = open_sets(sets, VerifierConfig(), 10, 0, 8)
     assert {step: resumed.draw(step, 8, 0) for step in (59, 30, 31)} == {step: steps[step] for step in (59, 30, 31)}
     # two of the same kind that are made are not the same either
-    made = open_sets([ProblemsConfig(path=GRAMMAR)] * 2, VerifierConfig(), 1, 0, 64).draw(0, 64, 0)
+    made = open_sets([ProblemsConfig(path="grammar")] * 2, VerifierConfig(), 1, 0, 64).draw(0, 64, 0)
     assert len({problem.prompt for problem in made}) > 60
 
 

@@ -16,7 +16,7 @@ from rl.learning.supervised import demonstrations
 from rl.loading import load_policy
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.problems.grammar import stream
+from rl.problems.made.grammar import stream
 from rl.records import Problem, Rollouts
 from tasks import warm_up as task
 from tasks.calls import warm_up as calls

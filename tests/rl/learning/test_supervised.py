@@ -9,7 +9,7 @@ from rl.config import OptimizerConfig
 from rl.learning.learner import Learner
 from rl.learning.supervised import demonstrations, imitate
 from rl.model.policy import Policy
-from rl.problems.grammar import stream
+from rl.problems.made.grammar import stream
 from rl.records import Problem
 from tests.streams import drawing
 

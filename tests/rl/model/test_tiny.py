@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from rl.model.tiny import WORDS, build_model, build_tokenizer
-from rl.problems.grammar import stream
+from rl.problems.made.grammar import stream
 from tests.streams import drawing
 
 draw = drawing(stream)

@@ -8,10 +8,10 @@ import hashlib
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import count
-from typing import Literal
 
 import numpy as np
 
+from rl.problems.made import Side
 from rl.records import Problem
 
 LARGEST = 20  # numbers are drawn from 1 to this
@@ -20,8 +20,6 @@ TARGETS = range(1, 101)
 HELD_OUT_SHARE = 16  # one problem in so many belongs to the held-out side
 
 STREAM = (2,)  # keeps these draws apart from others with the same seed
-
-Side = Literal["train", "held_out"]
 
 
 def is_held_out(numbers: list[int], target: int) -> bool:

@@ -2,7 +2,7 @@ from fractions import Fraction
 from itertools import permutations
 
 from rl.arithmetic import evaluate
-from rl.problems.countdown import HELD_OUT_SHARE, TARGETS, is_held_out, stream
+from rl.problems.made.countdown import HELD_OUT_SHARE, TARGETS, is_held_out, stream
 from rl.records import Problem
 from rl.verifiers.built_in.countdown import check
 from tests.streams import drawing

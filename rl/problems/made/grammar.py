@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from rl.problems.made import Side
 from rl.records import Problem
 
 LARGEST = 60  # numbers are drawn from 1 to this
@@ -25,7 +26,6 @@ STREAM = (1,)  # keeps these draws apart from others with the same seed, such as
 WARM_UP = (5,)  # and those of the warm-up from them: it shows answers, which training has to find
 
 Kind = Literal["number", "sum", "difference", "product"]
-Side = Literal["train", "held_out"]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Arithmetic in two dozen wordings: the problems that training begins with where no others are named.
 
-The warm-up shows the policy another set, `rl.problems.grammar`, which has some of these wordings and means by their
-words what these mean; the others it has to find out by trial. The numbers are drawn anew for every problem, which is a
-function of (seed, step, index) alone.
+The warm-up shows the policy another set, `grammar`, which has some of these wordings and means by their words what
+these mean; the others it has to find out by trial. The numbers are drawn anew for every problem, which is a function of
+(seed, step, index) alone.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from itertools import count
 
 import numpy as np
 
-from rl.problems.grammar import Side, is_held_out
+from rl.problems.made import Side
+from rl.problems.made.grammar import is_held_out
 from rl.records import Problem
 
 LARGEST = 60  # numbers are drawn from 1 to this

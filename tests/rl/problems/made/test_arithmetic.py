@@ -3,8 +3,8 @@ from itertools import islice
 
 from rl.arithmetic import evaluate
 from rl.model.tiny import build_tokenizer
-from rl.problems.grammar import HELD_OUT_SHARE, to_warm_up
-from rl.problems.wordings import WORDINGS, stream
+from rl.problems.made.arithmetic import WORDINGS, stream
+from rl.problems.made.grammar import HELD_OUT_SHARE, to_warm_up
 
 A, B, C, D = 40, 7, 5, 3
 VALUES = {  # as a person reads each, of 40, 7, 5 and 3

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rl.arithmetic import MAX_CHARACTERS, evaluate
-from rl.problems.grammar import LARGEST, is_held_out, stream, to_warm_up
+from rl.problems.made.grammar import LARGEST, is_held_out, stream, to_warm_up
 from rl.records import Problem
 from tests.streams import drawing
 

@@ -1,0 +1,16 @@
+"""Problems that are made in code: a module of this room is a set of that name, its ``stream(seed, step, side)`` the
+endless sequence of a step's problems. Where a built-in verifier has the same name, it judges them."""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Literal
+
+from rl.records import Problem
+
+Side = Literal["train", "held_out"]
+
+
+def stream_of(name: str) -> Callable[[int, int, Side], Iterator[Problem]]:
+    """The stream of the set of this name: of (seed, step, side)."""
+    stream: Callable[[int, int, Side], Iterator[Problem]] = import_module(f"{__name__}.{name}").stream
+    return stream
