@@ -1,4 +1,4 @@
-"""How fast this worker generates, told to the scheduler with every heartbeat.
+"""How fast this worker generates and what keeps it waiting, told to the scheduler with every heartbeat.
 
 `scheduler identity["workers"][address]["metrics"]["rlvf"]` is what `report` returns; `rlvf status` reads it there.
 """
@@ -10,9 +10,9 @@ from typing import Any
 from distributed import Worker, get_worker
 
 from infra.cluster.machine import detect_device, this_machine, versions
-from infra.cluster.placement import DEVICES
+from infra.cluster.placement import DEVICES, METRIC
+from infra.storage.retry_policy import waits
 
-METRIC = "rlvf"
 RECENT = 16  # leases that the pace is taken from
 
 _recent: deque[tuple[int, float]] = deque(maxlen=RECENT)  # (tokens, seconds)
@@ -47,4 +47,5 @@ def report(worker: Worker) -> dict[str, Any]:
         "memory_gb": machine.memory_gb,
         "cores": machine.cores,
         "versions": versions(),
+        "waits": waits(),
     }

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 DEVICES = ("CUDA", "MPS", "CPU")
 ROLES = ("GENERATOR", "TRAINER", "VERIFIER")
+METRIC = "rlvf"  # what a worker of ours says of itself with every heartbeat: see `infra.cluster.pace`
 LOCAL = ("GENERATOR", "VERIFIER")  # of which a local cluster has as many as `cluster` asks for
 
 
@@ -72,6 +73,7 @@ class Offer:
     name: str  # see worker_name
     resources: Mapping[str, float]
     seen: float = field(default=0.0, compare=False)  # its last sign of life, by the scheduler's clock
+    waits: str = field(default="", compare=False)  # what its storage said when it was away, as long as it is
 
     def satisfies(self, tags: Collection[str]) -> bool:
         return all(self.resources.get(tag, 0) >= 1 for tag in tags)
@@ -86,7 +88,13 @@ def offers(client: Client, seconds: float | None = None) -> list[Offer]:
         raise OSError(f"the Dask client is {client.status}")
     known: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1, callback_timeout=seconds)  # type: ignore[no-untyped-call]
     return [
-        Offer(address, worker_name(worker["name"]), worker["resources"], worker["last_seen"])
+        Offer(
+            address,
+            worker_name(worker["name"]),
+            worker["resources"],
+            worker["last_seen"],
+            str((worker["metrics"].get(METRIC) or {}).get("waits", "")),
+        )
         for address, worker in known["workers"].items()
         if worker["status"] == "running"
     ]

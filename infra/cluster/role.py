@@ -13,6 +13,7 @@ from typing import Any
 from distributed import Nanny, Status, Worker
 
 from infra.cluster import pace
+from infra.cluster.placement import METRIC
 from infra.logs import log_at
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class RoleWorker(Worker):
             os.dup2(out, 2)
             os.close(out)
         self._warm = warm
-        super().__init__(*args, metrics={pace.METRIC: pace.report}, **kwargs)
+        super().__init__(*args, metrics={METRIC: pace.report}, **kwargs)
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """None: its pages are plain HTTP without a password, and what they tell the scheduler's tell too."""

@@ -3,9 +3,11 @@
 import threading
 import time
 from collections import defaultdict
+from urllib.parse import urlsplit
 
 from infra.cluster.calls import Awaited, Calls
-from infra.cluster.placement import offers
+from infra.cluster.placement import Offer, offers
+from infra.hosts import is_loopback
 
 FIRST_SECONDS = 10.0  # of silence before it is said what is waited for
 LONGEST_SECONDS = 45.0  # from then on twice as long each time, and this at most: never a minute, with what a line takes
@@ -66,15 +68,17 @@ class Watch:
     def waiting_for(self, awaited: dict[str, Awaited], lacking: dict[str, float], now: float) -> str:
         """Which calls, on which workers, since when; `lacking` ones have none."""
         try:
-            names = {offer.address: offer.name for offer in offers(self._calls.client, ANSWER_SECONDS)}
+            there = {offer.address: offer for offer in offers(self._calls.client, ANSWER_SECONDS)}
             where = self._where()
         except (OSError, RuntimeError) as error:  # a TimeoutError too; the client is being closed
             return f"the Dask scheduler, which does not answer ({error})"
         found: dict[str, list[str]] = defaultdict(list)
         for key, call in sorted(awaited.items(), key=lambda item: item[1].since):
             address = where.get(key) or call.worker
-            name = "a worker" if address is None else names.get(address, address)
-            found[call.name].append(f"{name} ({now - call.since:.0f} s)")
+            offer = None if address is None else there.get(address)
+            name = address or "a worker" if offer is None else _name(offer)
+            why = f", waits for the storage: {offer.waits}" if offer is not None and offer.waits else ""
+            found[call.name].append(f"{name} ({now - call.since:.0f} s{why})")
         for name, since in lacking.items():
             tags = " and ".join(self._calls.placement.tags(name))
             found[name].append(f"a worker that offers {tags} ({now - since:.0f} s)")
@@ -91,3 +95,9 @@ class Watch:
             return {}
         processing = client.sync(scheduler.processing, workers=None, callback_timeout=ANSWER_SECONDS)  # type: ignore[no-untyped-call]
         return {str(key): address for address, keys in processing.items() for key in keys}
+
+
+def _name(offer: Offer) -> str:
+    """A worker and, if it is another's, its machine."""
+    host = urlsplit(offer.address).hostname or ""
+    return offer.name if not host or is_loopback(host) else f"{offer.name} at {host}"

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from distributed import Security
 from distributed.core import Server, rpc
 
-from infra.cluster.pace import METRIC
-from infra.cluster.placement import DEVICES, ROLES, worker_name
+from infra.cluster.placement import DEVICES, METRIC, ROLES, worker_name
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
 from infra.hosts import bracketed
 from infra.security.tls import dask_security

@@ -1,5 +1,6 @@
 """Waiting for a storage that is away: again with growing pauses, so that a cut link costs time and nothing else."""
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +8,19 @@ from typing import Any, TypeVar
 
 import tenacity
 
+from infra.security.secrets import masked
 from infra.storage.faults import may_pass
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds; each pause is a random part of twice the one before
+LONGEST = 200  # characters of an error
+
+_waits: dict[int, str] = {}  # what each thread of this process waits for
+
+
+def waits() -> str:
+    """What calls of this process wait for in a storage, each in a few words; empty where none does."""
+    return "; ".join(dict.fromkeys(_waits.copy().values()))
 
 
 @dataclass(frozen=True)
@@ -28,10 +38,14 @@ class RetryPolicy:
             retry=tenacity.retry_if_exception(passes),
             wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE, min=FIRST_PAUSE / 2),
             stop=tenacity.stop_after_delay(self.seconds),
+            before_sleep=lambda state: _note(state, args),
             sleep=self._pause,
             reraise=True,
         )
-        return retrying(job, *args)
+        try:
+            return retrying(job, *args)
+        finally:
+            _waits.pop(threading.get_ident(), None)
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -39,3 +53,11 @@ class RetryPolicy:
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(0.25, left))
             self.check()
+
+
+def _note(state: tenacity.RetryCallState, args: tuple[Any, ...]) -> None:
+    """This thread waits, because of this error of a job with these arguments."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    words = " ".join(str(error).split()) or type(error).__name__
+    of = [each for each in args[:1] if isinstance(each, str) and each not in words]  # the URI, if it is one's
+    _waits[threading.get_ident()] = masked(": ".join([*of, words]))[:LONGEST]
