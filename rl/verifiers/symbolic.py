@@ -13,11 +13,11 @@ A name before the value is passed over (``P(A)=\frac68=\frac34``), but not its p
 for; a percent sign is a unit (``42\%`` is 42, not 0.42),
 a set is no pair, a list in brackets has its order, and 5:30 is a time of day where no ratio is asked for. ``i`` is the
 imaginary unit where the target has no such letter, or is a number with it (``6+9i``), or the problem is of complex
-numbers; angles of functions have their degrees (``\cos 60^\circ`` is 1/2). Numerals are right in the base
-that the target names, else in base 10 alone (``101_2`` is neither 101 nor ``101_3``). Decimals are exact: 0.333333 is
-not 1/3, ``0.\overline{3}`` is, and none is an irrational number. An inequality is the interval that it says where the
-target can be no pair (``x\le3`` is ``(-\infty,3]``), says ``x\in``, or is asked for as an interval or by an inequality;
-``x<1\text{ or }x>2`` is a union; ``x=3,y=4`` is the pair (3,4). A list without brackets is no interval.
+numbers, upright or not; angles of functions have their degrees (``\cos 60^\circ`` is 1/2). Numerals are right in the
+base that the target names, else in base 10 alone (``101_2`` is neither 101 nor ``101_3``). Decimals are exact: 0.333333
+is not 1/3, ``0.\overline{3}`` is, and none is an irrational number. An inequality is the interval that it says where
+the target can be no pair (``x\le3`` is ``(-\infty,3]``), says ``x\in``, or is asked for as an interval or by an
+inequality; ``x<1\text{ or }x>2`` is a union; ``x=3,y=4`` is the pair (3,4). A list without brackets is no interval.
 Units are passed over (``6\,cm``,
 ``6\text{ cm}^2``, ``6°``), letters that no unit has are variables (``6t`` is not 6), and so are all that touch the
 number of a target (``6m``) or that the problem names (``$s$``). A word is one without ``\text``, too.
@@ -65,6 +65,10 @@ _DEGREES = re.compile(r"°|\\degree\b")
 _STYLE = re.compile(  # which changes how it looks
     r"\\(?:bf|rm|displaystyle|textstyle|Large|large|boldsymbol|mathbf|bm|underline)(?![A-Za-z])|\\color\s*\{[^{}]*\}"
 )
+_UPRIGHT = re.compile(  # the imaginary unit, or those of space, which math-verify takes for one of measure and drops
+    r"\\(?:mathrm|textrm|text|mathit|operatorname)\s*(?:\{(?:\s|~)*([ijk])\s*\}|\s([ijk])(?![A-Za-z]))"
+)
+_BIG = re.compile(r"\\big(cup|cap)(?![A-Za-z])(?!\s*[_^])")  # between two sets, and not of many by an index
 _AROUND = re.compile(r"\A(?:\s|~|\\[,;:! ]|\\q?quad\b|=)+|(?:\s|~|\\[,;:! ]|\\q?quad\b|\\\Z)+\Z")
 _EMPTY = re.compile(
     r"\\varnothing\b|∅|\A\s*(?:\\(?:text|textbf|mathrm|mbox)\s*\{\s*)?(?:(?:the\s+)?empty\s+set"
@@ -106,6 +110,7 @@ def tidied(latex: str) -> str:
     thousands; decimals that repeat, or are longer than a float, as fractions."""
     latex = _LABEL.sub("", latex, count=1) if _LABEL.match(latex) else latex
     latex = _NATURAL.sub(r"\\ln ", _OPTION.sub("", latex))
+    latex = _BIG.sub(r"\\\1 ", _UPRIGHT.sub(r" \1\2", latex))
     latex = _STYLE.sub("", _DEGREES.sub(r"^\\circ", latex.replace("\\$", ""))).strip().strip("$")
     latex = _AROUND.sub("", latex)
     while latex.startswith("{") and (held := boxed(rf"\boxed{latex}")) is not None and latex == f"{{{held}}}":
