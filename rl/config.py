@@ -90,7 +90,7 @@ class CommonLossConfig(BaseModel):
         0,
         ge=0,
         description="a reward falls from this many tokens before sampling.max_tokens on, by 1 at the limit (DAPO's "
-        "soft penalty); 0 for none",
+        "soft penalty), in groups whose rewards differ without that; 0 for none",
     )
 
     @property

@@ -287,7 +287,7 @@ def _made(each: _Set, stream: int, kept: Set[str]) -> Source:
 
 
 def _from(train: Sequence[Problem], stream: int, weight: float) -> Source:
-    def draw(_step: int, position: int, own: int, count: int, skip: int) -> list[Problem]:
-        return rows.draw(train, stream, position, own, count, skip)
+    def draw(step: int, position: int, own: int, count: int, skip: int) -> list[Problem]:
+        return rows.draw(train, stream, step, position, own, count, skip)
 
     return Source(weight, draw)

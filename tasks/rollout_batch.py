@@ -116,7 +116,6 @@ class RolloutBatch:
             **{f"reward/{name}": mean for name, mean in self.parts.items()},
             **{f"reward/{name}/{what}": of for name, by in self.sets.items() for what, of in by.items() if self.mixed},
             "groups/drawn": self.groups_generated,
-            "groups/used": len(self.batch),
             "groups/zero_variance": self.groups_generated - self.groups_with_signal - self.groups_failed,
             "groups/failed": self.groups_failed,
             "leases/refused": self.refused,

@@ -256,7 +256,11 @@ class Training:
             self._stages[stage] += spent
         self._spent.clear()
         if not learned.applied:
-            what = learned.refused or "no group has rewards that differ, so there was nothing to learn from"
+            what = learned.refused or (
+                "every completion that could teach was cut, and loss.mask_truncated leaves those out"
+                if batch.groups_with_signal
+                else "no group has rewards that differ, so there was nothing to learn from"
+            )
             self.place.display.say(f"step {learned.step}: {what}")
         note = f"learned from {learned.groups} of {batch.groups_generated} groups"
         rates = {} if batch.pass_rate == batch.reward else {"pass_rate": batch.pass_rate}

@@ -154,7 +154,8 @@ class Learner:
         learned = self._apply(batch, used, loss.algorithm, temperature) if used else nothing
         self.refusals = self.refusals + 1 if learned.refused else 0
         self.step += 1
-        self.learned = replace(learned, refusals=self.refusals)
+        metrics = {"groups/used": len(used), **learned.metrics}
+        self.learned = replace(learned, refusals=self.refusals, groups=len(used), metrics=metrics)
         return self.learned
 
     def _apply(self, batch: Batch, used: list[int], algorithm: Algorithm, temperature: float) -> Learned:
@@ -181,7 +182,6 @@ class Learner:
             self.step + 1,
             applied=applied,
             refused="" if applied else f"the {what} of update {self.step + 1} is not finite",
-            groups=len(used),
             metrics={
                 "loss/policy": total,
                 "policy/grad_norm": norm,  # before clipping

@@ -72,7 +72,9 @@ def split(problems: Iterable[Problem], held_out: int | None) -> tuple[list[Probl
     )
 
 
-def draw(problems: Sequence[Problem], stream: int, position: int, own: int, count: int, skip: int = 0) -> list[Problem]:
+def draw(
+    problems: Sequence[Problem], stream: int, step: int, position: int, own: int, count: int, skip: int = 0
+) -> list[Problem]:
     """Items [skip, skip + count) of the endless sequence that belongs to a step, whatever was drawn before.
 
     Its first `own` items are at [position, position + own) of `stream`, a sequence that is one random order of all P
@@ -81,13 +83,13 @@ def draw(problems: Sequence[Problem], stream: int, position: int, own: int, coun
     none twice in a step before all have come (save at the border of two epochs).
     Raises ProblemError if there are no problems.
     """
-    assert min(stream, position, own, count, skip) >= 0
+    assert min(stream, step, position, own, count, skip) >= 0
     if not problems:
         raise ProblemError("no problems to draw from")
-    return [problems[row] for row in islice(_rows(len(problems), stream, position, own), skip, skip + count)]
+    return [problems[row] for row in islice(_rows(len(problems), stream, step, position, own), skip, skip + count)]
 
 
-def _rows(total: int, stream: int, position: int, own: int) -> Iterator[int]:
+def _rows(total: int, stream: int, step: int, position: int, own: int) -> Iterator[int]:
     """The rows of a step, as `draw` says; endless."""
     drawn = set()
     for at in range(position, position + own):
@@ -95,7 +97,7 @@ def _rows(total: int, stream: int, position: int, own: int) -> Iterator[int]:
         row = _order(total, stream, epoch)[place]
         drawn.add(row)
         yield row
-    replacements = np.random.default_rng(np.random.SeedSequence([stream, position], spawn_key=REPLACEMENTS))
+    replacements = np.random.default_rng(np.random.SeedSequence([stream, step], spawn_key=REPLACEMENTS))
     while True:
         for row in replacements.permutation(total).tolist():
             if row not in drawn:

@@ -145,6 +145,8 @@ def test_a_batch_of_masked_completions_has_nothing_to_teach(make_policy: Make, d
     cut = replace(batch, rollouts=replace(batch.rollouts, ended=np.zeros_like(batch.rollouts.ended)))
     learned = Learner(policy, PLAIN).update(cut, LossConfig(mask_truncated=True), 1.0)
     assert (learned.applied, learned.refused) == (False, "")
+    assert learned.metrics == {"groups/used": 0}
+    assert Learner(policy, PLAIN).update(batch, LossConfig(), 1.0).metrics["groups/used"] == batch.with_signal.sum()
 
 
 def test_long_completions_are_worth_less_with_the_overlong_penalty(
