@@ -17,7 +17,7 @@ from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
 from tasks.calls.generator import Arguments, Generator
 from tasks.collection import BatchConfig
-from tasks.mending import Mend, leased, no_mend
+from tasks.mending import AtOnce, Mend, leased, no_mend
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import mean_reward, pass_rate
 from tasks.verify import judged
@@ -124,8 +124,10 @@ def _rewards(
         versions = range(version.step, version.step + 1)
         return refusal(returned, Asked(of, generator.samples, generator.sampling.limit, versions))
 
-    def lease(items: Sequence[Arguments], check: Callable[[int, Rollouts], str]) -> Iterator[tuple[int, Rollouts]]:
-        return dispatch.lease("evaluate", generator.generate, items, check=check)
+    def lease(
+        items: Sequence[Arguments], check: Callable[[int, Rollouts], str], at_once: AtOnce
+    ) -> Iterator[tuple[int, Rollouts]]:
+        return dispatch.lease("evaluate", generator.generate, items, check=check, at_once=at_once)
 
     for index, rollouts in leased(lease, items, check, mend):
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)

@@ -13,7 +13,7 @@ from rl.admission import Asked, refusal
 from rl.records import Rollouts
 from tasks.calls.generator import Arguments, Generator
 from tasks.collection import Collection, Lease
-from tasks.mending import Mend, leased, no_mend
+from tasks.mending import AtOnce, Mend, leased, no_mend
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,10 @@ def generate(
             return why
 
         def lease(
-            items: Sequence[Arguments], check: Callable[[int, Rollouts], str], wave: int = wave
+            items: Sequence[Arguments], check: Callable[[int, Rollouts], str], at_once: AtOnce, wave: int = wave
         ) -> Iterator[tuple[int, Rollouts]]:
-            return dispatch.lease("generate", generator.generate, items, order=(step, wave), check=check)
+            order = (step, wave)
+            return dispatch.lease("generate", generator.generate, items, order=order, check=check, at_once=at_once)
 
         for index, rollouts in leased(lease, items, check, mend):
             collection.arrive(leases[index], rollouts)

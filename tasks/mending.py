@@ -8,6 +8,8 @@ from infra.storage.manifest import NotThere, StoreError, Torn
 Item = TypeVar("Item")  # the arguments of a lease
 T = TypeVar("T")
 Mend = Callable[[StoreError], None]  # raises what it cannot mend
+AtOnce = tuple[type[Exception], ...]  # of `Dispatch.lease`
+MENDABLE = (Torn, NotThere)
 
 
 def no_mend(error: StoreError) -> None:
@@ -29,13 +31,15 @@ class _Left(Sequence[Item]):
 
 
 def leased(
-    lease: Callable[[Sequence[Item], Callable[[int, T], str]], Iterator[tuple[int, T]]],
+    lease: Callable[[Sequence[Item], Callable[[int, T], str], AtOnce], Iterator[tuple[int, T]]],
     items: Sequence[Item],
     check: Callable[[int, T], str],
     mend: Mend,
 ) -> Iterator[tuple[int, T]]:
-    """What ``lease(items, check)`` yields, of every item once."""
+    """What ``lease(items, check, at_once)`` yields, of every item once. What was mended before is tried on another
+    worker first: it may be one machine alone that cannot get at the weights."""
     left = list(range(len(items)))
+    at_once: AtOnce = () if mend is no_mend else MENDABLE
     while left:
         asked = tuple(left)
 
@@ -43,8 +47,9 @@ def leased(
             return check(asked[at], result)
 
         try:
-            for index, result in lease(_Left(items, asked), check_left):
+            for index, result in lease(_Left(items, asked), check_left, at_once):
                 left.remove(asked[index])
                 yield asked[index], result
-        except (Torn, NotThere) as error:
+        except MENDABLE as error:
             mend(error)
+            at_once = ()

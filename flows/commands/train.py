@@ -18,8 +18,10 @@ from flows.run.plans import plans
 from flows.start.preflight import check_model, check_tracking, check_verifiers
 from flows.start.runs import Run, new_run, resume_run, without_secrets
 from flows.start.trust import refuse_links, refuse_swapped, trusted
+from infra.cluster.placement import PlacementError
 from infra.home import runs_uri
 from infra.interrupts import put_off
+from infra.origin import worker_of
 from infra.runs.checkpoints import is_run
 from infra.runs.tracking import tracking_uri
 from infra.security.printable import printable
@@ -84,11 +86,10 @@ def _run(given: argparse.Namespace) -> None:
             if run.resumed:  # before anything starts
                 stack.enter_context(held(run.uri, lambda line: print(f"rlvf: {line}", file=sys.stderr)))
             result = in_workplace(run.config.cluster, run.config.placement, lambda display: _train(run, display))
-    except (ValueError, LockLostError):
-        raise  # a mistake in what was asked: going on would meet it again; or another process goes on
-    except BaseException:
-        if is_run(run.uri):
-            print(f"rlvf: stopped; go on with: rlvf train --resume {printable(run_name(run))}", file=sys.stderr)
+    except BaseException as error:
+        if not _in_vain(error) and is_run(run.uri):
+            by = f" by what failed on {worker}" if (worker := worker_of(error)) is not None else ""
+            print(f"rlvf: stopped{by}; go on with: rlvf train --resume {printable(run_name(run))}", file=sys.stderr)
         raise
     seconds = time.monotonic() - began
     figures = asdict(result)
@@ -97,6 +98,14 @@ def _run(given: argparse.Namespace) -> None:
         print(json.dumps({**{key: figures[key] for key in keys}, "seconds": seconds, "stages": figures["stages"]}))
     else:
         print(printable(summary(run, result, seconds), lines=True))
+
+
+def _in_vain(error: BaseException) -> bool:
+    """Whether going on would meet this again, as a mistake in what was asked, or another process goes on. What a worker
+    raised, or the lack of one, is that of the machines."""
+    if worker_of(error) is not None or isinstance(error, PlacementError):
+        return False
+    return isinstance(error, ValueError | LockLostError)
 
 
 def _train(run: Run, display: Display) -> "TrainResult":

@@ -18,11 +18,11 @@ from distributed.client import FutureCancelledError
 from distributed.comm.core import CommClosedError
 
 from infra.cluster.durations import Durations
+from infra.cluster.exclusions import Exclusions
 from infra.cluster.placement import Offer, PlacementConfig, PlacementError, offers, unsatisfied
 from infra.cluster.timeline import Measured, Timeline, measured
 
 T = TypeVar("T")
-REFUSALS = 3  # results of one worker that are refused before it gets no more leases
 
 
 class DispatchError(RuntimeError):
@@ -120,7 +120,7 @@ class Calls:
         self.lacking: dict[str, float] = {}  # calls that wait for a worker, and since when, by time.monotonic
         self.own: dict[object, tuple[str, float]] = {}  # what this process waits for itself, and since when
         self.took = Durations()  # calls that came back
-        self.refusals: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
+        self.exclusions = Exclusions(placement, say)
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
         self._awaited: dict[str, Awaited] = {}  # by the key of its future
         self._lock = threading.Lock()
@@ -220,19 +220,6 @@ class Calls:
         with self._lock:
             self.lost[call] += 1
 
-    def refuse(self, call: str, worker: Offer, why: str) -> None:
-        """What this worker returned for `call` is not what it was asked for."""
-        with self._lock:
-            self.refusals[worker.address] += 1
-            count = self.refusals[worker.address]
-        self.say(f"{worker.name} returned for {call} what was not asked for: {why}; it is done again")
-        if count == REFUSALS:
-            self.say(f"{worker.name} gets no more leases in this run: {REFUSALS} of its results were refused")
-
-    def excluded(self, worker: Offer) -> bool:
-        """Whether too much of what this worker returned was refused."""
-        return self.refusals[worker.address] >= REFUSALS
-
     def hold(self) -> None:
         """Take leases back and start no call until `release`; a call of `run` that is under way comes to its end."""
         self.going.clear()
@@ -259,11 +246,10 @@ class Calls:
     def unsatisfied(self, call: str) -> PlacementError:
         """The error that says what `call` lacks."""
         present, tags = self.offers(), self.placement.tags(call)
-        refused = [offer.name for offer in present if offer.satisfies(tags) and self.excluded(offer)]
-        error = unsatisfied(self.client, call, tags, [offer for offer in present if not self.excluded(offer)])
-        if not refused:
-            return error
-        return PlacementError(f"{error} (excluded, because what they returned was refused: {', '.join(refused)})")
+        excluded = [offer for offer in present if self.exclusions.excluded(call, offer)]
+        error = unsatisfied(self.client, call, tags, [offer for offer in present if offer not in excluded])
+        reasons = self.exclusions.reasons(call, [offer for offer in excluded if offer.satisfies(tags)])
+        return PlacementError(f"{error} (excluded, {reasons})") if reasons else error
 
     def offers(self, call: str | None = None, seconds: float | None = None) -> list[Offer]:
         """The workers that are there, or those of them that may run `call`. Raises SchedulerLostError, also where the

@@ -30,6 +30,7 @@ from infra.cluster.leases import LeaseQueue
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.cluster.timeline import Measured, Span
 from infra.cluster.watch import ANSWER_SECONDS, Watch
+from infra.origin import mark_worker
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -98,9 +99,9 @@ class Dispatch(Calls):
         there, or has stopped without dying, the call is late and another worker may run it, this raises
         `TakeoverError`; a stopped one gets nothing any more until it has answered.
 
-        What the function raises is raised here at once. Otherwise: `PoisonedCallError` after `attempts` deaths,
-        `PlacementError` when no worker offered the tags for `patience`, `TakeoverError`, `DispatchStoppedError`,
-        `SchedulerLostError`.
+        What the function raises is raised here at once, but for a lease, as `lease` says. Otherwise:
+        `PoisonedCallError` after `attempts` deaths, `PlacementError` when no worker offered the tags for `patience`,
+        `TakeoverError`, `DispatchStoppedError`, `SchedulerLostError`.
         """
         if call not in ALONE and background is None:
             ((_, result),) = self.lease(call, function, [args])
@@ -116,6 +117,10 @@ class Dispatch(Calls):
                 back = self._result(future, call, name, worker, work_of(function))
             except FutureCancelledError as error:
                 raise self.cancelled(name, error) from None
+            except Exception as error:
+                if future.status == "error":
+                    mark_worker(error, worker.name)
+                raise
             finally:
                 if future not in self._left:
                     self.forget(future)
@@ -209,7 +214,7 @@ class Dispatch(Calls):
             patience=self.patience,
             late_after=self.late_after,
         )
-        new.lost, new.timeline, new.took, new.refusals = self.lost, self.timeline, self.took, self.refusals
+        new.lost, new.timeline, new.took, new.exclusions = self.lost, self.timeline, self.took, self.exclusions
         new.silent, new._signs, new._left = self.silent, self._signs, self._left
         return new
 
@@ -221,6 +226,7 @@ class Dispatch(Calls):
         *,
         order: tuple[int, ...] = (),
         check: Callable[[int, T], str] | None = None,
+        at_once: tuple[type[Exception], ...] = (),
     ) -> Iterator[tuple[int, T]]:
         """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
 
@@ -229,17 +235,19 @@ class Dispatch(Calls):
         joins is used at once; one that is lost costs its lease, and the result before it if that had not come in yet.
         One that is late (`Schedule`) is not waited for where another has nothing to do: the first result counts.
         What `check(index, result)` has words for is refused and done again; a worker that returned such a thing three
-        times gets no more leases.
+        times gets no more leases. An item whose call raises is tried on another worker, and a worker on which three
+        did gets no more leases with these tags. The error is raised here when two workers raised at the same item, when
+        no other is there, and for the types in `at_once`, which are the caller's to act upon.
 
         Nothing is handed out before the first result is asked for. Closing the iterator cancels what is under way, and
-        so does `hold`, whose items are handed out anew when it is over. Raises as `run` does.
+        so does `hold`, whose items are handed out anew when it is over. Otherwise raises as `run` does.
         """
         with self._lock:
             if call not in self._queues:
                 self._queues[call] = LeaseQueue(
                     self, call, attempts=self.attempts, patience=self.patience, late_after=self.late_after
                 )
-        return self._queues[call].results(function, items, order, check)
+        return self._queues[call].results(function, items, order, check, at_once)
 
     def tell(self, call: str, function: Callable[[*Arguments], object], *args: *Arguments) -> None:
         """Call a function that returns at once on every worker that may run `call`, beside whatever it does. Nobody

@@ -13,24 +13,15 @@ from distributed import Future
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
+from infra.cluster.batch import Batch
 from infra.cluster.calls import Calls, DispatchStoppedError, PoisonedCallError
+from infra.cluster.crew import Crew
 from infra.cluster.placement import Offer
 from infra.cluster.schedule import Item, Lease, Schedule
 from infra.cluster.timeline import Measured, Span
+from infra.origin import mark_worker
 
-POLL_SECONDS = 0.25  # how old the list of workers may be when leases are handed out, or a result is waited for
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What one caller of a queue waits for."""
-
-    number: int
-    function: Callable[..., Any]
-    items: Sequence[tuple[Any, ...]]
-    order: tuple[int, ...]
-    check: Callable[[int, Any], str] | None  # of an index and its result: why it is refused, or nothing
-    returned: "SimpleQueue[tuple[int, Any] | BaseException]"
+POLL_SECONDS = 0.25  # that the next event is waited for
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class LeaseQueue:
         self._calls = calls
         self._call = call
         self._attempts = attempts
-        self._patience = patience
+        self._crew = Crew(calls, call, patience)
         self._schedule = Schedule(late_after)
         self._batches: dict[int, Batch] = {}
         self._out: dict[Lease, _Out] = {}
@@ -61,8 +52,6 @@ class LeaseQueue:
         self._lock = threading.Lock()  # of the two below
         self._driver: threading.Thread | None = None
         self._numbers = 0
-        self._capable: list[Offer] = []
-        self._looked = self._alone_since = -float("inf")
 
     def results(
         self,
@@ -70,18 +59,15 @@ class LeaseQueue:
         items: Sequence[tuple[Any, ...]],
         order: tuple[int, ...],
         check: Callable[[int, Any], str] | None,
+        at_once: tuple[type[Exception], ...],
     ) -> Iterator[tuple[int, Any]]:
         """`(index, result)` of every item as they come in; closing the iterator cancels what is under way."""
         with self._lock:
             self._numbers += 1
-            batch = Batch(self._numbers, function, items, order, check, SimpleQueue())
+            batch = Batch(self._numbers, function, items, order, check, at_once)
         self._tell(partial(self._add, batch))
         try:
-            for _ in range(len(items)):
-                returned = batch.returned.get()
-                if isinstance(returned, BaseException):
-                    raise returned
-                yield returned
+            yield from batch.results()
         finally:
             # The thread runs as long as there is this batch; and one must not be started where this is reached when
             # nobody holds the iterator any more, which may be at the end of the process.
@@ -116,7 +102,7 @@ class LeaseQueue:
                 self._calls.going.wait()
             if self._calls.stopped:
                 raise DispatchStoppedError(self._call)
-            if time.monotonic() - self._looked > POLL_SECONDS:
+            if self._crew.is_old:
                 self._look()
             self._hand_out()
         try:
@@ -138,12 +124,13 @@ class LeaseQueue:
 
     def _add(self, batch: Batch) -> None:
         if not self._batches:
-            self._looked = self._alone_since = -float("inf")  # nobody has looked for a while
+            self._crew.begin()
         self._batches[batch.number] = batch
         self._schedule.add(Item(batch.order, batch.number, index) for index in range(len(batch.items)))
 
     def _withdraw(self, batch: Batch) -> None:
         if self._batches.pop(batch.number, None) is not None:
+            self._calls.exclusions.forgive(self._call, self._schedule.unsettled(batch.number))
             self._forget(self._schedule.withdraw(batch.number))
             self._unawait()
             if not self._batches:
@@ -175,16 +162,12 @@ class LeaseQueue:
             back = fetching.result()
         except (KilledWorker, NoValidWorkerError):
             self._lose(lease)
-            self._looked = -float("inf")
+            self._crew.changed()
             return
         except FutureCancelledError as error:
             raise self._calls.cancelled(self._call, error) from None
         except Exception as error:  # noqa: BLE001 - what the function raised
-            self._drop(lease)
-            first, others = self._schedule.done(lease)
-            self._forget(others)
-            if first:
-                self._fail(out.batch, error)
+            self._failed(lease, out, error)
             return
         self._drop(lease)
         self._calls.timeline.add(back.span(self._call, moment))
@@ -198,13 +181,36 @@ class LeaseQueue:
         if first:
             out.batch.returned.put((lease.item.index, back.result))
 
+    def _failed(self, lease: Lease, out: _Out, error: Exception) -> None:
+        """The function raised this. Another worker tries the item, if there is one: it may be this worker's fault. What
+        two of them raise is not, and where its caller acts upon such an error it is wanted at once."""
+        self._drop(lease)
+        if not self._schedule.wants(lease):  # another has done it
+            self._schedule.done(lease)
+            return
+        mark_worker(error, out.worker.name)
+        self._schedule.give_back(lease)
+        failed = self._schedule.failed[lease.item]
+        if not isinstance(error, out.batch.at_once) and failed <= {lease.worker}:
+            self._look()  # who has gone meanwhile does not try it
+            if any(offer.address != lease.worker for offer in self._crew.capable):
+                failed.add(lease.worker)
+                self._calls.exclusions.fail(self._call, out.worker, error)
+                self._leave_out(out.worker)
+                return
+        self._fail(out.batch, error)
+
     def _refuse(self, lease: Lease, out: _Out, why: str) -> None:
         """This result is not what was asked for: the item is handed out anew."""
         self._schedule.give_back(lease)
-        self._calls.refuse(self._call, out.worker, why)
-        if self._calls.excluded(out.worker):
-            self._looked = -float("inf")
-            for other in [each for each in self._out if each.worker == lease.worker]:
+        self._calls.exclusions.refuse(self._call, out.worker, why)
+        self._leave_out(out.worker)
+
+    def _leave_out(self, worker: Offer) -> None:
+        """If it gets no more leases, others do what it has."""
+        if self._calls.exclusions.excluded(self._call, worker):
+            self._crew.changed()
+            for other in [each for each in self._out if each.worker == worker.address]:
                 self._schedule.give_back(other)
                 self._drop(other)
 
@@ -212,23 +218,13 @@ class LeaseQueue:
 
     def _look(self) -> None:
         """At who is there, and at whose leases are lost. Raises PlacementError when nobody was for too long."""
-        everyone, tags = self._calls.offers(), self._calls.placement.tags(self._call)
-        self._capable = [offer for offer in everyone if offer.satisfies(tags) and not self._calls.excluded(offer)]
-        self._looked = time.monotonic()
-        present = {offer.address for offer in everyone}
+        present = self._crew.look()
         for lease in [lease for lease in self._out if lease.worker not in present]:
             if lease in self._out:  # its batch may have been given up for another
                 self._lose(lease)
-        if self._capable or self._alone_since < 0:
-            self._alone_since = self._looked
-            self._calls.lacking.pop(self._call, None)
-        elif self._call not in self._calls.lacking:
-            self._calls.lacking[self._call] = self._alone_since
-        elif self._looked - self._alone_since > self._patience:
-            raise self._calls.unsatisfied(self._call)
 
     def _hand_out(self) -> None:
-        workers = {offer.address: offer for offer in self._capable}
+        workers = {offer.address: offer for offer in self._crew.capable}
         for lease in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent):
             batch = self._batches.get(lease.item.batch)
             if batch is None:

@@ -6,7 +6,7 @@ counts, and the late worker gets nothing more until it answers.
 """
 
 import heapq
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +45,7 @@ class Schedule:
         self.late_after = late_after
         self.leases: list[Lease] = []  # whose result has not come in
         self.deaths: Counter[Item] = Counter()
+        self.failed: defaultdict[Item, set[str]] = defaultdict(set)  # workers on which it raised
         self._waiting: list[Item] = []  # a heap
         self._open: set[Item] = set()  # not done
         self._took: dict[str, deque[float]] = {}  # seconds, by worker
@@ -64,25 +65,45 @@ class Schedule:
     def hand_out(self, workers: Sequence[str], now: float, silent: Collection[str] = ()) -> list[Lease]:
         """What those of the workers get that have nothing; `silent` ones get nothing."""
         held = {lease.worker for lease in self.leases if lease.finished is None}
+        answering = [worker for worker in workers if worker not in silent]
         made = []
-        for worker in workers:
-            if worker not in held and worker not in silent and (item := self._next(worker, now)) is not None:
+        for worker in answering:
+            if worker not in held and (item := self._next(worker, answering, now)) is not None:
                 made.append(Lease(item, worker, now))
                 self.leases.append(made[-1])
         return made
 
-    def _next(self, worker: str, now: float) -> Item | None:
-        """The first item in the queue for this worker, a late one of somebody else's among them."""
-        while self._waiting and self._waiting[0] not in self._open:
-            heapq.heappop(self._waiting)
-        elsewhere = [item for item in self._overdue(now) if all(worker != at.worker for at in self._of(item))]
-        overdue = min(elsewhere, default=None)
+    def _next(self, worker: str, workers: Sequence[str], now: float) -> Item | None:
+        """The first item in the queue for this one of the workers, a late one of somebody else's among them."""
+        for_others: list[Item] = []
+        while self._waiting:
+            if self._waiting[0] not in self._open:
+                heapq.heappop(self._waiting)
+            elif self._is_for_others(self._waiting[0], worker, workers):
+                for_others.append(heapq.heappop(self._waiting))
+            else:
+                break
+        overdue = min((item for item in self._overdue(now) if self._may_have(item, worker, workers)), default=None)
+        found = overdue
         if self._waiting and (overdue is None or self._waiting[0] <= overdue):
-            return heapq.heappop(self._waiting)
-        if overdue is not None:
+            found = heapq.heappop(self._waiting)
+        elif overdue is not None:
             for lease in self._of(overdue):
                 lease.late = True
-        return overdue
+        for item in for_others:
+            heapq.heappush(self._waiting, item)
+        return found
+
+    def _may_have(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
+        """Whether a late item may go to this worker too."""
+        return all(worker != at.worker for at in self._of(item)) and not self._is_for_others(item, worker, workers)
+
+    def _is_for_others(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
+        """Whether it failed on this worker, and one of the workers is there that has not tried it."""
+        if worker not in self.failed.get(item, ()):
+            return False
+        tried = self.failed[item] | {at.worker for at in self._of(item)}
+        return any(other not in tried for other in workers)
 
     def _overdue(self, now: float) -> list[Item]:
         """Items all of whose workers are late."""
@@ -129,6 +150,12 @@ class Schedule:
         self.leases.remove(lease)
         if lease.item in self._open and not self._of(lease.item):
             heapq.heappush(self._waiting, lease.item)
+
+    def unsettled(self, batch: int) -> list[str]:
+        """The workers on which items of this batch failed that no other has done, each as often; all are forgotten."""
+        mine = [item for item in self.failed if item.batch == batch]
+        failed = {item: self.failed.pop(item) for item in mine}
+        return [worker for item, workers in failed.items() if item in self._open for worker in workers]
 
     def withdraw(self, batch: int) -> list[Lease]:
         """Nobody wants the results of this batch any more; what need not go on."""

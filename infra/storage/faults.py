@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infra.home import rlvf_home
+from infra.origin import worker_of
 from infra.storage.manifest import StoreError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -20,14 +21,16 @@ _OF_CLIENTS = {"ClientError", "HTTPClientError", "BotoCoreError", "ServerTimeout
 
 def explained(error: BaseException) -> str | None:
     """One line for what went wrong with a storage, the first of `error` and what caused it that is such a thing; None
-    if it was something else."""
+    if it was something else. It begins with the worker's name where that has raised it."""
     chain = list(_chain(error))
+    worker = next((name for each in chain if (name := worker_of(each)) is not None), None)
+    where = "" if worker is None else f"{worker}: "
     for each in chain:
         if isinstance(each, OSError) and each.errno in FULL:
-            return _full(each.filename)
+            return where + _full(each.filename, worker)
         if os.strerror(errno.ENOSPC) in str(each):  # a library's own exception
-            return _full(None)
-    known = next((line for each in chain if (line := _line_for(each)) is not None), None)
+            return where + _full(None, worker)
+    known = next((where + line for each in chain if (line := _line_for(each)) is not None), None)
     if known is None and (space := _free(rlvf_home())) is not None and space < NO_SPACE:
         return f"{_full(None)} ({' '.join(str(error).split())})"
     return known
@@ -86,12 +89,13 @@ def _line_for(error: BaseException) -> str | None:
     return None
 
 
-def _full(name: object) -> str:
-    """No space left."""
+def _full(name: object, worker: str | None = None) -> str:
+    """No space left, here or on that worker's machine, whose home is its own."""
     where = f" for {os.fsdecode(name)}" if isinstance(name, str | bytes) else ""
+    home = f"RLVF_HOME (now {rlvf_home()})" if worker is None else "that worker's RLVF_HOME"
     return (
-        f"no space left on the disk{where}; free some, or set RLVF_HOME (now {rlvf_home()}) or RLVF_STORAGE to another "
-        "one; what was saved before is there, and a run goes on by --resume"
+        f"no space left on the disk{where}; free some, or set {home} or RLVF_STORAGE to another one; what was saved "
+        "before is there, and a run goes on by --resume"
     )
 
 

@@ -176,3 +176,30 @@ def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_
     assert schedule.leases == []
     assert {item for item in added if item.batch not in dropped} <= set(counted.elements())
     assert all(times <= 1 for times in counted.values())
+
+
+def test_what_failed_on_a_worker_is_for_another_one_while_that_is_there() -> None:
+    schedule = Schedule(10)
+    schedule.add(items(0, (1,), 3))
+    failed, _ = schedule.hand_out(["a", "b"], 0)
+    schedule.failed[failed.item].add("a")
+    schedule.give_back(failed)
+    assert names(schedule.hand_out(["a", "b"], 1)) == [("a", (1,), 2)]  # b is at work, and gets it next
+    (last,) = [lease for lease in schedule.leases if lease.worker == "a"]
+    schedule.failed[last.item].add("a")
+    schedule.give_back(last)
+    assert schedule.hand_out(["a", "b"], 2) == []
+    assert names(schedule.hand_out(["a", "b"], 3, silent={"b"})) == [("a", (1,), 0)]  # nobody else answers
+    assert schedule.waiting == 1
+
+
+def test_a_late_item_does_not_go_back_to_whom_it_failed_on_before_others_have_tried() -> None:
+    schedule = Schedule(1)
+    schedule.add(items(0, (1,), 1))
+    (failed,) = schedule.hand_out(["a"], 0)
+    schedule.failed[failed.item].add("a")
+    schedule.give_back(failed)
+    assert names(schedule.hand_out(["b"], 0)) == [("b", (1,), 0)]
+    late = UNMEASURED_SECONDS + 1
+    assert names(schedule.hand_out(["a", "b", "c"], late)) == [("c", (1,), 0)]
+    assert names(schedule.hand_out(["a", "b", "c"], 3 * late)) == [("a", (1,), 0)]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
+from infra.origin import mark_worker
 from infra.storage import store
 from infra.storage.faults import explained
 from infra.storage.manifest import NotThere, Torn
@@ -46,6 +47,21 @@ def test_each_has_its_remedy(error: BaseException, says: str) -> None:
     assert line is not None
     assert "\n" not in line
     assert re.search(says, line), line
+
+
+def test_a_fault_of_a_worker_s_machine_names_it_and_no_home_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path))
+    full = OSError(errno.ENOSPC, "No space left on device", "/cache/x")
+    mark_worker(full, "jetson")
+    line = explained(pickle.loads(pickle.dumps(full)))
+    assert line is not None
+    assert line.startswith("jetson: no space left on the disk for /cache/x; free some, or set that worker's RLVF_HOME")
+    assert str(tmp_path) not in line
+    torn = Torn("v3 is torn")
+    mark_worker(torn, "jetson")
+    assert str(explained(caused(RuntimeError("a task crashed"), torn))).startswith("jetson: v3 is torn; a run goes on")
 
 
 def test_what_is_no_fault_of_a_storage_is_not_explained() -> None:

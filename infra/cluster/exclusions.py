@@ -1,0 +1,79 @@
+"""Which workers get no more leases in a run, because too many of theirs came to nothing, and why."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from infra.cluster.placement import Offer, PlacementConfig
+
+LIMIT = 3  # leases of one worker that come to nothing before it gets no more
+LONGEST = 300  # characters of an error's words in a line
+_Part = tuple[str, tuple[str, ...]]  # a worker's address and tags: what it does for all calls that need these
+
+
+class Exclusions:
+    """Safe to use from several threads at once. A worker that was started again has another address, and is new."""
+
+    def __init__(self, placement: PlacementConfig, say: Callable[[str], None]) -> None:
+        """`say` is called with a line for people."""
+        self._placement = placement
+        self._say = say
+        self._refused: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
+        self._failed: Counter[_Part] = Counter()  # calls that raised
+        self._last: dict[_Part, str] = {}  # what the last of them raised
+        self._lock = threading.Lock()
+
+    def refuse(self, call: str, worker: Offer, why: str) -> None:
+        """What this worker returned for `call` is not what it was asked for: neither is what it returns for others."""
+        with self._lock:
+            self._refused[worker.address] += 1
+            count = self._refused[worker.address]
+        self._say(f"{worker.name} returned for {call} what was not asked for: {why}; it is done again")
+        if count == LIMIT:
+            self._say(f"{worker.name} gets no more leases in this run: {LIMIT} of its results were refused")
+
+    def fail(self, call: str, worker: Offer, error: Exception) -> None:
+        """This worker raised that in `call`, which another one does: it may be fit for calls with other tags."""
+        part, what = self._part(call, worker), _words(error)
+        with self._lock:
+            self._failed[part] += 1
+            count, before = self._failed[part], self._last.get(part)
+            self._last[part] = what
+        if count == LIMIT:
+            self._say(f"{worker.name}: {what}; it gets no more such leases in this run: {LIMIT} of them failed")
+        elif what != before:
+            self._say(f"{worker.name}: {what}; another worker does this lease of {call}")
+
+    def forgive(self, call: str, addresses: Iterable[str]) -> None:
+        """Each of these failed in an item that nobody has done: it may have been the item's fault."""
+        with self._lock:
+            self._failed.subtract((address, self._placement.tags(call)) for address in addresses)
+
+    def excluded(self, call: str, worker: Offer) -> bool:
+        """Whether this worker gets no more leases of `call`."""
+        return self._refused[worker.address] >= LIMIT or self._failed[self._part(call, worker)] >= LIMIT
+
+    def reasons(self, call: str, workers: list[Offer]) -> str:
+        """Why those of the workers are that are excluded; empty where none is."""
+        refused = [worker.name for worker in workers if self._refused[worker.address] >= LIMIT]
+        failed = [
+            f"{worker.name}: {self._last[self._part(call, worker)]}"
+            for worker in workers
+            if self._failed[self._part(call, worker)] >= LIMIT
+        ]
+        reasons = []
+        if refused:
+            reasons.append(f"because what they returned was refused: {', '.join(refused)}")
+        if failed:
+            reasons.append(f"because their leases failed: {', '.join(failed)}")
+        return "; ".join(reasons)
+
+    def _part(self, call: str, worker: Offer) -> _Part:
+        return worker.address, self._placement.tags(call)
+
+
+def _words(error: Exception) -> str:
+    """One line."""
+    words = " ".join(str(error).split())
+    short = words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+    return f"{type(error).__name__}: {short}" if short else type(error).__name__
