@@ -38,7 +38,7 @@ def dispatch(client: Client, said: list[str]) -> Iterator[Dispatch]:
         if not line.startswith("nothing has come back"):  # which a slow machine may hear as well
             said.append(line)
 
-    with Dispatch(client, PlacementConfig(), say) as dispatch:
+    with Dispatch(client, PlacementConfig(), say, late_after=600) as dispatch:
         yield dispatch
 
 

@@ -203,3 +203,29 @@ def test_a_late_item_does_not_go_back_to_whom_it_failed_on_before_others_have_tr
     late = UNMEASURED_SECONDS + 1
     assert names(schedule.hand_out(["a", "b", "c"], late)) == [("c", (1,), 0)]
     assert names(schedule.hand_out(["a", "b", "c"], 3 * late)) == [("a", (1,), 0)]
+
+
+@given(st.integers(1, 9), st.integers(2, 3), st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=60))
+def test_a_worker_on_which_everything_fails_tries_each_item_once_and_others_do_them_all(
+    count: int, workers: int, happenings: list[tuple[int, bool]]
+) -> None:
+    schedule, now = Schedule(1.0), 0.0
+    schedule.add(items(0, (0,), count))
+    tried: Counter[Item] = Counter()
+    done: set[Item] = set()
+    for at, wait in [*happenings, *[(row, False) for row in range(40)]]:
+        now += 1000 * wait
+        schedule.hand_out(WORKERS[:workers], now)
+        if not schedule.leases:
+            break
+        lease = schedule.leases[at % len(schedule.leases)]
+        if lease.worker == "a" and schedule.wants(lease):
+            tried[lease.item] += 1
+            schedule.failed[lease.item].add("a")
+            schedule.give_back(lease)
+        else:
+            done |= {lease.item} if schedule.done(lease)[0] else set()
+    assert len(done) == count
+    late = any(wait for _, wait in happenings)  # what all the others are late with may come back to it
+    assert late or all(times == 1 for times in tried.values())
+    assert schedule.unsettled(0) == []
