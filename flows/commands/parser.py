@@ -33,6 +33,8 @@ class OneLineParser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As argparse's, which lists the commands for a misspelt one and says nothing of the nearest."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            if f"--{value}" in self._option_string_actions:  # help, version
+                self.error(f"unknown command {value}; did you mean {self.prog} --{value}?")
             said = unknown(value, action.choices, "unknown command ", "")
             names = ", ".join(action.choices)
             self.error(said if said.endswith("?") else f"{said}; name one: {names}")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from contextlib import ExitStack
@@ -89,7 +90,8 @@ def _run(given: argparse.Namespace) -> None:
     except BaseException as error:
         if not _in_vain(error) and is_run(run.uri):
             by = f" by what failed on {worker}" if (worker := worker_of(error)) is not None else ""
-            print(f"rlvf: stopped{by}; go on with: rlvf train --resume {printable(run_name(run))}", file=sys.stderr)
+            name = printable(shlex.quote(run_name(run)))
+            print(f"rlvf: stopped{by}; go on with: rlvf train --resume {name}", file=sys.stderr)
         raise
     seconds = time.monotonic() - began
     figures = asdict(result)

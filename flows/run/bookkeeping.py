@@ -1,6 +1,7 @@
 """What a run keeps for people beside its metrics: completions, what its workers did, its report, Prefect's page."""
 
 import json
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -98,7 +99,7 @@ class Bookkeeping:
             except Exception as error:  # noqa: BLE001 - the run has done its work, and its report can be made again
                 words = f"{type(error).__name__}: {error}"
                 self._place.display.say(
-                    f"warning: no report could be made ({words}); try: rlvf report {self._run.name}"
+                    f"warning: no report could be made ({words}); try: rlvf report {shlex.quote(self._run.name)}"
                 )
             self._submit("copying the record", lambda: send_record(self._run.uri, self._folder))
 

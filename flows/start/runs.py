@@ -1,6 +1,7 @@
 """A run on storage: what it is called, how one begins, how one goes on."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -145,7 +146,8 @@ def new_run(config: TrainConfig, home_runs: str) -> Run:
     if config.run is not None:
         uri = resolve_run(config.run, home_runs)
         if is_run(uri):
-            raise ValueError(f"run {config.run!r} exists; go on with it by --resume {config.run}, or name another")
+            named = shlex.quote(config.run)
+            raise ValueError(f"run {config.run!r} exists; go on with it by --resume {named}, or name another")
         return Run(uri, config, resumed=False)
     stem = new_name(config)
     uri = store.join(home_runs, stem)

@@ -29,6 +29,8 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
         ("", f"name a command: {', '.join(NAMES)}"),
         ("trian", "unknown command trian; did you mean train?"),
         ("evl --policy newest", "unknown command evl; did you mean eval?"),
+        ("help train", "unknown command help; did you mean rlvf --help?"),
+        ("version", "unknown command version; did you mean rlvf --version?"),
         ("problems.csv", f"unknown command problems.csv; name one: {', '.join(NAMES)}"),
         (
             "train --problems.template {qestion}",
