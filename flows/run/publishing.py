@@ -6,8 +6,10 @@ from collections import Counter
 from prefect.futures import PrefectFuture
 
 from flows.run.workplace import Workplace
+from infra.origin import worker_of
 from infra.runs.tracking import Tracker
-from infra.storage.manifest import StoreError
+from infra.storage.manifest import NotThere, StoreError
+from infra.weights.chain import is_whole
 from infra.weights.publisher import Published
 from infra.weights.version import PolicyVersion
 from tasks.calls.trainer import Trainer
@@ -51,10 +53,20 @@ class Publishing:
 
     def mend(self, error: StoreError) -> None:
         """Have the trainer publish the newest version once more, whole, which a generator cannot get at. Raises
-        ``error`` where that was of no use before."""
+        ``error`` where that was of no use before. What this process finds in place is none to mend: the worker that
+        does not find it is tried again, or another."""
         with self._mending:
             step = self.policy.step
             self._mended[step] += 1
+            if isinstance(error, NotThere) and is_whole(self.policy):
+                worker = worker_of(error) or "that worker"
+                unseen = f"{error}; {self.policy.uri} is there for this machine: {worker} does not see the storage"
+                if self._mended[step] == 1:
+                    self._place.display.say(f"warning: {unseen}; there, see rlvf doctor")
+                if self._mended[step] > MENDS:
+                    error.args = (f"{unseen}: mount it there at the same path, or use another (rlvf doctor)",)
+                    raise error
+                return
             if self._mended[step] > MENDS:
                 raise error
             if self._mended[step] == 1:

@@ -49,6 +49,7 @@ def mlflow_application() -> tuple[Application, dict[str, Any]]:
     os.environ.setdefault("MLFLOW_CREATE_MODEL_VERSION_SOURCE_VALIDATION_REGEX", SOURCES)
     handlers.initialize_backend_stores(backend, backend, "mlflow-artifacts:/")
     keep_to_artifact_store(handlers._get_tracking_store())
+    read_traces_where_they_belong(handlers._get_tracking_store())
     from mlflow.server.fastapi_app import app
 
     return app, {}
@@ -62,7 +63,7 @@ def keep_to_artifact_store(tracking: Any) -> None:
     create = tracking.create_experiment
 
     def create_experiment(name: str, artifact_location: str | None = None, tags: Any = None) -> str:
-        if artifact_location and (not WITHIN.fullmatch(artifact_location) or ".." in artifact_location.split("/")):
+        if artifact_location and not _is_within(artifact_location):
             raise MlflowException.invalid_parameter_value(
                 f"artifact_location {artifact_location[:200]!r}: leave it out, or give mlflow-artifacts:/FOLDER; this "
                 "server keeps artifacts in its own store only"
@@ -70,6 +71,36 @@ def keep_to_artifact_store(tracking: Any) -> None:
         return str(create(name, artifact_location, tags))
 
     vars(tracking)["create_experiment"] = create_experiment
+
+
+def read_traces_where_they_belong(tracking: Any) -> None:
+    """Have MLflow's server refuse a trace that says by its tags that its content lies elsewhere than beside the
+    artifacts of its experiment: each of the server's APIs takes such tags, and the server reads what they name."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.server import handlers
+    from mlflow.store.tracking import sqlalchemy_store
+
+    def kept(location: Callable[[Any], str]) -> Callable[[Any], str]:
+        def own(trace: Any) -> str:
+            uri = location(trace)
+            root = str(tracking.get_experiment(trace.experiment_id).artifact_location).rstrip("/")
+            if ".." in uri.split("/") or not (_is_within(uri) or uri.startswith(f"{root}/traces/")):
+                raise MlflowException.invalid_parameter_value(
+                    f"trace {trace.trace_id}: its tags name {uri[:200]!r}; this server reads from its own store only"
+                )
+            return uri
+
+        return own
+
+    names = ["get_artifact_uri_for_trace"]
+    if not os.environ.get("MLFLOW_TRACE_ARCHIVAL_CONFIG"):  # else whoever starts this has said where they go
+        names.append("get_archive_uri_for_trace")
+    for reader in (vars(handlers), vars(sqlalchemy_store)):  # each knows them under these names
+        reader.update({name: kept(reader[name]) for name in names if name in reader})
+
+
+def _is_within(uri: str) -> bool:
+    return WITHIN.fullmatch(uri) is not None and ".." not in uri.split("/")
 
 
 APPLICATIONS: dict[str, Callable[[], tuple[Application, dict[str, Any]]]] = {

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from infra.storage import place, store
-from infra.storage.manifest import NotThere, Torn
-from infra.weights.version import VersionManifest, version_manifest
+from infra.storage.manifest import NotThere, StoreError, Torn
+from infra.weights.version import PolicyVersion, VersionManifest, version_manifest
 
 _NAME = re.compile(r"v\d+(-from-v\d+|-whole)?")
 Version = tuple[int, str]  # step and digest
@@ -76,6 +76,18 @@ def cheapest_chain(edges: Iterable[Edge], want: Version, have: Version | None = 
             order += 2
             heapq.heappush(ways, (cost + edge.bytes, order, edge.makes, [*way, edge]))
     return None
+
+
+def is_whole(version: PolicyVersion) -> bool:
+    """Whether whoever has nothing gets to a version from here: each folder on the way is looked at. Raises what the
+    storage raises."""
+    way = cheapest_chain(read_edges(version.uri.rpartition("/")[0]), (version.step, version.digest))
+    try:
+        for edge in way or ():
+            store.check_whole(edge.uri)
+    except StoreError:
+        return False
+    return way is not None
 
 
 def needed(edges: Collection[Edge], newest: int, window: int) -> set[str]:

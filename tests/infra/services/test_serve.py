@@ -1,15 +1,18 @@
 """MLflow's server as it is started here, a real process: where it writes what it is sent."""
 
+import json
 import os
 import subprocess
 import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.services.http import get_json, proves
+from infra.services.gate import basic
+from infra.services.http import get_json, opener, proves
 from infra.services.served import served
 from tests.conftest import free_port
 from tests.processes import started, until
@@ -76,3 +79,51 @@ def test_a_models_version_lies_there_too(mlflow: str) -> None:
     made = post(mlflow, version, name="model", source=source, run_id=run["run_id"])
     assert made["model_version"]["source"] == source
     assert source.startswith("mlflow-artifacts:/0/")
+
+
+def trace(url: str, number: int, **tags: str) -> str:
+    """The id of a new trace with these tags."""
+    where = {"type": "MLFLOW_EXPERIMENT", "mlflow_experiment": {"experiment_id": "0"}}
+    info = {
+        "trace_id": f"tr-{number}",
+        "trace_location": where,
+        "request_time": "2026-01-01T00:00:00Z",
+        "state": "OK",
+        "tags": tags,
+    }
+    made = get_json(f"{url}/api/3.0/mlflow/traces", AUTH, {"trace": {"trace_info": info}}, timeout=60)
+    return str(made["trace"]["trace_info"]["trace_id"])
+
+
+def tag(url: str, made: str, key: str, value: str) -> None:
+    asked = urllib.request.Request(
+        f"{url}/api/3.0/mlflow/traces/{made}/tags",
+        json.dumps({"key": key, "value": value}).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Basic {basic(AUTH)}"},
+        method="PATCH",
+    )
+    with opener(url).open(asked, timeout=60) as answer:
+        answer.read()
+
+
+def traced(url: str, made: str) -> tuple[int, str]:
+    """The status and body with which the content of a trace is served."""
+    try:
+        content = get_json(f"{url}/ajax-api/2.0/mlflow/get-trace-artifact?request_id={made}", AUTH, timeout=60)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    return 200, json.dumps(content)
+
+
+def test_no_tag_of_a_trace_has_the_server_read_elsewhere(mlflow: str, tmp_path: Path) -> None:
+    (tmp_path / "traces.json").write_text('{"spans": [], "planted": true}')
+    for number, folder in enumerate((tmp_path.as_uri(), str(tmp_path))):
+        made = trace(mlflow, 10 + number)
+        assert "tags name" not in traced(mlflow, made)[1]  # its own place, where nothing lies yet
+        tag(mlflow, made, "mlflow.artifactLocation", folder)
+        code, said = traced(mlflow, made)
+        assert "planted" not in said
+        assert (code, "reads from its own store only" in said) == (400, True)
+        archived = {"mlflow.trace.spansLocation": "ARCHIVE_REPO", "mlflow.trace.archiveLocation": folder}
+        code, said = traced(mlflow, trace(mlflow, 20 + number, **archived))
+        assert (code, "reads from its own store only" in said) == (400, True)
