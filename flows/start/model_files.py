@@ -7,6 +7,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 NO_ID = "there is no such folder, and it is no id of the hub, such as Qwen/Qwen3-0.6B"
@@ -73,14 +77,15 @@ def weight_files(folder: Path) -> list[Path]:
 
 def find_on_hub(model: str) -> Found:
     """The id where the hub knows it, or the copy in its cache where the hub is away. Raises ModelFilesError."""
-    from huggingface_hub import constants
+    from huggingface_hub import HfApi, constants
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters is said in a line of ours
     if constants.HF_HUB_OFFLINE:
         return _cached(model, "HF_HUB_OFFLINE is set")
     answered: list[Sequence[str] | Exception] = []
     # in a thread of its own: the time limit of a request does not hold for the look-up of a host's name
-    asking = threading.Thread(target=lambda: answered.append(_ask_hub(model)), daemon=True)
+    hub = HfApi()  # importing that takes a second of this machine's time, which is none of the hub's
+    asking = threading.Thread(target=lambda: answered.append(_ask_hub(hub, model)), daemon=True)
     asking.start()
     asking.join(HUB_SECONDS)
     match answered:
@@ -98,13 +103,13 @@ def find_on_hub(model: str) -> Found:
     return _cached(model, f"{constants.ENDPOINT} does not answer within {HUB_SECONDS:g} s")
 
 
-def _ask_hub(model: str) -> Sequence[str] | Exception:
+def _ask_hub(hub: "HfApi", model: str) -> Sequence[str] | Exception:
     """The names of the model's files, asked for once; or why there are none."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
-        return [file.rfilename for file in HfApi().model_info(model, timeout=2 * HUB_SECONDS).siblings or ()]
+        return [file.rfilename for file in hub.model_info(model, timeout=2 * HUB_SECONDS).siblings or ()]
     except HFValidationError:
         return ModelFilesError(NO_ID)
     except GatedRepoError:
