@@ -28,6 +28,9 @@ for name in [name for name in os.environ if name.startswith(("PREFECT_", "RLVF_"
 os.environ["RLVF_HOME"] = str(STATE / "home")
 os.environ["PREFECT_HOME"] = str(STATE / "prefect")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # beside each other, tests with a thread for every core are 5 times slower
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # of a job in the background; what is started here would ignore it too
