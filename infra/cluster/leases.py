@@ -103,7 +103,7 @@ class LeaseQueue:
             if self._calls.stopped:
                 raise DispatchStoppedError(self._call)
             if self._crew.is_old:
-                self._look()
+                self._poll()
             self._hand_out()
         try:
             event = self._events.get(timeout=POLL_SECONDS)
@@ -192,7 +192,7 @@ class LeaseQueue:
         self._schedule.give_back(lease)
         failed = self._schedule.failed[lease.item]
         if not isinstance(error, out.batch.at_once) and failed <= {lease.worker}:
-            self._look()  # who has gone meanwhile does not try it
+            self._poll()  # who has gone meanwhile does not try it
             if any(offer.address != lease.worker for offer in self._crew.capable):
                 failed.add(lease.worker)
                 self._calls.exclusions.fail(self._call, out.worker, error)
@@ -216,9 +216,9 @@ class LeaseQueue:
 
     # -- who has what
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """At who is there, and at whose leases are lost. Raises PlacementError when nobody was for too long."""
-        present = self._crew.look()
+        present = self._crew.poll()
         for lease in [lease for lease in self._out if lease.worker not in present]:
             if lease in self._out:  # its batch may have been given up for another
                 self._lose(lease)
