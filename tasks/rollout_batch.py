@@ -53,12 +53,10 @@ class RolloutBatch:
             groups_generated=len(everything),
             groups_with_signal=int(everything.with_signal.sum()),
             groups_failed=int(((~unknown).sum(axis=1) < 2).sum()),
-            reward=float(np.nanmean(rewards)),
+            reward=mean_reward(rewards),
             pass_rate=pass_rate(rewards),
             error_rate=float(unknown.mean()),
-            parts={
-                name: float(np.nanmean(part)) for name, part in sorted(judgement.parts.items()) if (part == part).any()
-            },
+            parts={name: mean_reward(part) for name, part in sorted(judgement.parts.items()) if (part == part).any()},
             sets={
                 name: {"mean": mean_reward(of_set), "pass_rate": pass_rate(of_set)}
                 for name, of_set in by_set(rollouts.problems, rewards).items()

@@ -7,6 +7,13 @@ STUCK = 5  # steps in a row without a group to train on
 MISMATCH = 0.1  # nats per token
 
 
+def why_nothing(with_signal: int) -> str:
+    """Why a step had nothing to learn from, with so many groups whose rewards differ."""
+    if with_signal:
+        return "every completion that could teach was cut, and loss.mask_truncated leaves those out"
+    return "no group has rewards that differ, so there was nothing to learn from"
+
+
 class Advice:
     """Looks at one step after another."""
 

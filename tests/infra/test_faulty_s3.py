@@ -79,10 +79,11 @@ def test_a_listing_is_matched_by_its_prefix(faulty: FaultyS3, once: Any, bucket:
 
 def test_bodies_are_slow_both_ways(faulty: FaultyS3, fs: Any, bucket: str) -> None:
     faulty.slow(100_000, times=None)
-    assert 0.9 < seconds(lambda: fs.pipe_file(f"{bucket}/one", bytes(100_000))) < 3
-    assert 0.9 < seconds(lambda: fs.cat_file(f"{bucket}/one")) < 3
+    assert seconds(lambda: fs.pipe_file(f"{bucket}/one", bytes(100_000))) > 0.9
+    slow = seconds(lambda: fs.cat_file(f"{bucket}/one"))
+    assert slow > 0.9
     faulty.clear()
-    assert seconds(lambda: fs.cat_file(f"{bucket}/one")) < 0.9
+    assert seconds(lambda: fs.cat_file(f"{bucket}/one")) < slow
 
 
 def test_a_body_that_ends_early_is_noticed(faulty: FaultyS3, once: Any, fs: Any, bucket: str) -> None:

@@ -41,6 +41,11 @@ def test_groups_without_variance_are_replaced_at_the_rate_seen_up_to_the_bound(v
     assert [sum(map(len, wave)) for wave in drawn] == waves
 
 
+def test_a_mean_of_right_and_wrong_is_the_pass_rate_to_the_last_bit() -> None:
+    found, _ = collect(config(prompts=3, oversample=1, samples=3), [True] * 3)
+    assert found.reward == found.pass_rate
+
+
 def test_a_batch_that_the_bound_leaves_short_says_so() -> None:
     found, _ = collect(config(prompts=4, oversample=2), [i == 6 for i in range(8)])
     assert groups(found) == [6]

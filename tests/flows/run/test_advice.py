@@ -2,7 +2,7 @@ from math import nan
 
 import pytest
 
-from flows.run.advice import Advice
+from flows.run.advice import Advice, why_nothing
 
 FINE = {
     "groups/used": 8.0,
@@ -40,3 +40,10 @@ def test_five_steps_in_a_row_without_a_group_to_train_on(rate: float, words: str
     said = [advice.after(figures) for figures in [idle] * 4 + [FINE] + [idle] * 6]
     assert [len(lines) for lines in said] == [0] * 4 + [0] + [0] * 4 + [1, 0]
     assert words in said[9][0]
+
+
+@pytest.mark.parametrize(
+    ("with_signal", "words"), [(0, "no group has rewards that differ"), (3, "loss.mask_truncated")]
+)
+def test_a_step_without_an_update_says_why(with_signal: int, words: str) -> None:
+    assert words in why_nothing(with_signal)
