@@ -79,7 +79,8 @@ _IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
 _PAIR = re.compile(r"\bordered\b|\bcoordinates\b", re.IGNORECASE)  # in what is asked
 _POWER = re.compile(r"\^\s*\{?\s*(?!-\s*1\s*\}?\s*\()[-+]?\s*(?:[0-9A-Za-z]|\\[dt]?frac)")  # f^{-1}(x) is a name
-_WORD = re.compile(r"(\\(?:text|mathrm|mbox)\s*\{)?\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+)*)\s*(?(1)\}|)")
+_WORD = re.compile(r"(\\(?:text|textbf|textit|mathrm|mbox)\s*\{)?\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+)*)\s*(?(1)\.?\s*\}|)")
+_VERDICT = re.compile("yes|no|true|false", re.IGNORECASE)  # which are no products of letters without a text, either
 _OPTION = re.compile(r"\A\s*\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*\([A-E]\)\s*\}(?:\s|~|\\[,;:! ])*(?=\S)")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _COMPLEX = re.compile(
@@ -176,10 +177,24 @@ def is_power(name: str, prompt: str) -> bool:
     return bool(_POWER.search(name)) and not asks_for(prompt, name)
 
 
-def same_word(wanted: str, stated: str) -> bool:
-    """Whether both are one word, which math-verify takes for a product of letters outside of a text."""
+def same_word(wanted: str, stated: str) -> bool | None:
+    """Whether both are one word or letter; None where that is for math-verify to say. Outside of a text it takes a word
+    for a product of its letters, and has no capitals: ABC is CBA and abc there."""
     ours, theirs = _WORD.fullmatch(wanted), _WORD.fullmatch(stated)
-    return bool(ours and theirs and (ours[1] or theirs[1]) and ours[2].lower() == theirs[2].lower())
+    if ours and theirs and (ours[1] or theirs[1] or _VERDICT.fullmatch(ours[2])):
+        return ours[2].lower() == theirs[2].lower() or (False if _VERDICT.fullmatch(ours[2]) else None)
+    if re.fullmatch("[A-Z]{2,}", wanted):
+        return None if re.sub(r"\\[A-Za-z]+|[^A-Za-z]", "", _TEXT.sub("", stated)) == wanted else False
+    mine, other = letter(wanted), letter(stated)
+    if mine == other or mine.lower() != other.lower():
+        return None
+    return None if mine in "ABCDE" or "(" in wanted else False  # of a choice b is B
+
+
+def letter(latex: str) -> str:
+    r"""The one letter that it is, in brackets or \text, too; nothing where it is none."""
+    bare = re.sub(r"\\(?:text|textbf|textit|mathrm|mbox)(?![A-Za-z])|[\s(){}.]", "", latex)
+    return bare if re.fullmatch("[A-Za-z]", bare) else ""
 
 
 def sides(latex: str) -> list[str]:
@@ -240,14 +255,15 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     if answer is None:
         return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
     stated = value(_IN.sub("", tidied(answer)), wanted, problem.prompt, interval)
+    word = None if stated is None else same_word(wanted, tidied(stated))
+    if word is not None:
+        return float(word), "right" if word else "wrong_value", {"format": 1.0, "right": float(word)}
     if stated is None or doubts(answer) - doubts(wanted) or is_loose(stated, wanted):
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
     stated = tidied(stated)
     if (time := clock(wanted)) and not RATIO.search(problem.prompt):
         right = float((clock(stated) or ())[: 3 if time[2] else 2] == time[: 3 if time[2] else 2])
         return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
-    if same_word(wanted, stated):
-        return 1.0, "right", {"format": 1.0, "right": 1.0}
     # a list has no order; in brackets it may be a pair, and then it has one
     if brackets(stated) == "(" and _LIST.fullmatch(wanted):
         gold = expression(f"({wanted})")
