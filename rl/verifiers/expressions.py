@@ -15,6 +15,10 @@ _BASE = re.compile(r"[0-9][0-9A-F]*\s*_\s*(?:\{\s*([^{}]*?)\s*\}|(\w))")  # 101_
 _OR = re.compile(r"\\text\s*\{\s*or\s*\}|\\(?:lor|vee)(?![A-Za-z])")
 _LETTERS = re.compile(r"(?<=[0-9}\s])([A-Za-z]+)\s*\Z")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!\s*\^\s*\{?\s*-)")  # a function of one
+_PLAIN = re.compile(  # as it is typed without LaTeX: pi, and 3 1/2, but no word of a text
+    r"(?P<text>\\(?:text\w*|math[a-z]+|mbox|operatorname)\s*\{[^{}]*\})|(?<![A-Za-z\\])(?P<pi>pi)(?![A-Za-z])"
+    r"|(?<![0-9A-Za-z.,/}^_])(?P<whole>[0-9]+)\s+(?P<part>[0-9]+)\s*/\s*(?P<of>[0-9]+)(?![0-9.])"
+)
 _SIZED = re.compile(r"\\(?:left|right)(?![A-Za-z])")
 _BLANK = re.compile(r"(?:\s|~|(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z]))+")
 _DEGREES = re.compile(
@@ -25,6 +29,7 @@ _DEGREES = re.compile(
 
 def expression(latex: str) -> list[Any]:
     """As math-verify sees it, and as text; that alone where it cannot parse it, and empty if there is nothing."""
+    latex = _PLAIN.sub(_in_latex, latex)
     either, latex = bool(_OR.search(latex)), _OR.sub(r"\\text{ or }", latex)
     if _ANGLE.search(latex):  # else it passes over them
         latex = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", latex)
@@ -34,6 +39,12 @@ def expression(latex: str) -> list[Any]:
         rf"\boxed{{{latex}}}", extraction_config=READ, extraction_mode="first_match", parsing_timeout=None
     )
     return [union(found[0]), *found[1:]] if either and found else found
+
+
+def _in_latex(found: re.Match[str]) -> str:
+    if found["text"]:
+        return found[0]
+    return r"\pi " if found["pi"] else rf"{found['whole']}\frac{{{found['part']}}}{{{found['of']}}}"
 
 
 def union(found: Any) -> Any:

@@ -27,17 +27,15 @@ Words that take a value back, make another one of it or a condition to it are no
 """
 
 import re
-from collections import deque
 from fractions import Fraction
 from typing import Any
 
 from sympy import Basic, FiniteSet
 
 from rl.verifiers.expressions import expression, is_imaginary, is_interval, is_range, same
-from rl.verifiers.wording import INEXACT, OTHER_NUMBER, RATIO, TAKEN_BACK, asks_for, clock, names_variable
-from rl.verifiers.written import BOX, in_box
-
-MAX_CHARACTERS = 2000
+from rl.verifiers.targets import MAX_CHARACTERS, asked, counted, in_unit
+from rl.verifiers.wording import DOUBTS, RATIO, asks_for, clock, names_variable
+from rl.verifiers.written import boxed
 
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
 _SIGNS = re.compile(r"[(\[{)\]}=]|\\equiv\b")
@@ -59,8 +57,6 @@ _SEVERAL = re.compile(  # 6\text{ hours and }5\text{ minutes}, and no list
 _PRIME = re.compile(
     r"(?<=[0-9})\]])\s*(?:'|’|\^\s*\{?\s*\\prime)"
 )  # of feet or of an arc, which math-verify passes over
-_CONDITION = re.compile(r"\b(?:if|when|whenever|unless|provided|assuming|except|but|not|less|fewer)\b")
-DOUBTS = (INEXACT, OTHER_NUMBER, TAKEN_BACK, _CONDITION)
 _DEGREES = re.compile(r"°|\\degree\b")
 _STYLE = re.compile(  # which changes how it looks
     r"\\(?:bf|rm|displaystyle|textstyle|Large|large|boldsymbol|mathbf|bm|underline)(?![A-Za-z])|\\color\s*\{[^{}]*\}"
@@ -100,12 +96,6 @@ _NAMES = re.compile(
 )
 
 
-def boxed(text: str) -> str | None:
-    r"""The inside of the last ``\boxed{}``, None if there is none or it is not closed."""
-    last = deque(BOX.finditer(text), maxlen=1)
-    return in_box(last[0], MAX_CHARACTERS) if last else None
-
-
 def tidied(latex: str) -> str:
     """Without what changes no value: a label, dollars around it, a trailing dot, a percent sign, separators of
     thousands; decimals that repeat, or are longer than a float, as fractions."""
@@ -114,7 +104,11 @@ def tidied(latex: str) -> str:
     latex = _BIG.sub(r"\\\1 ", _UPRIGHT.sub(r" \1\2", latex))
     latex = _STYLE.sub("", _DEGREES.sub(r"^\\circ", latex.replace("\\$", ""))).strip().strip("$")
     latex = _AROUND.sub("", latex)
-    while latex.startswith("{") and (held := boxed(rf"\boxed{latex}")) is not None and latex == f"{{{held}}}":
+    while (
+        latex.startswith("{")
+        and (held := boxed(rf"\boxed{latex}", MAX_CHARACTERS)) is not None
+        and latex == f"{{{held}}}"
+    ):
         latex = _AROUND.sub("", held)
     latex = _EMPTY.sub(r"\\emptyset", latex)
     latex = re.sub(r"(?<![.\s])\.\s*$|(?<!\\)[,;]\s*$|\\\\\s*$", "", latex)
@@ -241,8 +235,9 @@ def brackets(latex: str) -> str:
 
 
 def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]:
-    target = boxed(problem.target)
-    wanted = tidied(problem.target if target is None else target)
+    wanted, unit = tidied(asked(problem.target)), ""
+    if count := counted(wanted):
+        wanted, unit = count
     interval = bool(_IN.match(wanted) or (_INTERVAL.search(problem.prompt) and not _PAIR.search(problem.prompt)))
     wanted = unitless(_IN.sub("", wanted), target=True)
     gold = expression(wanted)
@@ -251,10 +246,12 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     letters = {str(name) for each in gold if isinstance(each, Basic) for name in each.free_symbols}
     imaginary = "i" not in letters or bool(_COMPLEX.search(problem.prompt)) or is_imaginary(gold[0])
     interval = interval or any(map(is_interval, gold))
-    answer = boxed(completion)
+    answer = boxed(completion, MAX_CHARACTERS)
     if answer is None:
         return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
     stated = value(_IN.sub("", tidied(answer)), wanted, problem.prompt, interval)
+    if unit and stated is not None:
+        stated = in_unit(tidied(stated), unit)
     word = None if stated is None else same_word(wanted, tidied(stated))
     if word is not None:
         return float(word), "right" if word else "wrong_value", {"format": 1.0, "right": float(word)}
@@ -269,7 +266,7 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
         gold = expression(f"({wanted})")
     elif brackets(wanted) == "(" and not interval and _LIST.fullmatch(stated):
         stated = f"({stated})"
-    found = expression(stated if has_variable(wanted) else unitless(stated, prompt=problem.prompt))
+    found = expression(stated if unit or has_variable(wanted) else unitless(stated, prompt=problem.prompt))
     if not found:
         return 0.0, "unparsable", {"format": 0.0, "right": 0.0}
     kinds = {brackets(wanted), brackets(stated)}

@@ -77,6 +77,8 @@ INEXACT = re.compile(  # by what follows it
     r"|^\W*ish\b|^\W*\+",
     re.IGNORECASE,
 )
+_CONDITION = re.compile(r"\b(?:if|when|whenever|unless|provided|assuming|except|but|not|less|fewer)\b")
+DOUBTS = (INEXACT, OTHER_NUMBER, TAKEN_BACK, _CONDITION)  # in a text of mathematics
 _COUNTERS = (  # what a number behind them is the name of
     "day|week|month|year|hour|minute|option|choice|page|row|room|floor|level|grade|round|age|number|total|sum|result"
 )
