@@ -143,7 +143,8 @@ def warm(
     verifiers: Mapping[str, VerifierSpec], problems: Iterable[Problem] = (), home: Path | None = None
 ) -> tuple[str, ...]:
     """Open the verifiers on this machine, by the set that they judge, and look at one problem of each set that there is
-    one of; of TRIED where the verifier knows what a right completion is. What a person should know of them, a line each.
+    one of; at TRIED where the verifier knows what a right completion is. What a person should know of them, a line
+    each.
 
     Raises VerifierError with one line for the first that cannot work here, fails on a problem's own target and on an
     empty completion, or finds a problem's own target wrong.

@@ -82,6 +82,7 @@ _UNIT_POWER = re.compile(  # km^2, m^{3}, m², cm2
 )
 _DEGREES = re.compile(r"^\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ)")
 _SPACE = re.compile(r"\\(?:[,;:! ()\[\]]|quad\b|qquad\b)|~")
+_BOLD = re.compile(r"(?<![\w*)])\*\*([$€£¥₹]?[0-9][0-9,]*(?:\.[0-9]+)?)\*\*(?=\s+[A-Za-z])")  # **42** apples
 _MONEY = re.compile("[$€£¥₹]")
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9_]*\s*/?>|<\|[A-Za-z0-9_]{1,40}\|>")  # <answer>, </b>, <|im_end|>
 _WORKING = re.compile(r"<<[^<>]*>>\s*(?=[$€£¥₹]?[0-9])")  # <<6*7=42>>42
@@ -154,6 +155,7 @@ def number(text: str) -> Fraction:
         raise NoNumber("too_large" if text[:MAX_CHARACTERS].strip().isdigit() else "no_number")
     if _ABOUT.match(text):
         raise NoNumber("ambiguous")
+    text = _BOLD.sub(r"\1", text)
     text = _ANGLED.sub(r"\1", _WORKING.sub("", _TAG.sub(" ", text)))
     text = _DASH.sub("-", text).replace("−", "-").replace("{,}", ",").replace(",\\!", ",")
     text = _THOUSANDS.sub(lambda found: found[0].replace("\\,", ""), text)
