@@ -19,6 +19,7 @@ _PLAIN = re.compile(  # as it is typed without LaTeX: pi, and 3 1/2, but no word
     r"(?P<text>\\(?:text\w*|math[a-z]+|mbox|operatorname)\s*\{[^{}]*\})|(?<![A-Za-z\\])(?P<pi>pi)(?![A-Za-z])"
     r"|(?<![0-9A-Za-z.,/}^_])(?P<whole>[0-9]+)\s+(?P<part>[0-9]+)\s*/\s*(?P<of>[0-9]+)(?![0-9.])"
 )
+_CHOOSE = re.compile(r"\\[dt]?binom\s*([0-9])\s*([0-9])")  # which it reads with braces alone
 _SIZED = re.compile(r"\\(?:left|right)(?![A-Za-z])")
 _BLANK = re.compile(r"(?:\s|~|(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z]))+")
 _DEGREES = re.compile(
@@ -29,7 +30,7 @@ _DEGREES = re.compile(
 
 def expression(latex: str) -> list[Any]:
     """As math-verify sees it, and as text; that alone where it cannot parse it, and empty if there is nothing."""
-    latex = _PLAIN.sub(_in_latex, latex)
+    latex = _CHOOSE.sub(r"\\binom{\1}{\2}", _PLAIN.sub(_in_latex, latex))
     either, latex = bool(_OR.search(latex)), _OR.sub(r"\\text{ or }", latex)
     if _ANGLE.search(latex):  # else it passes over them
         latex = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", latex)

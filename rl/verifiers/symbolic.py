@@ -48,8 +48,9 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,;! ]|,\\!|\{,\}|~)\d{3})+(?!\d)")
+_ARGUMENT = (r"\^", r"\\log_", r"\\frac\s", r"\\[dt]frac\s", r"\\binom\s", r"\\[dt]binom\s")  # which one digit is
 _SPACED = re.compile(
-    r"\d(?:\s|~|\\[,;:! ]|\\q?quad\b)+\d(?![\d.]*\s*/)"
+    "".join(rf"(?<!{before})" for before in _ARGUMENT) + r"\d(?:\s|~|\\[,;:! ]|\\q?quad\b)+\d(?![\d.]*\s*/)"
 )  # 2\;3, which would be read as 5; 1 1/2 is one
 _SEVERAL = re.compile(  # 6\text{ hours and }5\text{ minutes}, and no list
     r"[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}(?:\s|~|\\[,;:! ])*[0-9]"
