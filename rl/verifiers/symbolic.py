@@ -20,7 +20,9 @@ the target can be no pair (``x\le3`` is ``(-\infty,3]``), says ``x\in``, or is a
 inequality; ``x<1\text{ or }x>2`` is a union; ``x=3,y=4`` is the pair (3,4). A list without brackets is no interval.
 Units are passed over (``6\,cm``,
 ``6\text{ cm}^2``, ``6°``), letters that no unit has are variables (``6t`` is not 6), and so are all that touch the
-number of a target (``6m``) or that the problem names (``$s$``). A word is one without ``\text``, too.
+number of a target (``6m``) or that the problem names (``$s$``). What a target counts in words (``72 apples``) is left
+out or said, and nothing else is. A word is one without ``\text``, too; capitals are one (``ABC`` is not ``CBA``), a
+letter has its case, but that of a choice. What math-verify cannot parse is compared as text.
 Words that take a value back, make another one of it or a condition to it are no unit
 (``6\text{ not}``, ``6\text{ if }x>0``), and neither are primes (``6'``), nor a second number after words
 (``6\text{ hours and }5\text{ minutes}``).
@@ -192,6 +194,15 @@ def letter(latex: str) -> str:
     return bare if re.fullmatch("[A-Za-z]", bare) else ""
 
 
+def has_other_case(wanted: str, stated: str) -> bool:
+    """Whether a letter that stands alone is a capital in one of them only, which math-verify passes over: 2k, 2K."""
+    ours, theirs = (
+        set(re.findall(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" ", latex))))
+        for latex in (wanted, stated)
+    )
+    return any(each.swapcase() in theirs for each in ours - theirs) and not letter(wanted)
+
+
 def sides(latex: str) -> list[str]:
     """What its equals signs divide, those within brackets aside."""
     found, start, depth = [], 0, 0
@@ -272,5 +283,6 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
         return 0.0, "unparsable", {"format": 0.0, "right": 0.0}
     kinds = {brackets(wanted), brackets(stated)}
     listed = isinstance(found[0], FiniteSet) and is_range(gold[0]) and (interval or brackets(wanted) != "(")
-    right = float(kinds != {"{", "("} and not listed and same(gold, found, interval, imaginary))
+    unlike = kinds == {"{", "("} or listed or has_other_case(wanted, stated)
+    right = float(not unlike and same(gold, found, interval, imaginary))
     return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}

@@ -24,7 +24,7 @@ counts. A line of ``####`` that is a heading ("#### Verification") is no answer 
 ``42 less``, ``42 fewer apples``, ``42 short``, ``42 too many`` and ``42 lost`` are differences. They are 42 where the
 question asks for one ("how much more", "how many fewer", "than", "lose"), as one in sixteen of GSM8K's does, all with
 the size of it as their target; elsewhere they are another quantity than the one asked for, and ambiguous. ``42 more``
-is 42 in either case. ``42 dozen`` is 42 where the question asks how
+is 42 in either case. ``42 times more`` is 42 where the question asks how many times, and ``42 dozen`` where it asks how
 many dozen, elsewhere another number.
 """
 
