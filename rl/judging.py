@@ -17,6 +17,7 @@ from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierError, VerifierSpec
 
 MESSAGES = 8  # of failures that a judgement carries
+TRIED = 8  # problems of a set that are tried before anything starts, at some ms each
 
 
 class BrokenVerifierError(ValueError):
@@ -142,12 +143,13 @@ def warm(
     verifiers: Mapping[str, VerifierSpec], problems: Iterable[Problem] = (), home: Path | None = None
 ) -> tuple[str, ...]:
     """Open the verifiers on this machine, by the set that they judge, and look at one problem of each set that there is
-    one of. What a person should know of them, a line each.
+    one of; at TRIED where the verifier knows what a right completion is. What a person should know of them, a line
+    each.
 
-    Raises VerifierError with one line for the first that cannot work here, or fails on a problem's own target and on an
-    empty completion.
+    Raises VerifierError with one line for the first that cannot work here, fails on a problem's own target and on an
+    empty completion, or finds a problem's own target wrong.
     """
-    first = {problem.set: problem for problem in reversed(list(problems))}
+    some = first(problems)
     notes: dict[str, None] = {}
     for name, spec in verifiers.items():
         try:
@@ -157,9 +159,25 @@ def warm(
             raise VerifierError(str(error)) from error
         if verifier.about:
             notes[f"verifier {spec.name}: {verifier.about}"] = None
-        if name in first:
-            problem = first[name]
-            found = verifier.judge([problem] * 2, [problem.target, ""])
+        own = [problem for problem in some if problem.set == name]
+        if own:
+            found = verifier.judge(own[:1] * 2, [spec.example(own[0]), ""])
             if all(verdict.error for verdict in found):
-                raise VerifierError(f"{found[0].error} (tried on {problem.source}; rlvf verify tries more)")
+                raise VerifierError(f"{found[0].error} (tried on {own[0].source}; rlvf verify tries more)")
+        if spec.declared.example is not None:
+            for problem, verdict in zip(own, verifier.judge(own, [spec.example(each) for each in own]), strict=True):
+                if not verdict.error and verdict.reward != 1:
+                    raise VerifierError(
+                        f"{problem.source}: verifier {spec.name!r} finds the target {problem.target[:80]!r} wrong as "
+                        f"an answer to itself ({verdict.reason}), so that none can be right: write it in LaTeX, words "
+                        r"in \text{}"
+                    )
     return tuple(notes)
+
+
+def first(problems: Iterable[Problem]) -> list[Problem]:
+    """The first of each set, TRIED at most."""
+    sets: dict[str, list[Problem]] = {}
+    for problem in problems:
+        sets.setdefault(problem.set, []).append(problem)
+    return [problem for each in sets.values() for problem in each[:TRIED]]

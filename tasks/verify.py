@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import workers_with
-from rl.judging import Judgement
+from rl.judging import Judgement, first
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.collection import Collection
@@ -38,12 +38,7 @@ def check_verifiers(
     """Raise VerifierError if one of them cannot work where it would run: a file that cannot be imported there, one that
     fails on the first of the problems of its set, a service that does not answer. What a person should know of them."""
     isolated = {name: spec for name, spec in verifiers.items() if not spec.runs_here}
-    return dispatch.run("verify", warm, isolated, rows(problems)) if isolated else ()
-
-
-def rows(problems: Sequence[Problem]) -> list[Problem]:
-    """The first problem of each set."""
-    return list({problem.set: problem for problem in reversed(problems)}.values())
+    return dispatch.run("verify", warm, isolated, first(problems)) if isolated else ()
 
 
 def judged(

@@ -16,6 +16,7 @@ from infra.security.printable import printable
 from rl.records import Problem, Verdict
 from rl.verifiers.contract import Verifier
 from rl.verifiers.opened import opened
+from rl.verifiers.spec import VerifierSpec
 from tasks.problem_set import problems_to_solve
 
 EXAMPLES = """
@@ -52,7 +53,7 @@ def _run(given: argparse.Namespace) -> None:
         if verifier.about:
             print(f"verifier {spec.name}: {verifier.about}", file=sys.stderr)
         for problem, completion, verdict, seconds in _tried(
-            verifier, problems.held_out[: given.rows], given.completion
+            verifier, spec, problems.held_out[: given.rows], given.completion
         ):
             count += 1
             if verdict.error:
@@ -74,10 +75,10 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _tried(
-    verifier: Verifier, problems: Sequence[Problem], completions: Sequence[str] | None
+    verifier: Verifier, spec: VerifierSpec, problems: Sequence[Problem], completions: Sequence[str] | None
 ) -> Iterator[tuple[Problem, str, Verdict, float]]:
     for problem in problems:
-        for completion in completions or dict.fromkeys([problem.target, ""]):
+        for completion in completions or dict.fromkeys([spec.example(problem), ""]):
             began = time.perf_counter()
             (verdict,) = verifier.judge([problem], [completion])
             yield problem, completion, verdict, time.perf_counter() - began

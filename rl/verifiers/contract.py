@@ -42,6 +42,7 @@ class Declared:
     instructions: Instructions | None = None
     tokens: int = 512  # of an answer that does what the instructions ask for; what is longer is cut
     check: Callable[[Problem], None] = accept
+    example: Callable[[Problem], str] | None = None  # a right completion; none where the target is one
     # one of these two, in what is built in
     verify: Callable[[Problem, str], Verdict] | None = None  # exact and bounded: it runs in the process that asks
     module: str = ""  # whose function `reward` runs in a process that can be killed

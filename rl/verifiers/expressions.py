@@ -9,12 +9,19 @@ from sympy.core.relational import Relational
 
 from rl.verifiers.witness import UNBOUNDED, closed, differ, elements
 
-READ = [LatexExtractionConfig(boxed_match_priority=0)]
+READ = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
 
 _BASE = re.compile(r"[0-9][0-9A-F]*\s*_\s*(?:\{\s*([^{}]*?)\s*\}|(\w))")  # 101_2, 2A_{16}
 _OR = re.compile(r"\\text\s*\{\s*or\s*\}|\\(?:lor|vee)(?![A-Za-z])")
 _LETTERS = re.compile(r"(?<=[0-9}\s])([A-Za-z]+)\s*\Z")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!\s*\^\s*\{?\s*-)")  # a function of one
+_PLAIN = re.compile(  # as it is typed without LaTeX: pi, and 3 1/2, but no word of a text
+    r"(?P<text>\\(?:text\w*|math[a-z]+|mbox|operatorname)\s*\{[^{}]*\})|(?<![A-Za-z\\])(?P<pi>pi)(?![A-Za-z])"
+    r"|(?<![0-9A-Za-z.,/}^_])(?P<whole>[0-9]+)\s+(?P<part>[0-9]+)\s*/\s*(?P<of>[0-9]+)(?![0-9.])"
+)
+_CHOOSE = re.compile(r"\\[dt]?binom\s*([0-9])\s*([0-9])")  # which it reads with braces alone
+_SIZED = re.compile(r"\\(?:left|right)(?![A-Za-z])")
+_BLANK = re.compile(r"(?:\s|~|(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z]))+")
 _DEGREES = re.compile(
     r"(\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|(?<![0-9.])[0-9]*\.?[0-9]+[A-Za-z]?|(?<![A-Za-z\\])[A-Za-z]|(?<!\})\{[^{}]*\}|\([^()]*\))"
     r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))"
@@ -22,13 +29,23 @@ _DEGREES = re.compile(
 
 
 def expression(latex: str) -> list[Any]:
-    """As math-verify sees it; empty if it sees nothing."""
+    """As math-verify sees it, and as text; that alone where it cannot parse it, and empty if there is nothing."""
+    latex = _CHOOSE.sub(r"\\binom{\1}{\2}", _PLAIN.sub(_in_latex, latex))
     either, latex = bool(_OR.search(latex)), _OR.sub(r"\\text{ or }", latex)
     if _ANGLE.search(latex):  # else it passes over them
         latex = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", latex)
     latex = _LETTERS.sub(r"{\1}", latex)  # else it drops many for units, t and ab among them
-    found: list[Any] = parse(rf"\boxed{{{latex}}}", extraction_config=READ, parsing_timeout=None)
+    # the box alone: of one that it cannot parse it would take a fraction that stands in it
+    found: list[Any] = parse(
+        rf"\boxed{{{latex}}}", extraction_config=READ, extraction_mode="first_match", parsing_timeout=None
+    )
     return [union(found[0]), *found[1:]] if either and found else found
+
+
+def _in_latex(found: re.Match[str]) -> str:
+    if found["text"]:
+        return found[0]
+    return r"\pi " if found["pi"] else rf"{found['whole']}\frac{{{found['part']}}}{{{found['of']}}}"
 
 
 def union(found: Any) -> Any:
@@ -59,6 +76,12 @@ def same(wanted: list[Any], stated: list[Any], interval: bool = False, imaginary
         for one, other in pairs
         if not differ(one, other)
     )
+
+
+def compact(latex: str) -> str:
+    r"""Without \left and \right and the blanks that divide neither numbers nor words: it is compared as text."""
+    single = _BLANK.sub(" ", _SIZED.sub(" ", latex)).strip()
+    return re.sub(r"(?<![0-9]) (?=[0-9])|(?<![A-Za-z]) (?=[A-Za-z])| (?![0-9A-Za-z])", "", single)
 
 
 def is_imaginary(found: Any) -> bool:
@@ -99,6 +122,8 @@ def upwards(chain: Any) -> Any:
 def exact(found: Any, imaginary: bool = False) -> Any:
     """With its decimals as the fractions that they are, long sums in closed form, chains of inequalities upwards, and i
     as the number, or as a letter like others: math-verify has a real one and another."""
+    if isinstance(found, str):
+        return compact(found)
     if isinstance(found, MatrixBase):
         return found.applyfunc(lambda each: exact(each, imaginary))
     if isinstance(found, And):

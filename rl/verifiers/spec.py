@@ -102,6 +102,10 @@ class VerifierSpec:
         """Raises ValueError for a problem that the verifier cannot judge."""
         return self.declared.check
 
+    def example(self, problem: Problem) -> str:
+        """A completion that should be right, as far as one is known: what the verifier says, or the target as it is."""
+        return self.declared.example(problem) if self.declared.example is not None else problem.target
+
 
 def named(name: str, problems: str) -> str:
     """The verifier's name, with `auto` as what goes with these problems."""

@@ -20,24 +20,24 @@ the target can be no pair (``x\le3`` is ``(-\infty,3]``), says ``x\in``, or is a
 inequality; ``x<1\text{ or }x>2`` is a union; ``x=3,y=4`` is the pair (3,4). A list without brackets is no interval.
 Units are passed over (``6\,cm``,
 ``6\text{ cm}^2``, ``6°``), letters that no unit has are variables (``6t`` is not 6), and so are all that touch the
-number of a target (``6m``) or that the problem names (``$s$``). A word is one without ``\text``, too.
+number of a target (``6m``) or that the problem names (``$s$``). What a target counts in words (``72 apples``) is left
+out or said, and nothing else is. A word is one without ``\text``, too; capitals are one (``ABC`` is not ``CBA``), a
+letter has its case, but that of a choice. What math-verify cannot parse is compared as text.
 Words that take a value back, make another one of it or a condition to it are no unit
 (``6\text{ not}``, ``6\text{ if }x>0``), and neither are primes (``6'``), nor a second number after words
 (``6\text{ hours and }5\text{ minutes}``).
 """
 
 import re
-from collections import deque
 from fractions import Fraction
 from typing import Any
 
 from sympy import Basic, FiniteSet
 
 from rl.verifiers.expressions import expression, is_imaginary, is_interval, is_range, same
-from rl.verifiers.wording import INEXACT, OTHER_NUMBER, RATIO, TAKEN_BACK, asks_for, clock, names_variable
-from rl.verifiers.written import BOX, in_box
-
-MAX_CHARACTERS = 2000
+from rl.verifiers.targets import MAX_CHARACTERS, asked, counted, in_unit
+from rl.verifiers.wording import DOUBTS, RATIO, asks_for, clock, names_variable
+from rl.verifiers.written import boxed
 
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
 _SIGNS = re.compile(r"[(\[{)\]}=]|\\equiv\b")
@@ -50,8 +50,9 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,;! ]|,\\!|\{,\}|~)\d{3})+(?!\d)")
+_ARGUMENT = (r"\^", r"\\log_", r"\\frac\s", r"\\[dt]frac\s", r"\\binom\s", r"\\[dt]binom\s")  # which one digit is
 _SPACED = re.compile(
-    r"\d(?:\s|~|\\[,;:! ]|\\q?quad\b)+\d(?![\d.]*\s*/)"
+    "".join(rf"(?<!{before})" for before in _ARGUMENT) + r"\d(?:\s|~|\\[,;:! ]|\\q?quad\b)+\d(?![\d.]*\s*/)"
 )  # 2\;3, which would be read as 5; 1 1/2 is one
 _SEVERAL = re.compile(  # 6\text{ hours and }5\text{ minutes}, and no list
     r"[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}(?:\s|~|\\[,;:! ])*[0-9]"
@@ -59,8 +60,6 @@ _SEVERAL = re.compile(  # 6\text{ hours and }5\text{ minutes}, and no list
 _PRIME = re.compile(
     r"(?<=[0-9})\]])\s*(?:'|’|\^\s*\{?\s*\\prime)"
 )  # of feet or of an arc, which math-verify passes over
-_CONDITION = re.compile(r"\b(?:if|when|whenever|unless|provided|assuming|except|but|not|less|fewer)\b")
-DOUBTS = (INEXACT, OTHER_NUMBER, TAKEN_BACK, _CONDITION)
 _DEGREES = re.compile(r"°|\\degree\b")
 _STYLE = re.compile(  # which changes how it looks
     r"\\(?:bf|rm|displaystyle|textstyle|Large|large|boldsymbol|mathbf|bm|underline)(?![A-Za-z])|\\color\s*\{[^{}]*\}"
@@ -79,7 +78,8 @@ _IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
 _PAIR = re.compile(r"\bordered\b|\bcoordinates\b", re.IGNORECASE)  # in what is asked
 _POWER = re.compile(r"\^\s*\{?\s*(?!-\s*1\s*\}?\s*\()[-+]?\s*(?:[0-9A-Za-z]|\\[dt]?frac)")  # f^{-1}(x) is a name
-_WORD = re.compile(r"(\\(?:text|mathrm|mbox)\s*\{)?\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+)*)\s*(?(1)\}|)")
+_WORD = re.compile(r"(\\(?:text|textbf|textit|mathrm|mbox)\s*\{)?\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+)*)\s*(?(1)\.?\s*\}|)")
+_VERDICT = re.compile("yes|no|true|false", re.IGNORECASE)  # which are no products of letters without a text, either
 _OPTION = re.compile(r"\A\s*\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*\([A-E]\)\s*\}(?:\s|~|\\[,;:! ])*(?=\S)")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 _COMPLEX = re.compile(
@@ -99,12 +99,6 @@ _NAMES = re.compile(
 )
 
 
-def boxed(text: str) -> str | None:
-    r"""The inside of the last ``\boxed{}``, None if there is none or it is not closed."""
-    last = deque(BOX.finditer(text), maxlen=1)
-    return in_box(last[0], MAX_CHARACTERS) if last else None
-
-
 def tidied(latex: str) -> str:
     """Without what changes no value: a label, dollars around it, a trailing dot, a percent sign, separators of
     thousands; decimals that repeat, or are longer than a float, as fractions."""
@@ -113,7 +107,11 @@ def tidied(latex: str) -> str:
     latex = _BIG.sub(r"\\\1 ", _UPRIGHT.sub(r" \1\2", latex))
     latex = _STYLE.sub("", _DEGREES.sub(r"^\\circ", latex.replace("\\$", ""))).strip().strip("$")
     latex = _AROUND.sub("", latex)
-    while latex.startswith("{") and (held := boxed(rf"\boxed{latex}")) is not None and latex == f"{{{held}}}":
+    while (
+        latex.startswith("{")
+        and (held := boxed(rf"\boxed{latex}", MAX_CHARACTERS)) is not None
+        and latex == f"{{{held}}}"
+    ):
         latex = _AROUND.sub("", held)
     latex = _EMPTY.sub(r"\\emptyset", latex)
     latex = re.sub(r"(?<![.\s])\.\s*$|(?<!\\)[,;]\s*$|\\\\\s*$", "", latex)
@@ -176,10 +174,33 @@ def is_power(name: str, prompt: str) -> bool:
     return bool(_POWER.search(name)) and not asks_for(prompt, name)
 
 
-def same_word(wanted: str, stated: str) -> bool:
-    """Whether both are one word, which math-verify takes for a product of letters outside of a text."""
+def same_word(wanted: str, stated: str) -> bool | None:
+    """Whether both are one word or letter; None where that is for math-verify to say. Outside of a text it takes a word
+    for a product of its letters, and has no capitals: ABC is CBA and abc there."""
     ours, theirs = _WORD.fullmatch(wanted), _WORD.fullmatch(stated)
-    return bool(ours and theirs and (ours[1] or theirs[1]) and ours[2].lower() == theirs[2].lower())
+    if ours and theirs and (ours[1] or theirs[1] or _VERDICT.fullmatch(ours[2])):
+        return ours[2].lower() == theirs[2].lower() or (False if _VERDICT.fullmatch(ours[2]) else None)
+    if re.fullmatch("[A-Z]{2,}", wanted):
+        return None if re.sub(r"\\[A-Za-z]+|[^A-Za-z]", "", _TEXT.sub("", stated)) == wanted else False
+    mine, other = letter(wanted), letter(stated)
+    if mine == other or mine.lower() != other.lower():
+        return None
+    return None if mine in "ABCDE" or "(" in wanted else False  # of a choice b is B
+
+
+def letter(latex: str) -> str:
+    r"""The one letter that it is, in brackets or \text, too; nothing where it is none."""
+    bare = re.sub(r"\\(?:text|textbf|textit|mathrm|mbox)(?![A-Za-z])|[\s(){}.]", "", latex)
+    return bare if re.fullmatch("[A-Za-z]", bare) else ""
+
+
+def has_other_case(wanted: str, stated: str) -> bool:
+    """Whether a letter that stands alone is a capital in one of them only, which math-verify passes over: 2k, 2K."""
+    ours, theirs = (
+        set(re.findall(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" ", latex))))
+        for latex in (wanted, stated)
+    )
+    return any(each.swapcase() in theirs for each in ours - theirs) and not letter(wanted)
 
 
 def sides(latex: str) -> list[str]:
@@ -226,8 +247,9 @@ def brackets(latex: str) -> str:
 
 
 def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]:
-    target = boxed(problem.target)
-    wanted = tidied(problem.target if target is None else target)
+    wanted, unit = tidied(asked(problem.target)), ""
+    if count := counted(wanted):
+        wanted, unit = count
     interval = bool(_IN.match(wanted) or (_INTERVAL.search(problem.prompt) and not _PAIR.search(problem.prompt)))
     wanted = unitless(_IN.sub("", wanted), target=True)
     gold = expression(wanted)
@@ -236,27 +258,31 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     letters = {str(name) for each in gold if isinstance(each, Basic) for name in each.free_symbols}
     imaginary = "i" not in letters or bool(_COMPLEX.search(problem.prompt)) or is_imaginary(gold[0])
     interval = interval or any(map(is_interval, gold))
-    answer = boxed(completion)
+    answer = boxed(completion, MAX_CHARACTERS)
     if answer is None:
         return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
     stated = value(_IN.sub("", tidied(answer)), wanted, problem.prompt, interval)
+    if unit and stated is not None:
+        stated = in_unit(tidied(stated), unit)
+    word = None if stated is None else same_word(wanted, tidied(stated))
+    if word is not None:
+        return float(word), "right" if word else "wrong_value", {"format": 1.0, "right": float(word)}
     if stated is None or doubts(answer) - doubts(wanted) or is_loose(stated, wanted):
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
     stated = tidied(stated)
     if (time := clock(wanted)) and not RATIO.search(problem.prompt):
         right = float((clock(stated) or ())[: 3 if time[2] else 2] == time[: 3 if time[2] else 2])
         return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
-    if same_word(wanted, stated):
-        return 1.0, "right", {"format": 1.0, "right": 1.0}
     # a list has no order; in brackets it may be a pair, and then it has one
     if brackets(stated) == "(" and _LIST.fullmatch(wanted):
         gold = expression(f"({wanted})")
     elif brackets(wanted) == "(" and not interval and _LIST.fullmatch(stated):
         stated = f"({stated})"
-    found = expression(stated if has_variable(wanted) else unitless(stated, prompt=problem.prompt))
+    found = expression(stated if unit or has_variable(wanted) else unitless(stated, prompt=problem.prompt))
     if not found:
         return 0.0, "unparsable", {"format": 0.0, "right": 0.0}
     kinds = {brackets(wanted), brackets(stated)}
     listed = isinstance(found[0], FiniteSet) and is_range(gold[0]) and (interval or brackets(wanted) != "(")
-    right = float(kinds != {"{", "("} and not listed and same(gold, found, interval, imaginary))
+    unlike = kinds == {"{", "("} or listed or has_other_case(wanted, stated)
+    right = float(not unlike and same(gold, found, interval, imaginary))
     return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}

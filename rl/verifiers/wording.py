@@ -27,6 +27,8 @@ OTHER_NUMBER = re.compile(  # what makes another number of the one before it, or
     r"|\b(?:factorial|(?:doubl|tripl|quadrupl|halv)ed|mod(?:ulo)?)\b|\bpower\s+of\b|\bin\s+base\b"
     r"|^\W*(?:dollars\s+)?(?:plus|minus)\s+[a-z]"
     rf"|\b(?:or|and|to|plus|minus|times|over|less|more)\s+(?:an?\s+)?(?:{WORDS})\b"
+    r"|\b(?:reduc|increas|decreas|multipli|divid)ed\s+by\b|^\W*(?:dollars\s+)?cut\s+(?:in|by)\b|^\W*recurring(?=\W*$)"
+    rf"|\bremainder\s+(?:of\s+)?(?:{WORDS})\b"
     # a numeral of its own, as digits are; one, half, third and quarter stand for other things, too, and a two-point
     # shot is one shot
     rf"|\b(?!(?:one|half|third|quarter)\b)(?:{WORDS}|zero)\b(?!-(?!fold\b|(?:{WORDS}|{_SCALES}|{_ORDINAL})s?\b)[A-Za-z])"
@@ -77,6 +79,9 @@ INEXACT = re.compile(  # by what follows it
     r"|^\W*ish\b|^\W*\+",
     re.IGNORECASE,
 )
+_CONDITION = re.compile(r"\b(?:if|when|whenever|unless|provided|assuming|except|but|not|less|fewer)\b")
+_SECOND = re.compile(r"^\W*(?:or|and)\s+\W*[0-9]|^\W*(?:bn|mn|mil|mill|mio)\W*$")  # 12\text{ (or 13)}, or a scale
+DOUBTS = (INEXACT, OTHER_NUMBER, TAKEN_BACK, _CONDITION, _SECOND)  # in a text of mathematics
 _COUNTERS = (  # what a number behind them is the name of
     "day|week|month|year|hour|minute|option|choice|page|row|room|floor|level|grade|round|age|number|total|sum|result"
 )
@@ -87,6 +92,10 @@ NUMBERED = re.compile(
     re.IGNORECASE,
 )
 _COMPARED = (  # behind an answer, and in a question that such an answer is one to
+    (
+        re.compile(r"^\W*times\s+(?:as|more|less|fewer|[a-z]+er)\b", re.IGNORECASE),
+        re.compile(r"\btimes\b", re.IGNORECASE),
+    ),
     (
         re.compile(r"(?<!-)\b(?:less|fewer|too\s+(?:many|much|few|little))\b|\bshort(?=\W*$|\s+of\b)", re.IGNORECASE),
         re.compile(
@@ -114,9 +123,10 @@ _VERBS = (
     "has|have|had|is|are|was|were|be|needs?|needed|sells?|sold|pays?|paid|spends?|spent|takes?|took|costs?|earns?|earned"
     "|makes?|made|gets?|got|gives?|gave|buys?|bought|saves?|saved|eats?|ate|uses?|used|weighs?|walks?|walked|drives?|drove"
     "|reads?|contains?|receives?|received|works?|worked|runs?|ran|collects?|collected|equals?|loses?|lost|owes?|owed|wins?|won|scores?|scored"
+    "|delivers?|delivered"
 )
 _STATED = re.compile(  # She has 42 apples; There are 42 of them
-    rf"[\s*_`\"]*(?P<subject>(?:[A-Za-z][A-Za-z']*\s+){{1,8}}?)(?:(?:should|must|will|can|would)\s+)?(?:{_VERBS})\s+"
+    rf"[\s*_`\"]*(?P<subject>(?:[A-Za-z][A-Za-z']*\s+){{1,8}}?)(?:(?:should|must|will|can|would|(?:needs?|has|have)\s+to)\s+)?(?:{_VERBS})\s+"
     r"(?:(?:a\s+total\s+of|exactly|now|still)\s+){0,2}(?=[$€£¥₹+*_`-]*\.?[0-9])",
     re.IGNORECASE,
 )
@@ -127,7 +137,9 @@ _NO_SUBJECT = re.compile(
     r"|might|may|must|step|base|root|power)\b|n['’]t\b",
     re.IGNORECASE,
 )
-_DOUBT = re.compile(r"\b(?:too|but|if|unless|except|until|before|of)\b", re.IGNORECASE)
+_DOUBT = re.compile(  # pieces of fruit are no doubt
+    r"\b(?:too|but|if|unless|except|until|before|(?<![a-z]s )of|times of)\b", re.IGNORECASE
+)
 
 
 def said_in_a_sentence(text: str) -> str | None:

@@ -14,6 +14,7 @@ a keyboard, an equation by the side that says how.
 """
 
 import re
+from collections import deque
 
 from rl.arithmetic import MAX_CHARACTERS, UnfitExpression, evaluate
 
@@ -85,6 +86,12 @@ def in_box(box: re.Match[str], most: int) -> str | None:
         if depth == 0:
             return text[start:at]
     return None
+
+
+def boxed(text: str, most: int) -> str | None:
+    r"""The inside of the last ``\boxed{}``, None if there is none or it is not closed within ``most`` characters."""
+    last = deque(BOX.finditer(text), maxlen=1)
+    return in_box(last[0], most) if last else None
 
 
 def plain(text: str) -> str:

@@ -24,7 +24,7 @@ counts. A line of ``####`` that is a heading ("#### Verification") is no answer 
 ``42 less``, ``42 fewer apples``, ``42 short``, ``42 too many`` and ``42 lost`` are differences. They are 42 where the
 question asks for one ("how much more", "how many fewer", "than", "lose"), as one in sixteen of GSM8K's does, all with
 the size of it as their target; elsewhere they are another quantity than the one asked for, and ambiguous. ``42 more``
-is 42 in either case. ``42 dozen`` is 42 where the question asks how
+is 42 in either case. ``42 times more`` is 42 where the question asks how many times, and ``42 dozen`` where it asks how
 many dozen, elsewhere another number.
 """
 
@@ -82,6 +82,7 @@ _UNIT_POWER = re.compile(  # km^2, m^{3}, m², cm2
 )
 _DEGREES = re.compile(r"^\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ)")
 _SPACE = re.compile(r"\\(?:[,;:! ()\[\]]|quad\b|qquad\b)|~")
+_BOLD = re.compile(r"(?<![\w*)])\*\*([$€£¥₹]?[0-9][0-9,]*(?:\.[0-9]+)?)\*\*(?=\s+[A-Za-z])")  # **42** apples
 _MONEY = re.compile("[$€£¥₹]")
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9_]*\s*/?>|<\|[A-Za-z0-9_]{1,40}\|>")  # <answer>, </b>, <|im_end|>
 _WORKING = re.compile(r"<<[^<>]*>>\s*(?=[$€£¥₹]?[0-9])")  # <<6*7=42>>42
@@ -154,6 +155,7 @@ def number(text: str) -> Fraction:
         raise NoNumber("too_large" if text[:MAX_CHARACTERS].strip().isdigit() else "no_number")
     if _ABOUT.match(text):
         raise NoNumber("ambiguous")
+    text = _BOLD.sub(r"\1", text)
     text = _ANGLED.sub(r"\1", _WORKING.sub("", _TAG.sub(" ", text)))
     text = _DASH.sub("-", text).replace("−", "-").replace("{,}", ",").replace(",\\!", ",")
     text = _THOUSANDS.sub(lambda found: found[0].replace("\\,", ""), text)

@@ -2,10 +2,13 @@ r"""Verifier `math`, see `rl.verifiers.symbolic`, which is imported where it jud
 
 from rl.records import Instructions
 from rl.verifiers.contract import Declared
+from rl.verifiers.targets import asked, check
 
 VERIFIER = Declared(
     Instructions(r"Think step by step. End with the answer in \boxed{}."),
     tokens=1024,
+    check=check,
+    example=lambda problem: rf"\boxed{{{asked(problem.target)}}}",
     module="rl.verifiers.symbolic",
     package="math_verify",
 )

@@ -1,0 +1,80 @@
+"""Targets of the verifier `math` as the files of problems write them: mathematics, in a box or behind ####, or a number
+with what it counts, in words."""
+
+import re
+
+from rl.records import Problem
+from rl.verifiers.wording import DOUBTS
+from rl.verifiers.written import boxed
+
+MAX_CHARACTERS = 2000
+MAX_WORDS = 8  # of a target without a number: infinitely many solutions
+_ROW = 5  # words beside numbers that no target has in a row: all real numbers except 3 has four
+
+_TEXT = re.compile(r"\\(?:text\w*|math[a-z]+|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_WORDS = re.compile(r"[A-Za-z]+(?:[,;:'’]?\s*[ '’][A-Za-z]+)*")
+_VERB = re.compile(r"\b(?:is|are|was|were|has|have|had|will|would|can|gets?|needs?|so|therefore)\b", re.IGNORECASE)
+_COUNTED = re.compile(  # letters in capitals, and fewer than four of them, may be variables
+    r"(?P<number>[-+]?[0-9][0-9.,]*(?:\s*/\s*[0-9]+|\s+[0-9]+\s*/\s*[0-9]+)?)\s+"
+    r"(?P<unit>(?:(?:sq|square|cubic|per)\.?\s+)?[A-Za-z][a-z]{3,}(?:[\s/-]+[A-Za-z]+){0,3})\.?"
+)
+_MATHEMATICS = re.compile(
+    r"\b(?:alpha|beta|gamma|delta|theta|lambda|sigma|omega|sqrt|infinity|times|plus|minus|arc[a-z]+"
+    r"|(?:sin|cos|tan|cot|sec|csc|log)[a-z]?)\b"
+)
+_SAID = re.compile(  # behind the number of an answer
+    r"(?P<number>.*[0-9}])(?:\s|~|\\[,;:! ])*"
+    r"(?:\\(?:text|textbf|mathrm|mbox)\s*\{(?P<text>[^{}]*)\}|(?<![0-9}])(?P<words>[A-Za-z][A-Za-z\s/-]*))\.?\s*",
+    re.DOTALL,
+)
+
+
+def asked(target: str) -> str:
+    """Of a worked solution what stands in its last box, or else behind its last ####, as `gsm8k` has it; anything else
+    as it is."""
+    held = boxed(target, MAX_CHARACTERS)
+    if held is not None:
+        return held
+    return target.rpartition("####")[2].strip().partition("\n")[0].strip() if "####" in target else target
+
+
+def check(problem: Problem) -> None:
+    """Raise ValueError for a target in sentences: of their letters math-verify makes variables, and no answer is ever
+    right."""
+    latex = asked(problem.target)
+    if not latex.strip():
+        raise ValueError(r"holds nothing to compare with; write the value alone, in \boxed{} or behind ####")
+    rows = [found[0] for found in _WORDS.finditer(_TEXT.sub("#", latex))]
+    lengths = [len(re.findall("[A-Za-z]+", row)) for row in rows]
+    if counted(latex) is not None:
+        return
+    if re.search("[0-9]", latex):
+        prose = any(
+            length >= _ROW or (length > 1 and _VERB.search(row)) for row, length in zip(rows, lengths, strict=True)
+        )
+    else:
+        prose = max(lengths, default=0) > MAX_WORDS
+    if prose:
+        raise ValueError(r"is a sentence and no mathematics; write the value alone, in \boxed{} or behind ####")
+
+
+def counted(latex: str) -> tuple[str, str] | None:
+    """Of a number with words behind it (``72 apples``) the number and the words, None of anything else."""
+    found = _COUNTED.fullmatch(latex.strip())
+    if found is None or any(kind.search(found["unit"]) for kind in (*DOUBTS, _MATHEMATICS)):
+        return None
+    return found["number"], found["unit"]
+
+
+def in_unit(stated: str, unit: str) -> str | None:
+    """An answer without the words of that unit, as many of them as it says; None where it says others."""
+    found = _SAID.fullmatch(stated)
+    if found is None:
+        return stated
+    said = found["text"] if found["text"] is not None else found["words"]
+    return found["number"] if _nouns(said) <= _nouns(unit) else None
+
+
+def _nouns(words: str) -> set[str]:
+    """Its words, of one apple as of many."""
+    return {word.lower().removesuffix("s") for word in re.findall("[A-Za-z]+|[^A-Za-z\\s./-]", words)}
