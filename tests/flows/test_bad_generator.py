@@ -45,6 +45,7 @@ def test_a_run_goes_on_without_it_and_says_so_once(lab: Any, broken: Path) -> No
     ], err
 
 
+@pytest.mark.slow
 def test_a_run_that_has_only_that_one_ends_with_how_to_go_on(lab: Any, broken: Path) -> None:
     name = lab.new_name()
     options = lab.options(run=name, steps="2", **{"placement.generate": "GENERATOR,MPS"})

@@ -63,6 +63,7 @@ def test_one_run_has_one_trainer_whoever_sleeps_meanwhile(
         assert steps == list(range(1, reached + 1))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_removed_ends_in_a_line_and_leaves_it_to_who_begins_it_anew(lab: Any) -> None:
     run = lab.run_folder(lab.new_name())
     with lab.command("train", options=lab.options(run=run.name, steps="5000")) as first:

@@ -36,6 +36,7 @@ def machine(lab: Any, address: str, log: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_the_scheduler_is_back(lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     port, name = free_port(), lab.new_name()
     address, run = f"tcp://127.0.0.1:{port}", lab.run_folder(name)

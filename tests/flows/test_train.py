@@ -200,7 +200,7 @@ def test_a_batch_without_variance_advances_the_step_and_says_so(
     assert lab.metrics(run, "sync/changed") == {0: 1, 1: 0, 2: 0}
 
 
-@pytest.mark.parametrize("place", ["file", "s3"])
+@pytest.mark.parametrize("place", ["file", pytest.param("s3", marks=pytest.mark.slow)])
 def test_a_run_may_lie_anywhere(lab: Any, place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     base = request.getfixturevalue("s3") if place == "s3" else f"file://{tmp_path}"
     uri = f"{base}/deep/{place}-run"

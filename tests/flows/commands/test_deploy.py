@@ -152,6 +152,7 @@ def test_a_bad_value_is_refused_when_a_run_is_asked_for(
     assert named in refused.value.read().decode()
 
 
+@pytest.mark.slow
 def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(server: Server, lab: Any) -> None:
     lab.fresh_home(server.folder / ".rlvf")  # a worker without $RLVF_HOME works where it was started
     for name in ("tasks.py", "random.py", "prefect.py"):  # a user's, of no concern to anybody

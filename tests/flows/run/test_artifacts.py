@@ -42,6 +42,7 @@ def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypa
     assert artifacts(lab, first.flow_run_id)["links-1-progress"].description == "step 3 of 3"
 
 
+@pytest.mark.slow
 def test_prefect_away_costs_a_run_one_line(
     lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

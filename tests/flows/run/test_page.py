@@ -123,7 +123,8 @@ def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any) -> N
     assert list(lab.metrics(Path(first.run), "groups/used")) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("asked", ["the page", pytest.param("Ctrl-C", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["the page", "Ctrl-C"])
 def test_a_run_that_waits_for_its_turn_ends_when_asked_to_and_leaves_nothing(
     lab: Any, tmp_path: Path, asked: str
 ) -> None:
