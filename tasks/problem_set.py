@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import PurePosixPath
 
-from infra.storage.files import as_text, open_files, open_texts
+from infra.storage.files import PathError, as_text, open_files, open_texts
 from rl.config import AUTO, MADE, ProblemsConfig, VerifierConfig
 from rl.problems import rows, tables
 from rl.problems.made import stream_of
@@ -68,7 +69,12 @@ class _Set:
 
     def read(self) -> list[Problem]:
         """All problems of its files. Raises ProblemError."""
-        found = [problem for table in read_tables(self.config.path) for problem in self._problems(table)]
+        try:
+            found = [problem for table in read_tables(self.config.path) for problem in self._problems(table)]
+        except PathError as error:
+            if near := get_close_matches(self.config.path, MADE, n=1):
+                raise PathError(f"{error}; did you mean {near[0]}?") from error
+            raise
         if not found:
             raise ProblemError(f"{self.config.path}: no problems")
         return self.marked(found)
