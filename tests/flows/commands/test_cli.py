@@ -82,7 +82,10 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
         ("train --batch.samples 1", "--batch.samples: '1' is not allowed; give a whole number, at least 2"),
         ("train --config none.yaml", "none.yaml: no such file"),
         ("train --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
-        ("train --problems aritmetic", "matches it as a pattern; did you mean arithmetic?"),
+        (
+            "train --problems aritmetic",
+            "aritmetic: no such file, and no file matches it as a pattern; did you mean arithmetic?",
+        ),
         ("train --problems *.csv --resume none", "runs/none is not a run: there is nothing"),
         ("train --resume .", " is not a run: it has no config.yaml"),
         ("eval --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
