@@ -28,7 +28,8 @@ from rl.config import TINY, whole_path
 from tasks.calls.generator import Generator, store_model
 from tasks.collection import BatchConfig
 from tasks.evaluate import Evaluation, evaluate
-from tasks.problem_set import ProblemSet, set_name
+from tasks.named_set import set_name
+from tasks.problem_set import ProblemSet
 from tasks.verify import check_verifiers
 
 _EVALUATION = TypeAdapter(Evaluation)

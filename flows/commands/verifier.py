@@ -20,7 +20,7 @@ from infra.services.asgi import Gated
 from infra.services.gate import Gate
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import named
-from tasks.problem_set import open_verifier
+from tasks.named_set import open_verifier
 
 PORT = 8900  # where it is free
 

@@ -11,7 +11,8 @@ from flows.config import HELD_OUT, EvaluationConfig, TrainConfig
 from rl.config import ProblemsConfig
 from rl.problems.tables import ProblemError
 from rl.records import Problem
-from tasks.problem_set import ProblemSet, longest, problems_to_solve, set_names
+from tasks.named_set import set_names
+from tasks.problem_set import ProblemSet, longest, problems_to_solve
 
 
 @dataclass(frozen=True)

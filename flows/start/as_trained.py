@@ -17,7 +17,8 @@ from infra.runs.checkpoints import BEST, MODEL, is_run
 from infra.storage import store
 from rl.config import MADE, PolicyConfig, ProblemsConfig, SamplingConfig
 from rl.problems.rows import normalized
-from tasks.problem_set import ProblemSet, open_problems, problems_to_solve, set_name
+from tasks.named_set import set_name
+from tasks.problem_set import ProblemSet, open_problems, problems_to_solve
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
 C = TypeVar("C", bound=BaseModel)

@@ -24,7 +24,8 @@ from infra.storage.typed import read_typed
 from infra.weights.version import published
 from rl.config import TINY
 from rl.problems.tables import ProblemError
-from tasks.problem_set import ProblemSet, set_names
+from tasks.named_set import set_names
+from tasks.problem_set import ProblemSet
 from tasks.trained_on import BY_SET, TrainedOn
 
 M = TypeVar("M", bound=BaseModel)

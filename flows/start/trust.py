@@ -19,7 +19,7 @@ from infra.storage.store import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.config import MADE, TINY
 from rl.verifiers.spec import VerifierSpec, is_file
-from tasks.problem_set import open_verifier
+from tasks.named_set import open_verifier
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
 NOWHERE = (*MADE, HELD_OUT)  # problems that are read from no file

@@ -14,7 +14,8 @@ from rl.records import Instructions, Problem
 from rl.verifiers.built_in import arithmetic
 from rl.verifiers.spec import VerifierError, VerifierSpec
 from tasks.calls.start import check_policy
-from tasks.problem_set import ProblemSet, problem_set_name, problems_to_solve
+from tasks.named_set import problem_set_name
+from tasks.problem_set import ProblemSet, problems_to_solve
 from tasks.problem_set import open_problems as open_sets
 from tests.tasks.problem_files import HEADER, csv, jsonl
 

@@ -12,7 +12,7 @@ from flows.options.reading import read_config
 from flows.start.as_trained import asked_evaluation
 from flows.start.runs import Run, resume_run
 from flows.start.trust import NotTrustedError, brought, refuse_swapped, remember, trusted
-from tasks.problem_set import open_verifier
+from tasks.named_set import open_verifier
 
 
 def saved(uri: str, **options: str) -> Run:

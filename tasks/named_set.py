@@ -1,0 +1,151 @@
+"""One set of problems among those that are mixed: its name, its verifier, and what is read of its files."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import PurePosixPath
+
+from infra.storage.files import PathError, as_text, open_files, open_texts
+from rl.config import AUTO, MADE, ProblemsConfig, VerifierConfig
+from rl.problems import rows, tables
+from rl.problems.made import stream_of
+from rl.problems.rows import Columns
+from rl.problems.tables import ProblemError
+from rl.records import Instructions, Problem
+from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, named, split_name
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """One of the sets that are mixed."""
+
+    config: ProblemsConfig
+    name: str
+    verifier: VerifierSpec
+    options: str  # how the names of its options begin
+    by_default: bool = False  # nobody named the verifier
+
+    def read(self) -> list[Problem]:
+        """All problems of its files. Raises ProblemError."""
+        try:
+            found = [problem for table in read_tables(self.config.path) for problem in self._problems(table)]
+        except PathError as error:
+            if near := get_close_matches(self.config.path, MADE, n=1):
+                raise PathError(f"{error}; did you mean {near[0]}?") from error
+            raise
+        if not found:
+            raise ProblemError(f"{self.config.path}: no problems")
+        return self.marked(found)
+
+    def _problems(self, table: tables.Table) -> list[Problem]:
+        columns = Columns(self.config.prompt, self.config.target, self.verifier.needs_target, self.options)
+        try:
+            return rows.read(table, columns, self.verifier.check)
+        except ProblemError as error:
+            if not self.by_default:
+                raise
+            others = "others: --verifier gsm8k, math, my_reward.py:reward"
+            raise ProblemError(f"{error} (verifier {self.verifier.name}, as none was named; {others})") from error
+
+    def split(self, held_out: int | None) -> tuple[list[Problem], list[Problem]]:
+        """Its problems as (training, held-out). Raises ProblemError."""
+        found = self.read()
+        try:
+            return rows.split(found, held_out)
+        except ProblemError as error:
+            raise ProblemError(f"{self.config.path}: {error}") from error
+
+    def made(self, held_out: int | None) -> list[Problem]:
+        """So many problems of the side that is never trained on, where it is made in code."""
+        count = rows.HELD_OUT if held_out is None else held_out
+        return self.marked(list(islice(stream_of(self.config.path)(0, 0, "held_out"), count)))
+
+    def marked(self, found: Sequence[Problem]) -> list[Problem]:
+        """The problems as of this set, with what a chat model is told."""
+        instructions = self.verifier.instructions
+        if self.config.system is not None:
+            instructions = Instructions(self.config.system, required=True) if self.config.system else None
+        if self.config.template is not None:
+            instructions = Instructions(instructions.system if instructions else "", template=self.config.template)
+        return [replace(problem, set=self.name, instructions=instructions) for problem in found]
+
+
+def read_tables(path: str) -> list[tables.Table]:
+    """The tables of an fsspec path or glob."""
+    found = []
+    for name, content in open_files(path):
+        match tables.file_format(name):
+            case "parquet":
+                found.append(tables.read_parquet(content, name))
+            case "jsonl":
+                found.append(tables.read_jsonl(as_text(content, name), name))
+            case _:
+                found.append(tables.read_csv(as_text(content, name), name))
+    return found
+
+
+def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
+    """The verifier of that name with the limits of ``config``; a user's file, at any fsspec path, is read now.
+
+    Raises:
+        VerifierError, PathError: there is none, or its file or function is missing.
+    """
+    text = ""
+    if is_file(name):
+        path, _ = split_name(name)
+        [(_, opened), *more] = open_texts(path)
+        if more:
+            raise VerifierError(f"verifier {path}: matches more than one file")
+        text = opened.read()
+        check_source(name, text)
+    spec = VerifierSpec(
+        name,
+        config.seconds,
+        config.memory_mb,
+        text,
+        config.sandbox,
+        config.network,
+        tuple(config.env),
+        config.truncated,
+        config.timeout_reward,
+    )
+    spec.require_known()
+    return spec
+
+
+def problem_set_name(path: str) -> str:
+    """A short name, for people and in the names of metrics: the file's, without its endings."""
+    stem = PurePosixPath(path.rpartition("://")[2]).name.split(".")[0].replace("*", "all")
+    return re.sub(r"\W+", "-", stem).strip("-") or "problems"
+
+
+def set_name(sets: Sequence[ProblemsConfig]) -> str:
+    """A short name of several sets."""
+    return "-".join(set_names(sets))
+
+
+def set_names(sets: Sequence[ProblemsConfig]) -> list[str]:
+    """A short name of each, no two the same."""
+    names: list[str] = []
+    for each in sets:
+        name = stem = problem_set_name(each.path)
+        count = 1
+        while name in names:
+            count += 1
+            name = f"{stem}-{count}"
+        names.append(name)
+    return names
+
+
+def named_sets(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[NamedSet]:
+    """The sets as they are mixed: each by a name of its own, with its verifier. Raises as `open_verifier`."""
+    options = ["--problems.", *(f"mix[{at}]." for at in range(len(sets) - 1))]
+    found = []
+    for config, name, dotted in zip(sets, set_names(sets), options, strict=True):
+        wanted = config.verifier or verifier.name
+        found.append(
+            NamedSet(config, name, open_verifier(named(wanted, config.path), verifier), dotted, wanted == AUTO)
+        )
+    return found
