@@ -3,7 +3,8 @@ imports what confines it, nothing else.
 
 Arguments: the descriptor of a socket, the folder to work in, how many processes its user may have. Messages are 4 bytes
 of length and JSON. The first one says what to load and the limits, its answer is {} or {"error"}; each further one is
-{"problem", "completion"}, its answer {"reward", "reason", "parts"} or {"error"}; "retire" asks for a new process.
+{"problem", "completion"}, its answer {"reward", "reason", "parts"} or {"error"}; "retire" asks for a new process. Each
+message has a "number" that its answer repeats: what others write into the socket answers nothing.
 """
 
 import inspect
@@ -44,7 +45,9 @@ class Problem:
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)  # programs that the function runs would answer in its place
     asked = receive(channel)
+    number = asked["number"]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     folder, processes = sys.argv[2], int(sys.argv[3])
     os.environ["TMPDIR"] = folder
@@ -53,7 +56,7 @@ def main() -> None:
         confine(Confinement(folder=folder, processes=processes, memory_mb=asked["memory_mb"], **told))
         os.chdir(folder)
     except OSError as error:
-        send(channel, {"error": f"{asked['file']} cannot be judged apart: {error.strerror or error}"})
+        send(channel, number, {"error": f"{asked['file']} cannot be judged apart: {error.strerror or error}"})
         return
     _die_with(channel)  # not before: what a process gives up, a thread that it has already keeps
     me = os.getpid()
@@ -66,7 +69,7 @@ def main() -> None:
         _log(error, asked["file"])
     if os.getpid() != me:
         os._exit(0)  # the file forked
-    send(channel, loaded)
+    send(channel, number, loaded)
     while function is not None:
         given = receive(channel)
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -82,7 +85,7 @@ def main() -> None:
             _log(error, given["problem"]["source"])
         if os.getpid() != me:
             os._exit(0)  # the function forked: this is the copy
-        send(channel, answer)
+        send(channel, given["number"], answer)
 
 
 def load(text: str, file: str, function: str) -> Any:
@@ -157,8 +160,8 @@ def receive(channel: socket.socket) -> Any:
     return json.loads(_exactly(channel, int.from_bytes(_exactly(channel, 4), "big")))
 
 
-def send(channel: socket.socket, message: dict[str, Any]) -> None:
-    content = json.dumps(message).encode()
+def send(channel: socket.socket, number: str, answer: dict[str, Any]) -> None:
+    content = json.dumps({**answer, "number": number}).encode()
     channel.sendall(len(content).to_bytes(4, "big") + content)
 
 

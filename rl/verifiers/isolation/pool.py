@@ -100,9 +100,9 @@ class Pool:
                 process = self._idle.get_nowait()
             except Empty:
                 return Process(self._load, self.cell)
-            if process.runs():
+            if process.runs() and process.is_silent():
                 return process
-            process.kill()  # it ended between two calls
+            process.kill()  # it ended between two calls, or something wrote into its socket
 
     def _one(self, problem: Problem, completion: str, probe: bool = False) -> Verdict:
         function, seconds = f"{self._load['file']}: {self._load['function']}", self._load["seconds"]

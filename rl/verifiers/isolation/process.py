@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -125,9 +126,11 @@ class Process:
             return False  # somebody else has collected it
 
     def call(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to a message. Raises LostError."""
+        """The answer to a message. Raises LostError, also for one that does not repeat the message's number or has
+        anything behind it: code that is judged may have got at the socket."""
         deadline = time.monotonic() + seconds
-        content = json.dumps(message).encode()
+        number = secrets.token_hex(16)
+        content = json.dumps({**message, "number": number}).encode()
         try:
             self._channel.settimeout(seconds)
             self._channel.sendall(len(content).to_bytes(4, "big") + content)
@@ -143,7 +146,19 @@ class Process:
             raise LostError("verifier_error", "sent an answer that is no JSON") from None
         if not isinstance(answer, dict):
             raise LostError("verifier_error", "sent an answer that is no object")
+        if answer.pop("number", None) != number or not self.is_silent():
+            raise LostError("verifier_error", "sent what is no answer to the completion that it was asked about")
         return answer
+
+    def is_silent(self) -> bool:
+        """Whether nothing waits in its socket: what comes unasked is an answer to no question."""
+        try:
+            self._channel.setblocking(False)
+            return not self._channel.recv(1)
+        except BlockingIOError:
+            return True
+        except OSError:  # closed, as the next call will tell
+            return True
 
     def kill(self) -> None:
         """End it and everything that it started."""

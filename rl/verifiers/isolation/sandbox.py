@@ -66,7 +66,8 @@ def bubblewrap(folder: str, hidden: Sequence[str], *, network: bool) -> list[str
     words = ["bwrap", "--die-with-parent", "--new-session", "--unshare-ipc", "--unshare-pid", "--unshare-uts"]
     words += ["--unshare-cgroup-try", *([] if network else ["--unshare-net"])]
     words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    words += ["--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    # /proc to be read alone: a program that the function runs could write its memory by /proc/<pid>/mem
+    words += ["--remount-ro", "/proc", "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     shown = interpreter.view() if folder != "/" else interpreter.NOTHING_CLOSED
     covered = [path for path in COVERED[1:] if Path(path).is_dir() and not Path(path).is_symlink()]
     covered += [path for path in shown.closed if not _below(path, COVERED)]
