@@ -16,8 +16,15 @@ def rlvf_home() -> Path:
     nearest directory above that has one of this user's; a new one is made in the working directory.
 
     Raises ForeignHomeError if the working directory has one that is another user's, ValueError if $RLVF_HOME can be no
-    folder.
+    folder, or the home's path holds a `?`.
     """
+    home = _found_home()
+    if "?" in str(home):  # MLflow's and Prefect's databases have URLs, in which a path ends there
+        raise ValueError(f"home {home}: databases cannot lie in a path with a ?; set RLVF_HOME to one without")
+    return home
+
+
+def _found_home() -> Path:
     if given := os.environ.get("RLVF_HOME"):
         home = Path(given).expanduser().absolute()
         there = next(path for path in (home, *home.parents) if os.path.lexists(path))

@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from infra.home import ForeignHomeError, home_line, private_home, rlvf_home, rlvf_storage, runs_uri
+from infra.runs.mlflow_run import home_database
 
 
 def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -85,6 +87,32 @@ def test_a_home_that_can_be_no_folder_is_named(below: str, tmp_path: Path, monke
     monkeypatch.setenv("RLVF_HOME", str(tmp_path / "file" / below))
     with pytest.raises(ValueError, match=f"RLVF_HOME = .*: {tmp_path}/file is no folder"):
         rlvf_home()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_home_whose_path_cuts_the_url_of_a_database_is_refused(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "odd?b&c=1"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    monkeypatch.delenv("RLVF_HOME", raising=False)
+    if given:
+        monkeypatch.setenv("RLVF_HOME", str(odd / ".rlvf"))
+    with pytest.raises(ValueError, match=r"home .*/odd\?b&c=1/\.rlvf: databases cannot lie in .* set RLVF_HOME to"):
+        rlvf_home()
+
+
+@pytest.mark.parametrize("name", ["a#b", "a%b", "a%41b", "a b", "a@b"])
+def test_a_database_lies_in_a_home_of_any_other_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / name
+    home.mkdir()
+    monkeypatch.setenv("RLVF_HOME", str(home))
+    with create_engine(home_database(rlvf_home())).connect() as database:
+        database.execute(text("create table one (two int)"))
+    assert [path.name for path in home.iterdir()] == ["mlflow.db"]
 
 
 def test_others_do_not_look_into_the_home(tmp_path: Path) -> None:
