@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
 from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow, quiet_retries
+from infra.runs.outage import NOT_OURS, lacks, why
 from infra.security.secrets import masked
 from infra.sqlite import damage_named, file_of
 
@@ -31,7 +32,6 @@ PAUSE_SECONDS = 5.0  # least pause after a failed attempt to reach MLflow
 PAUSE_RATIO = 10  # and at least this many times what the attempt took, so that an outage costs a run a tenth at most
 SYSTEM_METRICS_SECONDS = 10
 REMEDY = "move it aside; a run that goes on by --resume brings all its points into a new one, from its metrics.jsonl"
-NOT_OURS = "system/"  # metrics of MLflow's own, which count their own steps
 
 
 class TrackingConfig(BaseModel):
@@ -218,7 +218,8 @@ class Tracker:
             self._status = status
             self._stop_monitor()
             self._check()
-            self._deliver()
+            if self._deliver() is not None and not self._guest:
+                logger.warning("MLflow at %s %s", masked(self._run.uri), lacks(self._have, self._log.last))
 
     def page(self, port: int = 5000) -> Page:
         """The page of this run. The command serves it from the home on `port`."""
@@ -244,11 +245,11 @@ class Tracker:
         except (from_mlflow.exceptions.MlflowException, OSError) as error:
             ended = time.monotonic()
             self._next_attempt = ended + max(PAUSE_SECONDS, PAUSE_RATIO * (ended - started))
-            failure = masked(str(error).strip().partition("\n")[0])[:300]
+            failure = why(error, self._run.is_served)
             if not self._away and self.run_id is not None:
                 kept = self._log.path or "memory"
                 logger.warning(
-                    "MLflow at %s does not answer, metrics stay in %s: %s", masked(self._run.uri), kept, failure
+                    "MLflow at %s takes nothing, metrics stay in %s: %s", masked(self._run.uri), kept, failure
                 )
             self._away = True
             return failure

@@ -12,6 +12,7 @@ from infra.storage.manifest import StoreError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
+SQLITE_FULL = "database or disk is full"
 NO_SPACE = 1 << 20  # bytes free, below which whatever failed has failed for that
 # an answer rather than a failure to get one
 _ANSWERS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
@@ -28,7 +29,7 @@ def explained(error: BaseException) -> str | None:
     for each in chain:
         if isinstance(each, OSError) and each.errno in FULL:
             return where + _full(each.filename, worker)
-        if os.strerror(errno.ENOSPC) in str(each):  # a library's own exception
+        if any(said in str(each) for said in (os.strerror(errno.ENOSPC), SQLITE_FULL)):  # a library's own exception
             return where + _full(None, worker)
     known = next((where + line for each in chain if (line := _line_for(each)) is not None), None)
     if known is None and (space := _free(rlvf_home())) is not None and space < NO_SPACE:

@@ -1,13 +1,16 @@
-"""An MLflow server that is away: nothing is lost."""
+"""An MLflow that is away, or has no space: nothing is lost."""
 
 import logging
 import math
+import shutil
+import subprocess
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from infra.runs import tracking
+from infra.runs.outage import lacks
 from infra.runs.tracking import TrackingConfig, TrackingError
 from tests.infra.runs.tracked import points, start, table
 
@@ -116,3 +119,49 @@ def test_a_new_run_without_its_server_is_refused_without_showing_the_password(ho
         server.go()
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.fixture
+def small_home(tmp_path, empty_database, monkeypatch):
+    """A home on a disk of its own, of four megabytes."""
+    home = tmp_path / "small"
+    home.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", home], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"needs the right to mount: {made.stderr.decode().strip()}")
+    shutil.copy(empty_database, home / "mlflow.db")
+    monkeypatch.setenv("RLVF_HOME", str(home))
+    yield home
+    subprocess.run(["umount", "--lazy", home], check=True)  # SQLAlchemy keeps the database open
+
+
+def fill(home):
+    """Take all that is left of its disk."""
+    with (home / "filler").open("wb", buffering=0) as file:
+        while left := shutil.disk_usage(home).free:
+            file.write(bytes(min(2**16, left)))
+
+
+def test_a_full_disk_under_mlflow_is_called_that_and_what_it_lacks_is_said(small_home, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(tracking, "PAUSE_RATIO", 0)
+    local = tmp_path / "metrics.jsonl"  # on another disk
+    with start(small_home, local=local) as first:
+        first.log(0, {"a": 0})
+        fill(small_home)
+        for step in range(1, 50):
+            first.log(step, {f"metric/{number}": step for number in range(100)})
+    client = MlflowClient(f"sqlite:///{small_home}/mlflow.db")
+    assert points(client, first.run_id, "metric/0") == []
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 2
+    assert "no space left on the disk; free some, or set RLVF_HOME" in said[0]
+    assert said[1].endswith("mlflow.db has this run up to step 0 of 49 only; `rlvf train --resume RUN` brings the rest")
+    (small_home / "filler").unlink()
+    start(small_home, run_id=first.run_id, local=local).finish("FINISHED")
+    assert points(client, first.run_id, "metric/0") == [(step, step) for step in range(1, 50)]
+
+
+def test_what_mlflow_lacks_where_it_was_not_reached_or_lacks_the_end_alone():
+    assert lacks({}, {"a": 3}).startswith("was told nothing of this session; `rlvf train --resume")
+    assert lacks({"a": 3, "system/cpu": 90}, {"a": 3}).startswith("was not told all of the end of this run;")
