@@ -4,7 +4,10 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, TextIO
+
+from fsspec.implementations.local import LocalFileSystem
 
 from infra.security.secrets import masked
 from infra.storage import place
@@ -60,6 +63,8 @@ def _filesystem(pattern: str) -> tuple[Any, str]:
     if not pattern.strip() or "\0" in pattern:
         raise PathError(f"{pattern!r} is no path; give a file, or a pattern such as problems/*.csv")
     protocol = pattern.partition("://")[0]
+    if "::" in pattern and Path(pattern).is_file():  # to fsspec it is one thing within another
+        return LocalFileSystem(), str(Path(pattern).absolute())
     try:
         return place.impatient(pattern, attempts=2)
     except ImportError as error:

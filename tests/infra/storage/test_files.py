@@ -73,6 +73,16 @@ def test_a_name_that_looks_like_a_pattern_is_a_name_first(folder: Path) -> None:
     assert list(texts(folder / "x[1].csv").values()) == ["itself"]
 
 
+@pytest.mark.parametrize("name", ["x::y.csv", "file::y.csv", "-z.csv"])
+def test_a_name_that_looks_like_one_thing_within_another_is_a_name_first(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text("1")
+    monkeypatch.chdir(tmp_path)
+    for given in (name, str(tmp_path / name)):
+        assert [(found, text.read()) for found, text in open_texts(given)] == [(str(tmp_path / name), "1")]
+
+
 def test_line_ends_are_kept_and_a_byte_order_mark_is_not(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes('\ufeffa,b\r\n"c\r\nd",e\n'.encode())
