@@ -1,15 +1,19 @@
-"""What a generator may return. It is looked at before it enters a batch: a machine with broken memory, another version
-of a library, or somebody else's program returns anything, and one such lease spoils an update for everybody.
+"""What a generator and a verifier may return. It is looked at before it enters a batch: a machine with broken memory,
+another version of a library, or somebody else's program returns anything, and one such lease spoils an update for
+everybody.
 
 Legend: P problems, G completions per problem, S prompt tokens, T completion tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rl.judging import Judgement
 from rl.records import Problem, Rollouts, arrays
+from rl.verifiers.isolation.pool import MAX_REWARD
 
 TOLERANCE = 1e-3  # nats above 0 that rounding may make of the log-prob of a certain token
 
@@ -30,6 +34,32 @@ def refusal(returned: object, asked: Asked) -> str:
     if not isinstance(returned, Rollouts):
         return f"it is {type(returned).__name__}, and not rollouts"
     return _shapes(returned, asked) or _values(returned, asked)
+
+
+def refused_judgement(returned: object, problems: int, samples: int) -> str:
+    """Why these are no verdicts on so many completions of so many problems, in a few words; empty if they are. What is
+    wrong in a completion or in a user's function is a verdict as well: this is about who judged."""
+    if not isinstance(returned, Judgement):
+        return f"it is {type(returned).__name__}, and not a judgement"
+    if why := _unlike_rewards("rewards", returned.rewards, (problems, samples)):
+        return why
+    for name, texts in (("reasons", returned.reasons), ("messages", returned.messages)):
+        if not _is_texts(texts, problems, samples):
+            return f"its {name} are not {problems} times {samples}"
+    if not isinstance(returned.parts, Mapping) or not all(isinstance(name, str) for name in returned.parts):
+        return "its parts have no names"
+    for name, part in returned.parts.items():
+        if why := _unlike_rewards(f"the parts {name}", part, (problems, samples)):
+            return why
+    return "" if isinstance(returned.failed, bool) else "it does not say whether it failed"
+
+
+def _unlike_rewards(name: str, given: Any, shape: tuple[int, int]) -> str:
+    """Why these are no rewards, or parts of such; NaN is a verdict that is missing."""
+    if not _is_array(given, "f", 2) or given.shape != shape:
+        return f"{name} are {_shape(given)}, not {list(shape)}"
+    odd = given[np.abs(given) > MAX_REWARD]
+    return f"of {name} one is {odd[0]:g}, beyond {MAX_REWARD:g}" if odd.size else ""
 
 
 def _shapes(of: Rollouts, asked: Asked) -> str:

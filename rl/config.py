@@ -219,6 +219,8 @@ class VerifierConfig(BaseModel):
 
     timeout_reward: float | None = Field(
         None,
+        ge=-1e6,  # as for any reward: rl.verifiers.isolation.pool
+        le=1e6,
         allow_inf_nan=False,
         description="reward of a completion on which my_reward.py or math takes longer; with none nothing is learned "
         "from it, 0 teaches to avoid it",

@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import workers_with
+from rl.admission import refused_judgement
 from rl.judging import Judgement, first
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
@@ -22,13 +23,17 @@ def verify(
     dispatch: Dispatch, collection: Collection, saw: Callable[[Judgement], None] = lambda _: None
 ) -> RolloutBatch:
     """Judge the collection's leases until it is complete, and return it; `saw` gets each judgement."""
+    refused: list[str] = []
     try:
         for lease, rollouts in collection.arrivals():
-            verdicts = judged(dispatch, rollouts, collection.verifiers, order=(collection.step,))
+            verdicts = judged(
+                dispatch, rollouts, collection.verifiers, order=(collection.step,), refused=refused.append
+            )
             saw(verdicts)
             collection.judged(lease, rollouts, verdicts)
     finally:
         collection.abandon()
+    collection.refused += len(refused)  # here, where nobody else counts any more
     return collection.collected()
 
 
@@ -42,15 +47,28 @@ def check_verifiers(
 
 
 def judged(
-    dispatch: Dispatch, rollouts: Rollouts, verifiers: Mapping[str, VerifierSpec], *, order: tuple[int, ...] = ()
+    dispatch: Dispatch,
+    rollouts: Rollouts,
+    verifiers: Mapping[str, VerifierSpec],
+    *,
+    order: tuple[int, ...] = (),
+    refused: Callable[[str], object] = lambda _: None,
 ) -> Judgement:
-    """The verdicts on these completions, spread over the verifiers; `order` as in `Dispatch.lease`."""
+    """The verdicts on these completions, spread over the verifiers; `order` as in `Dispatch.lease`. Where a worker
+    returns none, `refused` gets why, and another one is asked."""
     workers = len(workers_with(dispatch.client, dispatch.placement.tags("verify")))
     share = ceil(len(rollouts.problems) / max(1, workers))
     starts = range(0, len(rollouts.problems), share)
     parts: list[tuple[tuple[Problem, ...], tuple[tuple[str, ...], ...], Mapping[str, VerifierSpec]]] = [
         (rollouts.problems[at : at + share], rollouts.texts[at : at + share], verifiers) for at in starts
     ]
-    verdicts = dict(dispatch.lease("verify", judge, parts, order=order))
+
+    def check(part: int, returned: Judgement) -> str:
+        why = refused_judgement(returned, len(parts[part][0]), rollouts.ended.shape[1])
+        if why:
+            refused(why)
+        return why
+
+    verdicts = dict(dispatch.lease("verify", judge, parts, order=order, check=check))
     needed = np.array([[verifiers[problem.set].needs_end] for problem in rollouts.problems])
     return Judgement.join([verdicts[part] for part in range(len(parts))]).without_ends(needed & ~rollouts.ended)

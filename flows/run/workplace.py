@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flows.run.display import Display
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
-from infra.cluster.placement import PlacementConfig, check_placement
+from infra.cluster.placement import PlacementConfig, check_placement, check_sources
 from infra.cluster.training_lock import TrainingLocks
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.interrupts import put_off
@@ -58,8 +58,8 @@ def workplace(
     """The workplace that is open already (a command's, or that of the flow around this one), or a new one, with
     `prefect_ready` called once its cluster is there and before Prefect is told anything.
 
-    Raises ``PlacementError`` before any work if no worker satisfies one of the calls, ``StorageError`` if $RLVF_STORAGE
-    cannot be written.
+    Raises ``PlacementError`` before any work if no worker satisfies one of the calls, or one runs another source of
+    rlvf, ``StorageError`` if $RLVF_STORAGE cannot be written.
     """
     present = _open.get()
     if present is not None:
@@ -81,6 +81,7 @@ def workplace(
         display.say(home_line())
         client = stack.enter_context(cluster(config, log_dir=home / "logs", preload=IMPORTS))
         check_placement(client, placement)
+        check_sources(client)
         dispatch = stack.enter_context(Dispatch(client, placement, display.say))
         prefect_ready()
         prefect = stack.enter_context(PrefectSession(home, display.say))

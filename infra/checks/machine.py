@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from infra.cluster.source import SOURCE, announced
 from infra.hosts import interfaces
 from infra.storage import place
 
@@ -39,7 +40,7 @@ def check_versions(mine: Mapping[str, str], theirs: Mapping[str, str], whose: st
     wrong: list[str] = []
     other: list[str] = []
     for name in mine:
-        if name in theirs and mine[name] != theirs[name]:
+        if name != SOURCE and name in theirs and mine[name] != theirs[name]:
             depth = MUST_AGREE.get(name, 1)
             differ = _numbers(mine[name])[:depth] != _numbers(theirs[name])[:depth]
             if differ or _plain(mine[name]) != _plain(theirs[name]):
@@ -51,6 +52,14 @@ def check_versions(mine: Mapping[str, str], theirs: Mapping[str, str], whose: st
             "fail",
             f"{', '.join(wrong)} ({whose})",
             "install the same everywhere: pip install -c constraints.txt -e . on both machines",
+        )
+    source = announced(theirs) if "rlvf" in theirs else ""  # Dask asks the scheduler for others' packages alone
+    if SOURCE in mine and source not in ("", mine[SOURCE]):
+        return Check(
+            "versions",
+            "fail",
+            f"{SOURCE} {mine[SOURCE]} here, {source} there ({whose})",
+            "install the same commit on both machines, and start there again what runs",
         )
     if other:
         return Check("versions", "warn", f"{', '.join(other)} ({whose})", "this mostly works; the same is safer")

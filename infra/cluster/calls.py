@@ -252,10 +252,10 @@ class Calls:
         return PlacementError(f"{error} (excluded, {reasons})") if reasons else error
 
     def offers(self, call: str | None = None, seconds: float | None = None) -> list[Offer]:
-        """The workers that are there, or those of them that may run `call`. Raises SchedulerLostError, also where the
-        scheduler has not answered in `seconds`, if given."""
+        """The workers that are there and run our source, or those of them that may run `call`. Raises
+        SchedulerLostError, also where the scheduler has not answered in `seconds`, if given."""
         try:
-            present = offers(self.client, seconds)
+            present = [offer for offer in offers(self.client, seconds) if not self.exclusions.is_stranger(offer)]
         except OSError as error:
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
         return [offer for offer in present if call is None or offer.satisfies(self.placement.tags(call))]

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from infra.cluster.placement import Offer, PlacementConfig
+from infra.cluster.source import source_digest
 
 LIMIT = 3  # leases of one worker that come to nothing before it gets no more
 LONGEST = 300  # characters of an error's words in a line
@@ -21,6 +22,7 @@ class Exclusions:
         self._refused: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
         self._failed: Counter[_Part] = Counter()  # calls that raised
         self._last: dict[_Part, str] = {}  # what the last of them raised
+        self._strangers: set[str] = set()  # addresses of workers that were said to run another source
         self._lock = threading.Lock()
 
     def refuse(self, call: str, worker: Offer, why: str) -> None:
@@ -52,6 +54,20 @@ class Exclusions:
     def excluded(self, call: str, worker: Offer) -> bool:
         """Whether this worker gets no more leases of `call`."""
         return self._refused[worker.address] >= LIMIT or self._failed[self._part(call, worker)] >= LIMIT
+
+    def is_stranger(self, worker: Offer) -> bool:
+        """Whether this worker runs another source of rlvf than this process, and so gets nothing; said once."""
+        if worker.source in ("", source_digest()):
+            return False
+        with self._lock:
+            new = worker.address not in self._strangers
+            self._strangers.add(worker.address)
+        if new:
+            self._say(
+                f"{worker.name} gets nothing in this run: it runs another source of rlvf ({worker.source}, here "
+                f"{source_digest()}); install the same commit there and start it again"
+            )
+        return True
 
     def reasons(self, call: str, workers: list[Offer]) -> str:
         """Why those of the workers are that are excluded; empty where none is."""

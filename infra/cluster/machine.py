@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from infra.cluster.source import SOURCE, source_digest
+
 GB = 1e9
 # Where two machines must agree, and how far: see `infra.fit`.
 PACKAGES = ("rlvf", "dask", "distributed", "msgpack", "cloudpickle", "numpy", "torch", "transformers")
@@ -58,8 +60,9 @@ def this_machine(device: str) -> Machine:
 
 @cache
 def versions() -> dict[str, str]:
-    """The versions of Python and of every package that two machines must agree on, as far as they are installed."""
-    return {"python": platform.python_version(), **installed(PACKAGES)}
+    """The versions of Python and of every package that two machines must agree on, as far as they are installed, and
+    which source of ours they run."""
+    return {"python": platform.python_version(), **installed(PACKAGES), SOURCE: source_digest()}
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

@@ -9,9 +9,12 @@ from typing import Any
 from distributed import Client
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from infra.cluster.source import UNKNOWN, announced, source_digest
+
 DEVICES = ("CUDA", "MPS", "CPU")
 ROLES = ("GENERATOR", "TRAINER", "VERIFIER")
 METRIC = "rlvf"  # what a worker of ours says of itself with every heartbeat: see `infra.cluster.pace`
+ANSWER_SECONDS = 10.0  # that a worker gets to say what it is
 LOCAL = ("GENERATOR", "VERIFIER")  # of which a local cluster has as many as `cluster` asks for
 
 
@@ -74,6 +77,7 @@ class Offer:
     resources: Mapping[str, float]
     seen: float = field(default=0.0, compare=False)  # its last sign of life, by the scheduler's clock
     waits: str = field(default="", compare=False)  # what its storage said when it was away, as long as it is
+    source: str = field(default="", compare=False)  # the digest of its source; empty where it has not said
 
     def satisfies(self, tags: Collection[str]) -> bool:
         return all(self.resources.get(tag, 0) >= 1 for tag in tags)
@@ -87,17 +91,19 @@ def offers(client: Client, seconds: float | None = None) -> list[Offer]:
     if scheduler is None or client.status not in ("running", "connecting"):
         raise OSError(f"the Dask client is {client.status}")
     known: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1, callback_timeout=seconds)  # type: ignore[no-untyped-call]
-    return [
-        Offer(
-            address,
-            worker_name(worker["name"]),
-            worker["resources"],
-            worker["last_seen"],
-            str((worker["metrics"].get(METRIC) or {}).get("waits", "")),
-        )
-        for address, worker in known["workers"].items()
-        if worker["status"] == "running"
-    ]
+    return [_offer(at, worker) for at, worker in known["workers"].items() if worker["status"] == "running"]
+
+
+def _offer(address: str, worker: Mapping[str, Any]) -> Offer:
+    said = worker["metrics"].get(METRIC) or {}
+    return Offer(
+        address,
+        worker_name(worker["name"]),
+        worker["resources"],
+        worker["last_seen"],
+        str(said.get("waits", "")),
+        str(announced(said.get("versions", {}))),
+    )
 
 
 def workers_with(client: Client, tags: Collection[str]) -> list[str]:
@@ -111,6 +117,33 @@ def check_placement(client: Client, placement: PlacementConfig) -> None:
     for call in placement.calls:
         if not any(offer.satisfies(placement.tags(call)) for offer in present):
             raise unsatisfied(client, call, placement.tags(call), present)
+
+
+def check_sources(client: Client) -> None:
+    """Raise `PlacementError` where a worker runs another source of rlvf than this process: it would sample, judge or
+    train as that says. One of Dask's own command announces nothing and is asked; what does not answer is let be."""
+    said: dict[str, str] = {}
+    for offer in offers(client):
+        source = offer.source or _asked(client, offer.address)
+        if source not in ("", source_digest()):
+            said[offer.name] = source
+    if said:
+        raise PlacementError(
+            f"these workers run another source of rlvf than this flow ({source_digest()}): "
+            f"{', '.join(f'{name} ({source})' for name, source in sorted(said.items()))}; "
+            "install the same commit on all machines and start the workers there again"
+        )
+
+
+def _asked(client: Client, address: str) -> str:
+    def ask() -> Any:
+        return client.run(source_digest, workers=[address], on_error="return", asynchronous=True)
+
+    try:
+        answer = client.sync(ask, callback_timeout=ANSWER_SECONDS)[address]  # type: ignore[no-untyped-call]
+    except (TimeoutError, KeyError):  # stopped, or gone meanwhile
+        return ""
+    return answer if isinstance(answer, str) else "" if isinstance(answer, OSError) else UNKNOWN
 
 
 def unsatisfied(client: Client, call: str, tags: Collection[str], present: Collection[Offer]) -> PlacementError:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.admission import Asked, refusal
+from rl.admission import Asked, refusal, refused_judgement
+from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 
 PROBLEMS = (Problem("add 1 to 2", "1 + 2", "a:1"), Problem("add 2 to 2", "2 + 2", "a:2", {"level": 3}))
@@ -98,3 +99,42 @@ def test_no_nonsense_raises(name: str, nonsense: Any) -> None:
     assert refusal(nonsense, ASKED)
     if not (name == "seconds" and isinstance(nonsense, int)):
         assert refusal(rollouts(**{name: nonsense}), ASKED)
+
+
+NAN = float("nan")
+GOOD = Judgement(
+    rewards=np.array([[1, NAN, 1e6], [-0.5, 0, 0]], np.float32),
+    reasons=(("right", "timeout", "far"), ("near", "wrong", "wrong")),
+    parts={"format": np.array([[1, NAN, NAN], [0, 0, 0]], np.float32)},
+    messages=(("", "my.py: took longer", ""), ("", "", "")),
+)
+
+
+def test_verdicts_and_missing_ones_are_taken() -> None:
+    assert refused_judgement(GOOD, 2, 3) == ""
+    assert refused_judgement(replace(GOOD, parts={}), 2, 3) == ""
+    nothing = replace(GOOD, rewards=np.full((2, 3), NAN, np.float32))
+    assert refused_judgement(nothing, 2, 3) == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"rewards": [[1, 0, 0], [1, 0, 0]]}, "rewards are list, not [2, 3]"),
+        ({"rewards": np.zeros((2, 9), np.float32)}, "rewards are float32 [2, 9], not [2, 3]"),
+        ({"rewards": np.zeros((2, 3), object)}, "rewards are object [2, 3], not [2, 3]"),
+        ({"rewards": np.full((2, 3), np.inf, np.float32)}, "of rewards one is inf, beyond 1e+06"),
+        ({"rewards": np.full((2, 3), -1e30, np.float32)}, "of rewards one is -1e+30, beyond 1e+06"),
+        ({"reasons": (("right",) * 3,)}, "its reasons are not 2 times 3"),
+        ({"reasons": ((1,) * 3,) * 2}, "its reasons are not 2 times 3"),
+        ({"messages": ()}, "its messages are not 2 times 3"),
+        ({"parts": None}, "its parts have no names"),
+        ({"parts": {1: GOOD.rewards}}, "its parts have no names"),
+        ({"parts": {"format": np.zeros(3, np.float32)}}, "the parts format are float32 [3], not [2, 3]"),
+        ({"parts": {"format": np.full((2, 3), np.inf)}}, "of the parts format one is inf, beyond 1e+06"),
+        ({"failed": None}, "it does not say whether it failed"),
+    ],
+)
+def test_what_is_no_verdicts_is_refused_in_words(other: dict[str, Any], why: str) -> None:
+    assert refused_judgement(replace(GOOD, **other), 2, 3) == why
+    assert refused_judgement({"rewards": 1}, 2, 3) == "it is dict, and not a judgement"

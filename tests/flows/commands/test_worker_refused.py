@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ def test_a_network_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch, capsy
         (
             {"workers": (WorkerSeen("old", "a", versions={"rlvf": "0.0.1"}),)},
             "versions: rlvf .* here, 0.0.1 there .old.*pip",
+        ),
+        (
+            {"workers": (WorkerSeen("fork", "a", versions={"rlvf": version("rlvf"), "rlvf source": "1a2b3c"}),)},
+            "versions: rlvf source [0-9a-f]{12} here, 1a2b3c there .fork.; install the same commit",
+        ),
+        (
+            {"workers": (WorkerSeen("old", "a", versions={"rlvf": version("rlvf")}),)},
+            "versions: rlvf source [0-9a-f]{12} here, unknown there .old.; install the same commit",
         ),
         ({"clock": 60.0}, "clock: 60 s behind the scheduler's; set it"),
         (

@@ -39,6 +39,10 @@ ROOT = Path(__file__).parents[3]
         ({"distributed": "2026.8.0"}, {"distributed": "2026.9.0"}, "fail"),
         ({"rlvf": "0.1.0"}, {"rlvf": "0.2.0"}, "fail"),
         ({"msgpack": "1.2.4"}, {}, "ok"),
+        ({"rlvf source": "1a2b"}, {"rlvf": "0.1.0", "rlvf source": "1a2b"}, "ok"),
+        ({"rlvf source": "1a2b"}, {"rlvf": "0.1.0", "rlvf source": "1a2c"}, "fail"),
+        ({"rlvf source": "1a2b", "torch": "2.13.0"}, {"rlvf": "0.1.0", "torch": "2.8.0"}, "fail"),
+        ({"rlvf source": "1a2b"}, {"dask": "2026.8.0"}, "ok"),
     ],
 )
 def test_versions_are_compared_as_far_as_they_matter(mine: dict[str, str], theirs: dict[str, str], state: str) -> None:

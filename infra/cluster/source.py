@@ -1,0 +1,34 @@
+"""Which source of rlvf runs in a process: the number of its version is the same from one release to the next."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+SOURCE = "rlvf source"  # beside the versions of packages
+UNKNOWN = "unknown"  # of a worker that announces versions and not this: it is older
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("flows", "infra", "rl", "tasks")
+_DIGITS = 12  # against mistakes, not against people
+
+
+@cache
+def source_digest() -> str:
+    """A digest of the names and bytes of our Python files, as this process found them when it was first asked."""
+    return digest_of(_ROOT)
+
+
+def digest_of(root: Path) -> str:
+    """The same of a copy that lies there. Line ends count: git keeps them as they are."""
+    files = {path.relative_to(root).as_posix(): path for name in _PACKAGES for path in (root / name).rglob("*.py")}
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        text = path.read_bytes()
+        digest.update(f"{name}\0{len(text)}\0".encode())
+        digest.update(text)
+    return digest.hexdigest()[:_DIGITS]
+
+
+def announced(versions: Mapping[str, str]) -> str:
+    """The digest that a worker announces among its versions; empty where it announces none of them."""
+    return versions.get(SOURCE, UNKNOWN) if versions else ""

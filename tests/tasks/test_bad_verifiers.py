@@ -1,0 +1,111 @@
+"""Verifiers' machines that go wrong, on a real cluster: others judge what they cannot, or judged wrongly.
+
+What stands for `tasks.judge.judge` here is nested, which is sent by value: a worker cannot import this file.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import PlacementConfig, PlacementError
+from tasks import verify
+from tasks.collection import Collection
+from tasks.rollout_batch import RolloutBatch
+from tests.tasks.batches import config, problem_set, rollouts
+
+NONSENSE: dict[str, Callable[[Any], Any]] = {
+    "inf": lambda rewards: np.full_like(rewards, np.inf),
+    "huge": lambda rewards: np.full_like(rewards, 1e30),
+    "columns": lambda rewards: np.zeros((len(rewards), 9), np.float32),
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    config = ClusterConfig(generators=1, verifiers=2, threads=1, device="cpu")
+    with cluster(config, log_dir=tmp_path_factory.mktemp("logs")) as client:
+        yield client
+
+
+def verified(dispatch: Dispatch, leases: int) -> RolloutBatch:
+    """A batch of so many leases, of two problems with two completions each."""
+    collection = Collection(3, problem_set(), config(prompts=2 * leases, samples=2, lease=2))
+
+    def generate() -> None:
+        for wave in collection.waves():
+            for lease in wave:
+                collection.arrive(lease, rollouts(lease, 2))
+
+    generating = threading.Thread(target=generate)
+    generating.start()
+    try:
+        return verify.verify.fn(dispatch, collection)
+    finally:
+        generating.join(60)
+
+
+def nonsense(marks: Path, wrong: str, workers: tuple[str, ...]) -> Callable[..., Any]:
+    """A judge that returns it on these workers; the others return when that has happened three times."""
+    spoil = NONSENSE.get(wrong)
+
+    def judge(_problems: Any, completions: Any, _verifiers: Any) -> Any:
+        from dataclasses import replace
+
+        from distributed import get_worker
+
+        from rl.judging import Judgement
+        from rl.records import Verdict
+
+        right = Judgement.of([[Verdict(float(g), "judged") for g, _ in enumerate(row)] for row in completions])
+        if get_worker().name not in workers:
+            while len(list(marks.iterdir())) < 3:
+                time.sleep(0.01)
+            return right
+        (marks / str(time.monotonic_ns())).touch()
+        return {"rewards": 1} if spoil is None else replace(right, rewards=spoil(right.rewards))
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("inf", "of rewards one is inf, beyond 1e+06"),
+        ("huge", "of rewards one is 1e+30, beyond 1e+06"),
+        ("columns", "rewards are float32 [1, 9], not [1, 2]"),
+        ("type", "it is dict, and not a judgement"),
+    ],
+)
+def test_nonsense_is_refused_counted_and_judged_by_others(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, why: str
+) -> None:
+    monkeypatch.setattr(verify, "judge", nonsense(tmp_path, wrong, ("verifier-0",)))
+    said: list[str] = []
+    with Dispatch(client, PlacementConfig(), said.append, late_after=600) as dispatch:
+        found = verified(dispatch, leases=6)
+    assert found.batch.rewards.tolist() == [[0, 1]] * 12
+    assert found.figures()["leases/refused"] == 3
+    said = [line for line in said if not line.startswith("nothing has come back")]  # on a slow machine
+    assert said == [
+        *[f"verifier-0 returned for verify what was not asked for: {why}; it is done again"] * 3,
+        "verifier-0 gets no more leases in this run: 3 of its results were refused",
+    ]
+
+
+def test_where_all_return_nonsense_the_run_ends_in_words(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "judge", nonsense(tmp_path, "inf", ("verifier-0", "verifier-1")))
+    with (
+        Dispatch(client, PlacementConfig(), patience=0.3) as dispatch,
+        pytest.raises(PlacementError, match=r"\(excluded, because what they returned was refused: verifier-"),
+    ):
+        verified(dispatch, leases=1)
