@@ -24,6 +24,7 @@ from infra.home import runs_uri
 from infra.interrupts import put_off
 from infra.origin import worker_of
 from infra.runs.checkpoints import is_run
+from infra.runs.remains import CheckpointsLostError
 from infra.runs.tracking import tracking_uri
 from infra.security.printable import printable
 from infra.storage.fence import LockLostError
@@ -104,7 +105,9 @@ def _run(given: argparse.Namespace) -> None:
 
 def _in_vain(error: BaseException) -> bool:
     """Whether going on would meet this again, as a mistake in what was asked, or another process goes on. What a worker
-    raised, or the lack of one, is that of the machines."""
+    raised, or the lack of one, is that of the machines; but a run without a whole checkpoint is so on all of them."""
+    if isinstance(error, CheckpointsLostError):
+        return True
     if worker_of(error) is not None or isinstance(error, PlacementError):
         return False
     return isinstance(error, ValueError | LockLostError)

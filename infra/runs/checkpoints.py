@@ -72,11 +72,15 @@ def load(run_uri: str, step: int) -> Folder:
 
 def newest(run_uri: str, *, warn: Callable[[str], None]) -> Folder | None:
     """The newest intact checkpoint, None if there is none; `warn` gets a line for each newer one that is not."""
-    for version in reversed(store.list_versions(state_uri(run_uri))):
-        try:
-            return store.read_folder(version.uri)
-        except (NotThere, Torn) as error:
-            warn(f"checkpoint {version.number} is skipped: {error}")
+    tried: set[store.Version] = set()
+    # once more after all were tried: who saves meanwhile removes the one that is just read, and another is there
+    while untried := [version for version in store.list_versions(state_uri(run_uri)) if version not in tried]:
+        for version in reversed(untried):
+            try:
+                return store.read_folder(version.uri)
+            except (NotThere, Torn) as error:
+                warn(f"checkpoint {version.number} is skipped: {error}")
+        tried.update(untried)
     return None
 
 

@@ -80,6 +80,12 @@ def read_record(run_uri: str, folder: Path) -> Record:
     )
 
 
+def last_step(run_uri: str) -> int:
+    """The last step that the run's storage has metrics of, 0 if it has none."""
+    lines = parse_metrics(_stored(run_uri, METRICS), place.join(run_uri, METRICS))
+    return max((line.step for line in lines), default=0)
+
+
 def send_record(run_uri: str, folder: Path) -> dict[str, int]:
     """Copy the record from this machine to where the run lies; returns the bytes of each file that are there."""
     sent = {}
@@ -134,12 +140,17 @@ def versions() -> dict[str, str]:
 
 def _newer(run_uri: str, folder: Path, name: str) -> bytes:
     """What the storage has, or what this machine has if that goes on from there; b"" where there is none."""
+    there = _stored(run_uri, name)
+    here = b"" if place.local_path(run_uri) == folder else place.read(str(folder / name)) or b""
+    return here if here.startswith(there) else there
+
+
+def _stored(run_uri: str, name: str) -> bytes:
     there = place.read(place.join(run_uri, name)) or b""
     at, _, tail = (place.read(place.join(run_uri, TAIL, name)) or b"").partition(b"\n")
     if at.isdigit() and int(at) <= len(there):
         there = max(there, there[: int(at)] + tail, key=len)
-    here = b"" if place.local_path(run_uri) == folder else place.read(str(folder / name)) or b""
-    return here if here.startswith(there) else there
+    return there
 
 
 def _about(data: bytes, name: str) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from infra.cluster.dispatch import leave_thread
 from infra.cluster.resident import drop, resident, resident_now
 from infra.runs import checkpoints
 from infra.runs.checkpoints import MODEL
+from infra.runs.remains import refuse_to_begin_anew
 from infra.security.secrets import masked
 from infra.storage import store
 from infra.storage.fence import Fence
@@ -84,13 +85,11 @@ class Trainer:
     fence: Fence  # of the session that trains: once another has taken the run, nothing is written any more
 
     def begin(self) -> Begun:
-        """Load the newest checkpoint, or version 0 and save it as the first one."""
+        """Load the newest checkpoint, or version 0 and save it as the first one. Raises CheckpointsLostError."""
         self._check()
         drop("learner")
         _drop_publisher()
         learner, warnings = self._learner(None)
-        if learner.step == 0:
-            self._save(learner, {})
         saved = store.read_manifest(store.join(checkpoints.state_uri(self.run_uri), str(learner.step)))
         figures: Any = saved.meta["figures"]
         embedding: Any = learner.policy.model.get_input_embeddings()
@@ -163,13 +162,17 @@ class Trainer:
 
     def _learner(self, step: int | None) -> tuple[Learner, list[str]]:
         """The resident learner at version ``step`` or the one after it, from the newest checkpoint if it must be loaded
-        (whatever that holds if ``step`` is None), with the warnings that loading gave. Raises StepsLostError."""
+        (whatever that holds if ``step`` is None), with the warnings that loading gave. A run that has got nowhere yet
+        begins with version 0, which is its first checkpoint. Raises StepsLostError and CheckpointsLostError."""
         warnings: list[str] = []
 
         def load() -> Learner:
             saved = checkpoints.newest(self.run_uri, warn=warnings.append)
             if saved is None:
-                return Learner(take_checked(self.source, self.policy), self.optimizer)
+                refuse_to_begin_anew(self.run_uri, warnings)
+                learner = Learner(take_checked(self.source, self.policy), self.optimizer)
+                self._save(learner, {})
+                return learner
             drop("checked")
             with saved:
                 learner = Learner(load_policy(str(saved.path), self.policy, master=True), self.optimizer)

@@ -210,3 +210,22 @@ def test_a_best_version_that_does_not_say_which_it_is_is_torn(tmp_path, meta):
     store.write_folder(f"{tmp_path}/run/{checkpoints.BEST}", made, meta=meta)
     with pytest.raises(store.Torn, match="does not say which version it is; remove it"):
         checkpoints.best_version(f"{tmp_path}/run")
+
+
+def test_one_that_is_removed_while_it_is_read_leads_to_the_next(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one kept: who was just succeeded had begun to save another."""
+    save_all(place, tmp_path, [7], keep_last=1)
+    read = store.read_folder
+
+    def overtaken(uri: str) -> store.Folder:
+        if uri.endswith("/7"):
+            save_all(place, tmp_path, [8], keep_last=1)
+        return read(uri)
+
+    monkeypatch.setattr(store, "read_folder", overtaken)
+    found = checkpoints.newest(place, warn=lambda _: None)
+    assert found is not None
+    with found as folder:
+        assert folder.manifest.meta == {"step": 8}
