@@ -7,17 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl.records import Problem, Verdict
+from rl.verifiers.contract import Verifier
 from rl.verifiers.isolation.pool import NOT_TRIED
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierError, VerifierSpec
 
 MESSAGES = 8  # of failures that a judgement carries
 TRIED = 8  # problems of a set that are tried before anything starts, at some ms each
+_worked: WeakSet[Verifier] = WeakSet()  # those of this process that were warm once
 
 
 class BrokenVerifierError(ValueError):
@@ -117,7 +120,8 @@ def judge(
     A verifier that fails is no reward of 0: see :class:`Judgement`.
 
     Raises:
-        VerifierError: a verifier cannot be opened on this machine.
+        VerifierError: a verifier has never worked on this machine and cannot be opened, loaded or reached here, which
+            is no fault of these completions. One that did work and fails now fails on them.
     """
     verdicts: list[Sequence[Verdict]] = [()] * len(problems)
     rows: dict[VerifierSpec, list[int]] = {}
@@ -126,10 +130,22 @@ def judge(
     for spec, mine in rows.items():
         asked = [problems[row] for row in mine for _ in completions[row]]
         texts = [text for row in mine for text in completions[row]]
-        given = iter(opened(spec, home).judge(asked, texts))
+        given = iter(_ready(spec, home).judge(asked, texts))
         for row in mine:
             verdicts[row] = [_worth(next(given), spec) for _ in completions[row]]
     return Judgement.of(verdicts)
+
+
+def _ready(spec: VerifierSpec, home: Path | None) -> Verifier:
+    """The verifier of this process, which has worked here."""
+    try:
+        verifier = opened(spec, home)
+        if verifier not in _worked:
+            verifier.warm()
+    except ValueError as error:
+        raise VerifierError(str(error)) from error
+    _worked.add(verifier)
+    return verifier
 
 
 def _worth(verdict: Verdict, spec: VerifierSpec) -> Verdict:
@@ -157,6 +173,7 @@ def warm(
             verifier.warm()
         except ValueError as error:
             raise VerifierError(str(error)) from error
+        _worked.add(verifier)
         if verifier.about:
             notes[f"verifier {spec.name}: {verifier.about}"] = None
         own = [problem for problem in some if problem.set == name]

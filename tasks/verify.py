@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import workers_with
+from infra.cluster.trial import tried
 from rl.admission import refused_judgement
 from rl.judging import Judgement, first
 from rl.records import Problem, Rollouts
@@ -41,9 +42,22 @@ def check_verifiers(
     dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec], problems: Sequence[Problem] = ()
 ) -> tuple[str, ...]:
     """Raise VerifierError if one of them cannot work where it would run: a file that cannot be imported there, one that
-    fails on the first of the problems of its set, a service that does not answer. What a person should know of them."""
+    fails on the first of the problems of its set, a service that does not answer. Where that is so on some of the
+    workers alone, they are left out. What a person should know of them."""
     isolated = {name: spec for name, spec in verifiers.items() if not spec.runs_here}
-    return dispatch.run("verify", warm, isolated, first(problems)) if isolated else ()
+    if not isolated:
+        return ()
+    some = first(problems)
+    found = tried(dispatch, "verify", warm, isolated, some)
+    if not found:  # nobody came back: one is waited for
+        return dispatch.run("verify", warm, isolated, some)
+    failed = [(worker, error) for worker, error in found if isinstance(error, Exception)]
+    if len(failed) == len(found):
+        raise failed[0][1]
+    for worker, error in failed:
+        dispatch.exclusions.leave_out("verify", worker, error)
+    well = (notes for _, notes in found if not isinstance(notes, Exception))
+    return tuple(dict.fromkeys(note for notes in well for note in notes))
 
 
 def judged(

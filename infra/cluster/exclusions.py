@@ -46,6 +46,13 @@ class Exclusions:
         elif what != before:
             self._say(f"{worker.name}: {what}; another worker does this lease of {call}")
 
+    def leave_out(self, call: str, worker: Offer, error: Exception) -> None:
+        """This worker was tried and cannot do `call`, which others can: it gets none that needs these tags."""
+        part, what = self._part(call, worker), _words(error)
+        with self._lock:
+            self._failed[part], self._last[part] = LIMIT, what
+        self._say(f"{worker.name}: {what}; it gets no such leases in this run")
+
     def forgive(self, call: str, addresses: Iterable[str]) -> None:
         """Each of these failed in an item that nobody has done: it may have been the item's fault."""
         with self._lock:

@@ -12,7 +12,10 @@ import pytest
 
 from rl.judging import Judgement, judge, warm
 from rl.records import Problem
+from rl.verifiers import service
+from rl.verifiers.service import Service
 from rl.verifiers.spec import VerifierError, VerifierSpec, check_source
+from tests.conftest import free_port
 
 REWARD = """
 def reward(problem, completion):
@@ -98,6 +101,27 @@ def test_what_lacks_its_end_is_worth_nothing_whatever_its_verifier_said_or_faile
     assert np.array_equal(found.parts["format"], [[0, nan], [nan, 1]], equal_nan=True)
     assert found.messages == (("", ""), ("too slow", ""))
     assert found.errors == ("too slow",)
+
+
+def test_one_that_never_worked_here_is_no_fault_of_the_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BACK_OFF", 0.0)
+    away = VerifierSpec(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(VerifierError, match="cannot be reached"):
+        judge([Problem("", "1", "s:1")], [["1"]], {"": away})
+    lacking = VerifierSpec("lacking.py:reward", 5.0, 512, "import no_such_module\ndef reward(p, c): return 1\n")
+    with pytest.raises(VerifierError, match="no_such_module"):
+        judge([Problem("", "1", "s:1")], [["1"]], {"": lacking})
+
+
+def test_one_that_has_worked_here_and_is_away_fails_on_the_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BACK_OFF", 0.0)
+    once = VerifierSpec(f"http://127.0.0.1:{free_port()}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Service, "warm", lambda _: None)
+        judge([Problem("", "1", "s:1")], [["1"]], {"": once})
+    found = judge([Problem("", "1", "s:1")], [["1"]], {"": once})
+    assert found.reasons == (("service_error",),)
+    assert found.broken
 
 
 def test_a_verifier_that_cannot_work_is_told_before_it_is_needed() -> None:

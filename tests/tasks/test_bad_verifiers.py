@@ -3,6 +3,7 @@
 What stands for `tasks.judge.judge` here is nested, which is sent by value: a worker cannot import this file.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +17,12 @@ from distributed import Client
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
+from infra.origin import worker_of
+from rl.judging import Judgement
+from rl.records import Problem
+from rl.verifiers.spec import VerifierError, VerifierSpec
 from tasks import verify
-from tasks.collection import Collection
+from tasks.collection import Collection, Lease
 from tasks.rollout_batch import RolloutBatch
 from tests.tasks.batches import config, problem_set, rollouts
 
@@ -109,3 +114,102 @@ def test_where_all_return_nonsense_the_run_ends_in_words(
         pytest.raises(PlacementError, match=r"\(excluded, because what they returned was refused: verifier-"),
     ):
         verified(dispatch, leases=1)
+
+
+REWARD = """
+import os
+MARK = os.environ["VERIFIER_NEEDS"]
+def reward(problem, completion):
+    return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def lacking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Three verifiers, of which only the last has a variable that the user's function needs."""
+    config = ClusterConfig(generators=1, verifiers=3, threads=1, device="cpu")
+    with cluster(config, log_dir=tmp_path_factory.mktemp("logs")) as client:
+        yield client
+
+
+def give(client: Client, name: str) -> None:
+    """This worker alone has the variable."""
+
+    def only_there(dask_worker: Any) -> None:
+        import os
+
+        os.environ.pop("VERIFIER_NEEDS", None)
+        if dask_worker.name == name:
+            os.environ["VERIFIER_NEEDS"] = "yes"
+
+    client.run(only_there)
+
+
+def needing(text: str = REWARD) -> VerifierSpec:
+    return VerifierSpec("needs.py:reward", 30.0, 512, text, env=("VERIFIER_NEEDS",))
+
+
+def judged(dispatch: Dispatch, spec: VerifierSpec, problems: int = 6) -> Judgement:
+    lease = Lease(range(problems), tuple(Problem(f"p{i}", "", f"n:{i}", set="own") for i in range(problems)))
+    return verify.judged(dispatch, rollouts(lease, 2), {"own": spec})
+
+
+def test_verifiers_that_cannot_work_are_named_and_left_out_before_a_run_begins(lacking: Client) -> None:
+    give(lacking, "verifier-2")
+    said: list[str] = []
+    spec = needing()
+    with Dispatch(lacking, PlacementConfig(), said.append, late_after=600) as dispatch:
+        assert verify.check_verifiers(dispatch, {"own": spec})
+        assert sorted(line.partition(":")[0] for line in said) == ["verifier-0", "verifier-1"]
+        for line in said:
+            assert re.search(
+                r"verifier\.env: VERIFIER_NEEDS is not set on .*; it gets no such leases in this run$", line
+            )
+        for _ in range(3):
+            assert judged(dispatch, spec).rewards.tolist() == [[1, 1]] * 6
+        assert {span.worker for span in dispatch.timeline.take() if span.call == "verify"} == {"verifier-2"}
+
+
+def test_one_that_cannot_work_and_was_not_tried_is_no_fault_of_the_completions(client: Client) -> None:
+    """As one that joins in mid-run: it raises, another judges, and after three leases it gets none any more."""
+    said: list[str] = []
+    give(client, "verifier-1")
+    spec = needing(REWARD + "# of this test\n")
+    with Dispatch(client, PlacementConfig(), said.append, late_after=600) as dispatch:
+        for _ in range(50):
+            found = judged(dispatch, spec)
+            assert found.rewards.tolist() == [[1, 1]] * 6
+            assert found.errors == ()
+            if any("no more such leases" in line for line in said):
+                break
+    failures = [line for line in said if line.startswith("verifier-0: VerifierError: verifier.env: VERIFIER_NEEDS")]
+    assert len(failures) == 2  # the first, and that it is left out
+    assert failures[1].endswith("it gets no more such leases in this run: 3 of them failed")
+
+
+def test_where_none_can_work_a_run_is_refused(client: Client) -> None:
+    text = "import no_such_module\ndef reward(p, c): return 1\n"
+    spec = VerifierSpec("r.py:reward", 5.0, 512, text)
+    said: list[str] = []
+    with Dispatch(client, PlacementConfig(), said.append, late_after=600) as dispatch:
+        with pytest.raises(VerifierError, match=r"^r\.py:1: ModuleNotFoundError"):
+            verify.check_verifiers(dispatch, {"own": spec})
+        with pytest.raises(VerifierError, match=r"^r\.py:1: ModuleNotFoundError") as caught:
+            judged(dispatch, spec)
+        assert worker_of(caught.value) in ("verifier-0", "verifier-1")
+
+
+def test_one_that_stops_is_not_waited_for(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only as long as the patience after the first that has answered."""
+
+    def warm(_verifiers: Any, _problems: Any) -> tuple[str, ...]:
+        from distributed import get_worker
+
+        while get_worker().name == "verifier-0" and not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return (str(get_worker().name),)
+
+    monkeypatch.setattr(verify, "warm", warm)
+    with Dispatch(client, PlacementConfig(), late_after=0.2) as dispatch:
+        assert verify.check_verifiers(dispatch, {"own": needing()}) == ("verifier-1",)
+    (tmp_path / "go").touch()

@@ -1,0 +1,57 @@
+"""A call that is tried on every worker that may run it, before others of its kind are leased to them."""
+
+import concurrent.futures
+import time
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
+
+from distributed.client import FutureCancelledError
+from distributed.scheduler import KilledWorker, NoValidWorkerError
+
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import Offer
+from infra.origin import mark_worker
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+POLL_SECONDS = 1.0
+
+
+def tried(
+    dispatch: Dispatch, call: str, function: Callable[[*Arguments], T], *args: *Arguments
+) -> list[tuple[Offer, T | Exception]]:
+    """What `function(*args)` came to on each worker: its result, or what it raised. One that dies in it, or comes back
+    later than `dispatch.late_after` seconds after the first result, is not in the list.
+
+    Raises `DispatchStoppedError`, `SchedulerLostError`.
+    """
+    dispatch.going.wait()
+    excluded = dispatch.exclusions.excluded
+    there = [worker for worker in dispatch.offers(call) if not excluded(call, worker)]
+    futures = [(worker, dispatch.submit(call, function, *args, worker=worker.address)) for worker in there]
+    fetching = {dispatch.fetch(future): worker for worker, future in futures}
+    found: list[tuple[Offer, T | Exception]] = []
+    waiting, until = set(fetching), float("inf")
+    try:
+        while waiting and time.monotonic() < until:
+            done, waiting = concurrent.futures.wait(
+                waiting, POLL_SECONDS, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            for one in done:
+                worker = fetching[one]
+                try:
+                    back = one.result()
+                except (KilledWorker, NoValidWorkerError):
+                    dispatch.count(call)
+                except FutureCancelledError as error:
+                    raise dispatch.cancelled(call, error) from None
+                except Exception as error:  # noqa: BLE001 - what the function raised
+                    mark_worker(error, worker.name)
+                    found.append((worker, error))
+                else:
+                    dispatch.timeline.add(back.span(call, time.time()))
+                    found.append((worker, back.result))
+                    until = min(until, time.monotonic() + dispatch.late_after)
+    finally:
+        dispatch.forget(*(future for _, future in futures))
+    return found
