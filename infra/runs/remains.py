@@ -9,6 +9,7 @@ from infra.security.secrets import masked
 from infra.storage import store
 from infra.storage.store import StoreError
 from infra.weights.chain import read_edges
+from infra.weights.version import weights_uri
 
 SHOWN = 2  # unreadable checkpoints that are named
 
@@ -48,9 +49,11 @@ def refuse_to_begin_anew(run_uri: str, skipped: Sequence[str]) -> None:
 
 def _remedy(run_uri: str, last: int) -> str:
     """Where its last weights are, and what a new run can start from; `last`: the newest published version."""
-    weights = store.join(run_uri, "weights")
-    words = [f"Its last weights are at {weights}/v{last}"] if last else []
-    if source := _whole(run_uri, last):
+    source, at = _whole(run_uri, last), weights_uri(run_uri, last)
+    words = [f"Its last weights are at {at}"] if last else []
+    if last and source not in (at, f"{at}-whole"):
+        words[-1] += ", which --policy does not take as they are"
+    if source:
         words.append(f"a new run starts from {source} by: rlvf train --policy {shlex.quote(source)}")
         if store.local_path(source) is None:
             words[-1] = f"a new run starts from a copy of {source}: rlvf train --policy COPY"

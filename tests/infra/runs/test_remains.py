@@ -84,13 +84,14 @@ def test_the_damage_is_named_and_what_a_new_run_can_start_from(tmp_path: Path) -
 
     assert f"is whole ({TORN[0]}; {TORN[1]}); to begin" in said()
     assert f"({TORN[0]}; {TORN[1]}; and 1 more); " in said((*TORN, TORN[1]))
-    # a difference is no model
-    assert said().endswith(f" Its last weights are at {run}/weights/v2")
+    last = f" Its last weights are at {run}/weights/v2, which --policy does not take as they are"  # a difference
+    assert said().endswith(last)
     stored(f"{run}/model", tmp_path)
     model = f"a new run starts from {run}/model by: rlvf train --policy '{run}/model'"
-    assert said().endswith(f" Its last weights are at {run}/weights/v2; {model}")
+    assert said().endswith(f"{last}; {model}")
     publisher.mend([f"{run}/weights/v2"])  # published whole
     publisher.close()
-    assert said().endswith(f"; a new run starts from {run}/weights/v2 by: rlvf train --policy '{run}/weights/v2'")
+    whole = f"a new run starts from {run}/weights/v2 by: rlvf train --policy '{run}/weights/v2'"
+    assert said().endswith(f" Its last weights are at {run}/weights/v2; {whole}")
     Path(run, "weights", "v2", "model.safetensors").write_bytes(b"damaged")
     assert said().endswith(model)
