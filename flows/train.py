@@ -1,7 +1,7 @@
 """Flow `rlvf`: reinforcement learning with verifiable reward. The loop below is the algorithm."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect import flow
 from prefect.futures import PrefectFuture
@@ -16,9 +16,9 @@ from flows.run.workplace import Workplace, workplace
 from flows.sft import kept_warm_up, sft
 from flows.start.defaults import with_defaults
 from flows.start.preflight import check_model
-from flows.start.runs import Run, new_name, new_run, refuse_contradictions, saved_config, with_secrets
+from flows.start.runs import Run, begun_by, new_name, new_run, refuse_contradictions, saved_config, with_secrets
 from flows.start.trust import refuse_links, trusted
-from infra.runs.checkpoints import is_run, resolve_run
+from infra.runs.checkpoints import resolve_run
 from rl.config import TINY
 from rl.learning.learner import Learned
 from tasks.collection import Collection
@@ -35,11 +35,14 @@ class DivergedError(RuntimeError):
 
 
 def title() -> str:
-    """What Prefect's pages call the run: as its folder. A run that Prefect starts again keeps its name."""
+    """What Prefect's pages call the run: as its folder. One that Prefect starts again keeps its name, which has a part
+    of its id where nobody named it: several may begin in one second."""
     given = flow_run.parameters
     named = given.get("resume") or given["config"].run
-    if named is None:
-        named = flow_run.name if started_before() else new_name(given["config"])
+    if named is None and flow_run.run_count > 0:  # the count is of before this start, as long as it has no name
+        named = flow_run.name
+    elif named is None:
+        named = f"{new_name(given['config'])}-{str(flow_run.id)[:6]}"
     return str(named).rstrip("/").rpartition("/")[2]
 
 
@@ -56,7 +59,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
             config.cluster,
             config.placement,
             lambda place: trained(config, resume, place, reached),
-            lambda place: trained(config, resume or name_if_begun(config, place), place, reached),
+            lambda place: trained(config, resume or begun(config, place), place, reached),
             reached,
         )
 
@@ -129,18 +132,16 @@ def first_weights(config: TrainConfig, place: Workplace) -> str:
 
 def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     """The run to train. One that Prefect starts again, after a crash or on its page, goes on where it stopped."""
-    named = config.run or str(flow_run.name)
-    if resume is None and started_before():
-        resume = name_if_begun(config, place)
+    resume = resume or begun(config, place)
     if resume is None:
         if note := check_model(config.policy.model, place.runs):
             place.display.say(note)
         config, chosen = with_defaults(config)
         for line in chosen:
             place.display.say(line)
-        run = new_run(config.model_copy(update={"run": named}), place.runs)
+        run = new_run(config.model_copy(update={"run": name_of(config)}), place.runs)
         refuse_links(run.uri)
-        return run
+        return replace(run, flow_run=flow_run.id)
     config, _ = with_defaults(config)  # one that Prefect starts again has them as they were asked for
     uri = resolve_run(resume, place.runs)
     run = Run(uri, config, resumed=True, saved=(saved := saved_config(uri)))
@@ -149,15 +150,15 @@ def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     return run
 
 
-def name_if_begun(config: TrainConfig, place: Workplace) -> str | None:
-    """What this flow calls its run, if an earlier start of it has begun one."""
-    named = config.run or str(flow_run.name)
-    return named if is_run(resolve_run(named, place.runs)) else None
+def begun(config: TrainConfig, place: Workplace) -> str | None:
+    """What this flow run calls its run, if it has begun it: an earlier start, or before a scheduler was lost. One of
+    that name that another has begun is somebody else's."""
+    named = name_of(config)
+    return named if begun_by(resolve_run(named, place.runs), flow_run.id) else None
 
 
-def started_before() -> bool:
-    """Whether Prefect has started this flow run before: the count is of when this start began."""
-    return int(flow_run.run_count) > 0
+def name_of(config: TrainConfig) -> str:
+    return config.run or str(flow_run.name)
 
 
 def stop_if_diverged(learned: Learned) -> None:

@@ -18,6 +18,7 @@ from flows.options.reading import OptionError, differences, read_config, to_yaml
 from flows.start import tracked
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
 from infra.runs.mlflow_run import Owner
+from infra.runs.remains import has_versions
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
 from infra.storage.typed import read_typed
@@ -30,6 +31,7 @@ from tasks.trained_on import BY_SET, TrainedOn
 
 M = TypeVar("M", bound=BaseModel)
 
+FLOW_RUN = "flow_run.txt"  # the id of Prefect's flow run that began the run
 PROBLEMS = "problems.json"  # what the run is trained on: its files may be others later
 NEWEST = "newest"  # instead of a run's name: the one that was begun or resumed last
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
@@ -57,6 +59,7 @@ class Run:
     resumed: bool
     saved: TrainConfig | None = None  # what lay there when `config` was made of it
     model_named: bool = False  # whoever goes on with it names its model, too
+    flow_run: str | None = None  # the id of Prefect's that begins it
 
     @property
     def name(self) -> str:
@@ -68,6 +71,8 @@ class Run:
 
     def save_config(self) -> None:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
+        if not self.resumed and self.flow_run is not None:
+            store.write_text(store.join(self.uri, FLOW_RUN), self.flow_run)
         store.write_text(store.join(self.uri, CONFIG), to_yaml(without_secrets(self.config)))
 
     def changes(self) -> list[str]:
@@ -138,17 +143,27 @@ def new_name(config: TrainConfig) -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}-{model}"
 
 
+def begun_by(uri: str, flow_run: str | None) -> bool:
+    """Whether there is a run at ``uri`` that this flow run of Prefect's has begun."""
+    return is_run(uri) and flow_run is not None and place.read(store.join(uri, FLOW_RUN)) == flow_run.encode()
+
+
 def new_run(config: TrainConfig, home_runs: str) -> Run:
     """The run that ``config`` describes; nothing is written yet.
 
     Raises:
-        ValueError: a run of that name exists.
+        ValueError: a run of that name exists, or what is left of one, which would be gone on with.
     """
     if config.run is not None:
         uri = resolve_run(config.run, home_runs)
         if is_run(uri):
             named = shlex.quote(config.run)
             raise ValueError(f"run {config.run!r} exists; go on with it by --resume {named}, or name another")
+        if has_versions(uri):
+            raise ValueError(
+                f"run {config.run!r}: {uri} holds checkpoints or weights and no {CONFIG}, as when a run was removed in "
+                "part: restore that, remove the folder, or name another"
+            )
         return Run(uri, config, resumed=False)
     stem = new_name(config)
     uri = store.join(home_runs, stem)

@@ -32,6 +32,11 @@ class CheckpointsLostError(RuntimeError):
         )
 
 
+def has_versions(run_uri: str) -> bool:
+    """Whether there are checkpoints or published weights, whole or not."""
+    return bool(store.list_versions(state_uri(run_uri)) or store.list_versions(store.join(run_uri, "weights"), "v"))
+
+
 def refuse_to_begin_anew(run_uri: str, skipped: Sequence[str]) -> None:
     """Raise CheckpointsLostError if anything in the storage of the run knows a version above 0: a checkpoint, published
     weights, metrics, a result. For whoever has found no checkpoint whole; `skipped` says why not, the newest first.

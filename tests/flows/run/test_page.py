@@ -104,6 +104,14 @@ def test_a_cancelled_run_stops_at_once_and_can_be_resumed(lab: Any, paused: bool
     assert list(lab.metrics(running.run, "groups/used")) == list(range(1, reached + 2))
 
 
+def test_another_flow_run_does_not_go_on_with_the_run_of_that_name(lab: Any) -> None:
+    first = lab.train(steps="1")
+    before = {path: path.read_bytes() for path in Path(first.run).rglob("*.*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"exists; go on with it by --resume"):
+        lab.train(run=first.run, steps="2")
+    assert {path: path.read_bytes() for path in Path(first.run).rglob("*.*") if path.is_file()} == before
+
+
 def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any) -> None:
     lab.settle()
     with lab.prefect() as client:
@@ -120,6 +128,7 @@ def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any) -> N
         assert again.run == first.run
         assert again.flow_run_id == first.flow_run_id
         assert client.read_flow_run(flow_run.id).name == Path(first.run).name
+        assert str(flow_run.id)[:6] in Path(first.run).name  # of several that began in one second each has its own
     assert list(lab.metrics(Path(first.run), "groups/used")) == [1, 2, 3, 4]
 
 
