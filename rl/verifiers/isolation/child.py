@@ -31,6 +31,12 @@ from rl.verifiers.parts import MAX_PARTS, TAKEN, is_part_name
 MAX_REASON = 60
 MAX_ERROR = 300
 MAX_REWARD = 1e6
+OF_COMPLETION = frozenset(
+    "completion response answer solution output prediction predicted pred generated generation reply text".split()
+)
+OF_PROBLEM = frozenset(
+    "problem prompt question target truth groundtruth gt reference ref label expected gold row example".split()
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,13 @@ def load(text: str, file: str, function: str) -> Any:
         signature.bind(None, "")
     except TypeError as error:
         raise TypeError(f"{function}{signature} is called as {function}(problem, completion): {error}") from None
+    # a wrapper is what is called; one of *args, or written in C, passes them on
+    names = _positional(found, follow_wrapped=False) or _positional(found, follow_wrapped=True)
+    if _means(names[:1], OF_COMPLETION, OF_PROBLEM) or _means(names[1:2], OF_PROBLEM, OF_COMPLETION):
+        raise TypeError(
+            f"{function}({', '.join(names[:2])}) is given the problem first, then the completion; "
+            f"write: def {function}(problem, completion), with problem.target for what is expected"
+        )
     return found
 
 
@@ -173,6 +186,21 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
             os._exit(0)
         content += piece
     return bytes(content)
+
+
+def _positional(function: Any, follow_wrapped: bool) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    with suppress(TypeError, ValueError):  # written in C
+        parameters = inspect.signature(function, follow_wrapped=follow_wrapped).parameters
+        return [name for name, one in parameters.items() if one.kind in kinds]
+    return []
+
+
+def _means(names: list[str], meant: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether one has a word of the one kind (in the plural too) and none of the other; `problem_text` is a problem."""
+    words = {word.removesuffix("s") for name in names for word in name.lower().split("_")}
+    words = words - {"text"} or words
+    return bool(words & meant) and not words & other
 
 
 def _number(value: Any, what: str) -> float:
