@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from infra.disk import own_folder
 from infra.interrupts import put_off
+from infra.runs.artifacts import Artifacts
 from infra.runs.description import TAG as DESCRIPTION_TAG
 from infra.runs.description import description
 from infra.runs.metric_log import MetricLine
@@ -92,6 +93,7 @@ class MlflowRun:
         self._params = dict(_flatten(masked(params)))
         self._owner = owner
         self._client: MlflowClient | None = None  # set once the run is known to be there
+        self._artifacts: Artifacts | None = None  # with it
         self._tables: list[dict[str, str]] = []
         self._replaced: tuple[str, int] | None = None  # the run that this one follows, and the step up to which
 
@@ -127,7 +129,7 @@ class MlflowRun:
             if text := description(self._params, run.info.experiment_id, run.info.run_id):
                 client.set_tag(run.info.run_id, DESCRIPTION_TAG, text)
             self._guest = False  # it is nobody else's
-            self._follow(client, run.info.run_id)
+            self._follow(client, run)
             run = client.get_run(run.info.run_id)
         elif not self._guest:
             client.set_tag(run.info.run_id, OWNER_TAG, self._owner.tag)  # it may have been moved
@@ -135,7 +137,7 @@ class MlflowRun:
         self.experiment_id = run.info.experiment_id
         self._tables = json.loads(run.data.tags.get(SAMPLES_TAG, "[]"))
         self._send_params(client, run)
-        self._client = client
+        self._client, self._artifacts = client, self._files(client, run)
         return {metric.key: metric.step for metric in run.data.to_proto().metrics}
 
     def begin_anew(self, step: int) -> None:
@@ -144,16 +146,19 @@ class MlflowRun:
             self._replaced = self.run_id, step
         self.run_id, self._client = None, None
 
-    def _follow(self, client: "MlflowClient", run_id: str) -> None:
+    def _files(self, client: "MlflowClient", run: "Run") -> Artifacts:
+        return Artifacts(client, run, self.is_served, self._home if self.uri == home_database(self._home) else None)
+
+    def _follow(self, client: "MlflowClient", run: "Run") -> None:
         if self._replaced is None or (old := self._find_run(client, self._replaced[0])) is None:
             return
         tables = json.loads(old.data.tags.get(SAMPLES_TAG, "[]"))
         kept = [each for each in tables if int(Path(each["path"]).stem) <= self._replaced[1]]
+        of_old, of_new = self._files(client, old), self._files(client, run)
         with tempfile.TemporaryDirectory(dir=own_folder()) as folder:
             for each in kept:
-                found = client.download_artifacts(old.info.run_id, each["path"], folder)
-                client.log_artifact(run_id, found, str(Path(each["path"]).parent))
-        client.set_tag(run_id, SAMPLES_TAG, json.dumps(kept))
+                of_new.store(of_old.fetch(each["path"], Path(folder)), str(Path(each["path"]).parent))
+        client.set_tag(run.info.run_id, SAMPLES_TAG, json.dumps(kept))
         client.delete_run(old.info.run_id)
         self._replaced = None
 
@@ -173,16 +178,17 @@ class MlflowRun:
     def show_table(self, path: str, table: Mapping[str, Any]) -> None:
         """Store a table that the page shows as one."""
         client, run_id = self._attached
-        client.log_text(run_id, json.dumps(table, ensure_ascii=False), path)
+        assert self._artifacts is not None
+        self._artifacts.store_text(json.dumps(table, ensure_ascii=False), path)
         entry = {"path": path, "type": "table"}
         self._tables = [*(shown for shown in self._tables if shown != entry), entry][-TABLES_SHOWN:]
         client.set_tag(run_id, SAMPLES_TAG, json.dumps(self._tables))
 
     def store_file(self, path: Path, folder: str) -> None:
         """Store a file as an artifact, unless it is gone by now."""
-        client, run_id = self._attached
+        assert self._artifacts is not None
         if path.is_file():
-            client.log_artifact(run_id, str(path), folder or None)
+            self._artifacts.store(path, folder)
 
     def end(self, status: Status) -> None:
         client, run_id = self._attached

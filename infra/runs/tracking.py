@@ -20,6 +20,7 @@ from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
 from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow, quiet_retries
 from infra.runs.outage import NOT_OURS, lacks, why
+from infra.runs.uploads import Uploads
 from infra.security.secrets import masked
 from infra.sqlite import damage_named, file_of
 
@@ -113,7 +114,7 @@ class Tracker:
         self._monitor: SystemMetricsMonitor | None = None
         self._backlog: list[MetricLine] = []
         self._have: dict[str, int] = {}  # the last step of each metric in MLflow
-        self._uploads: dict[str, Callable[[], None]] = {}  # by artifact path, the newest of each
+        self._uploads = Uploads(masked(uri), self._run.is_served, _pause)
         self._status: Status | None = None
         self._away = False
         self._next_attempt = 0.0
@@ -141,10 +142,8 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.finish("FINISHED")
-        else:  # Ctrl-C, SIGTERM and cancellation arrive as exceptions that are no Exception
-            self.finish("FAILED" if issubclass(kind, Exception) else "KILLED")
+        # Ctrl-C, SIGTERM and cancellation arrive as exceptions that are no Exception
+        self.finish("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
 
     def log(self, step: int, metrics: Mapping[str, float], plan: str = "") -> None:
         """Log metrics at `step`, the policy version; as `MetricLog.append` leaves out what is there already. `plan`
@@ -208,7 +207,7 @@ class Tracker:
         """Log a file as an artifact in `folder`; one of the same name is replaced. Raises FileNotFoundError."""
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file to log")
-        self._upload(f"{folder}/{path.name}", lambda: self._run.store_file(path, folder))
+        self._upload(f"{folder}/{path.name}".lstrip("/"), lambda: self._run.store_file(path, folder))
 
     def finish(self, status: Status) -> None:
         """Send what is left and end the run in MLflow; later calls change nothing."""
@@ -227,7 +226,7 @@ class Tracker:
 
     def _upload(self, path: str, upload: Callable[[], None]) -> None:
         with self._lock:
-            self._uploads[path] = upload
+            self._uploads.add(path, upload)
             self._deliver_when_due()
 
     def _deliver_when_due(self) -> None:
@@ -244,13 +243,11 @@ class Tracker:
                 self._send()
         except (from_mlflow.exceptions.MlflowException, OSError) as error:
             ended = time.monotonic()
-            self._next_attempt = ended + max(PAUSE_SECONDS, PAUSE_RATIO * (ended - started))
+            self._next_attempt = ended + _pause(ended - started)
             failure = why(error, self._run.is_served)
             if not self._away and self.run_id is not None:
-                kept = self._log.path or "memory"
-                logger.warning(
-                    "MLflow at %s takes nothing, metrics stay in %s: %s", masked(self._run.uri), kept, failure
-                )
+                words = "MLflow at %s takes nothing, metrics stay in %s: %s"
+                logger.warning(words, masked(self._run.uri), self._log.path or "memory", failure)
             self._away = True
             return failure
         if self._away:  # the monitor's thread ends at its first failure
@@ -271,9 +268,7 @@ class Tracker:
         self._backlog.clear()
         for line in lacking:
             self._have.update(dict.fromkeys(line.metrics, line.step))
-        for path in list(self._uploads):
-            self._uploads[path]()
-            del self._uploads[path]
+        self._uploads.send(last=self._status is not None)
         if self._status is not None:
             self._run.end(self._status)
 
@@ -297,3 +292,8 @@ class Tracker:
         if self._monitor is not None and not self._away:  # its own attempts would hold up the end by minutes
             self._monitor.finish()  # type: ignore[no-untyped-call]
         self._monitor = None
+
+
+def _pause(seconds: float) -> float:
+    """Until the next attempt, after one that failed and took so many seconds."""
+    return max(PAUSE_SECONDS, PAUSE_RATIO * seconds)

@@ -15,11 +15,11 @@ from infra.hosts import LOOPBACK, is_loopback, without_proxy
 from infra.security.bundles import machine_name
 from infra.security.tls import tls_environment
 from infra.services.addresses import Addresses
+from infra.services.own_artifacts import artifact_store, remember_store
 from infra.services.passwords import auth_of
 from infra.services.prefect_api import POOL
 from infra.services.served import mlflow_address, served
 from infra.services.supervisor import Program
-from infra.storage import store
 
 WORKER_STOP_SECONDS = 5.0  # its runs are not in its hands: they end when it does
 
@@ -45,12 +45,14 @@ class StackConfig:
 
 def mlflow(config: StackConfig, folder: Path, url: str, listening: int | None) -> Program:
     """An MLflow server on the home's SQLite file, or on $MLFLOW_BACKEND_STORE_URI; artifacts go to the storage.
-    It takes the socket that listens at its address, if there is one."""
+    It takes the socket that listens at its address, if there is one. The home notes where its artifacts go."""
     home = config.home
+    if not os.environ.get("MLFLOW_BACKEND_STORE_URI"):  # else it serves another database than the home's
+        remember_store(home, config.storage, config.mark)
     command, secret = served("mlflow", url, home, auth_of(home, "mlflow"), listening)
     environment = {
         "MLFLOW_BACKEND_STORE_URI": os.environ.get("MLFLOW_BACKEND_STORE_URI") or f"sqlite:///{home}/mlflow.db",
-        "MLFLOW_ARTIFACTS_DESTINATION": store.join(config.storage, "mlartifacts"),
+        "MLFLOW_ARTIFACTS_DESTINATION": artifact_store(config.storage),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",

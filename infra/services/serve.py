@@ -5,7 +5,6 @@ Their own commands start the same applications with the same settings, and let e
 
 import argparse
 import os
-import re
 import socket
 import sys
 from collections.abc import Callable
@@ -13,9 +12,9 @@ from typing import Any
 
 from infra.services.asgi import Application, Gated
 from infra.services.gate import Gate
+from infra.services.own_artifacts import OWN, is_within
 from infra.services.served import AUTH
 
-WITHIN = re.compile(r"mlflow-artifacts:/(?!/)[^%?#\\\0]*")  # no host, nothing that means another path once decoded
 # Of a model's version; a file: within the folder of its run, as MLflow sees to, and a prompt's, one of two words.
 SOURCES = "^(mlflow-artifacts|runs|models|file):/|^(dummy-source|prompt-template)$"
 
@@ -41,13 +40,13 @@ def mlflow_application() -> tuple[Application, dict[str, Any]]:
     os.environ |= {
         constants.BACKEND_STORE_URI_ENV_VAR: backend,
         constants.REGISTRY_STORE_URI_ENV_VAR: backend,
-        constants.ARTIFACT_ROOT_ENV_VAR: "mlflow-artifacts:/",
+        constants.ARTIFACT_ROOT_ENV_VAR: OWN,
         constants.ARTIFACTS_DESTINATION_ENV_VAR: os.environ["MLFLOW_ARTIFACTS_DESTINATION"],
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
         "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "true",  # the gate asks for all that it asks for, and more
     }
     os.environ.setdefault("MLFLOW_CREATE_MODEL_VERSION_SOURCE_VALIDATION_REGEX", SOURCES)
-    handlers.initialize_backend_stores(backend, backend, "mlflow-artifacts:/")
+    handlers.initialize_backend_stores(backend, backend, OWN)
     keep_to_artifact_store(handlers._get_tracking_store())
     read_traces_where_they_belong(handlers._get_tracking_store())
     from mlflow.server.fastapi_app import app
@@ -63,7 +62,7 @@ def keep_to_artifact_store(tracking: Any) -> None:
     create = tracking.create_experiment
 
     def create_experiment(name: str, artifact_location: str | None = None, tags: Any = None) -> str:
-        if artifact_location and not _is_within(artifact_location):
+        if artifact_location and not is_within(artifact_location):
             raise MlflowException.invalid_parameter_value(
                 f"artifact_location {artifact_location[:200]!r}: leave it out, or give mlflow-artifacts:/FOLDER; this "
                 "server keeps artifacts in its own store only"
@@ -84,7 +83,7 @@ def read_traces_where_they_belong(tracking: Any) -> None:
         def own(trace: Any) -> str:
             uri = location(trace)
             root = str(tracking.get_experiment(trace.experiment_id).artifact_location).rstrip("/")
-            if ".." in uri.split("/") or not (_is_within(uri) or uri.startswith(f"{root}/traces/")):
+            if ".." in uri.split("/") or not (is_within(uri) or uri.startswith(f"{root}/traces/")):
                 raise MlflowException.invalid_parameter_value(
                     f"trace {trace.trace_id}: its tags name {uri[:200]!r}; this server reads from its own store only"
                 )
@@ -97,10 +96,6 @@ def read_traces_where_they_belong(tracking: Any) -> None:
         names.append("get_archive_uri_for_trace")
     for reader in (vars(handlers), vars(sqlalchemy_store)):  # each knows them under these names
         reader.update({name: kept(reader[name]) for name in names if name in reader})
-
-
-def _is_within(uri: str) -> bool:
-    return WITHIN.fullmatch(uri) is not None and ".." not in uri.split("/")
 
 
 APPLICATIONS: dict[str, Callable[[], tuple[Application, dict[str, Any]]]] = {
