@@ -7,23 +7,15 @@ from distributed import Client, LocalCluster
 from pydantic import ValidationError
 
 from infra.cluster.placement import PlacementConfig, PlacementError, check_placement, offers, workers_with
+from tests.lone_worker import lone_worker
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """A worker in this process that offers what a machine without a verifier does."""
     with (
-        LocalCluster(
-            n_workers=1,
-            name="part",
-            processes=False,
-            protocol="tcp",
-            host="127.0.0.1",
-            threads_per_worker=1,
-            dashboard_address=None,
-            resources={"CPU": 1, "TRAINER": 1, "GENERATOR": 1},
-        ) as cluster,
-        Client(cluster.scheduler_address, set_as_default=False) as client,
+        lone_worker("part", {"CPU": 1, "TRAINER": 1, "GENERATOR": 1}) as scheduler,
+        Client(scheduler, set_as_default=False) as client,
     ):
         yield client
 

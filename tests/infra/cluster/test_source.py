@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from distributed import Client, LocalCluster, Security
+from distributed import Client, Security
 
 from infra.cluster.cluster import ClusterConfig, local_cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import METRIC, PlacementConfig, PlacementError, check_sources, offers
 from infra.cluster.source import SOURCE, UNKNOWN, digest_of, source_digest
+from tests.lone_worker import lone_worker
 from tests.processes import started, until
 
 ROOT = Path(__file__).parents[3]
@@ -48,18 +49,8 @@ def told(request: pytest.FixtureRequest) -> Iterator[Client]:
     """A cluster whose only worker says this of itself."""
     metrics = {METRIC: lambda _: {"versions": request.param}}
     with (
-        LocalCluster(
-            n_workers=1,
-            name="far",
-            processes=False,
-            protocol="tcp",
-            host="127.0.0.1",
-            threads_per_worker=1,
-            dashboard_address=None,
-            resources={"GENERATOR": 1},
-            metrics=metrics,
-        ) as cluster,
-        Client(cluster.scheduler_address, set_as_default=False) as client,
+        lone_worker("far", {"GENERATOR": 1}, metrics=metrics) as scheduler,
+        Client(scheduler, set_as_default=False) as client,
     ):
         yield client
 
