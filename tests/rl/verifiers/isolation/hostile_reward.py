@@ -46,6 +46,7 @@ def bomb(problem):
             subprocess.Popen(["sleep", problem.extra["mark"]], start_new_session=True)
         except OSError:
             return 0.0, str(made)
+    time.sleep(60)  # the kernel's bound was higher: the supervisor's look ends it
     return 1.0, str(made + 1)
 
 def forever(problem):
