@@ -11,7 +11,7 @@ from rl.verifiers.isolation.pool import Pool, failed
 from rl.verifiers.isolation.process import Cell
 from rl.verifiers.spec import VerifierSpec
 
-KEPT = 4  # a user who edits a file makes a new verifier each time
+KEPT = 4  # of one name: a user who edits a file makes a new verifier each time
 
 
 class Here:
@@ -70,8 +70,9 @@ def opened(spec: VerifierSpec, home: Path | None = None) -> Verifier:
     with _lock:
         verifier = _kept.pop(spec, None) or _open(spec, home)
         _kept[spec] = verifier  # the last one used is the last one to go
-        while len(_kept) > KEPT:
-            _kept.pop(next(iter(_kept))).close()
+        versions = [each for each in _kept if each.name == spec.name]
+        for old in versions[:-KEPT]:
+            _kept.pop(old).close()
         return verifier
 
 

@@ -9,7 +9,8 @@ it in a process that can be killed: the library's own time-out does not fire in 
     unparsable    it finds no expression there
     empty         nothing but white space
 
-A name before the value is passed over (``P(A)=\frac68=\frac34``), but not its power (``x^2=5``) where that is not asked
+A name before the value is passed over (``P(A)=\frac68=\frac34``), and so is what the problem asks for
+(``\cos A=\frac13``), but not its power (``x^2=5``) where that is not asked
 for; a percent sign is a unit (``42\%`` is 42, not 0.42),
 a set is no pair, a list in brackets has its order, and 5:30 is a time of day where no ratio is asked for. ``i`` is the
 imaginary unit where the target has no such letter, or is a number with it (``6+9i``), or the problem is of complex
@@ -61,6 +62,7 @@ _PRIME = re.compile(
     r"(?<=[0-9})\]])\s*(?:'|’|\^\s*\{?\s*\\prime)"
 )  # of feet or of an arc, which math-verify passes over
 _DEGREES = re.compile(r"°|\\degree\b")
+_MONEY = re.compile(r"\\\$|[€£]|\\pounds(?![A-Za-z])")
 _STYLE = re.compile(  # which changes how it looks
     r"\\(?:bf|rm|displaystyle|textstyle|Large|large|boldsymbol|mathbf|bm|underline)(?![A-Za-z])|\\color\s*\{[^{}]*\}"
 )
@@ -92,10 +94,12 @@ _UNIT = re.compile(  # behind a number
     r"|(?P<letter>[smghlL])|(?P<word>(?:(?:sq|square|cubic)\.?\s+)?(?:[A-Za-z]{3,}s|feet|foot|inch|unit|percent|people)))"
     rf"(?:\s*\^\s*\{{?[23]\}}?|[²³])?{_BETWEEN}*\Z"
 )
+_SPACES = re.compile(rf"(?<!\\){_BETWEEN}+(?=[A-Za-z=\\])|(?<=[=,]){_BETWEEN}+")  # which divide no numbers
 _ABOUT = re.compile(r"\\(?:approx|sim|simeq|l?dots|cdots)\b|\.\.\.|…|≈")
 _NAMES = re.compile(
     r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
-    r"|omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega|ell|angle|triangle|overline|vec|measuredangle|widehat|hat)\b"
+    r"|omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega|ell|angle|triangle|overline|vec|measuredangle|widehat|hat|det|dim|Pr"
+    r"|max|min|lvert|rvert|lVert|rVert)(?![A-Za-z])|\\\|"
 )
 
 
@@ -105,7 +109,7 @@ def tidied(latex: str) -> str:
     latex = _LABEL.sub("", latex, count=1) if _LABEL.match(latex) else latex
     latex = _NATURAL.sub(r"\\ln ", _OPTION.sub("", latex))
     latex = _BIG.sub(r"\\\1 ", _UPRIGHT.sub(r" \1\2", latex))
-    latex = _STYLE.sub("", _DEGREES.sub(r"^\\circ", latex.replace("\\$", ""))).strip().strip("$")
+    latex = _STYLE.sub("", _DEGREES.sub(r"^\\circ", _MONEY.sub("", latex))).strip().strip("$")
     latex = _AROUND.sub("", latex)
     while (
         latex.startswith("{")
@@ -164,7 +168,7 @@ def is_name(latex: str) -> bool:
     if re.fullmatch(r"\s*\((?:\s*[A-Za-z]\s*,)*\s*[A-Za-z]\s*\)\s*", latex):
         return True  # (x, y)
     latex = re.sub(r"\([^()]*\)|[_^]\s*(?:\{[^{}]*\}|\w)", "", latex)  # arguments, indices and powers
-    latex = re.sub(r"\\(?:text|mathrm|mathbf|mathcal|operatorname)\s*\{([^{}]*)\}", r" \1 ", latex)
+    latex = re.sub(r"\\(?:text|mathrm|mathbf|mathbb|mathcal|operatorname)\s*\{([^{}]*)\}", r" \1 ", latex)
     letters = _NAMES.sub(" x ", latex)
     return bool(re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", letters))) and not re.search(r"[0-9]|\\", letters)
 
@@ -217,6 +221,7 @@ def sides(latex: str) -> list[str]:
 def value(stated: str, wanted: str, prompt: str, interval: bool) -> str | None:
     """The one value of an answer that may be an equation; None where there is more than one, or none. The power of a
     name counts (x^2 = 5 is not 5), but where it is asked for, or stands behind a plain name (V = s^3)."""
+    stated = _SPACES.sub(" ", stated)
     pieces = re.split(r",|\\text\s*\{\s*(?:or|and)\s*\}|\\(?:lor|vee)\b", stated)
     named = [piece.split("=") for piece in pieces]
     if len(pieces) > 1 and all(len(each) == 2 for each in named):
@@ -229,7 +234,7 @@ def value(stated: str, wanted: str, prompt: str, interval: bool) -> str | None:
     claims = sides(stated)
     if len(claims) == 1 or len(claims) == len(sides(wanted)):
         return stated
-    passed = [claim for claim in claims if is_name(claim)]
+    passed = [claim for claim in claims if is_name(claim) or (has_variable(claim) and asks_for(prompt, claim))]
     passed = [] if all(is_power(name, prompt) for name in passed) else passed
     values = [claim for claim in claims if claim not in passed] or claims[-1:]  # x = e^2
     seen = [expression(claim) for claim in values]

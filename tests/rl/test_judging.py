@@ -13,6 +13,7 @@ import pytest
 from rl.judging import Judgement, judge, warm
 from rl.records import Problem
 from rl.verifiers import service
+from rl.verifiers.opened import KEPT
 from rl.verifiers.service import Service
 from rl.verifiers.spec import VerifierError, VerifierSpec, check_source
 from tests.conftest import free_port
@@ -46,6 +47,22 @@ def test_each_set_is_judged_by_its_own_verifier_and_order_is_kept() -> None:
     nan = np.nan
     assert np.array_equal(found.parts["format"], [[0.25, nan], [nan, nan], [1, 0], [0.25, 0.25]], equal_nan=True)
     assert np.array_equal(found.parts["right"], [[0.75, nan], [nan, nan], [1, 0], [0.75, 0]], equal_nan=True)
+
+
+def test_a_verifier_stays_open_beside_many_others_until_its_text_was_edited_often() -> None:
+    text = "told = []\ndef reward(problem, completion):\n    told.append(1)\n    return {version} + len(told)\n"
+
+    def said(name: str, version: int) -> float:
+        own = VerifierSpec(f"{name}.py:reward", 60.0, 512, text.format(version=version))
+        return float(judge([Problem("", "", "a", set="own")], [["x"]], {"own": own}).rewards[0, 0])
+
+    names = [f"kept{number}" for number in range(KEPT + 2)]
+    assert [said(name, 0) for name in names] == [1] * len(names)
+    assert [said(name, 0) for name in names] == [2] * len(names)
+    assert [said(names[0], version) for version in range(10, 10 * KEPT + 10, 10)] == [11, 21, 31, 41]
+    assert said(names[0], 20) == 22
+    assert said(names[0], 0) == 1  # opened anew
+    assert said(names[1], 0) == 3
 
 
 @pytest.mark.parametrize(
