@@ -39,6 +39,32 @@ class Rloo(Reinforce):
 ALGORITHM = Rloo
 '''
 
+DAPO = '''
+"""DAPO: GRPO with a wider clip."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from rl.algorithms.grpo import Grpo
+
+
+class Dapo(Grpo):
+    summary: ClassVar[str] = "clipped from above at 0.28"
+
+    clip: float = Field(0.28, gt=0, lt=0.5, description="dapo: the ratio's bound")
+
+
+ALGORITHM = Dapo
+'''
+
+SHARED_OPTION = """
+from rl.config import LossConfig
+print([LossConfig(name=name).algorithm.clip for name in ("dapo", "grpo", "zapo")])
+print([LossConfig(name=name, clip=0.1).algorithm.clip for name in ("dapo", "grpo", "zapo")])
+print(LossConfig(name="grpo", clip=0.7).algorithm.clip, LossConfig().dual_clip)
+"""
+
 HELLO = '''
 """`rlvf hello`."""
 
@@ -122,6 +148,21 @@ def test_a_loss_its_options_and_its_metrics_are_one_file(copy: Path) -> None:
     misspelt = ran(copy, "-c", RLVF, "train", "--loss", "rlo")
     assert (misspelt.returncode, misspelt.stderr.count("\n")) == (2, 1)
     assert "rloo" in misspelt.stderr
+
+
+def test_algorithms_whose_options_have_one_name_keep_their_own_defaults_and_bounds(copy: Path) -> None:
+    (copy / "rl/algorithms/dapo.py").write_text(DAPO)
+    (copy / "rl/algorithms/zapo.py").write_text(DAPO)
+    done = ran(copy, "-c", SHARED_OPTION)
+    assert done.stdout == "[0.28, 0.2, 0.28]\n[0.1, 0.1, 0.1]\n0.7 3.0\n", done.stderr
+    bounded = ran(copy, "-c", RLVF, "train", "--loss", "dapo", "--loss.clip", "0.7")
+    assert (bounded.returncode, bounded.stderr) == (
+        2,
+        "rlvf: loss: clip: 0.7 is not allowed with name dapo: Input should be less than 0.5\n",
+    )
+    told = " ".join(ran(copy, "-c", RLVF, "train", "--help", "all").stdout.split())
+    assert "dapo: the ratio's bound (null takes 0.28 for dapo); grpo: the ratio pi/mu" in told
+    assert "(null takes 0.2 for grpo)" in told
 
 
 def test_a_command_is_one_file(copy: Path) -> None:
