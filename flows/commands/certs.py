@@ -15,6 +15,7 @@ from infra.security.certificates import MACHINE_DAYS
 from infra.security.identity import issue, make_authority
 from infra.security.tls import tls_environment
 from infra.services.addresses import running
+from infra.services.of_home import known_addresses
 
 EXAMPLES = """
 rlvf certs jetson                                      jetson.bundle: copy it there, it is all that machine needs
@@ -55,7 +56,7 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        help="where that machine finds the scheduler, like tls://192.168.1.5:8786 (default: where `rlvf up` runs one)",
+        help="where that machine finds the scheduler, like tls://192.168.1.5:8786 (default: that of `rlvf status`)",
     )
     command.add_argument(
         "--days", metavar="N", type=_days, default=MACHINE_DAYS, help=f"how long the certificate lasts ({MACHINE_DAYS})"
@@ -80,7 +81,7 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError("certs needs the name of the other machine: rlvf certs jetson")
     check_machine_name(given.machine)
     up = running(home)
-    scheduler = given.scheduler or up.scheduler
+    scheduler = known_addresses(home, given.scheduler).scheduler
     environment = {"RLVF_STORAGE": up.storage or "", "AWS_ENDPOINT_URL_S3": up.storage_endpoint or "", **os.environ}
     chosen = STORAGE if given.with_storage else PUBLIC
     settings = {name: environment[name] for name in chosen if environment.get(name)}

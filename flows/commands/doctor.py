@@ -26,6 +26,7 @@ from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certific
 from infra.security.printable import printable
 from infra.services.addresses import adopt_endpoint, running
 from infra.services.http import opener
+from infra.services.of_home import known_addresses
 from infra.services.scheduler import ask
 
 EXAMPLES = """
@@ -40,7 +41,7 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
 def _options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--scheduler", metavar="ADDRESS", help="of the cluster (default: of `rlvf up` or the bundle)")
+    command.add_argument("--scheduler", metavar="ADDRESS", help="of the cluster (default: that of `rlvf status`)")
     command.add_argument(
         "--storage",
         metavar="URI",
@@ -78,7 +79,7 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
     chosen = storage or os.environ.get("RLVF_STORAGE")  # the bundle, too, sets that
     settings = adopt_settings(home)
     services = announced = running(home)
-    named = scheduler or (settings.scheduler if settings is not None else None) or services.scheduler
+    named = known_addresses(home, scheduler).scheduler
     towards = NOWHERE
     if named is None:
         yield Check("scheduler", "ok", "none: `rlvf train` starts what it needs, `rlvf up` is for several machines")

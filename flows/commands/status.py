@@ -15,13 +15,13 @@ from typing import Any
 from flows.commands.command import Command
 from infra.cluster.reach import parse_address, reach
 from infra.home import rlvf_home, rlvf_storage
-from infra.security.identity import authority, installed_settings
+from infra.security.identity import adopt_settings, authority
 from infra.security.printable import printable
-from infra.security.secrets import without_userinfo
-from infra.services.addresses import Addresses, read_up, running
+from infra.services.addresses import Addresses, running
 from infra.services.http import answers
 from infra.services.links import page_links
-from infra.services.prefect_server import api_password, is_own, prefect_api, server_of
+from infra.services.of_home import known_addresses
+from infra.services.prefect_server import api_password, is_own, prefect_api
 from infra.services.scheduler import Seen, ask
 from infra.services.served import mlflow_access
 from infra.storage import place
@@ -39,7 +39,7 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        help="ask this scheduler (default: that of rlvf up here, $RLVF_SCHEDULER, that of the installed bundle)",
+        help="ask this scheduler (default: $RLVF_SCHEDULER, that of rlvf up here, that of the installed bundle)",
     )
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.add_argument(
@@ -52,9 +52,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     home = rlvf_home()
     scheduler = None if given.scheduler is None else str(parse_address(given.scheduler, home))
-    known, environment = known_addresses(home, scheduler)
-    for name, value in environment.items():
-        os.environ.setdefault(name, value)
+    known = known_addresses(home, scheduler, up_first=given.shell)  # a shell's own environment may be outdated
+    adopt_settings(home)
     seen: Seen | None = None
     trouble = ""
     if known.scheduler is not None:
@@ -97,26 +96,6 @@ def _run(given: argparse.Namespace) -> None:
     else:
         shown = [*lines(known, alive, workers, running, trouble), *_pages(found.get("links") or {})]
         print(printable("\n".join(shown), lines=True))
-
-
-def known_addresses(home: Path, scheduler: str | None) -> tuple[Addresses, Mapping[str, str]]:
-    """What is known without asking anyone, and the environment that the installed bundle brought."""
-    settings = installed_settings(home)
-    environment = dict(settings.environment) if settings is not None else {}
-    if scheduler is not None:
-        return Addresses(scheduler=scheduler), environment
-    up = read_up(home)
-    own = up.addresses if up is not None else Addresses(prefect=server_of(home))
-    given = Addresses(
-        prefect=without_userinfo(os.environ.get("PREFECT_API_URL", "")) or None,
-        mlflow=without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", "")) or None,
-        scheduler=os.environ.get("RLVF_SCHEDULER") or None,
-        storage=os.environ.get("RLVF_STORAGE") or None,
-    )
-    bundle = Addresses(
-        scheduler=settings.scheduler if settings is not None else None, storage=environment.get("RLVF_STORAGE")
-    )
-    return own.or_else(given).or_else(bundle), environment
 
 
 def shell_settings(home: Path, known: Addresses) -> dict[str, str]:

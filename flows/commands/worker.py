@@ -24,12 +24,13 @@ from infra.security.bundles import check_machine_name, machine_name
 from infra.security.certificates import SecurityError
 from infra.security.identity import adopt_settings, install_bundle
 from infra.security.printable import printable
-from infra.services.addresses import a_worker, adopt_endpoint, running
+from infra.services.addresses import a_worker, adopt_endpoint
+from infra.services.of_home import known_addresses
 from infra.services.scheduler import Seen, ask
 
 EXAMPLES = """
 rlvf worker --bundle jetson.bundle                     the first time: installs the bundle, then joins
-rlvf worker                                            later: where the bundle, or `rlvf up` here, says
+rlvf worker                                            later: the scheduler that `rlvf status` names
 rlvf worker tls://192.168.1.5:8786 --roles generator   sample completions only
 rlvf worker tcp://10.0.0.5:8786 --insecure             without TLS, in a network where you trust everyone
 """
@@ -47,7 +48,10 @@ def _roles(text: str) -> tuple[str, ...]:
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "address", metavar="ADDRESS", nargs="?", help="of the scheduler (default: of the bundle, or of `rlvf up` here)"
+        "address",
+        metavar="ADDRESS",
+        nargs="?",
+        help="of the scheduler (default: that of --bundle, or of `rlvf status`)",
     )
     command.add_argument("--bundle", metavar="FILE", help="made by `rlvf certs` on the scheduler's machine; kept")
     command.add_argument(
@@ -78,7 +82,8 @@ def _run(given: argparse.Namespace) -> None:
     settings = adopt_settings(home)
     machine = given.name or (settings.machine if settings is not None else machine_name())
     check_machine_name(machine)
-    written = given.address or (settings.scheduler if settings is not None else None) or running(home).scheduler
+    brought = settings.scheduler if given.bundle is not None and settings is not None else None
+    written = known_addresses(home, given.address or brought).scheduler
     if written is None:
         raise ValueError(
             "no scheduler to join: give its address, like tls://192.168.1.5:8786, or a bundle made with `rlvf certs`"

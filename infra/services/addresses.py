@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,9 @@ class Addresses:
     storage_mark: str | None = None  # that lies there: see `infra.storage.mark`
 
     def or_else(self, other: "Addresses") -> "Addresses":
-        """These, and of `other` what is lacking here."""
+        """These, and of `other` what is lacking here; another storage's endpoint and mark are not."""
+        if self.storage not in (None, other.storage):
+            other = replace(other, storage_endpoint=None, storage_mark=None)
         return Addresses(**{name: value or getattr(other, name) for name, value in asdict(self).items()})
 
 

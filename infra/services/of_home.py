@@ -1,12 +1,42 @@
-"""The services of a home, by name: which of them run, and what an `rlvf up` that was killed has left."""
+"""The services of a home: where they are, which of them run, and what an `rlvf up` that was killed has left."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from infra.security.identity import installed_settings
+from infra.security.secrets import without_userinfo
+from infra.services.addresses import Addresses, read_up
 from infra.services.part import TITLES, end_stragglers
+from infra.services.prefect_server import server_of
 from infra.services.supervisor import Service
 
 STOPPING = ("worker", "machine", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
+
+
+def known_addresses(home: Path, scheduler: str | None = None, *, up_first: bool = False) -> Addresses:
+    """The services that a command of this home uses, found without asking any of them.
+
+    A `scheduler` that the command names stands alone: its services are others. Else each address is that of the
+    environment, which is what `rlvf train` joins, of this home's `rlvf up`, or of the installed bundle; with `up_first`
+    the first two change places.
+    """
+    if scheduler is not None:
+        return Addresses(scheduler=scheduler)
+    environment = Addresses(
+        prefect=without_userinfo(os.environ.get("PREFECT_API_URL", "")) or None,
+        mlflow=without_userinfo(os.environ.get("MLFLOW_TRACKING_URI", "")) or None,
+        scheduler=os.environ.get("RLVF_SCHEDULER") or None,
+        storage=os.environ.get("RLVF_STORAGE") or None,
+    )
+    up = read_up(home)
+    own = up.addresses if up is not None else Addresses(prefect=server_of(home))
+    settings = installed_settings(home)
+    bundle = Addresses()
+    if settings is not None:
+        bundle = Addresses(scheduler=settings.scheduler, storage=settings.environment.get("RLVF_STORAGE"))
+    known = own.or_else(environment) if up_first else environment.or_else(own)
+    return known.or_else(bundle)
 
 
 def take_down_leftovers(home: Path, say: Callable[[str], None]) -> int:

@@ -1,0 +1,69 @@
+"""Which scheduler a command means: of its option, else the environment, this home's `rlvf up`, the bundle."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from infra.security.bundles import read_bundle
+from infra.security.identity import issue, own_certificates
+from infra.services.addresses import Addresses
+from infra.services.of_home import known_addresses
+from tests.flows.commands.refusals import refused
+
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
+ENVIRONMENT, UP, BUNDLE = (f"tcp://127.0.0.1:{port}" for port in (7, 8, 9))  # nobody listens at any of them
+
+
+@pytest.fixture
+def home(home_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with an `rlvf up` and a bundle, in an environment that names a third scheduler."""
+    own_certificates(home_folder)
+    (home_folder / "up.json").write_text(json.dumps({"scheduler": UP, "pid": 1}))
+    (home_folder / "certs" / "settings.json").write_text(json.dumps({"machine": "box", "scheduler": BUNDLE}))
+    monkeypatch.setenv("RLVF_SCHEDULER", ENVIRONMENT)
+    return home_folder
+
+
+def forget(home: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    if what == ENVIRONMENT:
+        monkeypatch.delenv("RLVF_SCHEDULER")
+    elif what == UP:
+        (home / "up.json").unlink()
+
+
+def test_every_command_means_the_same_one(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for meant in (ENVIRONMENT, UP, BUNDLE):
+        assert refused(["worker"], capsys).startswith(f"rlvf: {meant}: nothing listens there")
+        main(["status", "--json"])
+        assert json.loads(capsys.readouterr().out)["scheduler"] == meant
+        with pytest.raises(SystemExit):
+            main(["doctor", "--json"])
+        checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+        assert checks["scheduler"]["state"] == "fail"
+        assert checks["scheduler"]["found"].startswith(f"{meant}: nothing listens there")
+        main(["certs", "jetson", "--out", str(tmp_path / "bundle")])
+        capsys.readouterr()
+        assert read_bundle(tmp_path / "bundle").scheduler == meant
+        forget(home, monkeypatch, meant)
+
+
+def test_what_the_command_itself_says_wins(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = "tcp://127.0.0.1:11"
+    assert known_addresses(home, given) == Addresses(scheduler=given)
+    assert refused(["worker", given], capsys).startswith(f"rlvf: {given}: ")
+    bundle = issue(home, "guest", scheduler=BUNDLE)
+    bundle.write(tmp_path / "guest.bundle")
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path / "guest"))
+    assert refused(["worker", "--bundle", str(tmp_path / "guest.bundle")], capsys).startswith(f"rlvf: {BUNDLE}: ")
+
+
+@pytest.mark.usefixtures("home")
+def test_a_shell_with_an_outdated_environment_is_told_of_this_homes_up(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["status", "--shell"])
+    assert f"export RLVF_SCHEDULER={UP}\n" in capsys.readouterr().out
