@@ -120,7 +120,7 @@ class Calls:
         self.lacking: dict[str, float] = {}  # calls that wait for a worker, and since when, by time.monotonic
         self.own: dict[object, tuple[str, float]] = {}  # what this process waits for itself, and since when
         self.took = Durations()  # calls that came back
-        self.exclusions = Exclusions(placement, say)
+        self.exclusions = Exclusions(placement, say, own=client.cluster is not None)
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
         self._awaited: dict[str, Awaited] = {}  # by the key of its future
         self._lock = threading.Lock()
@@ -245,17 +245,20 @@ class Calls:
 
     def unsatisfied(self, call: str) -> PlacementError:
         """The error that says what `call` lacks."""
-        present, tags = self.offers(), self.placement.tags(call)
-        excluded = [offer for offer in present if self.exclusions.excluded(call, offer)]
+        present, tags, given = self._present(), self.placement.tags(call), self.exclusions
+        excluded = [offer for offer in present if given.is_stranger(offer) or given.excluded(call, offer)]
         error = unsatisfied(self.client, call, tags, [offer for offer in present if offer not in excluded])
-        reasons = self.exclusions.reasons(call, [offer for offer in excluded if offer.satisfies(tags)])
+        reasons = given.reasons(call, [offer for offer in excluded if offer.satisfies(tags)])
         return PlacementError(f"{error} (excluded, {reasons})") if reasons else error
 
     def offers(self, call: str | None = None, seconds: float | None = None) -> list[Offer]:
         """The workers that are there and run our source, or those of them that may run `call`. Raises
         SchedulerLostError, also where the scheduler has not answered in `seconds`, if given."""
+        present = [offer for offer in self._present(seconds) if not self.exclusions.is_stranger(offer)]
+        return [offer for offer in present if call is None or offer.satisfies(self.placement.tags(call))]
+
+    def _present(self, seconds: float | None = None) -> list[Offer]:
         try:
-            present = [offer for offer in offers(self.client, seconds) if not self.exclusions.is_stranger(offer)]
+            return offers(self.client, seconds)
         except OSError as error:
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
-        return [offer for offer in present if call is None or offer.satisfies(self.placement.tags(call))]

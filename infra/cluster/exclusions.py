@@ -15,9 +15,10 @@ _Part = tuple[str, tuple[str, ...]]  # a worker's address and tags: what it does
 class Exclusions:
     """Safe to use from several threads at once. A worker that was started again has another address, and is new."""
 
-    def __init__(self, placement: PlacementConfig, say: Callable[[str], None]) -> None:
-        """`say` is called with a line for people."""
+    def __init__(self, placement: PlacementConfig, say: Callable[[str], None], own: bool = False) -> None:
+        """`say` is called with a line for people; `own` says that this process started the workers itself."""
         self._placement = placement
+        self._own = own
         self._say = say
         self._refused: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
         self._failed: Counter[_Part] = Counter()  # calls that raised
@@ -63,18 +64,25 @@ class Exclusions:
         return self._refused[worker.address] >= LIMIT or self._failed[self._part(call, worker)] >= LIMIT
 
     def is_stranger(self, worker: Offer) -> bool:
-        """Whether this worker runs another source of rlvf than this process, and so gets nothing; said once."""
+        """Whether this worker runs another source of rlvf than this process, and so gets nothing; said once. A worker
+        of this process does: it was started again after its files were edited, and a run survives a worker's death."""
         if worker.source in ("", source_digest()):
             return False
         with self._lock:
             new = worker.address not in self._strangers
             self._strangers.add(worker.address)
-        if new:
+        if new and self._own:
+            self._say(
+                f"{worker.name} was started again and runs rlvf as its files are now ({worker.source}); they were "
+                f"edited since this run was started ({source_digest()})"
+            )
+        elif new:
             self._say(
                 f"{worker.name} gets nothing in this run: it runs another source of rlvf ({worker.source}, here "
-                f"{source_digest()}); install the same commit there and start it again"
+                f"{source_digest()}); install the same commit there and start it again; where files were edited here "
+                "since the run was started, start that again with --resume"
             )
-        return True
+        return not self._own
 
     def reasons(self, call: str, workers: list[Offer]) -> str:
         """Why those of the workers are that are excluded; empty where none is."""
@@ -84,7 +92,10 @@ class Exclusions:
             for worker in workers
             if self._failed[self._part(call, worker)] >= LIMIT
         ]
+        strangers = [worker.name for worker in workers if self.is_stranger(worker)]
         reasons = []
+        if strangers:
+            reasons.append(f"because they run another source of rlvf: {', '.join(strangers)}")
         if refused:
             reasons.append(f"because what they returned was refused: {', '.join(refused)}")
         if failed:

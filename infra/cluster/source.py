@@ -20,7 +20,8 @@ def source_digest() -> str:
 
 def digest_of(root: Path) -> str:
     """The same of a copy that lies there. Line ends count: git keeps them as they are."""
-    files = {path.relative_to(root).as_posix(): path for name in _PACKAGES for path in (root / name).rglob("*.py")}
+    found = (path for name in _PACKAGES for path in (root / name).rglob("*.py") if path.is_file())  # no editor's lock
+    files = {path.relative_to(root).as_posix(): path for path in found}
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
         text = path.read_bytes()

@@ -41,6 +41,8 @@ def test_the_digest_is_of_names_and_bytes_of_our_files_alone(copy: Path) -> None
     (copy / "rl" / "sampler.py").rename(copy / "rl" / "sampled.py")
     assert digest_of(copy) != other
     (copy / "rl" / "sampled.py").rename(copy / "rl" / "sampler.py")
+    (copy / "rl" / ".#sampler.py").symlink_to("me@host.123:456")  # Emacs, of a buffer that is not saved
+    (copy / "rl" / "folder.py").mkdir()
     assert digest_of(copy) == other
 
 
@@ -66,7 +68,7 @@ def test_a_worker_of_another_source_is_refused_and_gets_nothing(told: Client, so
     said: list[str] = []
     with (
         Dispatch(told, PlacementConfig(), said.append, patience=0.3) as dispatch,
-        pytest.raises(PlacementError, match="no worker offers GENERATOR"),
+        pytest.raises(PlacementError, match=r"no worker offers GENERATOR.*because they run another source of rlvf: "),
     ):
         list(dispatch.lease("generate", sum, [([1, 2],)]))
     (line,) = [line for line in said if "gets nothing" in line]  # said once, however often one looks
@@ -78,6 +80,20 @@ def test_one_of_the_same_source_works(told: Client) -> None:
     check_sources(told)
     with Dispatch(told, PlacementConfig()) as dispatch:
         assert dict(dispatch.lease("generate", sum, [([1, 2],)])) == {0: 3}
+
+
+def test_a_worker_that_this_process_started_again_after_an_edit_works(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    plain = Security(require_encryption=False)  # type: ignore[no-untyped-call]
+    with local_cluster(ClusterConfig(generators=1, threads=1, device="cpu"), plain, log_dir=tmp_path) as client:
+        monkeypatch.setattr("infra.cluster.exclusions.source_digest", lambda: "before")
+        with Dispatch(client, PlacementConfig(), said.append) as dispatch:
+            assert dict(dispatch.lease("generate", sum, [([1, 2],), ([3, 4],)])) == {0: 3, 1: 7}
+    names = [line.partition(" ")[0] for line in said if f"runs rlvf as its files are now ({source_digest()})" in line]
+    assert "generator-0" in names
+    assert len(names) == len(set(names)) == len(said)
 
 
 def test_one_of_dasks_own_command_is_asked(copy: Path, tmp_path: Path) -> None:
