@@ -186,8 +186,8 @@ def warm(
                 if not verdict.error and verdict.reward != 1:
                     raise VerifierError(
                         f"{problem.source}: verifier {spec.name!r} finds the target {problem.target[:80]!r} wrong as "
-                        f"an answer to itself ({verdict.reason}), so that none can be right: write it in LaTeX, words "
-                        r"in \text{}"
+                        f"an answer to itself ({verdict.reason}), so that none can be right: write it as a right "
+                        r"completion would, for math in LaTeX with words in \text{}"
                     )
     return tuple(notes)
 

@@ -32,6 +32,7 @@ class Problem:
     extra: Mapping[str, Any] = field(default_factory=dict)  # further columns of its file: what JSON can hold
     set: str = ""  # the name of its problem set, which says how it is judged
     instructions: Instructions | None = None
+    no_target: str = ""  # why there is no target, which is empty then: who asks for it is told
 
 
 @dataclass(frozen=True)

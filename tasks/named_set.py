@@ -16,6 +16,8 @@ from rl.problems.tables import ProblemError
 from rl.records import Instructions, Problem
 from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, named, split_name
 
+_OF_THE_HUB = re.compile(r"[\w-][\w.-]*/(?!.*\.csv)[\w.-]+")  # openai/gsm8k
+
 
 @dataclass(frozen=True)
 class NamedSet:
@@ -34,6 +36,9 @@ class NamedSet:
         except PathError as error:
             if near := get_close_matches(self.config.path, MADE, n=1):
                 raise PathError(f"{error}; did you mean {near[0]}?") from error
+            if _OF_THE_HUB.fullmatch(self.config.path) and tables.file_format(self.config.path) == tables.CSV:
+                files = f"hf://datasets/{self.config.path}/**/train*.parquet"
+                raise PathError(f"{error}; of a data set on the hub name its files, such as '{files}'") from error
             raise
         if not found:
             raise ProblemError(f"{self.config.path}: no problems")

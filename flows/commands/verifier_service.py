@@ -31,7 +31,7 @@ class ProblemGiven(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     prompt: Text
-    target: Text = ""
+    target: Text | None = None  # one without a target fails whatever asks for it
     source: str = Field("", max_length=1000)
     extra: dict[str, Any] = Field(default_factory=dict)
 
@@ -75,6 +75,12 @@ class Health(BaseModel):
     verifier: str
 
 
+def problem_of(given: ProblemGiven) -> Problem:
+    """What the verifier gets."""
+    none = "the problem that was sent has no target" if given.target is None else ""
+    return Problem(given.prompt, given.target or "", given.source, given.extra, no_target=none)
+
+
 def verifier_app(spec: VerifierSpec, verifier: Verifier) -> "FastAPI":
     """The application that judges with ``verifier``, which any number of threads may call."""
     from fastapi import FastAPI
@@ -84,11 +90,9 @@ def verifier_app(spec: VerifierSpec, verifier: Verifier) -> "FastAPI":
 
     @app.post("/verify")
     def verify(batch: Batch) -> Verdicts:
-        problems = [
-            Problem(item.problem.prompt, item.problem.target, item.problem.source, item.problem.extra)
-            for item in batch.items
-        ]
-        verdicts = verifier.judge(problems, [item.completion for item in batch.items])
+        verdicts = verifier.judge(
+            [problem_of(item.problem) for item in batch.items], [item.completion for item in batch.items]
+        )
         return Verdicts(
             rewards=[None if isnan(verdict.reward) else verdict.reward for verdict in verdicts],
             reasons=[verdict.reason for verdict in verdicts],

@@ -47,7 +47,7 @@ def _run(given: argparse.Namespace) -> None:
     (spec,) = problems.verifiers.values()
     verifier = opened(spec, rlvf_home())
     failures: Counter[str] = Counter()  # by what is said of them
-    count = 0
+    count, beyond = 0, False
     try:
         verifier.warm()
         if verifier.about:
@@ -56,6 +56,7 @@ def _run(given: argparse.Namespace) -> None:
             verifier, spec, problems.held_out[: given.rows], given.completion
         ):
             count += 1
+            beyond |= not verdict.error and not 0 <= verdict.reward <= 1
             if verdict.error:
                 failures[alike := verdict.error.replace(problem.source, "")] += 1
                 if failures[alike] > 1 and not given.json:
@@ -67,6 +68,11 @@ def _run(given: argparse.Namespace) -> None:
             )
     finally:
         verifier.close()
+    if beyond:
+        print(
+            "rlvf: rewards outside of 0 to 1 train, but reward/pass_rate counts those that are exactly 1",
+            file=sys.stderr,
+        )
     if failures:
         words = f"{failures.total()} of {count} completions could not be judged"
         ways = " and ".join(str(each) for each in failures.values())

@@ -1,4 +1,4 @@
-"""What a run's figures call for, said once each: plain functions of a step's metrics."""
+"""What a run's figures call for: plain functions of a step's metrics."""
 
 from collections.abc import Mapping
 
@@ -7,23 +7,30 @@ STUCK = 5  # steps in a row without a group to train on
 MISMATCH = 0.1  # nats per token
 
 
-def why_nothing(with_signal: int) -> str:
-    """Why a step had nothing to learn from, with so many groups whose rewards differ."""
-    if with_signal:
-        return "every completion that could teach was cut, and loss.mask_truncated leaves those out"
-    return "no group has rewards that differ, so there was nothing to learn from"
-
-
 class Advice:
     """Looks at one step after another."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self._idle = 0  # steps in a row without a group that varies
+        self._idle = 0  # steps in a row without a group to train on
+        self._nothing = 0  # such steps altogether
         self._said: set[str] = set()
 
+    def without_update(self, step: int, refused: str, with_signal: int) -> list[str]:
+        """The line to say after a step whose update was `refused` for that, or that had nothing to learn from, with so
+        many groups whose rewards differ: of the first such step, the 10th, the 100th."""
+        if refused:
+            return [f"step {step}: {refused}"]
+        self._nothing += 1
+        if self._nothing not in (1, 10, 100, 1000, 10_000):
+            return []
+        why = "no group has rewards that differ, so there was nothing to learn from"
+        if with_signal:
+            why = "every completion that could teach was cut, and loss.mask_truncated leaves those out"
+        return [f"step {step}: {why}{f' ({self._nothing} such steps)' if self._nothing > 1 else ''}"]
+
     def after(self, figures: Mapping[str, float]) -> list[str]:
-        """The lines to say after a step with these figures."""
+        """The lines to say after a step with these figures, each of a kind once."""
         self._idle = self._idle + 1 if figures["groups/used"] == 0 else 0
         found = {
             "cut": self._cut(figures["completion/truncated"]),

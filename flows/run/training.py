@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 
 from flows.report.html import PICTURE, REPORT
 from flows.report.result import TrainResult
-from flows.run.advice import Advice, why_nothing
+from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
@@ -256,8 +256,8 @@ class Training:
             self._stages[stage] += spent
         self._spent.clear()
         if not learned.applied:
-            what = learned.refused or why_nothing(batch.groups_with_signal)
-            self.place.display.say(f"step {learned.step}: {what}")
+            for line in self._advice.without_update(learned.step, learned.refused, batch.groups_with_signal):
+                self.place.display.say(line)
         note = f"learned from {learned.groups} of {batch.groups_generated} groups"
         rates = {} if batch.pass_rate == batch.reward else {"pass_rate": batch.pass_rate}
         self.place.display.step(learned.step, reward=batch.reward, **rates, rollouts_per_second=pace, note=note)

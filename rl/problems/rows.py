@@ -43,7 +43,9 @@ def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> li
     """
     prompt = _column(table, columns.prompt, PROMPTS, f"{columns.options}prompt")
     target = _target_column(table, columns)
-    problems = [_problem(table, row, prompt, target, columns, check) for row in table.rows]
+    file = PurePosixPath(table.name).name
+    lacks = f"{file} has no target column among {short(table.header)}; name yours: {columns.options}target NAME"
+    problems = [_problem(table, row, prompt, target, columns, check, lacks) for row in table.rows]
     if not problems:
         raise ProblemError(f"{table.name} has column names but no problem below them")
     return problems
@@ -146,6 +148,7 @@ def _problem(
     target_column: str | None,
     columns: Columns,
     check: Callable[[Problem], None],
+    lacks: str,
 ) -> Problem:
     place = table.at(row.number)
     prompt = inside(row.fields, prompt_column)
@@ -158,7 +161,8 @@ def _problem(
     if not prompt or (columns.target_needed and not target):
         raise ProblemError(f"{place}: {_emptiness(row, str(target_column) if prompt else prompt_column)}")
     fields = {column: value for column, value in row.fields.items() if column not in (prompt_column, target_column)}
-    problem = Problem(prompt, target, f"{PurePosixPath(table.name).name}:{row.number}", fields)
+    source, why = f"{PurePosixPath(table.name).name}:{row.number}", lacks if target_column is None else ""
+    problem = Problem(prompt, target, source, fields, no_target=why)
     try:
         check(problem)
     except ValueError as error:
@@ -169,6 +173,11 @@ def _problem(
 def _below(value: Any, column: str, columns: Columns) -> str:
     """How to name text within the value of a column."""
     texts = [key for key, each in value.items() if isinstance(each, str)] if isinstance(value, dict) else []
+    if isinstance(value, list):  # messages of a chat: the last one asks
+        texts = [
+            f"{at}.content" for at, each in enumerate(value) if "content" in (each if isinstance(each, dict) else ())
+        ]
+        texts = texts[-1:]
     return f"; name the text in it: {columns.options}prompt {shlex.quote(f'{column}.{texts[0]}')}" if texts else ""
 
 

@@ -76,9 +76,13 @@ def read_csv(lines: Iterable[str], name: str) -> Table:
 
 
 def read_jsonl(lines: Iterable[str], name: str) -> Table:
-    """One JSON object a line; the columns are the keys of all. Raises ProblemError."""
+    """One JSON object a line, or one list of objects; the columns are the keys of all. Raises ProblemError."""
     rows = []
-    for number, line in enumerate(_without_mark(lines), 1):
+    text = list(_without_mark(lines))
+    if (listed := _listed("".join(text))) is not None:
+        rows = [Row(number, each) for number, each in enumerate(listed, 1)]
+        return Table(name, "row", list(dict.fromkeys(column for row in rows for column in row.fields)), rows)
+    for number, line in enumerate(text, 1):
         if not line.strip():
             continue
         try:
@@ -94,6 +98,19 @@ def read_jsonl(lines: Iterable[str], name: str) -> Table:
     if not rows:
         raise ProblemError(f"{name} is empty: expected one JSON object a line")
     return Table(name, "line", list(dict.fromkeys(column for row in rows for column in row.fields)), rows)
+
+
+def _listed(text: str) -> list[dict[str, Any]] | None:
+    """The objects of a JSON list; None where the text is none."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # said of its line
+    if not found or not all(isinstance(each, dict) for each in found):
+        return None
+    return [{column: plain(value) for column, value in each.items()} for each in found]
 
 
 def read_parquet(content: BinaryIO, name: str) -> Table:

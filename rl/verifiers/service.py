@@ -89,7 +89,7 @@ class Service:
             {
                 "problem": {
                     "prompt": problem.prompt,
-                    "target": problem.target,
+                    **({} if problem.no_target else {"target": problem.target}),
                     "source": problem.source,
                     "extra": dict(problem.extra),
                 },

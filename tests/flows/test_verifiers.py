@@ -85,9 +85,11 @@ def test_a_service_judges_batches_and_refuses_what_is_too_much(tmp_path: Path, h
         at = int(url.rpartition(":")[2])
         assert visit([at]) == {at: []}
         broken = {"problem": {"prompt": "", "target": "none"}, "completion": ""}
-        answer = client.post(f"{url}/verify", json={"items": [ITEM, {**ITEM, "completion": "#### 1"}, broken]}).json()
-        assert answer["rewards"] == [1.0, 0.0, None]
-        assert answer["reasons"] == ["right", "wrong_value", "broken_problem"]
+        lacking = {"problem": {"prompt": ""}, "completion": "#### 42"}
+        items = [ITEM, {**ITEM, "completion": "#### 1"}, broken, lacking]
+        answer = client.post(f"{url}/verify", json={"items": items}).json()
+        assert answer["rewards"] == [1.0, 0.0, None, None]
+        assert answer["reasons"] == ["right", "wrong_value", "broken_problem", "broken_problem"]
         assert answer["parts"][0] == {"format": 1.0, "right": 1.0}
         assert answer["errors"][:2] == [None, None]
         assert "no number" in answer["errors"][2]

@@ -35,18 +35,37 @@ OF_COMPLETION = frozenset(
     "completion response answer solution output prediction predicted pred generated generation reply text".split()
 )
 OF_PROBLEM = frozenset(
-    "problem prompt question target truth groundtruth gt reference ref label expected gold row example".split()
+    "problem prompt question target truth groundtruth gt reference ref label expected gold row example key".split()
 )
 
 
+class _Fields:
+    def __getitem__(self, name: object) -> Any:
+        raise TypeError(f"a problem is no dict: write problem.extra[{name!r}], or problem.prompt and problem.target")
+
+
 @dataclass(frozen=True)
-class Problem:
+class Problem(_Fields):
     """What the user's function gets."""
 
     prompt: str
     target: str
     source: str
     extra: dict[str, Any]  # further columns of the problem's file
+
+
+@dataclass(frozen=True)
+class ProblemWithoutTarget(_Fields):
+    """The same of a file without such a column: a function that compares with nothing would find everything right."""
+
+    prompt: str
+    source: str
+    extra: dict[str, Any]
+    no_target: str  # why
+
+    @property
+    def target(self) -> str:
+        raise AttributeError(self.no_target)
 
 
 def main() -> None:
@@ -85,7 +104,8 @@ def main() -> None:
         _bound_log(asked["max_log"])
         answer: dict[str, Any]
         try:
-            answer = verdict(function(Problem(**given["problem"]), given["completion"]))
+            kind = ProblemWithoutTarget if "no_target" in given["problem"] else Problem
+            answer = verdict(function(kind(**given["problem"]), given["completion"]))
         except BaseException as error:  # noqa: BLE001
             answer = {"error": described(error, asked["file"]), "retire": isinstance(error, MemoryError)}
             _log(error, given["problem"]["source"])
@@ -204,6 +224,10 @@ def _means(names: list[str], meant: frozenset[str], other: frozenset[str]) -> bo
 
 
 def _number(value: Any, what: str) -> float:
+    if isinstance(value, list) and not what:
+        raise TypeError(
+            f"returned {_short(value)}; it is called for one completion at a time, and a reward is a number"
+        )
     if isinstance(value, str | bytes) or value is None or not hasattr(value, "__float__"):
         raise TypeError(f"returned {_short(value)} {what}".rstrip() + "; a reward is a number")
     number = float(value)

@@ -117,7 +117,7 @@ class Pool:
             return failed("verifier_error", str(error))
         given = {
             "prompt": problem.prompt,
-            "target": problem.target,
+            **({"no_target": problem.no_target} if problem.no_target else {"target": problem.target}),
             "source": problem.source,
             "extra": dict(problem.extra),
         }

@@ -86,6 +86,11 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
             "train --problems aritmetic",
             "aritmetic: no such file, and no file matches it as a pattern; did you mean arithmetic?",
         ),
+        (
+            "train --problems openai/gsm8k",
+            "openai/gsm8k: no such file, and no file matches it as a pattern; of a data set on the hub name its files, "
+            "such as 'hf://datasets/openai/gsm8k/**/train*.parquet'",
+        ),
         ("train --problems *.csv --resume none", "runs/none is not a run: there is nothing"),
         ("train --resume .", " is not a run: it has no config.yaml"),
         ("eval --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),

@@ -34,6 +34,9 @@ def test_a_reward_is_tried_on_a_few_rows(tmp_path: Path) -> None:
     assert "saw 1" in (tmp_path / "home" / "logs" / "verifier-r.log").read_text()
     done = command(tmp_path, "verify", "r.py:reward", "--problems", "p.jsonl", "--completion", "0", "--json")
     assert [json.loads(line)["reward"] for line in done.stdout.splitlines()] == [1.0, 0.25, 0.25]
+    assert "outside of 0 to 1" not in done.stderr
+    (tmp_path / "r.py").write_text("def reward(p, c):\n    return -5 * (not c)\n")
+    assert "rewards outside of 0 to 1 train" in command(tmp_path, *"verify r.py:reward --rows 1".split()).stderr
     (tmp_path / "r.py").write_text("def reward(p, c):\n    return p.extra['x']\n")
     done = command(tmp_path, "verify", "r.py:reward", "--problems", "p.jsonl", "--rows", "1")
     assert done.returncode == 1
@@ -60,11 +63,17 @@ def test_a_reward_is_tried_on_a_few_rows(tmp_path: Path) -> None:
         ("import nothing_here\ndef reward(p, c): return 1\n", "r.py:1: ModuleNotFoundError: No module named"),
         ("def reward(p): return 1\n", "r.py: TypeError: reward(p) is called as reward(problem, completion)"),
         ("def reward(p, c): return p.extra['x']\n", "r.py:1: KeyError: 'x'"),
+        (
+            "def reward(p, c): return p.target in c\n",
+            "r.py:1: AttributeError: q.csv has no target column among ['input',",
+        ),
     ],
 )
 def test_training_looks_at_a_reward_before_anything_starts(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "r.py").write_text(text)
-    done = command(tmp_path, "train", "--verifier", "r.py:reward")
+    (tmp_path / "q.csv").write_text("input,output\nadd 1 and 2.,3\nadd 2 and 2.,4\n")
+    own = ("--problems", "q.csv", "--problems.prompt", "input") if "q.csv" in says else ()
+    done = command(tmp_path, "train", "--verifier", "r.py:reward", *own)
     assert done.returncode == 2
     assert done.stderr.startswith(f"rlvf: {says}"), done.stderr
     assert done.stderr.count("\n") == 1

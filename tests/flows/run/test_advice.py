@@ -2,7 +2,7 @@ from math import nan
 
 import pytest
 
-from flows.run.advice import Advice, why_nothing
+from flows.run.advice import Advice
 
 FINE = {
     "groups/used": 8.0,
@@ -45,5 +45,10 @@ def test_five_steps_in_a_row_without_a_group_to_train_on(rate: float, words: str
 @pytest.mark.parametrize(
     ("with_signal", "words"), [(0, "no group has rewards that differ"), (3, "loss.mask_truncated")]
 )
-def test_a_step_without_an_update_says_why(with_signal: int, words: str) -> None:
-    assert words in why_nothing(with_signal)
+def test_a_step_that_learned_nothing_says_why_ever_more_rarely(with_signal: int, words: str) -> None:
+    advice = Advice(40)
+    said = [line for step in range(1, 201) for line in advice.without_update(step, "", with_signal)]
+    assert all(words in line for line in said)
+    assert [line.partition(":")[0] for line in said] == ["step 1", "step 10", "step 100"]
+    assert said[-1].endswith("(100 such steps)")
+    assert advice.without_update(201, "the update was not finite", 0) == ["step 201: the update was not finite"]

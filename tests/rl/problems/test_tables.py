@@ -65,13 +65,31 @@ def test_columns_may_be_named_and_further_ones_keep_their_types() -> None:
 
 def test_a_target_may_be_absent_where_the_verifier_needs_none() -> None:
     free = Columns(target_needed=False)
-    assert read(jsonl({"prompt": "go"}), free, unchecked)[0].target == ""
+    (problem,) = read(jsonl({"prompt": "go", "gold": "1"}), free, unchecked)
+    assert problem.target == ""
+    assert problem.no_target == (
+        "q.jsonl has no target column among ['prompt', 'gold']; name yours: --problems.target NAME"
+    )
+    assert read(jsonl({"prompt": "go", "answer": None}), free, unchecked)[0].no_target == ""
     assert read(jsonl({"prompt": "go", "answer": None}), free, unchecked)[0].target == ""
     assert read(jsonl({"prompt": "go", "answer": ["a", 1]}), free, unchecked)[0].target == '["a", 1]'
     with pytest.raises(ProblemError, match=r"q\.jsonl: line 1: no column 'python_expression'"):
         read(jsonl({"prompt": "go"}), Columns(), unchecked)
     with pytest.raises(ProblemError, match="no column 'wanted'"):
         read(jsonl({"prompt": "go"}), Columns(target="wanted", target_needed=False), unchecked)
+
+
+def test_a_json_list_holds_what_its_lines_would() -> None:
+    rows = [{"question": q, "answer": a, "level": level} for q, a, level in QUESTIONS]
+    listed = read_jsonl(
+        io.StringIO("\ufeff" + json.dumps([*rows, {"question": "", "answer": "1"}], indent=2)), "q.json"
+    )
+    assert list(listed.rows)[:2] == list(jsonl(*rows).rows)
+    with pytest.raises(ProblemError, match=r"q\.json: row 3: question is empty"):
+        read(listed, Columns(), gsm8k.check)
+    for text, says in (("[", "line 1: not JSON"), ("[]", "line 1: holds a list"), ('[{"a": 1}, 2]', "holds a list")):
+        with pytest.raises(ProblemError, match=says):
+            read_jsonl(io.StringIO(text), "q.json")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +109,10 @@ def test_a_target_may_be_absent_where_the_verifier_needs_none() -> None:
             "prompt NAME",
         ),
         ({"question": ["x"], "answer": "1"}, "line 1: question is ['x'], not text"),
+        (
+            {"question": [{"role": "system", "content": "Be."}, {"role": "user", "content": "x"}], "answer": "1"},
+            "name the text in it: --problems.prompt question.1.content",
+        ),
         ({"question": "", "answer": "1"}, "line 1: question is empty"),
         ({"question": "x", "answer": None}, "line 1: answer is empty"),
         ({"question": "x", "answer": "#### 3"}, "line 1: answer '#### 3' cannot be evaluated"),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.records import Problem
-from rl.verifiers.built_in.gsm8k import check, target_value, verify
+from rl.verifiers.built_in.gsm8k import check, example, target_value, verify
 from tests.cost import processor_time
 
 GSM8K = Path(__file__).parents[3] / "../shared/data/gsm8k_train_1k.jsonl"
@@ -139,3 +139,9 @@ def test_the_targets_number_of_what_a_real_question_counts_is_right() -> None:
                     wrongly[completion] = verdict.reason
     assert wrongly == {}
     assert len(seen) > 300
+
+
+@pytest.mark.parametrize("target", ["86", "$1,200", "so 2 + 2\n#### 4", "3.5"])
+def test_its_example_of_a_right_completion_is_right(target: str) -> None:
+    problem = Problem("how many?", target, "q.jsonl:1")
+    assert verify(problem, example(problem)).reward == 1

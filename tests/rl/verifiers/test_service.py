@@ -13,7 +13,8 @@ from rl.records import Problem, Verdict
 from rl.verifiers import service
 from rl.verifiers.service import BATCH, FIRST, HANGS, Service, ServiceError
 
-PROBLEMS = [Problem(f"q{i}", str(i), f"p:{i}", {"level": i}) for i in range(3)]
+PROBLEMS = [Problem(f"q{i}", str(i), f"p:{i}", {"level": i}) for i in range(2)]
+PROBLEMS.append(Problem("q2", "", "p:2", {"level": 2}, no_target="p has no target column"))
 GOOD = {"rewards": [1, 0.5, None], "reasons": ["right", "near", "timeout"], "parts": [{"a": 1}, {}, {}]}
 GOOD["errors"] = [None, None, "took longer"]
 
@@ -69,6 +70,7 @@ def test_verdicts_are_those_of_the_service() -> None:
     assert (third.reason, third.error) == ("timeout", f"{address}: took longer")
     problem = {"prompt": "q1", "target": "1", "source": "p:1", "extra": {"level": 1}}
     assert asked[0]["items"][1] == {"problem": problem, "completion": "c1"}
+    assert "target" not in asked[0]["items"][2]["problem"]
 
 
 def test_batches_are_bounded() -> None:

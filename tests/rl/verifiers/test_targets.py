@@ -80,7 +80,7 @@ def test_a_set_of_targets_that_are_wrong_as_answers_to_themselves_is_refused() -
     ]
     assert len(warm(verifiers, good)) == 1
     with pytest.raises(
-        VerifierError, match=r"^p:9: verifier 'math' finds the target 'x>5 or not' wrong .*write it in LaTeX"
+        VerifierError, match=r"^p:9: verifier 'math' finds the target 'x>5 or not' wrong .*for math in LaTeX"
     ):
         warm(verifiers, [*good, Problem("", "x>5 or not", "p:9", set="p")])
 

@@ -162,7 +162,7 @@ def ask(pool: Pool) -> Callable[[str], Verdict]:
         ("part", "verifier_error", "returned 'yes' as part 'right'; a reward is a number"),
         ("named", "verifier_error", "a part called 'mean'"),
         ("many", "verifier_error", "give at most 16 by name"),
-        ("listed", "verifier_error", "returned [1.0]; a reward is a number"),
+        ("listed", "verifier_error", "returned [1.0]; it is called for one completion at a time"),
     ],
 )
 def test_what_goes_wrong_is_an_error_of_one_line(
@@ -174,6 +174,26 @@ def test_what_goes_wrong_is_an_error_of_one_line(
     assert says in verdict.error
     assert "\n" not in verdict.error
     assert ask("right").reward == 1  # the next one is judged
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ("problem.target in completion", "AttributeError: q.csv has no target column"),
+        ("getattr(problem, 'target', '') == ''", ""),
+        ("problem.extra['sum'] == 7 and 'q.csv' in repr(problem)", ""),
+        ("problem['sum'] == 7", "TypeError: a problem is no dict: write problem.extra['sum']"),
+    ],
+)
+def test_a_problem_without_a_target_has_none_to_compare_with(expression: str, says: str) -> None:
+    problem = Problem("add", "", "q.csv:1", {"sum": 7}, no_target="q.csv has no target column")
+    pool = Pool(f"def reward(problem, completion):\n    return {expression}\n", "r.py", "reward", 60, 400, size=1)
+    try:
+        (verdict,) = pool.judge([problem], ["anything"])
+    finally:
+        pool.close()
+    assert says in verdict.error
+    assert verdict.error or verdict.reward == 1
 
 
 def test_memory_that_grows_to_the_limit_is_an_error_of_one_line() -> None:

@@ -49,6 +49,7 @@ FINE = [
     "a, x",
     "item, _",
     "problem_text, model_output",
+    "answer_key, response",
     "answered_row, x",
     "question_and_answer, predicted_label",
     "context, texture",
