@@ -13,7 +13,7 @@ import numpy as np
 
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts, arrays
-from rl.verifiers.isolation.pool import MAX_REWARD
+from rl.verifiers.parts import MAX_REWARD
 
 TOLERANCE = 1e-3  # nats above 0 that rounding may make of the log-prob of a certain token
 

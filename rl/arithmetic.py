@@ -1,12 +1,5 @@
 """Arithmetic expressions: exact values, and bounds on everything a completion could make expensive.
 
-    empty             nothing but white space
-    unparsable        control characters (NUL, a second line), anything outside ASCII, or broken syntax ("1 +", "007")
-    forbidden         printable ASCII that arithmetic has no use for (names, calls, strings, prose, 1e9, 0x1F, 1_000),
-                      "1(2)", "()", or an exponent that is not a whole number
-    too_large         beyond a bound below, found before the work is done
-    division_by_zero  / // % by zero, or zero to a negative power
-
 Only text made of digits, ``. + - * / % ( )`` and blanks reaches Python's parser, and only within the bounds on length
 and nesting; so the parser neither warns nor exhausts its stack, whatever a model writes.
 """
@@ -42,7 +35,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 
 
 class UnfitExpression(ValueError):  # noqa: N818  the name says what is wrong with the expression
-    """An expression without a value; `reason` is one of the words above."""
+    """An expression without a value."""
 
     def __init__(self, reason: Unfit, detail: str) -> None:
         super().__init__(reason, detail)  # both in args: that is what pickle calls the class with

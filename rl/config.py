@@ -258,7 +258,7 @@ class VerifierConfig(BaseModel):
 
     timeout_reward: float | None = Field(
         None,
-        ge=-1e6,  # as for any reward: rl.verifiers.isolation.pool
+        ge=-1e6,  # as for any reward: rl.verifiers.parts
         le=1e6,
         allow_inf_nan=False,
         description="reward of a completion on which my_reward.py or math takes longer; with none nothing is learned "

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from rl.records import Problem, Verdict
 from rl.verifiers.contract import Verifier
-from rl.verifiers.isolation.pool import NOT_TRIED
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierError, VerifierSpec
+from rl.verifiers.verdicts import NOT_TRIED
 
 MESSAGES = 8  # of failures that a judgement carries
 TRIED = 8  # problems of a set that are tried before anything starts, at some ms each

@@ -47,7 +47,7 @@ class NamedSet:
     def _problems(self, table: tables.Table) -> list[Problem]:
         columns = Columns(self.config.prompt, self.config.target, self.verifier.needs_target, self.options)
         try:
-            return rows.read(table, columns, self.verifier.check)
+            return rows.read(table, columns, self.verifier.declared.check)
         except ProblemError as error:
             if not self.by_default:
                 raise
@@ -69,7 +69,7 @@ class NamedSet:
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems as of this set, with what a chat model is told."""
-        instructions = self.verifier.instructions
+        instructions = self.verifier.declared.instructions
         if self.config.system is not None:
             instructions = Instructions(self.config.system, required=True) if self.config.system else None
         if self.config.template is not None:

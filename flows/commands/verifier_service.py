@@ -31,7 +31,8 @@ class ProblemGiven(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     prompt: Text
-    target: Text | None = None  # one without a target fails whatever asks for it
+    target: Text | None = None  # what asks for the target of a problem without one fails, and says why
+    no_target: str = Field("the problem that was sent has no target", max_length=1000)
     source: str = Field("", max_length=1000)
     extra: dict[str, Any] = Field(default_factory=dict)
 
@@ -77,8 +78,8 @@ class Health(BaseModel):
 
 def problem_of(given: ProblemGiven) -> Problem:
     """What the verifier gets."""
-    none = "the problem that was sent has no target" if given.target is None else ""
-    return Problem(given.prompt, given.target or "", given.source, given.extra, no_target=none)
+    why = given.no_target if given.target is None else ""
+    return Problem(given.prompt, given.target or "", given.source, given.extra, no_target=why)
 
 
 def verifier_app(spec: VerifierSpec, verifier: Verifier) -> "FastAPI":

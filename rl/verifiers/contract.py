@@ -8,18 +8,11 @@ from rl.records import Instructions, Problem, Verdict
 
 
 class Verifier(Protocol):
-    """Judges completions."""
-
-    @property
-    def instructions(self) -> Instructions | None:
-        """The system prompt and examples of a chat model; nothing where the problems say what they want."""
+    """Judges completions. Its system prompt and its check of a problem are known without it: `Declared`."""
 
     @property
     def about(self) -> str:
         """What a person should know of how it runs here; nothing where there is nothing."""
-
-    def check(self, problem: Problem) -> None:
-        """Raise ValueError for a problem that it cannot judge."""
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         """A verdict on each completion of the problem beside it, failures included."""
@@ -39,9 +32,9 @@ def accept(problem: Problem) -> None:
 class Declared:
     """What is known of a verifier by its name: what a file of `rl.verifiers.built_in` says of its own, as VERIFIER."""
 
-    instructions: Instructions | None = None
+    instructions: Instructions | None = None  # None: the problems say what they want
     tokens: int = 512  # of an answer that does what the instructions ask for; what is longer is cut
-    check: Callable[[Problem], None] = accept
+    check: Callable[[Problem], None] = accept  # raises ValueError for a problem that it cannot judge
     example: Callable[[Problem], str] | None = None  # a right completion; none where the target is one
     # one of these two, in what is built in
     verify: Callable[[Problem, str], Verdict] | None = None  # exact and bounded: it runs in the process that asks

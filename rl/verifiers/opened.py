@@ -7,9 +7,10 @@ from pathlib import Path
 from rl.records import Problem, Verdict
 from rl.verifiers.contract import Verifier
 from rl.verifiers.isolation import sandbox
-from rl.verifiers.isolation.pool import Pool, failed
+from rl.verifiers.isolation.pool import Pool
 from rl.verifiers.isolation.process import Cell
 from rl.verifiers.spec import VerifierSpec
+from rl.verifiers.verdicts import failed
 
 KEPT = 4  # of one name: a user who edits a file makes a new verifier each time
 
@@ -17,10 +18,11 @@ KEPT = 4  # of one name: a user who edits a file makes a new verifier each time
 class Here:
     """A verifier that is exact and bounded, so that it runs in this process."""
 
+    about = ""
+
     def __init__(self, spec: VerifierSpec) -> None:
         assert spec.declared.verify is not None
-        self.instructions, self.check, self._verify = spec.instructions, spec.check, spec.declared.verify
-        self.about = ""
+        self._verify = spec.declared.verify
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         return [self._one(problem, text) for problem, text in zip(problems, completions, strict=True)]
@@ -43,7 +45,6 @@ class Isolated(Pool):
 
     def __init__(self, spec: VerifierSpec, home: Path | None) -> None:
         spec.require_package()
-        self.instructions, self.check = spec.instructions, spec.check
         module = spec.declared.module
         ours = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py") if module else None
         text, file = (ours.read_text("utf-8"), ours.name) if ours is not None else (spec.text, spec.file)

@@ -1,5 +1,7 @@
-"""What the parts of a reward may be called, whoever gives them: a user's function or a service. Each is a metric."""
+"""Bounds of a verdict, whoever gives it: a user's function or a service. Each part of a reward is a metric."""
 
+MAX_REWARD = 1e6
+MAX_REASON = 60  # characters, as of the name of a part
 MAX_PARTS = 16
 TAKEN = ("mean", "pass_rate", "error_rate")  # names of metrics beside those of the parts
 

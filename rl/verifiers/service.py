@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from rl.records import Problem, Verdict
-from rl.verifiers.isolation.pool import NOT_TRIED, failed, finite
-from rl.verifiers.parts import MAX_PARTS, TAKEN, is_part_name
+from rl.verifiers.parts import MAX_REASON
+from rl.verifiers.verdicts import NOT_TRIED, as_json, checked, failed
 
 BATCH = 64  # completions in one request
 FIRST = 8  # in the first one: it may be the one that shows that the service hangs
@@ -43,22 +43,20 @@ class ServiceHangsError(ServiceError):
 class Service:
     """A client of one address. Any thread may call it."""
 
+    about = ""
+
     def __init__(self, address: str, seconds: float, certificates: Path | None = None) -> None:
         """`seconds` for one completion; `certificates`: a folder with authority.pem, machine.pem and machine.key, used
         for https where they are there."""
         self.address = address.rstrip("/")
         self.shown = urlsplit(self.address)._replace(netloc=urlsplit(self.address).netloc.rpartition("@")[2]).geturl()
         self.seconds = seconds
-        self.about, self.instructions = "", None  # its problems say what they want
         self._answered = False  # it has, once
         self._hung = 0  # requests in a row
         self._tls = httpx.create_ssl_context()
         if certificates is not None and self.address.startswith("https://") and (certificates / "machine.pem").exists():
             self._tls = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
             self._tls.load_cert_chain(certificates / "machine.pem", certificates / "machine.key")
-
-    def check(self, problem: Problem) -> None:
-        """Any will do: the service says what it cannot judge."""
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         """A verdict on each completion of the problem beside it, failures included."""
@@ -86,15 +84,7 @@ class Service:
 
     def _ask(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         items = [
-            {
-                "problem": {
-                    "prompt": problem.prompt,
-                    **({} if problem.no_target else {"target": problem.target}),
-                    "source": problem.source,
-                    "extra": dict(problem.extra),
-                },
-                "completion": completion,
-            }
+            {"problem": as_json(problem), "completion": completion}
             for problem, completion in zip(problems, completions, strict=True)
         ]
         answer = self._request("POST", "/verify", {"items": items}, CONNECT_SECONDS + self.seconds * len(items))
@@ -107,17 +97,12 @@ class Service:
     def _verdict(self, reward: Any, reason: Any, parts: Any, error: Any) -> Verdict:
         if isinstance(error, str) and error:
             known = isinstance(reason, str) and reason.isidentifier() and reason.isascii()
-            return failed(reason[:60] if known else "service_error", f"{self.shown}: {' '.join(error.split())[:300]}")
-        if not finite(reward):
-            return failed("service_error", f"{self.shown}: gave the reward {str(reward)[:60]!r}; it has to be a number")
-        if not isinstance(reason, str):
-            return failed("service_error", f"{self.shown}: gave a reason that is no text")
-        if not isinstance(parts, dict) or len(parts) > MAX_PARTS or not all(map(finite, parts.values())):
-            return failed("service_error", f"{self.shown}: gave parts that are not numbers by name")
-        if odd := [name for name in parts if not is_part_name(name[:60])]:
-            words = f"gave a part called {odd[0][:60]!r}; it has to be a short word other than {', '.join(TAKEN)}"
-            return failed("service_error", f"{self.shown}: {words}")
-        return Verdict(float(reward), reason[:60], {str(name)[:60]: float(part) for name, part in parts.items()})
+            line = f"{self.shown}: {' '.join(error.split())[:300]}"
+            return failed(reason[:MAX_REASON] if known else "service_error", line)
+        try:
+            return checked(reward, reason, parts)
+        except ValueError as wrong:
+            return failed("service_error", f"{self.shown}: {wrong}")
 
     def _request(self, method: str, path: str, content: Any, seconds: float) -> dict[str, Any]:
         """The JSON object that it answers with. Raises ServiceError."""

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -10,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rl.config import AUTO, MADE, VERIFIERS
-from rl.records import Instructions, Problem
+from rl.records import Problem
 from rl.verifiers import table
 from rl.verifiers.contract import FUNCTION, SERVICE, Declared
 
@@ -91,16 +90,6 @@ class VerifierSpec:
     @property
     def needs_target(self) -> bool:
         return self.declared.built_in
-
-    @property
-    def instructions(self) -> Instructions | None:
-        """What a chat model is told; nothing for a verifier that is not ours, whose prompts say what they want."""
-        return self.declared.instructions
-
-    @property
-    def check(self) -> Callable[[Problem], None]:
-        """Raises ValueError for a problem that the verifier cannot judge."""
-        return self.declared.check
 
     def example(self, problem: Problem) -> str:
         """A completion that should be right, as far as one is known: what the verifier says, or the target as it is."""

@@ -1,32 +1,7 @@
 r"""Verifier `math`: the last ``\boxed{}`` means the same as the target, by math-verify. `rl.verifiers.isolation` runs
 it in a process that can be killed: the library's own time-out does not fire in the middle of long arithmetic.
 
-    right         math-verify finds the two equal
-    wrong_value   it does not
-    no_answer     no ``\boxed{}``
-    ambiguous     sides of an equation that differ, an equation that says no value (x=41=42, 41=42 and 2x=42 are not
-                  42), numbers side by side (2\;3 is not 5), or words that take it back
-    unparsable    it finds no expression there
-    empty         nothing but white space
-
-A name before the value is passed over (``P(A)=\frac68=\frac34``), and so is what the problem asks for
-(``\cos A=\frac13``), but not its power (``x^2=5``) where that is not asked
-for; a percent sign is a unit (``42\%`` is 42, not 0.42),
-a set is no pair, a list in brackets has its order, and 5:30 is a time of day where no ratio is asked for. ``i`` is the
-imaginary unit where the target has no such letter, or is a number with it (``6+9i``), or the problem is of complex
-numbers, upright or not; angles of functions have their degrees (``\cos 60^\circ`` is 1/2). Numerals are right in the
-base that the target names, else in base 10 alone (``101_2`` is neither 101 nor ``101_3``). Decimals are exact: 0.333333
-is not 1/3, ``0.\overline{3}`` is, and none is an irrational number. An inequality is the interval that it says where
-the target can be no pair (``x\le3`` is ``(-\infty,3]``), says ``x\in``, or is asked for as an interval or by an
-inequality; ``x<1\text{ or }x>2`` is a union; ``x=3,y=4`` is the pair (3,4). A list without brackets is no interval.
-Units are passed over (``6\,cm``,
-``6\text{ cm}^2``, ``6°``), letters that no unit has are variables (``6t`` is not 6), and so are all that touch the
-number of a target (``6m``) or that the problem names (``$s$``). What a target counts in words (``72 apples``) is left
-out or said, and nothing else is. A word is one without ``\text``, too; capitals are one (``ABC`` is not ``CBA``), a
-letter has its case, but that of a choice. What math-verify cannot parse is compared as text.
-Words that take a value back, make another one of it or a condition to it are no unit
-(``6\text{ not}``, ``6\text{ if }x>0``), and neither are primes (``6'``), nor a second number after words
-(``6\text{ hours and }5\text{ minutes}``).
+How it reads names, sets, units and numerals is in docs/verifiers.md. What math-verify cannot parse is compared as text.
 """
 
 import re
@@ -38,14 +13,13 @@ from sympy import Basic, FiniteSet
 from rl.verifiers.expressions import expression, is_imaginary, is_interval, is_range, same
 from rl.verifiers.targets import MAX_CHARACTERS, asked, counted, in_unit
 from rl.verifiers.wording import DOUBTS, RATIO, asks_for, clock, names_variable
-from rl.verifiers.written import boxed
+from rl.verifiers.written import TEXT, boxed
 
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
 _SIGNS = re.compile(r"[(\[{)\]}=]|\\equiv\b")
 _REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
 _INDEX = re.compile(r"(?<=[A-Za-z])_\s*(?:\{\s*\d+\s*\}|\d)\Z")
 _LONG = re.compile(r"(?<![\d.])([0-9]*)\.([0-9]{15,})(?!\d)")  # more than a float holds
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
     r"\s*\\(?:text|textbf|mathrm|mbox)\s*\{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:=]?\s*\}\s*[:=]?",
     re.IGNORECASE,
@@ -148,13 +122,13 @@ def unitless(latex: str, target: bool = False, prompt: str = "") -> str:
 
 def doubts(latex: str) -> set[str]:
     """Words in it that take a value back, or make another one of it."""
-    words = {text.strip().lower() for text in _TEXT.findall(latex)}
+    words = {text.strip().lower() for text in TEXT.findall(latex)}
     return {each for each in words if any(kind.search(each) for kind in DOUBTS)}
 
 
 def has_variable(latex: str) -> bool:
     """Whether it has letters that are no words of a text."""
-    return bool(re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", _TEXT.sub("", latex))))
+    return bool(re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", TEXT.sub("", latex))))
 
 
 def is_loose(stated: str, wanted: str) -> bool:
@@ -185,7 +159,7 @@ def same_word(wanted: str, stated: str) -> bool | None:
     if ours and theirs and (ours[1] or theirs[1] or _VERDICT.fullmatch(ours[2])):
         return ours[2].lower() == theirs[2].lower() or (False if _VERDICT.fullmatch(ours[2]) else None)
     if re.fullmatch("[A-Z]{2,}", wanted):
-        return None if re.sub(r"\\[A-Za-z]+|[^A-Za-z]", "", _TEXT.sub("", stated)) == wanted else False
+        return None if re.sub(r"\\[A-Za-z]+|[^A-Za-z]", "", TEXT.sub("", stated)) == wanted else False
     mine, other = letter(wanted), letter(stated)
     if mine == other or mine.lower() != other.lower():
         return None
@@ -201,7 +175,7 @@ def letter(latex: str) -> str:
 def has_other_case(wanted: str, stated: str) -> bool:
     """Whether a letter that stands alone is a capital in one of them only, which math-verify passes over: 2k, 2K."""
     ours, theirs = (
-        set(re.findall(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" ", latex))))
+        set(re.findall(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])", re.sub(r"\\[A-Za-z]+", " ", TEXT.sub(" ", latex))))
         for latex in (wanted, stated)
     )
     return any(each.swapcase() in theirs for each in ours - theirs) and not letter(wanted)

@@ -30,8 +30,10 @@ def source(name: str) -> str:
     while left:
         part = left.pop(0)
         found[part] = (RL / part).read_text("utf-8")
-        named = [node.module or "" for node in ast.walk(ast.parse(found[part])) if isinstance(node, ast.ImportFrom)]
-        left += {_file(each) for each in named if each.startswith("rl.")} - {*found, *left, *JUDGE_NOTHING}
+        imports = [node for node in ast.walk(ast.parse(found[part])) if isinstance(node, ast.ImportFrom)]
+        named = [name for of in imports for name in (of.module, *(f"{of.module}.{each.name}" for each in of.names))]
+        files = {_file(name) for name in named if name and name.startswith("rl.")}
+        left += {file for file in files - {*found, *left, *JUDGE_NOTHING} if (RL / file).is_file()}
     return "".join(found[part] for part in sorted(found))
 
 

@@ -8,29 +8,7 @@ much precision as there are digits before the point, and how many those are is l
 from math import inf
 from typing import Any
 
-from sympy import (
-    Basic,
-    Derivative,
-    Equality,
-    Expr,
-    FiniteSet,
-    Float,
-    Integer,
-    Integral,
-    Interval,
-    Limit,
-    MatrixBase,
-    Number,
-    NumberSymbol,
-    Pow,
-    Product,
-    Sum,
-    Symbol,
-    Tuple,
-    UnevaluatedExpr,
-    binomial,
-    factorial,
-)
+import sympy as sp
 from sympy.core.evalf import PrecisionExhausted
 
 MAX_BITS = 2.0**17  # of a number without variables, and of those on its way: beyond it nothing is evaluated
@@ -38,16 +16,16 @@ MAX_TERMS = 10_000
 MAX_INDEX_BITS, MAX_DEGREE = 256, 8  # of sums in closed form
 DIGITS = 25
 FIRST = "0.7390851332151606416553120876738734"  # no rational number of few digits, and no constant of anybody's tables
-UNBOUNDED = (Derivative, Integral, Limit, Product, Sum)  # that numerical methods may work on for long
-PERCENT = UnevaluatedExpr  # how math-verify marks one: it takes 9% for 9
+UNBOUNDED = (sp.Derivative, sp.Integral, sp.Limit, sp.Product, sp.Sum)  # that numerical methods may work on for long
+PERCENT = sp.UnevaluatedExpr  # how math-verify marks one: it takes 9% for 9
 
 
 def _is_vast(found: Any) -> bool:
     """Whether it holds a number of more than MAX_BITS, such as 9^(9^9), or a sum or product of more than MAX_TERMS,
     which nobody is to work out."""
-    return isinstance(found, Basic) and (
-        any(not part.free_symbols and _bits(part) > MAX_BITS for part in found.atoms(Pow, factorial, binomial))
-        or any(_terms(part) > MAX_TERMS for part in found.atoms(Sum, Product))
+    return isinstance(found, sp.Basic) and (
+        any(not part.free_symbols and _bits(part) > MAX_BITS for part in found.atoms(sp.Pow, sp.factorial, sp.binomial))
+        or any(_terms(part) > MAX_TERMS for part in found.atoms(sp.Sum, sp.Product))
     )
 
 
@@ -59,20 +37,20 @@ def _terms(found: Any) -> float:
         if len(bounds) == 2 and not any(bound.free_symbols or bound.is_infinite for bound in bounds):
             first, last = map(_index, bounds)
             count *= inf if first is None or last is None else float(max(1, last - first + 1))
-    return count * max((_terms(part) for part in found.function.atoms(Sum, Product)), default=1.0)
+    return count * max((_terms(part) for part in found.function.atoms(sp.Sum, sp.Product)), default=1.0)
 
 
 def _index(bound: Any) -> int | None:
     """The whole number that a bound is; None for any other, and for one of more digits than any sum has terms."""
     number = bound.doit() if _bits(bound) <= MAX_INDEX_BITS else bound
-    return int(number) if isinstance(number, Integer) else None
+    return int(number) if isinstance(number, sp.Integer) else None
 
 
 def closed(found: Any) -> Any:
     """With its sums of powers of whole numbers in closed form, however many terms they have."""
-    if not isinstance(found, Basic):
+    if not isinstance(found, sp.Basic):
         return found
-    sums = {each: each.doit() for each in found.atoms(Sum) if _is_of_powers(each) and not _is_vast(each.function)}
+    sums = {each: each.doit() for each in found.atoms(sp.Sum) if _is_of_powers(each) and not _is_vast(each.function)}
     return found.xreplace(sums) if sums else found
 
 
@@ -83,9 +61,11 @@ def _is_of_powers(found: Any) -> bool:
         and len(bounds) == 2
         and not any(bound.free_symbols or _index(bound) is None for bound in bounds)
         and found.function.free_symbols <= {name}
-        and not found.function.has(Sum, Product)
+        and not found.function.has(sp.Sum, sp.Product)
         and bool(found.function.is_polynomial(name))
-        and not any(isinstance(power.exp, Integer) and power.exp > MAX_DEGREE for power in found.function.atoms(Pow))
+        and not any(
+            isinstance(power.exp, sp.Integer) and power.exp > MAX_DEGREE for power in found.function.atoms(sp.Pow)
+        )
     )
 
 
@@ -95,17 +75,17 @@ def differ(one: Any, other: Any) -> bool:
     if _is_vast(one) or _is_vast(other):
         return bool(one != other)
     match one, other:
-        case Equality(lhs=Symbol() as name), Equality() if name == other.lhs:
+        case sp.Equality(lhs=sp.Symbol() as name), sp.Equality() if name == other.lhs:
             if not one.rhs.has(name) and not other.rhs.has(name):  # both say what one name is
                 one, other = one.rhs, other.rhs
     ours, theirs = elements(one), elements(other)
     if not ours or len(ours) != len(theirs):
         return False
     # a single name may stand for what the other one spells out: a word, a product of letters
-    if any(isinstance(each, Symbol) or each.has(*UNBOUNDED, PERCENT) for each in (*ours, *theirs)):
+    if any(isinstance(each, sp.Symbol) or each.has(*UNBOUNDED, PERCENT) for each in (*ours, *theirs)):
         return False
     names = sorted({symbol.name for each in (*ours, *theirs) for symbol in each.free_symbols})
-    point = {name: Float(FIRST, DIGITS + 10) + at for at, name in enumerate(names)}
+    point = {name: sp.Float(FIRST, DIGITS + 10) + at for at, name in enumerate(names)}
     values = [[_value(each, point) for each in side] for side in (ours, theirs)]
     if any(value is None for side in values for value in side):
         return False
@@ -115,15 +95,15 @@ def differ(one: Any, other: Any) -> bool:
 def elements(found: Any) -> list[Any]:
     """The expressions that it is made of; none where they cannot be compared one by one."""
     match found:
-        case Interval():
+        case sp.Interval():
             parts = [found.start, found.end]
-        case FiniteSet() | Tuple():
+        case sp.FiniteSet() | sp.Tuple():
             parts = list(found.args)
-        case MatrixBase():
+        case sp.MatrixBase():
             parts = list(found.flat())
         case _:
             parts = [found]
-    return parts if all(isinstance(part, Expr) for part in parts) else []
+    return parts if all(isinstance(part, sp.Expr) for part in parts) else []
 
 
 def _value(expression: Any, point: dict[str, Any]) -> Any:
@@ -134,25 +114,25 @@ def _value(expression: Any, point: dict[str, Any]) -> Any:
     except (PrecisionExhausted, ArithmeticError, NotImplementedError, TypeError, ValueError):
         return None
     parts = value.as_real_imag()
-    return parts if all(isinstance(part, Number) and part.is_finite for part in parts) else None
+    return parts if all(isinstance(part, sp.Number) and part.is_finite for part in parts) else None
 
 
 def _close(one: Any, other: Any) -> bool:
-    size = max(abs(part) for part in (*one, *other))
-    return all(abs(mine - theirs) <= size * Float(10) ** (10 - DIGITS) for mine, theirs in zip(one, other, strict=True))
+    error = max(abs(part) for part in (*one, *other)) * sp.Float(10) ** (10 - DIGITS)
+    return all(abs(mine - theirs) <= error for mine, theirs in zip(one, other, strict=True))
 
 
 def _bits(found: Any) -> float:
     """At least the binary logarithm of its size, and of what is worked out on the way to it; of numbers alone."""
     match found:
-        case Float() | NumberSymbol():
+        case sp.Float() | sp.NumberSymbol():
             return 64.0
-        case Number():
+        case sp.Number():
             return float(abs(found.p).bit_length() + found.q.bit_length()) if found.is_Rational else 1.0
-        case Pow():
+        case sp.Pow():
             size, power = _bits(found.base), _bits(found.exp)
             return size * float(2 ** min(power, 64.0))
-        case factorial() | binomial():
+        case sp.factorial() | sp.binomial():
             size = _bits(found.args[0])
             return size * float(2 ** min(size, 64.0))
     return sum(map(_bits, found.args)) + 1.0

@@ -1,17 +1,6 @@
-"""Arithmetic as models write it, brought to what `rl.arithmetic` reads: out of code fences and LaTeX, with the signs of
-a keyboard, an equation by the side that says how.
-
-    5 × 7            5 * 7
-    ```\\n5*7\\n```   5*7
-    $5 \\cdot 7$      5 * 7
-    5*7 = 35         5*7, if it is 35
-    = 35             35
-    "5*7"            5*7
-    print(5*7)       5*7
-    5*7  # words     5*7
-    5*7 == 35        5*7, if it is 35
-    <answer>5*7</answer>, with or without <think>…</think> before it
-"""
+"""Arithmetic as models write it, brought to what `rl.arithmetic` reads: out of code fences, quotes, ``print(…)`` and
+LaTeX, with the signs of a keyboard (``5 × 7`` is ``5 * 7``), an equation by the side that says how (``5*7 = 35`` is
+``5*7``, ``= 35`` is ``35``), without comments and labels."""
 
 import re
 from collections import deque
@@ -43,6 +32,7 @@ _PRINTED = re.compile(
 )
 _END = re.compile(r"(?:<\|[A-Za-z0-9_]{1,40}\|>|</s>|<end_of_turn>|<eos>|\s)+\Z")  # of a turn, written as text
 _MARKED = re.compile(r"(\*\*|\*|__|_|`+)(\S|\S.*\S)\1", re.DOTALL)  # Markdown around it
+TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")  # of LaTeX
 BOX = re.compile(  # without braces TeX takes one sign: \boxed 6 is one, \boxed 42 is a box around 4 alone
     r"\\boxed\s*(?:\{|(?P<bare>[0-9]|(?<=\s)[A-Za-z])(?=[.,;]?(?:[ \t]+[A-Za-z]{2}|[ \t]*(?:\n|\Z|\$|\\[)\]]))))"
 )

@@ -9,7 +9,7 @@ from infra.weights.version import PolicyVersion
 from rl.config import PolicyConfig, SamplingConfig
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Verdict
-from rl.verifiers.isolation.pool import NOT_TRIED
+from rl.verifiers.verdicts import NOT_TRIED
 from tasks.calls.generator import Generator
 from tasks.failures import Failures
 from tasks.problem_set import ProblemSet

@@ -1,12 +1,5 @@
-"""Verifier `arithmetic`: the completion is an expression with exactly the target's value.
-
-right             the value equals the target's
-wrong_value       an allowed expression with another value
-wrong_equation    sides that differ ("2 + 3 = 6"), or none behind the last sign ("2 + 3 =")
-others            the reasons of `rl.arithmetic`: the expression has no value
-
-It is read as models write it: see `rl.verifiers.written`.
-"""
+"""Verifier `arithmetic`: the completion, as `rl.verifiers.written` reads it, is an expression with exactly the target's
+value. Its reasons, and those of the other verifiers here, are in docs/verifiers.md."""
 
 from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Instructions, Problem, Verdict

@@ -1,15 +1,7 @@
 """Verifier `countdown`: an expression that makes the target of the given numbers, each used exactly once.
 
-    right             so it does
-    wrong_value       the numbers are used, the value is another
-    wrong_numbers     a number is missing, used twice, or not one of those given (2.5 is not 2 and 5)
-    forbidden         more than + - * / and brackets
-    wrong_equation    sides that differ ("2 + 3 = 6"), or none behind the last sign ("2 + 3 =")
-    others            the reasons of `rl.arithmetic`
-
-What is read is the last ``<answer>…</answer>``, or else the last code fence, or else the last line that is not blank,
-as `rl.verifiers.written` reads it. The numbers are a problem's
-column `numbers` (or `nums`), its target a whole number.
+What is read is the last ``<answer>…</answer>``, or else the last code fence, or else the last line that is not blank.
+The numbers are a problem's column `numbers` (or `nums`), its target a whole number.
 """
 
 import ast

@@ -1,54 +1,14 @@
-r"""Verifier `gsm8k`: one number after ``####`` or in ``\boxed{}``, the last of them, compared exactly.
-
-    right         its value equals the target's
-    wrong_value   another number
-    no_answer     neither ``####`` nor ``\boxed{}``
-    no_number     what stands there does not begin with a number ("#### forty-two", "1/0", "1,23"), and is no short
-                  sentence with one ("#### She has 42 apples")
-    ambiguous     more than one number, sides of an equation that differ, or what makes another number of it: a word of
-                  scale, a power, a variable ("41 or 42", "x = 41 = 42", "42 million", "42k", "42²", "42x", "42½"), what
-                  takes it back ("not: 42", "half of: 42", "42 (negative)", "42 is wrong"), makes it a bound or an
-                  estimate ("42 or more", "~42"), or says another quantity ("42 twice a week"; see below for "42 less")
-    too_large     more digits than are read
-    empty         nothing but white space
-
-A currency, thousands commas, a trailing dot, a percent sign and units are passed over: ``#### $1,234.50.`` is 1234.5,
-``#### USD 42`` and ``\boxed{42\text{ km}^2}`` are 42. So are a label (``#### Answer: 42``, ``#### x = 42``,
-``#### Therefore, 42``), the name of what is numbered (``#### Day 42``, ``#### 6 o'clock``) and tags
-(``#### 42</answer>``). Where nothing, or ``Answer:`` alone, stands behind the hashes, the next line that is not blank
-counts. A line of ``####`` that is a heading ("#### Verification") is no answer where there is one above it. ``3/4``,
-``\frac{3}{4}`` and ``.75`` are the same number.
-
-``42!`` is a factorial, but ``$42!`` and ``The answer is 42!`` are exclamations.
-
-``42 less``, ``42 fewer apples``, ``42 short``, ``42 too many`` and ``42 lost`` are differences. They are 42 where the
-question asks for one ("how much more", "how many fewer", "than", "lose"), as one in sixteen of GSM8K's does, all with
-the size of it as their target; elsewhere they are another quantity than the one asked for, and ambiguous. ``42 more``
-is 42 in either case. ``42 times more`` is 42 where the question asks how many times, and ``42 dozen`` where it asks how
-many dozen, elsewhere another number.
-"""
+r"""Verifier `gsm8k`: one number after ``####`` or in ``\boxed{}``, the last of them, compared exactly. What is passed
+over around it, and what makes another number of it, is in docs/verifiers.md."""
 
 import re
 from fractions import Fraction
 
 from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Instructions, Problem, Verdict
+from rl.verifiers import wording
 from rl.verifiers.contract import Declared
-from rl.verifiers.wording import (
-    CONCLUDING,
-    FAULTY,
-    GROSS,
-    INEXACT,
-    NUMBERED,
-    NUMERAL,
-    OTHER_NUMBER,
-    TAKEN_BACK,
-    TURNING,
-    compares,
-    said_in_a_sentence,
-    without_counted,
-)
-from rl.verifiers.written import BOX, in_box, plain
+from rl.verifiers.written import BOX, TEXT, in_box, plain
 
 INSTRUCTIONS = Instructions(
     "Think step by step. End with a line of #### and the answer as one number, for example: #### 42"
@@ -59,7 +19,6 @@ MAX_DIGITS = 64
 MAX_CANDIDATES = 16  # answers and headings that are looked at, from the last one on
 
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|\\[dt]?frac\s*([0-9])\s*([0-9])")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
     r"[\s*_`$]*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b|[A-Za-z][A-Za-z_' ]{0,60}(?=[:=])|[A-Za-z' ]{0,60} is\b"
     r"|(?:it|that|there)['’]s\b)"
@@ -106,7 +65,7 @@ _HEADING = re.compile(r"(?:step|part|case|problem|question|example|check|method)
 
 
 class NoNumber(ValueError):  # noqa: N818  the name says what is wrong with the answer
-    """Text that is not one number; the argument is a reason from above."""
+    """Text that is not one number; the argument is the verdict's reason."""
 
 
 def answer(text: str) -> str | None:
@@ -146,7 +105,7 @@ def _is_heading(stated: str) -> bool:
     stated = stated[:MAX_CHARACTERS].lstrip("*_# ")
     if not stated[:1].isalpha():
         return False
-    return bool(_HEADING.match(stated)) or not (re.search("[0-9]", stated) or NUMERAL.search(stated))
+    return bool(_HEADING.match(stated)) or not (re.search("[0-9]", stated) or wording.NUMERAL.search(stated))
 
 
 def number(text: str) -> Fraction:
@@ -160,17 +119,17 @@ def number(text: str) -> Fraction:
     text = _DASH.sub("-", text).replace("−", "-").replace("{,}", ",").replace(",\\!", ",")
     text = _THOUSANDS.sub(lambda found: found[0].replace("\\,", ""), text)
     text = text.replace("\\$", "$").replace("\\%", "%").replace("#", " ")
-    text = _TEXT.sub(r" \1 ", _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text))
+    text = TEXT.sub(r" \1 ", _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), text))
     text = _SPACE.sub(" ", text)
-    text = CONCLUDING.sub("", text, count=1) if CONCLUDING.match(text) else text
+    text = wording.CONCLUDING.sub("", text, count=1) if wording.CONCLUDING.match(text) else text
     if label := _LABEL.match(text):
-        if TURNING.match(label[0].strip(" *_`:=")):
+        if wording.TURNING.match(label[0].strip(" *_`:=")):
             raise NoNumber("ambiguous")
         text = text[label.end() :]
-    text = CONCLUDING.sub("", text, count=1) if CONCLUDING.match(text) else text
-    if numbered := NUMBERED.match(text):
+    text = wording.CONCLUDING.sub("", text, count=1) if wording.CONCLUDING.match(text) else text
+    if numbered := wording.NUMBERED.match(text):
         text = text[numbered.end() :]
-    said = said_in_a_sentence(text)
+    said = wording.said_in_a_sentence(text)
     spoken = said is not None or bool(label and label[0].rstrip(" *_`:").endswith(" is"))
     text = _equal_sides(said or text)
     text = _CURRENCY.sub("", text.lstrip(" *_`({["), count=1) if _CURRENCY.match(text.lstrip(" *_`({[")) else text
@@ -220,8 +179,8 @@ def _check_rest(rest: str, *, money: bool, spoken: bool) -> None:
     rest = _UNIT_POWER.sub("", rest)
     if re.search(r"[=+<>√±×÷≠≈∞π\\]", rest) or any(character.isnumeric() for character in rest):
         raise NoNumber("ambiguous")
-    rest = FAULTY.sub("", GROSS.sub("", rest) if money else rest)
-    if OTHER_NUMBER.search(rest) or TAKEN_BACK.search(rest) or INEXACT.search(rest):
+    rest = wording.FAULTY.sub("", wording.GROSS.sub("", rest) if money else rest)
+    if wording.OTHER_NUMBER.search(rest) or wording.TAKEN_BACK.search(rest) or wording.INEXACT.search(rest):
         raise NoNumber("ambiguous")
 
 
@@ -253,8 +212,8 @@ def verify(problem: Problem, completion: str) -> Verdict:
     try:
         if stated is None:
             raise NoNumber("no_answer" if completion.strip() else "empty")
-        value = number(without_counted(stated, problem.prompt))
-        if compares(stated, problem.prompt):
+        value = number(wording.without_counted(stated, problem.prompt))
+        if wording.compares(stated, problem.prompt):
             raise NoNumber("ambiguous")
     except NoNumber as error:
         return Verdict(0.0, str(error), {"format": 0.0, "right": 0.0})

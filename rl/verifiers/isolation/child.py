@@ -26,11 +26,9 @@ from typing import Any
 
 from rl.verifiers.isolation.confinement import Confinement, confine
 from rl.verifiers.isolation.interpreter import View
-from rl.verifiers.parts import MAX_PARTS, TAKEN, is_part_name
+from rl.verifiers.parts import MAX_PARTS, MAX_REASON, MAX_REWARD, TAKEN, is_part_name
 
-MAX_REASON = 60
 MAX_ERROR = 300
-MAX_REWARD = 1e6
 OF_COMPLETION = frozenset(
     "completion response answer solution output prediction predicted pred generated generation reply text".split()
 )

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from math import nan
 from queue import Empty, LifoQueue
 from threading import Lock
 from typing import Any
@@ -22,12 +21,11 @@ from rl.records import Problem, Verdict
 from rl.verifiers.isolation import leftovers, sandbox
 from rl.verifiers.isolation.confinement import close_environment
 from rl.verifiers.isolation.process import Cell, LoadError, LostError, Process, folder_owner
+from rl.verifiers.verdicts import NOT_TRIED, as_json, checked, failed
 
 IN_A_ROW = 16  # time-outs before the rest is not tried: two groups of eight, so that one problem alone never does it
-MAX_REWARD = 1e6
 _NETWORK = re.compile(r"Errno 101\b|Errno -[235]\b|Name or service|name resolution|Connect(?:ion)?Error|APIConnection")
 _READ_ONLY = re.compile(r"Errno 30\b|Read-only file system")
-NOT_TRIED = "not_tried"  # the reason of what a verifier that hangs was not asked
 
 
 class Pool:
@@ -115,14 +113,8 @@ class Pool:
             process = self._process()
         except LoadError as error:
             return failed("verifier_error", str(error))
-        given = {
-            "prompt": problem.prompt,
-            **({"no_target": problem.no_target} if problem.no_target else {"target": problem.target}),
-            "source": problem.source,
-            "extra": dict(problem.extra),
-        }
         try:
-            answer = process.call({"problem": given, "completion": completion}, seconds)
+            answer = process.call({"problem": as_json(problem), "completion": completion}, seconds)
         except LostError as lost:
             process.kill()
             reason, said = lost.args
@@ -136,10 +128,13 @@ class Pool:
         else:
             self._idle.put(process)
         self._count(timeout=False)
-        verdict = _verdict(answer)
-        if not verdict.error:
-            return verdict
-        return failed(verdict.reason, verdict.error + self._denied(verdict.error) + self._printed())
+        if answer.get("error"):
+            said = str(answer["error"])[:400]
+            return failed("verifier_error", said + self._denied(said) + self._printed())
+        try:
+            return checked(answer.get("reward"), answer.get("reason"), answer.get("parts"))
+        except ValueError:
+            return failed("verifier_error", f"its process sent an answer that is no verdict{self._printed()}")
 
     def _hangs(self) -> bool:
         return self._timeouts >= IN_A_ROW
@@ -161,28 +156,6 @@ class Pool:
         log = self.cell.log
         there = log is not None and log.exists() and log.stat().st_size > 0
         return f"; log: {socket.gethostname()}:{log}" if there else ""
-
-
-def failed(reason: str, error: str) -> Verdict:
-    """The verdict of a verifier that failed."""
-    return Verdict(nan, reason, error=error)
-
-
-def finite(value: object) -> bool:
-    """Whether it is a number that a float holds; JSON may have whole numbers of any size."""
-    return isinstance(value, int | float) and abs(value) <= MAX_REWARD
-
-
-def _verdict(answer: dict[str, Any]) -> Verdict:
-    """What a process answered; it is believed no more than its code is."""
-    if answer.get("error"):
-        return failed("verifier_error", str(answer["error"])[:400])
-    reward, reason, parts = answer.get("reward"), answer.get("reason"), answer.get("parts")
-    numbers = [reward, *(parts.values() if isinstance(parts, dict) else [None])]
-    if not isinstance(reason, str) or not all(map(finite, numbers)):
-        return failed("verifier_error", "its process sent an answer that is no verdict")
-    assert isinstance(parts, dict)
-    return Verdict(float(answer["reward"]), reason, {str(name): float(part) for name, part in parts.items()})
 
 
 _pools: WeakSet[Pool] = WeakSet()

@@ -36,17 +36,11 @@ def test_one_that_is_built_in_and_one_of_the_users_are_asked_alike(name: str) ->
     spec = VerifierSpec(name, seconds=30, text=FUNCTION_TEXT if name.endswith("reward") else "")
     verifier = opened(spec)
     problem = Problem("", target, "here", extra)
-    verifier.check(problem)
+    spec.declared.check(problem)
     verifier.warm()
     right, empty = verifier.judge([problem, problem], [completion, ""])
     assert (right.reward, empty.reward, right.error, empty.error) == (1, 0, "", "")
-    assert (verifier.instructions is not None) == (spec.instructions is not None) == (name in TABLE)
-
-
-def test_a_service_is_asked_as_the_others_are() -> None:
-    verifier = opened(VerifierSpec("http://127.0.0.1:9"))
-    verifier.check(Problem("", "", "here"))
-    assert (verifier.instructions, verifier.about) == (None, "")
+    assert (spec.declared.instructions is not None) == (name in TABLE)
 
 
 def test_each_name_is_found_in_the_table() -> None:

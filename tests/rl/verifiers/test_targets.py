@@ -54,7 +54,7 @@ def test_the_refusal_is_one_line_that_names_the_row() -> None:
         Row(number, {"question": "q?", "answer": answer}) for number, answer in enumerate(["5", "It is 5, she says"])
     ]
     with pytest.raises(ProblemError) as refused:
-        read(Table("p.jsonl", "line", ["question", "answer"], rows), Columns(), VerifierSpec("math").check)
+        read(Table("p.jsonl", "line", ["question", "answer"], rows), Columns(), VerifierSpec("math").declared.check)
     assert "answer 'It is 5, she says' is a sentence" in str(refused.value)
     assert "\n" not in str(refused.value)
 

@@ -8,9 +8,10 @@ import pytest
 
 from rl.records import Problem, Verdict
 from rl.verifiers.isolation import process, sandbox
-from rl.verifiers.isolation.pool import NOT_TRIED, Pool
+from rl.verifiers.isolation.pool import Pool
 from rl.verifiers.isolation.process import Cell, LoadError
 from rl.verifiers.isolation.sandbox import AUTO, SandboxError, chosen
+from rl.verifiers.verdicts import NOT_TRIED
 
 PROBLEM = Problem("what?", "42", "p.csv:2", {"level": 3})
 
