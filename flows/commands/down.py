@@ -11,7 +11,7 @@ from infra.home import rlvf_home
 from infra.services.addresses import UP, is_up, read_up
 from infra.services.of_home import living, take_down_leftovers
 from infra.services.part import TITLES
-from infra.services.supervisor import this_machine
+from infra.services.supervisor import boot_name
 
 EXAMPLES = """
 rlvf down                                              stop what rlvf up started; runs and their state stay
@@ -30,7 +30,7 @@ def _run(_: argparse.Namespace) -> None:
     while (up := read_up(home)) is None and is_up(home) and time.monotonic() < deadline:
         time.sleep(0.05)  # it has just begun, and has not said yet which process it is
     if is_up(home) and up is not None:
-        if up.machine != this_machine():
+        if up.machine != boot_name():
             where = up.machine.partition(" ")[0] or "another machine"
             raise ValueError(f"rlvf up of {home} runs on {where}: rlvf down there")
         with suppress(ProcessLookupError):

@@ -14,9 +14,10 @@ from flows.run.workplace import IMPORTS
 from infra.checks.cluster import cluster_checks, storage_checks
 from infra.checks.machine import Check
 from infra.cluster.machine import cores, detect_device, this_machine
-from infra.cluster.membership import Membership, Role
+from infra.cluster.membership import Membership
 from infra.cluster.placement import ROLES
 from infra.cluster.reach import parse_address, reach
+from infra.cluster.role import Role
 from infra.home import home_line, rlvf_home
 from infra.hosts import is_loopback
 from infra.interrupts import answered_by

@@ -7,7 +7,7 @@ paths before they are laid over each other, so a mistake is reported in the plac
 import argparse
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flows.options.plain_yaml import load_yaml
-from flows.options.tree import Option, flatten, known_options, leaf_values, nest
+from flows.options.tree import Option, changed_leaves, flatten, known_options, leaf_values, nest
 from flows.options.usual_names import unknown
 from infra.storage.usable import StorageError, looked_at
 
@@ -97,9 +97,9 @@ def read_config(
     """
     options = known_options(model)
     flat = {path: Given(path, value) for path, value in leaf_values(model()) if defaults}
-    saved = _layer(options, base or {}, "saved configuration: ")
-    written = _layer(options, _read_yaml(file), f"{file}: ") if file is not None else []
-    given = [*saved, *written, *_command_line(options, overrides)]
+    saved = _layer(options, base or {}, "saved configuration: ", Option.split)
+    written = _layer(options, _read_yaml(file), f"{file}: ", Option.split) if file is not None else []
+    given = [*saved, *written, *_layer(options, overrides, "--", Option.parse)]
     if mistakes := [mistake for one in given if (mistake := _misplaced(options, one))]:
         raise OptionError("\n".join(mistakes))
     flat |= {one.path: one for one in given}
@@ -117,8 +117,7 @@ def to_yaml(config: BaseModel) -> str:
 
 def differences(saved: BaseModel, now: BaseModel) -> list[str]:
     """A line for each leaf that differs: "loss.name: saved 'reinforce', now 'grpo'"."""
-    before, after = dict(leaf_values(saved)), dict(leaf_values(now))
-    return [f"{path}: saved {before[path]!r}, now {value!r}" for path, value in after.items() if before[path] != value]
+    return [f"{path}: saved {was!r}, now {value!r}" for path, was, value in changed_leaves(saved, now)]
 
 
 def _help(option: Option, defaults: Mapping[str, Any]) -> str:
@@ -136,17 +135,12 @@ def _shown(value: Any) -> str:
     return str(value) or "empty"
 
 
-def _layer(options: Mapping[str, Option], entries: Mapping[Any, Any], origin: str) -> list[Given]:
+def _layer(
+    options: Mapping[str, Option], entries: Mapping[Any, Any], origin: str, read: Callable[[Option, Any], Any]
+) -> list[Given]:
     return [
-        Given(path, options[path].split(value) if path in options else value, origin)
+        Given(path, read(options[path], value) if path in options else value, origin)
         for path, value in flatten(options, entries)
-    ]
-
-
-def _command_line(options: Mapping[str, Option], overrides: Mapping[str, str]) -> list[Given]:
-    return [
-        Given(path, options[path].parse(word) if path in options else word, "--")
-        for path, word in flatten(options, overrides)
     ]
 
 

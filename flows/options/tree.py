@@ -136,6 +136,12 @@ def leaf_values(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
+def changed_leaves(before: BaseModel, now: BaseModel) -> Iterator[tuple[str, Any, Any]]:
+    """(dotted path, value before, value now) of every leaf that differs between two configurations of one kind."""
+    values = dict(leaf_values(before))
+    return ((path, values[path], value) for path, value in leaf_values(now) if values[path] != value)
+
+
 def flatten(options: Mapping[str, Option], given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of a nested mapping by dotted path; a key may itself be dotted, a section a bare value."""
     for key, value in given.items():

@@ -40,7 +40,7 @@ def known_addresses(home: Path, scheduler: str | None = None, *, up_first: bool 
 
 
 def take_down_leftovers(home: Path, say: Callable[[str], None]) -> int:
-    """Stop what an `up` that was killed has left, and say what; gives how many that were."""
+    """Stop the services that a killed `rlvf up` has left, say which, and return how many."""
     stopped = [name for name in STOPPING if _service(home, name).stop_unused()]
     for service in (_service(home, name) for name in STOPPING):
         if not service.lives():
@@ -51,7 +51,7 @@ def take_down_leftovers(home: Path, say: Callable[[str], None]) -> int:
 
 
 def living(home: Path) -> list[str]:
-    """The services of this home that run."""
+    """The names of the services of this home that run."""
     return [name for name in STOPPING if _service(home, name).lives()]
 
 

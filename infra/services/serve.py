@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from infra.services.asgi import Application, Gated
+from infra.hosts import listening_socket
+from infra.services.asgi import Application, GatedApplication
 from infra.services.gate import Gate
 from infra.services.own_artifacts import OWN, is_within
 from infra.services.served import AUTH
@@ -118,9 +119,7 @@ def main() -> None:
         listening = (
             socket.socket(fileno=given.listening)
             if given.listening is not None
-            else socket.create_server(
-                (given.host, given.port), family=socket.AF_INET6 if ":" in given.host else socket.AF_INET
-            )
+            else listening_socket(given.host, given.port)
         )
     except OSError as error:
         sys.exit(f"cannot listen at {given.host}, port {given.port}: {error.strerror or error}")
@@ -132,7 +131,7 @@ def main() -> None:
     gate = Gate(auth, given.port, [given.host, *given.name], tls=bool(tls))
     import uvicorn
 
-    config = uvicorn.Config(Gated(application, gate), log_level="warning", **settings, **tls)
+    config = uvicorn.Config(GatedApplication(application, gate), log_level="warning", **settings, **tls)
     uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -145,7 +145,7 @@ class Stack:
                 f"work pool {POOL}",
                 held(home, "worker"),
                 lambda: programs.worker(self.config, self.addresses, prefect.environment),
-                lambda: self._api(str(self.addresses.prefect)).has_worker(programs.worker_name()),
+                lambda: self._api(str(self.addresses.prefect)).has_worker(programs.prefect_worker_name()),
                 needs=[part for part in self._parts if part.name != "machine"],  # it is told where they are
                 on_start=self._end_runs,
             )
@@ -167,7 +167,7 @@ class Stack:
             return server
         deadline = time.monotonic() + 10
         while not server.url:  # a run of this home has started it
-            server.url = str(server.service.found().get("url", ""))
+            server.url = server.service.found().url or ""
             if time.monotonic() > deadline:
                 raise ServiceError("the Prefect server of this home does not say where it listens; try again")
             time.sleep(0.05)

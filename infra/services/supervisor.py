@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,8 +33,8 @@ STOP_SECONDS = 5.0  # what a service gets to stop by itself
 KILL_SECONDS = 1.0  # and its supervisor from then on to end it: it may be stopped itself (SIGSTOP)
 
 
-def this_machine() -> str:
-    """Where a process number means something: the host's name, and what tells two of one name apart."""
+def boot_name() -> str:
+    """Where a process number means something: the host's name, and what tells its boots and namespaces apart."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts += [BOOT.read_text().strip(), str(Path("/proc/self/ns/pid").readlink())]
@@ -43,6 +43,16 @@ def this_machine() -> str:
 
 class ServiceError(RuntimeError):
     """A service did not start, or stopped while it was needed."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `server.json` says of a service, each field None until its supervisor has written it."""
+
+    pid: int | None = None  # of the supervisor
+    machine: str | None = None  # `boot_name` where that runs
+    stop_seconds: float = STOP_SECONDS
+    url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,13 +75,8 @@ class Service:
         self._users: IO[str] | None = None
         self._supervisor: subprocess.Popen[bytes] | None = None
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this process uses it."""
-        return self._users is not None
-
     def hold(self) -> None:
-        """From here on a living service stays; one that is just being stopped is waited for."""
+        """Use the service: a living one stays from now on; one that is just being stopped is waited for."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._users = (self.folder / "users.lock").open("a")
@@ -89,31 +94,39 @@ class Service:
         if self._supervisor is not None:
             self._supervisor.poll()  # a dead child of ours would seem to live
         found = self.found()
-        supervisor = found.get("pid")
-        if supervisor is None or found.get("machine") != this_machine() or not self.lives():
+        if found.pid is None or found.machine != boot_name() or not self.lives():
             return False
         try:
-            os.kill(int(supervisor), 0)
+            os.kill(found.pid, 0)
         except ProcessLookupError:
             return True
         return False
 
-    def found(self) -> dict[str, Any]:
-        """What `start` was told and the supervisor's `pid`; empty until the supervisor runs."""
-        from infra.services.known import read_known  # here: as a script this file has the standard library only
+    def found(self) -> Found:
+        """What is known of the service; nothing where `server.json` is absent or damaged: `start` writes it anew."""
+        from pydantic import TypeAdapter  # here: as a script this file has the standard library only
 
-        return read_known(self.folder / "server.json")
+        from infra.storage.typed import DamagedError, read_typed
 
-    def start(self, program: Program, known: Mapping[str, Any]) -> bool:
-        """Start it unless it lives; says whether it did. `known` is for whoever asks `found`."""
+        try:
+            return read_typed(self.folder / "server.json", TypeAdapter(Found), "") or Found()
+        except (OSError, DamagedError):
+            return Found()
+
+    def start(self, program: Program, url: str | None = None) -> bool:
+        """Start the service unless it lives, and return whether that was so; `url` is kept for `found`."""
         with (self.folder / "server.lock").open("a") as lock:
             if not _locked(lock):
                 return False
             if self._supervisor is not None:
                 self._supervisor.wait()  # its lock is free: it is gone
             (self.folder / "server.json").unlink(missing_ok=True)  # of a service that was killed
-            told = {"known": dict(known), "folder": str(program.folder), "seconds": program.stop_seconds}
-            told["sockets"] = list(program.sockets)
+            told = {
+                "url": url,
+                "folder": str(program.folder),
+                "seconds": program.stop_seconds,
+                "sockets": [*program.sockets],
+            }
             environment = {**os.environ, **program.environment, MARK: str(self.folder)}
             from infra.logs import log_at  # here: as a script this file has the standard library only
 
@@ -161,14 +174,12 @@ class Service:
         Raises `ServiceError` where another machine runs it, whose home this is too: its number here is a stranger's.
         """
         asked = False
-        deadline = time.monotonic() + float(self.found().get("stop_seconds", STOP_SECONDS)) + KILL_SECONDS
+        deadline = time.monotonic() + self.found().stop_seconds + KILL_SECONDS
         while self.lives():
             found = self.found()
-            if found.get("machine", this_machine()) != this_machine():
-                raise ServiceError(
-                    f"the service of {self.folder} runs on {str(found['machine']).split()[0]}: rlvf down there"
-                )
-            supervisor = int(found.get("pid", 0))
+            if found.machine not in (None, boot_name()):
+                raise ServiceError(f"the service of {self.folder} runs on {found.machine.split()[0]}: rlvf down there")
+            supervisor = found.pid
             # It leads the group of the service, and the lock says that one of the group is alive: the number is theirs.
             if supervisor and time.monotonic() > deadline:
                 with suppress(ProcessLookupError):
@@ -226,8 +237,8 @@ def _supervise(lock: int, told: Mapping[str, Any], command: Sequence[str]) -> No
     signal.signal(signal.SIGCHLD, lambda *_: None)
     found = Path("server.json.new")
     seconds, sockets = told["seconds"], told["sockets"]
-    known = {**told["known"], "pid": os.getpid(), "machine": this_machine(), "stop_seconds": seconds}
-    found.write_text(json.dumps(known))
+    known = Found(os.getpid(), boot_name(), seconds, told["url"])
+    found.write_text(json.dumps(asdict(known)))
     found.replace("server.json")
     # The service holds the lock too: if only the supervisor is killed, nobody starts a second one on the same database.
     server = subprocess.Popen(command, cwd=told["folder"], stdin=subprocess.DEVNULL, pass_fds=[lock, *sockets])
