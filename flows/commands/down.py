@@ -16,7 +16,7 @@ from infra.services.supervisor import boot_name
 EXAMPLES = """
 rlvf down                                              stop what rlvf up started; runs and their state stay
 """
-SECONDS = 60.0  # an `up` that takes longer to stop is killed, and its services with it
+SECONDS = 60.0  # for `rlvf up` to stop before it is killed, and its services with it
 
 
 def _options(_: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def _run(_: argparse.Namespace) -> None:
     stopped = 0
     deadline = time.monotonic() + SECONDS
     while (up := read_up(home)) is None and is_up(home) and time.monotonic() < deadline:
-        time.sleep(0.05)  # it has just begun, and has not said yet which process it is
+        time.sleep(0.05)  # it has just begun, and has not written its process id yet
     if is_up(home) and up is not None:
         if up.machine != boot_name():
             where = up.machine.partition(" ")[0] or "another machine"

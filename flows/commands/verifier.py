@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flows.commands.command import Command
+from flows.commands.command import Command, say
 from flows.config import ServeConfig
 from flows.options.reading import add_options, read_config
 from infra.home import home_line, rlvf_home
@@ -48,7 +48,7 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError(f"verifier {spec.name!r} is a service already; serve one that runs here")
     if not given.insecure and is_loopback(config.host):
         # other users of this machine reach it too
-        own_certificates(home, say=lambda line: print(f"rlvf: {line}", file=sys.stderr))
+        own_certificates(home, say=say)
     tls = {} if given.insecure else _certificates(home)
     listening = _listen(config.host, config.port)
     with listening:

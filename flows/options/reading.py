@@ -1,7 +1,7 @@
 """The command line and YAML files, read into a frozen pydantic configuration tree.
 
 Four layers, the lowest first: the tree's defaults, a base, a YAML file, dotted overrides. Each is flattened to dotted
-paths before they are laid over each other, so a mistake is reported in the place and by the name the user wrote.
+paths before they are merged, so that a mistake is reported by its layer and the name that the user wrote.
 """
 
 import argparse
@@ -33,7 +33,7 @@ class Given:
 
     path: str
     value: Any
-    origin: str = ""  # how a message about it begins: "my.yaml: ", or "--" for the command line
+    origin: str = ""  # the begin of a message: "my.yaml: ", or "--" for the command line
 
     @property
     def name(self) -> str:
@@ -88,12 +88,12 @@ def read_config(
     base: Mapping[str, Any] | None = None,
     defaults: bool = True,
 ) -> M:
-    """The configuration that `base`, the YAML `file` (any fsspec path) and dotted `overrides` make, each over the last.
+    """The configuration of `base`, then the YAML `file` (any fsspec path), then dotted `overrides`.
 
-    Without `defaults`, `model_fields_set` of the tree and its sections tells what was given; the tree must then have no
+    Without `defaults`, `model_fields_set` of the tree and its sections is what was given; the tree must then have no
     section whose default is another than that section's own.
 
-    Raises OptionError with a line for each unknown key or unacceptable value, naming it as its layer does.
+    Raises OptionError with a line for each unknown key or unacceptable value, by the name in its layer.
     """
     options = known_options(model)
     flat = {path: Given(path, value) for path, value in leaf_values(model()) if defaults}
@@ -110,7 +110,7 @@ def read_config(
 
 
 def to_yaml(config: BaseModel) -> str:
-    """The whole tree, defaults included, as YAML that `read_config` reads back to an equal one."""
+    """The whole tree, defaults included, as YAML from which `read_config` makes an equal one."""
     # Not allow_unicode: it writes line separators like U+0085 bare, which reading folds into spaces.
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=120)
 
@@ -121,7 +121,7 @@ def differences(saved: BaseModel, now: BaseModel) -> list[str]:
 
 
 def _help(option: Option, defaults: Mapping[str, Any]) -> str:
-    bounds = [bound for bound in option.bounds if bound != "at least 1 long"]  # which goes without saying
+    bounds = [bound for bound in option.bounds if bound != "at least 1 long"]  # obvious
     notes = ", ".join([*bounds, f"default {_shown(defaults[option.path])}"])
     return f"{option.field.description or ''} ({notes})".lstrip()
 
@@ -145,7 +145,7 @@ def _layer(
 
 
 def _misplaced(options: Mapping[str, Option], given: Given) -> str | None:
-    """What is wrong with the key of a value, or None."""
+    """The mistake in a value's key, or None."""
     option = options.get(given.path)
     if option is None:
         what, dashes = ("unknown option --", "--") if given.origin == "--" else (f"{given.origin}unknown key ", "")

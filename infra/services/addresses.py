@@ -105,7 +105,7 @@ def is_up(home: Path) -> bool:
 
 @contextmanager
 def a_worker(home: Path) -> Iterator[None]:
-    """Be an `rlvf worker` of this home until the end of the context."""
+    """Let `has_worker` find this process until the end of the context."""
     private_home(home)
     folder = home / "services"
     folder.mkdir(exist_ok=True)
@@ -121,7 +121,7 @@ def has_worker(home: Path) -> bool:
 
 @contextmanager
 def the_only_up(home: Path) -> Iterator[bool]:
-    """Be the `rlvf up` of this home until the end of the context; gives False, and does nothing, if another is."""
+    """Let `is_up` find this process until the end of the context; yields False, and does nothing, if another is up."""
     private_home(home)
     folder = home / "services"
     folder.mkdir(exist_ok=True)

@@ -8,7 +8,7 @@ from infra.security.identity import installed_settings
 from infra.security.secrets import without_userinfo
 from infra.services.addresses import Addresses, read_up
 from infra.services.part import TITLES, end_stragglers
-from infra.services.prefect_server import server_of
+from infra.services.prefect_server import server_of, service_of
 from infra.services.supervisor import Service
 
 STOPPING = ("worker", "machine", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
@@ -57,7 +57,7 @@ def living(home: Path) -> list[str]:
 
 def _service(home: Path, name: str) -> Service:
     if name == "prefect":
-        return Service(home / "prefect", home / "logs" / "prefect-server.log")
+        return service_of(home)
     return Service(home / "services" / name, home / "logs" / f"{name}.log")
 
 

@@ -55,8 +55,8 @@ class Part:
         move: Callable[[], str | None] = lambda: None,
         is_needed: bool = True,
     ) -> None:
-        """`works` is the health check, called in a thread. `move` is called when the service died before it ever worked,
-        and returns its new address if a stranger had its port. `is_needed`: without it the others end."""
+        """`works` is the health check, called in a thread. `move` is called when the service died before it ever
+        worked, and returns its new address if a stranger had its port. `is_needed`: without it the others end."""
         self.name = name
         self.address = address
         self.state = "waiting"

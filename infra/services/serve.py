@@ -1,6 +1,6 @@
 """Prefect's server or MLflow's, served by this process behind the gate: `python -m infra.services.serve prefect …`.
 
-Their own commands start the same applications with the same settings, and let everybody in.
+Their own commands start the same applications with the same settings, without a gate.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from infra.services.gate import Gate
 from infra.services.own_artifacts import OWN, is_within
 from infra.services.served import AUTH
 
-# Of a model's version; a file: within the folder of its run, as MLflow sees to, and a prompt's, one of two words.
+# The sources of a model's version (MLflow keeps a file: within its run's folder), and two words for a prompt's.
 SOURCES = "^(mlflow-artifacts|runs|models|file):/|^(dummy-source|prompt-template)$"
 
 
@@ -57,7 +57,7 @@ def mlflow_application() -> tuple[Application, dict[str, Any]]:
 
 def keep_to_artifact_store(tracking: Any) -> None:
     """Have MLflow's tracking store refuse an experiment whose artifacts would lie elsewhere: this server writes them
-    itself, wherever their experiment says. Whatever makes an experiment, in each of its APIs, does it here."""
+    itself, wherever their experiment says. Each of MLflow's APIs makes an experiment here."""
     from mlflow.exceptions import MlflowException
 
     create = tracking.create_experiment

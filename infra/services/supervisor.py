@@ -6,9 +6,9 @@ so a service outlives its last user by about a second and no user loses it becau
 
     <folder>/server.lock   held while the service lives
     <folder>/users.lock    shared by its users; exclusive while it is being stopped
-    <folder>/server.json   what there is to know about it (its address), and the process id of the supervisor
+    <folder>/server.json   its address, and the process id of the supervisor
 
-Only the standard library, and nothing of ours: the supervisor is there in some 20 ms.
+Only the standard library, and nothing of ours: the supervisor starts in some 20 ms.
 """
 
 import fcntl
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import IO, Any
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-POLL_SECONDS = 0.5  # how often the supervisor looks whether anyone is left
-MARK = "RLVF_SERVICE"  # in the environment of all that a service starts: its folder
-STOP_SECONDS = 5.0  # what a service gets to stop by itself
-KILL_SECONDS = 1.0  # and its supervisor from then on to end it: it may be stopped itself (SIGSTOP)
+POLL_SECONDS = 0.5  # between two checks of the supervisor for users
+MARK = "RLVF_SERVICE"  # names a service's folder in the environment of its processes
+STOP_SECONDS = 5.0  # for a service to stop by itself
+KILL_SECONDS = 1.0  # for its supervisor to kill it from then on: that may be stopped itself (SIGSTOP)
 
 
 def boot_name() -> str:
@@ -57,7 +57,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Program:
-    """What a service runs."""
+    """The program of a service."""
 
     command: Sequence[str]  # holds no secret: every user of the machine can read it
     environment: Mapping[str, str]  # on top of this process's; an empty value stands for none
@@ -90,7 +90,7 @@ class Service:
             return not _locked(lock)
 
     def is_orphan(self) -> bool:
-        """Whether its supervisor was killed and it lives on."""
+        """Whether the service lives on without its supervisor, which was killed."""
         if self._supervisor is not None:
             self._supervisor.poll()  # a dead child of ours would seem to live
         found = self.found()
@@ -145,12 +145,12 @@ class Service:
         return True
 
     def release(self) -> bool:
-        """Leave the service, and stop it if nobody else uses it; says whether that stopped it."""
+        """Leave the service, and stop it if it has no other user; whether that stopped it."""
         if self._users is None:
             return False
         users, self._users = self._users, None
         with users:
-            alone = _locked(users)  # whoever comes now waits until the old one is gone
+            alone = _locked(users)  # a new user waits until the old service is gone
             if alone:
                 self.end()
         if self._supervisor is not None:
@@ -158,7 +158,7 @@ class Service:
         return alone
 
     def stop_unused(self) -> bool:
-        """Stop what somebody left who was killed; says whether anything lived, and nobody else uses it."""
+        """Stop a living service without users, which were killed; whether that stopped it."""
         if not self.lives():
             return False
         with (self.folder / "users.lock").open("a") as users:
@@ -169,10 +169,8 @@ class Service:
         return True
 
     def end(self) -> None:
-        """Have the supervisor end the service, and wait for it, whoever uses it.
-
-        Raises `ServiceError` where another machine runs it, whose home this is too: its number here is a stranger's.
-        """
+        """Have the supervisor end the service, whoever uses it, and wait for that. Raises `ServiceError` where it runs
+        on another machine that shares the home: its process id is another process's here."""
         asked = False
         deadline = time.monotonic() + self.found().stop_seconds + KILL_SECONDS
         while self.lives():
@@ -180,7 +178,7 @@ class Service:
             if found.machine not in (None, boot_name()):
                 raise ServiceError(f"the service of {self.folder} runs on {found.machine.split()[0]}: rlvf down there")
             supervisor = found.pid
-            # It leads the group of the service, and the lock says that one of the group is alive: the number is theirs.
+            # The supervisor leads the service's process group, of which a process lives by the lock: the id is theirs.
             if supervisor and time.monotonic() > deadline:
                 with suppress(ProcessLookupError):
                     os.killpg(supervisor, signal.SIGKILL)
@@ -197,7 +195,7 @@ class Service:
 
 
 class BackOff:
-    """How long to wait before something that died is started again: longer each time, until it has run for a while."""
+    """The pause before a dead service is started again: longer each time, until it has run for `WHILE`."""
 
     FIRST, LONGEST, WHILE = 0.5, 30.0, 60.0  # seconds
 
@@ -205,7 +203,7 @@ class BackOff:
         self._next = self.FIRST
 
     def pause(self, ran: float) -> float:
-        """Seconds to wait, of what died after it `ran` so many seconds."""
+        """Seconds to wait after a service died that `ran` for so many."""
         if ran >= self.WHILE:
             self._next = self.FIRST
         pause, self._next = self._next, min(2 * self._next, self.LONGEST)
@@ -222,7 +220,7 @@ def _locked(file: IO[str]) -> bool:
 
 
 def _supervise(lock: int, told: Mapping[str, Any], command: Sequence[str]) -> None:
-    """Run the service until it ends, SIGTERM comes, or nobody holds `users.lock`; then end all that it started."""
+    """Run the service until it ends, SIGTERM comes, or nobody holds `users.lock`; then kill its process group."""
     asked = False
 
     def ask(*_: object) -> None:
