@@ -19,12 +19,12 @@ from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.storage.faults import explained
 
-FIRST = ("train", "sft", "eval", "report", "up", "down", "status", "worker", "certs", "doctor")  # as help lists them
+FIRST = ("train", "sft", "eval", "report", "up", "down", "status", "worker", "certs", "doctor")  # in help, then others
 
 
 @cache
 def commands() -> list[Command]:
-    """The commands: a module of their room that has a ``COMMAND`` is one."""
+    """The commands: of each module in `flows/commands` that has a ``COMMAND``."""
     modules = [import_module(f"{room.__name__}.{module.name}") for module in iter_modules(room.__path__)]
     found: list[Command] = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]
     return sorted(found, key=lambda each: FIRST.index(each.name) if each.name in FIRST else len(FIRST))
@@ -48,8 +48,8 @@ def parser() -> OneLineParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command; exits with 0, 1 (it failed), 2 (a mistake in what was asked), or 130 (interrupted)."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # nothing that is started takes a file of the working directory for a module
+    """Run a command; exits with 0, 1 (it failed), 2 (the user's mistake), or 130 (interrupted)."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # no process started from here imports from the working directory
     try:
         with put_off():  # an import is no place for an interrupt
             top = parser()
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The interpreter's own would write the error's words as they are."""
+    """Print a traceback as the interpreter does, but printable."""
     print(printable("".join(traceback.format_exception(kind, error, trace)), lines=True), end="", file=sys.stderr)
 
 

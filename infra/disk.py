@@ -144,6 +144,19 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     _flush(path.parent)
 
 
+def is_locked(path: Path, probe: int = fcntl.LOCK_EX) -> bool:
+    """Whether a process has locked the file, which is made in a folder that is there. Two that `probe` by LOCK_SH at a
+    time do not see each other, nor any process that shares the lock."""
+    try:
+        with path.open("a") as lock:
+            fcntl.flock(lock, probe | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def _temporary_name(beside: Path) -> Path:
     return beside.with_name(f".{beside.name}.{secrets.token_hex(4)}.tmp")
 

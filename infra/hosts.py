@@ -36,12 +36,21 @@ def bracketed(host: str) -> str:
 def free_port(preferred: int, host: str = LOOPBACK) -> int:
     """`preferred` if nobody listens there, else a free port. Raises `OSError` for a host that is not this machine."""
     for port in (preferred, 0):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        with socket.socket(_family(host)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection may still linger there
             with suppress(OSError):
                 probe.bind((host, port))
                 return int(probe.getsockname()[1])
     raise OSError(f"no free port on {host}")
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A server's socket at `host`, a name or address of this machine. Raises `OSError`."""
+    return socket.create_server((host, port), family=_family(host))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def interfaces() -> list[tuple[str, str]]:

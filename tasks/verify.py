@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import workers_with
-from infra.cluster.trial import tried
+from infra.cluster.probe import probe_workers
 from rl.admission import refused_judgement
 from rl.judging import Judgement, first
 from rl.records import Problem, Rollouts
@@ -48,8 +48,8 @@ def check_verifiers(
     if not isolated:
         return ()
     some = first(problems)
-    found = tried(dispatch, "verify", warm, isolated, some)
-    if not found:  # nobody came back: one is waited for
+    found = probe_workers(dispatch, "verify", warm, isolated, some)
+    if not found:  # no worker came back: wait for one
         return dispatch.run("verify", warm, isolated, some)
     failed = [(worker, error) for worker, error in found if isinstance(error, Exception)]
     if len(failed) == len(found):

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from flows.commands.command import Command
+from flows.commands.command import Command, say
 from infra.cluster.settings import dask_environment
 from infra.home import rlvf_home
 from infra.security.bundles import check_machine_name
@@ -32,7 +32,7 @@ STORAGE = (
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
 )
-PUBLIC = STORAGE[:4]  # goes into every bundle; the credentials only when asked for
+PUBLIC = STORAGE[:4]  # in every bundle; the credentials by --with-storage
 
 
 def _days(text: str) -> float:
@@ -85,7 +85,7 @@ def _run(given: argparse.Namespace) -> None:
     environment = {"RLVF_STORAGE": up.storage or "", "AWS_ENDPOINT_URL_S3": up.storage_endpoint or "", **os.environ}
     chosen = STORAGE if given.with_storage else PUBLIC
     settings = {name: environment[name] for name in chosen if environment.get(name)}
-    make_authority(home, lambda line: print(f"rlvf: {line}", file=sys.stderr))
+    make_authority(home, say)
     bundle = issue(home, given.machine, given.address, given.days, settings, scheduler=scheduler)
     out = Path(given.out or f"{given.machine}.bundle")
     bundle.write(out)

@@ -1,4 +1,4 @@
-"""The deployments of `prefect.yaml`, registered once on each server and again when they change."""
+"""The deployments of `prefect.yaml`, registered once on each server, and again when they change."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ NAMES = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")
 
 
 def manifest() -> Path:
-    """`prefect.yaml`: beside the packages, or where an installation puts it. Raises `ServiceError`."""
+    """The path of `prefect.yaml`: beside the packages, or where an installation puts it. Raises `ServiceError`."""
     places = (Path(flows.__path__[0]).parent, Path(sysconfig.get_path("data")) / "share" / "rlvf")
     for place in places:
         if (place / "prefect.yaml").is_file():
@@ -28,10 +28,10 @@ def manifest() -> Path:
 
 
 class Registration:
-    """Registers the deployments in a process of its own, called again and again until it says that it is done.
+    """Registers the deployments in a process of its own; called again until it returns True.
 
-    Deployments that are there and were made from the same file and the same configuration trees are left alone: what
-    someone has changed on the page, such as a schedule that is turned on, stays.
+    Deployments made from the same file and the same configuration trees are left alone: a change on the page, such as a
+    schedule that is turned on, stays.
     """
 
     def __init__(self, home: Path) -> None:
@@ -45,7 +45,7 @@ class Registration:
         if self._process is None:
             if self._are_there(url):
                 return True
-            folder = self._home / "services" / "deployments"  # prefect reads settings where it stands
+            folder = self._home / "services" / "deployments"  # prefect reads settings from its working directory
             folder.mkdir(parents=True, exist_ok=True)
             self._log.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"]
@@ -68,7 +68,7 @@ class Registration:
         return True
 
     def stop(self) -> None:
-        """Leave it."""
+        """Kill the process, if there is one."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -85,6 +85,6 @@ class Registration:
 
 
 def _digest() -> str:
-    """Of all that the deployments are made from."""
+    """A digest of all that the deployments are made from."""
     schemas = [model.model_json_schema() for model in (TrainConfig, SftConfig, EvalConfig)]
     return hashlib.sha256(manifest().read_bytes() + json.dumps(schemas, sort_keys=True).encode()).hexdigest()

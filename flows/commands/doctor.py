@@ -36,7 +36,7 @@ rlvf doctor --config my.yaml                           would the placement in th
 """
 STORAGE_MB = 4.0
 ANSWER_SECONDS = 5.0
-NOWHERE = "192.0.2.1"  # nobody's: the way to it is the default route
+NOWHERE = "192.0.2.1"  # reserved (RFC 5737): the route to it is the default one
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
@@ -68,7 +68,7 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def examine(home: Path, scheduler: str | None, storage: str | None, placement: PlacementConfig) -> Iterator[Check]:
-    """Every check in turn, as its result is known."""
+    """Every check, as soon as it has a result."""
     yield check_requirements()
     if CONSTRAINTS.is_file():
         yield check_constraints(CONSTRAINTS)
@@ -113,7 +113,7 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
 
 
 def check_certificate(home: Path) -> Check:
-    """Whether this machine's certificate is in force, and for how long."""
+    """Whether and for how long this machine's certificate is valid."""
     try:
         days = days_of_certificate(home)
     except SecurityError as error:
@@ -124,7 +124,7 @@ def check_certificate(home: Path) -> Check:
 
 
 def check_service(name: str, url: str) -> Check:
-    """Whether a web server answers at `url`, be it with a refusal."""
+    """Whether a web server answers at `url`, also with a refusal."""
     shown = re.sub(r"://[^/@]*@", "://***@", url)
     page = f"{url.rstrip('/')}/health" if name == "prefect" else re.sub(r"://[^/@]*@", "://", url)
     began = time.perf_counter()
@@ -139,7 +139,7 @@ def check_service(name: str, url: str) -> Check:
 
 
 def own_folder(home: Path) -> str:
-    """The home, or the folder that it will be made in."""
+    """The home, or the nearest folder above it that is there."""
     return str(next(folder for folder in (home, *home.parents) if folder.is_dir()))
 
 

@@ -11,12 +11,12 @@ from infra.home import rlvf_home
 from infra.services.addresses import UP, is_up, read_up
 from infra.services.of_home import living, take_down_leftovers
 from infra.services.part import TITLES
-from infra.services.supervisor import this_machine
+from infra.services.supervisor import boot_name
 
 EXAMPLES = """
 rlvf down                                              stop what rlvf up started; runs and their state stay
 """
-SECONDS = 60.0  # an `up` that takes longer to stop is killed, and its services with it
+SECONDS = 60.0  # for `rlvf up` to stop before it is killed, and its services with it
 
 
 def _options(_: argparse.ArgumentParser) -> None:
@@ -28,9 +28,9 @@ def _run(_: argparse.Namespace) -> None:
     stopped = 0
     deadline = time.monotonic() + SECONDS
     while (up := read_up(home)) is None and is_up(home) and time.monotonic() < deadline:
-        time.sleep(0.05)  # it has just begun, and has not said yet which process it is
+        time.sleep(0.05)  # it has just begun, and has not written its process id yet
     if is_up(home) and up is not None:
-        if up.machine != this_machine():
+        if up.machine != boot_name():
             where = up.machine.partition(" ")[0] or "another machine"
             raise ValueError(f"rlvf up of {home} runs on {where}: rlvf down there")
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The command line's parser: a mistake is one line, and help begins with examples and the options that most need."""
+"""The parser of the command line: a mistake is one line, and help begins with examples and the usual options."""
 
 import argparse
 import shlex
@@ -31,7 +31,7 @@ class OneLineParser(argparse.ArgumentParser):
             self.add_argument("-h", "--help", action="help", help="this help")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse's, which lists the commands for a misspelt one and says nothing of the nearest."""
+        """As argparse's, but a misspelt command gets the nearest one instead of the list of all."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             if f"--{value}" in self._option_string_actions:  # help, version
                 self.error(f"unknown command {value}; did you mean {self.prog} --{value}?")

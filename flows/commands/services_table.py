@@ -1,4 +1,4 @@
-"""What a person sees of the services: a live table on a terminal, a line for each change in a pipe."""
+"""The services for people: a live table on a terminal, a line for each change in a pipe."""
 
 import sys
 from collections.abc import Callable
@@ -45,11 +45,11 @@ class StackDisplay:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         self._console.print(Text(printable(text)), soft_wrap=True)
 
     def show(self, rows: list[Row], ready: bool, pages: Callable[[], list[str]] = list) -> None:
-        """The services as they are now; `pages`: what opens them, said once when everything has worked."""
+        """Show the services as they are now, and `pages`, the lines of their links, once everything has worked."""
         if self._live is not None:
             if rows != self._shown:
                 self._live.update(_table(rows), refresh=True)
@@ -77,7 +77,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def rows_of(known: Addresses, home: Path) -> list[str]:
-    """The addresses as lines; those of pages of ours are links that open them."""
+    """The addresses as lines; those of this home's pages are links that open them."""
     links = page_links(home, known)
     shown = {
         "Prefect": links.get("prefect", (known.prefect or "").removesuffix("/api")),

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import shlex
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from flows.commands.command import Command
+from flows.commands.command import Command, say
 from infra.cluster.reach import parse_address, reach
 from infra.home import rlvf_home, rlvf_storage
 from infra.security.identity import adopt_settings, authority
@@ -32,7 +31,7 @@ eval "$(rlvf status --shell)"                          so that this shell's pref
 rlvf status --scheduler tls://192.168.1.5:8786 --json  of another cluster, for a program
 """
 SERVICES = ("prefect", "mlflow", "scheduler", "storage")
-SECONDS = 10.0  # what anything gets to answer
+SECONDS = 10.0  # for each service to answer
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -75,8 +74,7 @@ def _run(given: argparse.Namespace) -> None:
         settings = shell_settings(home, known)
         print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in settings.items()))
         if known.prefect and is_own(home, known.prefect) and "PREFECT_API_AUTH_STRING" not in settings:
-            line = f"rlvf: it is not this home's Prefect server that answers at {known.prefect}: no password is given"
-            print(printable(line), file=sys.stderr)
+            say(f"it is not this home's Prefect server that answers at {known.prefect}: no password is given")
         return
     found: dict[str, Any] = _asked(
         {
@@ -99,7 +97,7 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def shell_settings(home: Path, known: Addresses) -> dict[str, str]:
-    """The environment in which the commands of rlvf, Prefect and MLflow use these services."""
+    """The environment by which the commands of rlvf, Prefect and MLflow use these services."""
     settings = {
         "PREFECT_API_URL": known.prefect,
         "PREFECT_API_AUTH_STRING": known.prefect and api_password(home, known.prefect),
@@ -118,7 +116,7 @@ def shell_settings(home: Path, known: Addresses) -> dict[str, str]:
 def lines(
     known: Addresses, alive: Mapping[str, bool], workers: list[dict[str, Any]], running: list[str], trouble: str
 ) -> list[str]:
-    """What a person reads."""
+    """The status as lines for people."""
     shown = {name: getattr(known, name) for name in SERVICES}
     idle = not any(shown[name] for name in ("prefect", "mlflow", "scheduler"))
     silent = "none yet" if idle and _is_to_be_made(known.storage) else "no answer"
@@ -152,7 +150,7 @@ def _pages(links: Mapping[str, str]) -> list[str]:
 
 
 def _asked(questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """The answers that came in time, asked all at once."""
+    """The answers that came within `SECONDS`, asked in parallel."""
     found: dict[str, Any] = {}
 
     def put(name: str, question: Callable[[], Any]) -> None:
@@ -168,7 +166,7 @@ def _asked(questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 
 
 def _is_there(storage: str) -> bool:
-    """Whether the storage can be looked into."""
+    """Whether the storage can be listed."""
     path = place.local_path(storage)
     if path is not None:
         return path.is_dir()
@@ -179,11 +177,11 @@ def _is_there(storage: str) -> bool:
 
 
 def _is_to_be_made(storage: str | None) -> bool:
-    """Whether it is a folder that is not there; the first run makes it."""
+    """Whether the storage is a folder that is not there yet; the first run makes it."""
     path = None if storage is None else place.local_path(storage)
     try:
         return path is not None and not path.exists()
-    except OSError:  # it cannot be looked at
+    except OSError:  # it cannot be examined
         return False
 
 

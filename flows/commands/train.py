@@ -3,13 +3,12 @@
 import argparse
 import json
 import shlex
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from flows.commands.command import Command
+from flows.commands.command import Command, say
 from flows.commands.workplace import in_workplace
 from flows.config import TrainConfig
 from flows.options.reading import add_options, read_config
@@ -86,13 +85,12 @@ def _run(given: argparse.Namespace) -> None:
     try:
         with ExitStack() as stack:
             if run.resumed:  # before anything starts
-                stack.enter_context(held(run.uri, lambda line: print(f"rlvf: {line}", file=sys.stderr)))
+                stack.enter_context(held(run.uri, say))
             result = in_workplace(run.config.cluster, run.config.placement, lambda display: _train(run, display))
     except BaseException as error:
         if not _in_vain(error) and is_run(run.uri):
             by = f" by what failed on {worker}" if (worker := worker_of(error)) is not None else ""
-            name = printable(shlex.quote(run_name(run)))
-            print(f"rlvf: stopped{by}; go on with: rlvf train --resume {name}", file=sys.stderr)
+            say(f"stopped{by}; go on with: rlvf train --resume {shlex.quote(run_name(run))}")
         raise
     seconds = time.monotonic() - began
     figures = asdict(result)
@@ -104,8 +102,8 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _in_vain(error: BaseException) -> bool:
-    """Whether going on would meet this again, as a mistake in what was asked, or another process goes on. What a worker
-    raised, or the lack of one, is that of the machines; but a run without a whole checkpoint is so on all of them."""
+    """Whether resuming the run would raise this again (a user's mistake, a run without a whole checkpoint), or another
+    process has the run. The error or the lack of a worker is the machines' fault, which may pass."""
     if isinstance(error, CheckpointsLostError):
         return True
     if worker_of(error) is not None or isinstance(error, PlacementError):

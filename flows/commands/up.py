@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from flows.commands.command import Command
+from flows.commands.command import Command, say
 from flows.commands.services_table import StackDisplay, rows_of
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.hosts import LOOPBACK, free_port, is_loopback, own_addresses
@@ -89,7 +89,7 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _config(given: argparse.Namespace, home: Path) -> StackConfig:
-    """What is asked for, once it is known to be possible. Raises `ValueError`."""
+    """The options, checked. Raises `ValueError` for what is not possible here."""
     host = str(given.host)
     if host in ("0.0.0.0", "::", "*", ""):
         here = ", ".join(own_addresses()) or "none"
@@ -104,11 +104,11 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
     storage = storage_uri(given.storage or rlvf_storage())
     check_storage(storage)
     if not given.insecure:
-        own_certificates(home, [host], lambda line: print(f"rlvf: {line}", file=sys.stderr))
+        own_certificates(home, [host], say)
     refuse_open_address(host, home, given.insecure)
     if given.insecure:
         who = "every user of this machine" if is_loopback(host) else f"whoever reaches {host}"
-        print(f"rlvf: INSECURE: {who} can run any code as you, here and on every worker", file=sys.stderr)
+        say(f"INSECURE: {who} can run any code as you, here and on every worker")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") if storage.startswith(("s3://", "s3a://")) else None
     works = not has_worker(home) if given.with_worker is None else bool(given.with_worker)
     ports = {name: port for name in PORTS if (port := getattr(given, f"port_{name}")) is not None}
@@ -116,7 +116,7 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
 
 
 def _stay(config: StackConfig) -> None:
-    """Keep everything up until Ctrl-C, SIGTERM or the end of the terminal; then stop it."""
+    """Keep the services up until Ctrl-C, SIGTERM or the end of the terminal; then stop them."""
     from flows.commands.deployments import Registration
     from infra.cluster.reach import parse_address
     from infra.services.scheduler import announce, ask
@@ -156,7 +156,7 @@ def _stay(config: StackConfig) -> None:
 
 
 def _detach(home: Path) -> None:
-    """Start this command again, to stay; return when it says that everything answers."""
+    """Start this command again in the background; return when everything answers."""
     log = home / "logs" / "up.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     begin = log.stat().st_size if log.exists() else 0
@@ -193,7 +193,7 @@ def _detach(home: Path) -> None:
 
 
 def _relay(log: Path, begin: int) -> Callable[[], None]:
-    """What writes the new lines of the log to stderr, each time it is called."""
+    """A function that writes the new lines of the log to stderr each time it is called."""
     at = begin
 
     def relay() -> None:
@@ -217,9 +217,9 @@ def _say_is_up(given: argparse.Namespace, home: Path) -> None:
     print("it is up already" + ("" if up.ready else " (starting)"))
     print(printable("\n".join(rows_of(up.addresses, home)), lines=True))
     if given.storage and storage_uri(given.storage) != up.addresses.storage:
-        print(f"rlvf: it uses {up.addresses.storage}; rlvf down first, to use {given.storage}", file=sys.stderr)
+        say(f"it uses {up.addresses.storage}; rlvf down first, to use {given.storage}")
     if given.host != LOOPBACK and f"//{given.host}:" not in str(up.addresses.scheduler):
-        print(f"rlvf: it listens elsewhere; rlvf down first, to listen on {given.host}", file=sys.stderr)
+        say(f"it listens elsewhere; rlvf down first, to listen on {given.host}")
 
 
 COMMAND = Command("up", "start the services: Prefect, MLflow, a Dask scheduler, workers", EXAMPLES, _options, _run)

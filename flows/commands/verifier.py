@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flows.commands.command import Command
+from flows.commands.command import Command, say
 from flows.config import ServeConfig
 from flows.options.reading import add_options, read_config
 from infra.home import home_line, rlvf_home
-from infra.hosts import bracketed, is_loopback
+from infra.hosts import bracketed, is_loopback, listening_socket
 from infra.security.identity import certificate_names, certs_folder, own_certificates
 from infra.security.tls import refuse_open_address
-from infra.services.asgi import Gated
+from infra.services.asgi import GatedApplication
 from infra.services.gate import Gate
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import named
@@ -48,7 +48,7 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError(f"verifier {spec.name!r} is a service already; serve one that runs here")
     if not given.insecure and is_loopback(config.host):
         # other users of this machine reach it too
-        own_certificates(home, say=lambda line: print(f"rlvf: {line}", file=sys.stderr))
+        own_certificates(home, say=say)
     tls = {} if given.insecure else _certificates(home)
     listening = _listen(config.host, config.port)
     with listening:
@@ -71,7 +71,7 @@ def _run(given: argparse.Namespace) -> None:
                     print(json.dumps({"url": address, "verifier": spec.name}), flush=True)
 
         names = [config.host, *certificate_names(home)]
-        app = Gated(verifier_app(spec, verifier), Gate(None, port, names, tls=bool(tls)))
+        app = GatedApplication(verifier_app(spec, verifier), Gate(None, port, names, tls=bool(tls)))
         settings: dict[str, Any] = {"log_level": "warning", "limit_concurrency": 64, "timeout_graceful_shutdown": 5}
         try:
             Server(uvicorn.Config(app, **settings, **tls)).run(sockets=[listening])
@@ -80,11 +80,10 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _listen(host: str, chosen: int | None) -> socket.socket:
-    """At the port that somebody chose; at the usual one, or a free one where that is taken, if nobody did."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """A socket at the `chosen` port; without one at `PORT`, or at a free one where that is taken."""
     port = PORT if chosen is None else chosen
     try:
-        return socket.create_server((host, port), family=family)
+        return listening_socket(host, port)
     except (OSError, OverflowError) as error:
         if chosen is None and getattr(error, "errno", None) == errno.EADDRINUSE:
             return _listen(host, 0)

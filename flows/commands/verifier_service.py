@@ -1,4 +1,4 @@
-"""A verifier as a service: `POST /verify` judges a batch, `GET /health` says what judges.
+"""A verifier as a service: `POST /verify` judges a batch, `GET /health` names the verifier.
 
 The messages are those of `rl.verifiers.service`.
 """
@@ -26,7 +26,7 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 class ProblemGiven(BaseModel):
-    """What a completion answers."""
+    """A problem, as a client sends it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,7 +54,7 @@ class Item(BaseModel):
 
 
 class Batch(BaseModel):
-    """What is to be judged."""
+    """The completions of a request."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,7 +71,7 @@ class Verdicts(BaseModel):
 
 
 class Health(BaseModel):
-    """That it is there."""
+    """The answer of a service that works."""
 
     verifier: str
 
@@ -113,7 +113,7 @@ class _TooLargeError(Exception):
 
 
 class _Bounded:
-    """Refuses a body that is too large before it is read whole."""
+    """Refuses a body that is longer than MAX_BODY before it is read whole."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -133,7 +133,7 @@ class _Bounded:
             return message
 
         async def answer(message: Any) -> None:
-            if read <= MAX_BODY:  # else it is the application's own word for the body that it did not get
+            if read <= MAX_BODY:  # else it is the application's own error for the body that it did not get
                 await send(message)
 
         length = dict(scope["headers"]).get(b"content-length", b"0")

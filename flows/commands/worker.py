@@ -14,9 +14,10 @@ from flows.run.workplace import IMPORTS
 from infra.checks.cluster import cluster_checks, storage_checks
 from infra.checks.machine import Check
 from infra.cluster.machine import cores, detect_device, this_machine
-from infra.cluster.membership import Membership, Role
+from infra.cluster.membership import Membership
 from infra.cluster.placement import ROLES
 from infra.cluster.reach import parse_address, reach
+from infra.cluster.role import Role
 from infra.home import home_line, rlvf_home
 from infra.hosts import is_loopback
 from infra.interrupts import answered_by
@@ -34,7 +35,7 @@ rlvf worker                                            later: the scheduler that
 rlvf worker tls://192.168.1.5:8786 --roles generator   sample completions only
 rlvf worker tcp://10.0.0.5:8786 --insecure             without TLS, in a network where you trust everyone
 """
-NAMESAKE_SECONDS = 10.0  # what a worker of the same name gets to show that it lives: workers say so each few seconds
+NAMESAKE_SECONDS = 10.0  # for a worker of the same name to give a sign of life: heartbeats come every few seconds
 
 
 def _roles(text: str) -> tuple[str, ...]:
@@ -78,7 +79,7 @@ def _run(given: argparse.Namespace) -> None:
         raise ValueError(f"--threads {given.threads}: give at least 1")
     if given.bundle is not None:
         install_bundle(Path(given.bundle), home)
-    chosen = os.environ.get("RLVF_STORAGE")  # by who starts this; its bundle only knows what was true then
+    chosen = os.environ.get("RLVF_STORAGE")  # before that of the bundle, which may be outdated
     settings = adopt_settings(home)
     machine = given.name or (settings.machine if settings is not None else machine_name())
     check_machine_name(machine)
@@ -131,13 +132,13 @@ def _run(given: argparse.Namespace) -> None:
         raise SystemExit(0 if membership.joined else 1)
 
 
-def _refuse_namesakes(seen: Seen, names: Sequence[str], machine: str, host: str, look: Callable[[], Seen]) -> None:
-    """Raise `ValueError` where a worker that lives has one of the names; one that has died is forgotten in time."""
+def _refuse_namesakes(seen: Seen, names: Sequence[str], machine: str, host: str, again: Callable[[], Seen]) -> None:
+    """Raise `ValueError` where a living worker has one of the names; the scheduler forgets a dead one in time."""
     began = time.monotonic()
     before = {worker.name: worker.last_seen for worker in seen.workers if worker.name in names}
     while before and (waited := time.monotonic() - began) < NAMESAKE_SECONDS:
         time.sleep(0.5)
-        there = [worker for worker in look().workers if worker.name in before]
+        there = [worker for worker in again().workers if worker.name in before]
         for worker in there:
             if worker.last_seen < before[worker.name] + waited / 2:  # the scheduler has heard from it since
                 at = urllib.parse.urlsplit(worker.address).hostname
@@ -153,8 +154,8 @@ def default_roles(seen: Seen) -> tuple[str, ...]:
 
 
 def roles(machine: str, device: str, named: Sequence[str], threads: int | None) -> list[Role]:
-    """One process for each role: a generator and a trainer in one would hold two models and take turns. They divide
-    the cores; a verifier needs one."""
+    """One process per role: a generator and a trainer in one would hold two models and alternate. They divide the
+    cores; a verifier needs one."""
     computing = sum(role != "VERIFIER" for role in named)
     share = threads or max(1, cores() // max(1, computing))
     return [

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Callable[[Display], T]) -> T:
     """Do the work with a Prefect server and a cluster around it; both start at the same time."""
-    # before prefect is imported; what a person wants to see comes from the display, and what went wrong from `main`
+    # before prefect is imported; the display shows progress, and `main` errors
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR" if os.environ.get("RLVF_TRACEBACK") else "CRITICAL")
     with ExitStack() as stack:
         display = stack.enter_context(Display())

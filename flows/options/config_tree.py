@@ -1,7 +1,7 @@
-"""The root of a configuration as Prefect's form and API take it: sections in short, as in YAML, most needed first.
+"""The root of a configuration for Prefect's form and API: sections in short, as in YAML, the usual ones first.
 
 Prefect's form sorts the fields by `position`, shows a choice of schemas by buttons, and begins with the one that fits
-the default: so a section whose default is text or null takes one line until somebody opens it.
+the default: so a section whose default is text or null takes one line until it is opened.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,11 @@ NULL = {"type": "null", "title": "default"}
 
 
 class ConfigTree(BaseModel):
-    """A configuration of sections. A section's bare value stands for the leaf that is its shorthand; null for its
-    default."""
+    """A configuration of sections. A section's bare value sets the leaf that is its shorthand; null is its default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     first: ClassVar[tuple[str, ...]] = ()  # the fields that come before the others in a form
-    left_out: ClassVar[tuple[str, ...]] = ()  # sections that a form does not give until somebody does
+    left_out: ClassVar[tuple[str, ...]] = ()  # sections that a form sends as null until they are filled in
 
     @model_validator(mode="before")
     @classmethod
@@ -81,7 +80,7 @@ def _section_schema(
 
 
 def _leaf(section: type[BaseModel]) -> JsonSchemaValue:
-    """The schema of the leaf that a bare value is."""
+    """The schema of the section's shorthand."""
     name: str = section.shorthand  # type: ignore[attr-defined]
     leaf = section.model_json_schema()["properties"][name]
     return {**{key: value for key, value in leaf.items() if key != "default"}, "title": name}

@@ -1,4 +1,4 @@
-"""YAML as configurations need it: without aliases, and no key twice."""
+"""YAML for configurations: without aliases, and no key twice."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML takes the last of two equal keys without a word, and a few lines of aliases to aliases are a tree of
-    billions: this refuses both."""
+    """Refuses equal keys, of which PyYAML silently takes the last, and aliases: a few lines of them are a tree of
+    billions."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(content: str | bytes) -> Any:
-    """What the text says. Raises yaml.YAMLError, and UnicodeDecodeError for bytes that are no text."""
+    """The content of a YAML text. Raises yaml.YAMLError, and UnicodeDecodeError for bytes that are no text."""
     try:
         return yaml.load(content, _Loader)
     except RecursionError:

@@ -1,13 +1,13 @@
 """The command line and YAML files, read into a frozen pydantic configuration tree.
 
 Four layers, the lowest first: the tree's defaults, a base, a YAML file, dotted overrides. Each is flattened to dotted
-paths before they are laid over each other, so a mistake is reported in the place and by the name the user wrote.
+paths before they are merged, so that a mistake is reported by its layer and the name that the user wrote.
 """
 
 import argparse
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flows.options.plain_yaml import load_yaml
-from flows.options.tree import Option, flatten, known_options, leaf_values, nest
+from flows.options.tree import Option, changed_leaves, flatten, known_options, leaf_values, nest
 from flows.options.usual_names import unknown
 from infra.storage.usable import StorageError, looked_at
 
@@ -33,7 +33,7 @@ class Given:
 
     path: str
     value: Any
-    origin: str = ""  # how a message about it begins: "my.yaml: ", or "--" for the command line
+    origin: str = ""  # the begin of a message: "my.yaml: ", or "--" for the command line
 
     @property
     def name(self) -> str:
@@ -88,18 +88,18 @@ def read_config(
     base: Mapping[str, Any] | None = None,
     defaults: bool = True,
 ) -> M:
-    """The configuration that `base`, the YAML `file` (any fsspec path) and dotted `overrides` make, each over the last.
+    """The configuration of `base`, then the YAML `file` (any fsspec path), then dotted `overrides`.
 
-    Without `defaults`, `model_fields_set` of the tree and its sections tells what was given; the tree must then have no
+    Without `defaults`, `model_fields_set` of the tree and its sections is what was given; the tree must then have no
     section whose default is another than that section's own.
 
-    Raises OptionError with a line for each unknown key or unacceptable value, naming it as its layer does.
+    Raises OptionError with a line for each unknown key or unacceptable value, by the name in its layer.
     """
     options = known_options(model)
     flat = {path: Given(path, value) for path, value in leaf_values(model()) if defaults}
-    saved = _layer(options, base or {}, "saved configuration: ")
-    written = _layer(options, _read_yaml(file), f"{file}: ") if file is not None else []
-    given = [*saved, *written, *_command_line(options, overrides)]
+    saved = _layer(options, base or {}, "saved configuration: ", Option.split)
+    written = _layer(options, _read_yaml(file), f"{file}: ", Option.split) if file is not None else []
+    given = [*saved, *written, *_layer(options, overrides, "--", Option.parse)]
     if mistakes := [mistake for one in given if (mistake := _misplaced(options, one))]:
         raise OptionError("\n".join(mistakes))
     flat |= {one.path: one for one in given}
@@ -110,19 +110,18 @@ def read_config(
 
 
 def to_yaml(config: BaseModel) -> str:
-    """The whole tree, defaults included, as YAML that `read_config` reads back to an equal one."""
+    """The whole tree, defaults included, as YAML from which `read_config` makes an equal one."""
     # Not allow_unicode: it writes line separators like U+0085 bare, which reading folds into spaces.
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=120)
 
 
 def differences(saved: BaseModel, now: BaseModel) -> list[str]:
     """A line for each leaf that differs: "loss.name: saved 'reinforce', now 'grpo'"."""
-    before, after = dict(leaf_values(saved)), dict(leaf_values(now))
-    return [f"{path}: saved {before[path]!r}, now {value!r}" for path, value in after.items() if before[path] != value]
+    return [f"{path}: saved {was!r}, now {value!r}" for path, was, value in changed_leaves(saved, now)]
 
 
 def _help(option: Option, defaults: Mapping[str, Any]) -> str:
-    bounds = [bound for bound in option.bounds if bound != "at least 1 long"]  # which goes without saying
+    bounds = [bound for bound in option.bounds if bound != "at least 1 long"]  # obvious
     notes = ", ".join([*bounds, f"default {_shown(defaults[option.path])}"])
     return f"{option.field.description or ''} ({notes})".lstrip()
 
@@ -136,22 +135,17 @@ def _shown(value: Any) -> str:
     return str(value) or "empty"
 
 
-def _layer(options: Mapping[str, Option], entries: Mapping[Any, Any], origin: str) -> list[Given]:
+def _layer(
+    options: Mapping[str, Option], entries: Mapping[Any, Any], origin: str, read: Callable[[Option, Any], Any]
+) -> list[Given]:
     return [
-        Given(path, options[path].split(value) if path in options else value, origin)
+        Given(path, read(options[path], value) if path in options else value, origin)
         for path, value in flatten(options, entries)
     ]
 
 
-def _command_line(options: Mapping[str, Option], overrides: Mapping[str, str]) -> list[Given]:
-    return [
-        Given(path, options[path].parse(word) if path in options else word, "--")
-        for path, word in flatten(options, overrides)
-    ]
-
-
 def _misplaced(options: Mapping[str, Option], given: Given) -> str | None:
-    """What is wrong with the key of a value, or None."""
+    """The mistake in a value's key, or None."""
     option = options.get(given.path)
     if option is None:
         what, dashes = ("unknown option --", "--") if given.origin == "--" else (f"{given.origin}unknown key ", "")

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from flows.options.plain_yaml import load_yaml
 
-RENAMED = {"batch.refill": "batch.oversample"}  # as files and saved runs of older versions have it
+RENAMED = {"batch.refill": "batch.oversample"}  # the names in files and saved runs of older versions
 NULL = ("null", "none")  # how a command line writes None
 TYPES = {
     "boolean": ("true or false", "{true,false}"),
@@ -61,7 +61,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """What the option takes, in words."""
+        """The values that the option takes, in words."""
         if self.items is not None:
             return (
                 f"a list in YAML, such as [{{{', '.join(f'{name}: …' for name in list(self.items.model_fields)[:2])}}}]"
@@ -78,17 +78,17 @@ class Option:
         return (kind or TYPES[self.schema["type"]][1]) + "|null" * self.nullable
 
     def parse(self, text: str) -> Any:
-        """A command line's word as something that pydantic can validate."""
+        """A word of a command line as a value that pydantic can validate."""
         return None if self.nullable and text.lower() in NULL else self.split(text)
 
     def split(self, value: Any) -> Any:
-        """Comma-separated text as a list where the option is one; anything else as it is. A list of sections is written
-        in YAML; where that is mere text, it is that of bare values."""
+        """Text as a list, where the option is one: comma-separated, or in YAML for a list of sections, where
+        comma-separated text is a list of bare values. Any other value as it is."""
         if isinstance(value, str) and self.items is not None:
             try:
                 given = load_yaml(value)
             except yaml.YAMLError:
-                return value  # refused as what it is
+                return value  # which pydantic refuses
             if not isinstance(given, str):
                 return [given] if isinstance(given, Mapping) else given if given is not None else []
         if isinstance(value, str) and self.schema.get("type") == "array":
@@ -98,10 +98,10 @@ class Option:
 
 @functools.cache
 def known_options(model: type[BaseModel]) -> dict[str, Option]:
-    """Every node below `model` by its dotted path, in order of declaration, a section before what is in it.
+    """Every node below `model` by its dotted path, in order of declaration, a section before its options.
 
-    Raises TypeError for what no configuration here needs, a programming mistake and not a user's: a field without a
-    default, a section that may be left out, a choice of types, a type that a command line has no notation for.
+    Raises TypeError for a programmer's mistake: a field without a default, a nullable section, a choice of types, a
+    type without a notation on a command line.
     """
     found: dict[str, Option] = {}
     # Each model's schema is its own: only sections and enums appear as references in it.
@@ -134,6 +134,12 @@ def leaf_values(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]
             yield from leaf_values(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def changed_leaves(before: BaseModel, now: BaseModel) -> Iterator[tuple[str, Any, Any]]:
+    """(dotted path, value before, value now) of every leaf that differs between two configurations of one kind."""
+    values = dict(leaf_values(before))
+    return ((path, values[path], value) for path, value in leaf_values(now) if values[path] != value)
 
 
 def flatten(options: Mapping[str, Option], given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a training run holds while it goes on: the run itself, and its turn on the cluster."""
+"""What a training run holds while it goes on: the lock of the run, and the training lock of the cluster."""
 
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
@@ -15,13 +15,13 @@ from infra.storage.lock import held
 from infra.storage.retry_policy import RetryPolicy
 from tasks.calls.trainer import StepsLostError
 
-TrainerLost = (StepsLostError, TakeoverError)  # the run goes on in place, and keeps its turn meanwhile
+TrainerLost = (StepsLostError, TakeoverError)  # the run goes on in place, and keeps the training lock
 Lost = (LockLostError, TrainingLockLostError)  # another process has the run, or another run the cluster
 
 
 class Hold:
-    """A context manager; entering it waits for the turn. Raises RunInUseError, ValueError for a new run that another
-    process has begun meanwhile, and DispatchStoppedError when the run's calls are stopped while it waits."""
+    """A context manager; entering it waits for the training lock. Raises RunInUseError, ValueError for a new run that
+    another process has begun meanwhile, and DispatchStoppedError when the run's calls are stopped while it waits."""
 
     def __init__(self, run: Run, place: Workplace) -> None:
         self.ending = False

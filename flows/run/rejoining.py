@@ -13,7 +13,7 @@ from distributed import Client
 from flows.run.hold import Lost, TrainerLost
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.workplace import IMPORTS, Workplace, opened
-from infra.cluster.calls import PoisonedCallError, SchedulerLostError, is_lost
+from infra.cluster.calls import SchedulerLostError, is_lost, poisoned
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, joined_scheduler
 from infra.cluster.placement import PlacementConfig, PlacementError, check_placement
 
@@ -77,7 +77,7 @@ def _going_on(
             except TrainerLost as error:
                 lost, at = (lost + 1, at) if reached.step == at else (1, reached.step)
                 if lost >= now.dispatch.attempts:
-                    raise PoisonedCallError("train", lost) from error
+                    raise poisoned("train", lost) from error
                 place.display.say(f"{error}; going on from what is saved")
                 client = now.dispatch.client
             except Exception as error:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from flows.config import EvalConfig, TrainConfig
-from flows.options.tree import leaf_values
+from flows.options.tree import changed_leaves
 from flows.start.runs import Run, existing_run, saved_config, saved_problems, with_secrets
 from flows.start.trust import refuse_swapped, trusted
 from infra.home import runs_uri
@@ -181,11 +181,11 @@ def _place(path: str) -> str:
 
 def _differences(usual: EvalConfig, now: EvalConfig) -> list[str]:
     """'sampling.max_tokens 40, here 12' for each setting that is another one here."""
-    before, after = dict(leaf_values(usual)), dict(leaf_values(now))
-    shown = {
-        path: value for path, value in after.items() if not path.startswith(OWN) and path not in ("mix", "held_out")
-    }
-    lines = [f"{path} {before[path]}, here {value}" for path, value in shown.items() if before[path] != value]
+    lines = [
+        f"{path} {was}, here {value}"
+        for path, was, value in changed_leaves(usual, now)
+        if not path.startswith(OWN) and path not in ("mix", "held_out")
+    ]
     if usual.mix != now.mix:
         lines.append(f"problems of {set_name(usual.sets)}, here of {set_name(now.sets)}")
     return lines

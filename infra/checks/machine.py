@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from infra.cluster.source import SOURCE, announced
-from infra.hosts import interfaces
+from infra.hosts import interfaces, listening_socket
 from infra.storage import place
 
 CLOCK_SECONDS = 5.0  # certificates, leases and pages assume that clocks agree so far
@@ -118,10 +118,9 @@ def check_route(host: str, label: str = "") -> Check:
     Workers and process groups connect to their own address. On a bonded or VPN interface that can hang for ever.
     """
     name = f"{host} ({label})" if label else host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with (
-            socket.create_server((host, 0), family=family) as listener,
+            listening_socket(host, 0) as listener,
             socket.create_connection(listener.getsockname()[:2], ROUTE_SECONDS),
         ):
             return Check("interface", "ok", f"{name} reaches itself")

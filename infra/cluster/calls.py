@@ -1,4 +1,4 @@
-"""The calls of one flow that are on the cluster: submitted, counted when a worker dies in one, held or given up."""
+"""The calls of one flow on the cluster: submitted, counted when a worker dies in one, held or given up."""
 
 import asyncio
 import concurrent.futures
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class DispatchError(RuntimeError):
-    """A call did not come to an end.
+    """A call that did not end.
 
     PoisonedCallError     every worker that ran it died
-    TakeoverError         its worker is gone or has stopped, and no other may run it just so
+    TakeoverError         its worker is gone or silent, and no other may run it beside the first
     DispatchStoppedError  `Calls.stop` was called
     SchedulerLostError    the Dask scheduler is gone
     """
@@ -38,30 +38,18 @@ class DispatchError(RuntimeError):
 class PoisonedCallError(DispatchError):
     """A call whose worker died each time it ran."""
 
-    def __init__(self, call: str, deaths: int) -> None:
-        super().__init__(call, deaths)
-        self.call = call
-        self.deaths = deaths
 
-    def __str__(self) -> str:
-        return (
-            f"{self.call}: {self.deaths} workers died while they ran the same call; it is not tried again "
-            "(out of memory? see the log of the worker)"
-        )
+def poisoned(call: str, deaths: int) -> PoisonedCallError:
+    """The error for a call that so many workers died in."""
+    return PoisonedCallError(
+        f"{call}: {deaths} workers died while they ran the same call; it is not tried again "
+        "(out of memory? see the log of the worker)"
+    )
 
 
 class TakeoverError(DispatchError):
-    """A call that only one worker may run at a time would have to go to another one. The first may go on with what it
-    has at any moment: whoever makes the call elsewhere first sees that what it still writes is refused."""
-
-    def __init__(self, call: str, worker: str, why: str) -> None:
-        super().__init__(call, worker, why)
-        self.call = call
-        self.worker = worker  # the first one's name
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"{self.call}: {self.worker} {self.why}"
+    """A call that only one worker may run at a time would have to go to another one. The first may go on at any moment:
+    before the call is made elsewhere, what the first still writes must be refused."""
 
 
 class DispatchStoppedError(DispatchError):
@@ -83,12 +71,12 @@ class Awaited:
 
 
 def work_of(function: Callable[..., object]) -> str:
-    """What a call of this function does, among those that take about as long."""
+    """The name of the work that calls of this function do: they take about as long as each other."""
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}"
 
 
 def nobody_listens(line: str) -> None:
-    """What is said to nobody."""
+    """Drops a line for people."""
 
 
 def is_lost(error: BaseException | None, client: Client) -> bool:
@@ -119,7 +107,7 @@ class Calls:
         self.silent: set[str] = set()  # addresses of workers that are late with a lease: they get no other
         self.lacking: dict[str, float] = {}  # calls that wait for a worker, and since when, by time.monotonic
         self.own: dict[object, tuple[str, float]] = {}  # what this process waits for itself, and since when
-        self.took = Durations()  # calls that came back
+        self.took = Durations()  # of the calls that came back
         self.exclusions = Exclusions(placement, say, own=client.cluster is not None)
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
         self._awaited: dict[str, Awaited] = {}  # by the key of its future
@@ -164,12 +152,6 @@ class Calls:
             self._awaited[str(future.key)] = Awaited(background or call, work_of(function), worker, time.monotonic())
         return future
 
-    @property
-    def under_way(self) -> list[Future[Any]]:
-        """The futures of the calls that have not been given back yet."""
-        with self._lock:
-            return list(self._outstanding.values())
-
     def forget(self, *futures: Future[Any]) -> None:
         """These have been given back, or nobody waits for them any more: cancelled where they are not done."""
         with self._lock:
@@ -182,21 +164,21 @@ class Calls:
         self.cancel([future for future in futures if future.status == "pending"])
 
     def fetch(self, future: Future[T]) -> "concurrent.futures.Future[T]":
-        """Its result, on the way. One request that is never given up: Dask reports what it gathers for a caller who
-        left as a fault of its own."""
+        """The future's result, being fetched by one request that is never given up: Dask reports a gathering whose
+        caller has left as a fault of its own."""
         assert self.client.loop is not None  # it has submitted something
         gathering = self.client.gather(future, asynchronous=True)  # type: ignore[no-untyped-call]
         return asyncio.run_coroutine_threadsafe(gathering, self.client.loop.asyncio_loop)  # type: ignore[attr-defined]
 
     @property
     def awaited(self) -> dict[str, Awaited]:
-        """The calls that somebody waits for, by the key of their future."""
+        """The calls that a thread waits for, by the key of their future."""
         with self._lock:
             return dict(self._awaited)
 
     @contextmanager
     def waiting_for(self, what: str) -> Iterator[None]:
-        """This process itself waits for `what` meanwhile, which is said if it takes long."""
+        """Have `Watch` say that this process itself waits for `what`, where the context takes long."""
         one = object()  # several threads may wait for the same
         self.own[one] = (what, time.monotonic())
         try:
@@ -205,23 +187,23 @@ class Calls:
             del self.own[one]
 
     def unawait(self, future: Future[Any]) -> None:
-        """Nobody waits for this any more, though it goes on."""
+        """Stop waiting for a call that goes on."""
         with self._lock:
             self._awaited.pop(str(future.key), None)
 
     def cancel(self, futures: list[Future[Any]]) -> None:
-        """Take these off the cluster."""
+        """Cancel these calls on the cluster."""
         if futures and self.client.status == "running":
             with suppress(OSError):  # the scheduler is gone: nothing is left to cancel
                 self.client.cancel(futures)  # type: ignore[no-untyped-call]
 
     def count(self, call: str) -> None:
-        """One such call died with its worker."""
+        """Count a call that died with its worker."""
         with self._lock:
             self.lost[call] += 1
 
     def hold(self) -> None:
-        """Take leases back and start no call until `release`; a call of `run` that is under way comes to its end."""
+        """Take leases back and start no call until `release`; a running call of `run` goes on."""
         self.going.clear()
 
     def release(self) -> None:
@@ -230,7 +212,7 @@ class Calls:
         self.going.set()
 
     def stop(self) -> None:
-        """Give up every call under way: the threads that wait get `DispatchStoppedError`, and so does a later call."""
+        """Cancel every call: the threads that wait for one raise `DispatchStoppedError`, and so does a later call."""
         with self._lock:
             self.stopped = True
             outstanding = list(self._outstanding.values())
@@ -240,7 +222,7 @@ class Calls:
         self.cancel(outstanding)
 
     def cancelled(self, call: str, error: FutureCancelledError) -> DispatchError:
-        """Why a call was cancelled that nobody has forgotten."""
+        """The error for a call that others than its caller have cancelled."""
         return DispatchStoppedError(call) if self.stopped else SchedulerLostError(f"{call}: {error}")
 
     def unsatisfied(self, call: str) -> PlacementError:
@@ -252,8 +234,8 @@ class Calls:
         return PlacementError(f"{error} (excluded, {reasons})") if reasons else error
 
     def offers(self, call: str | None = None, seconds: float | None = None) -> list[Offer]:
-        """The workers that are there and run our source, or those of them that may run `call`. Raises
-        SchedulerLostError, also where the scheduler has not answered in `seconds`, if given."""
+        """The workers present that run our source, or those of them that may run `call`. Raises SchedulerLostError,
+        also where the scheduler has not answered in `seconds`, if given."""
         present = [offer for offer in self._present(seconds) if not self.exclusions.is_stranger(offer)]
         return [offer for offer in present if call is None or offer.satisfies(self.placement.tags(call))]
 

@@ -1,4 +1,4 @@
-"""Whether anybody still waits for what a worker is computing."""
+"""Whether the call that a worker runs was cancelled."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,14 @@ from distributed import get_worker
 
 
 class UnwantedError(Exception):
-    """The call was given up by its caller, or its caller is gone; nobody sees this."""
+    """The call was cancelled, or its caller is gone; raised on the worker, seen by no caller."""
 
 
 def cancellation_check() -> Callable[[], None]:
-    """For the call that runs on this worker: what it calls now and then, which raises `UnwantedError` once the call was
-    cancelled, its client is gone, or the scheduler is. Outside of a worker it does nothing.
+    """A check that the call on this worker makes now and then: it raises `UnwantedError` once the call was cancelled,
+    its client is gone, or the scheduler is. Outside of a worker it does nothing.
 
-    Dask drops a cancelled task but cannot stop a thread that runs it; such a call would keep its worker from the next.
+    Dask drops a cancelled task but cannot stop the thread that runs it, which would keep its worker from the next call.
     """
     try:
         worker = get_worker()

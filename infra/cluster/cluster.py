@@ -1,4 +1,4 @@
-"""The Dask cluster: the one of the user, or one local process per role for the length of a run."""
+"""The Dask cluster: the user's own, or one local process per role for the length of a run."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from infra.cluster.machine import cores, detect_device
 from infra.cluster.reach import UnreachableError, parse_address, reach
-from infra.cluster.role import RoleNanny, logs_to, role_options, start_resource_tracker
+from infra.cluster.role import Role, RoleNanny, logs_to, role_options, start_resource_tracker
 from infra.cluster.settings import DASK_SETTINGS, NANNY_SETTINGS
 from infra.home import rlvf_home
 from infra.interrupts import put_off
@@ -57,13 +57,6 @@ class ClusterError(ValueError):
     """The cluster that was asked for cannot be reached."""
 
 
-def _worker(name: str, tags: tuple[str, ...], threads: int, log_dir: Path | None, warm: str | None) -> dict[str, Any]:
-    return {
-        "cls": RoleNanny,
-        "options": role_options(name, tags, threads, host=LOCALHOST, log_dir=log_dir, warm=warm),
-    }
-
-
 def workers(
     config: ClusterConfig, *, log_dir: Path | None = None, preload: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, Any]]:
@@ -71,19 +64,16 @@ def workers(
     warm = preload or {}
     device = detect_device() if config.device == "auto" else config.device.upper()
     threads = config.threads or max(1, cores() // (1 + config.generators))
-    spec = {"trainer": _worker("trainer", (device, "TRAINER"), threads, log_dir, warm.get("TRAINER"))}
+    roles = [Role("trainer", (device, "TRAINER"), threads, warm.get("TRAINER"))]
     for index in range(config.generators):
-        name = f"generator-{index}"
-        spec[name] = _worker(name, (device, "GENERATOR"), threads, log_dir, warm.get("GENERATOR"))
+        roles.append(Role(f"generator-{index}", (device, "GENERATOR"), threads, warm.get("GENERATOR")))
     for index in range(config.verifiers):
-        name = f"verifier-{index}"
-        spec[name] = _worker(name, ("CPU", "VERIFIER"), 1, log_dir, warm.get("VERIFIER"))
-    return spec
+        roles.append(Role(f"verifier-{index}", ("CPU", "VERIFIER"), 1, warm.get("VERIFIER")))
+    return {role.name: {"cls": RoleNanny, "options": role_options(role, LOCALHOST, log_dir)} for role in roles}
 
 
 def joined_scheduler(config: ClusterConfig) -> str | None:
-    """The address of the scheduler that is joined; None where the cluster is started here, its scheduler in this very
-    process."""
+    """The address of the scheduler to join; None where the cluster is local, with its scheduler in this process."""
     return config.scheduler or os.environ.get("RLVF_SCHEDULER") or None
 
 
@@ -98,8 +88,8 @@ def cluster(
     """A client of `config.scheduler`, or of a cluster that lives as long as the context.
 
     A local worker that dies is restarted under its name and with its tags; a call that it ran fails at once with
-    `KilledWorker`. `preload` names the module that the workers of a role tag import before their first call. What the
-    processes have to say goes to files in `log_dir`, or to the terminal if there is none.
+    `KilledWorker`. `preload` names the module that the workers of a role tag import before their first call. The
+    processes log to files in `log_dir`, or to the terminal if there is none.
     Raises `ClusterError` when `config.scheduler` has not answered in `patience` seconds.
     """
     if (address := joined_scheduler(config)) is not None:
@@ -119,11 +109,11 @@ def local_cluster(
     log_dir: Path | None = None,
     preload: Mapping[str, str] | None = None,
 ) -> Iterator[Client]:
-    """A client of a cluster of this machine's that lives as long as the context.
+    """A client of a cluster on this machine that lives as long as the context.
 
-    Loopback is open to every user of the machine, and whoever reaches a port of Dask's runs code as the one who started
-    it: with `security` that requires encryption only who has its keys does, on every port of the scheduler, the workers
-    and their nannies.
+    Loopback is open to every user of the machine, and whoever reaches a port of Dask runs code as the user who started
+    it: `security` that requires encryption closes every port of the scheduler, the workers and their nannies to those
+    without its keys.
     """
     encrypted = bool(security.require_encryption)
     with ExitStack() as stack:
@@ -136,8 +126,8 @@ def local_cluster(
                 {
                     **DASK_SETTINGS,
                     "distributed.scheduler.worker-ttl": None,  # one machine: all sleep and wake together
-                    # So long after a death the cluster looks whether the worker is there and closes its nanny if not:
-                    # one that is away again, because it died a second time, would never come back.
+                    # After this time the cluster closes the nanny of a worker that has died and is not back: one that
+                    # died a second time meanwhile would never come back.
                     "distributed.deploy.lost-worker-timeout": "1000 days",
                     **NANNY_SETTINGS,
                 }
@@ -168,7 +158,7 @@ def local_cluster(
 
 @contextmanager
 def _joined(address: str, named: str, patience: float) -> Iterator[Client]:
-    """A client of a scheduler that is there already; `named` is how the user wrote its address."""
+    """A client of a running scheduler; `named` is how the user wrote its address."""
     home = rlvf_home()
     instead = "start one with `rlvf up` or `dask scheduler`, or leave it out to use this machine"
     try:
@@ -198,7 +188,7 @@ def _joined(address: str, named: str, patience: float) -> Iterator[Client]:
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """A nanny sets PYTHONHASHSEED in its own process, here the flow's, for its workers to inherit: take it back."""
+    """Restore PYTHONHASHSEED, which a nanny sets in its own process, here the flow's, for its workers to inherit."""
     before = os.environ.get("PYTHONHASHSEED")
     try:
         yield

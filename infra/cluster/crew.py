@@ -1,18 +1,18 @@
-"""The workers that may run one call, as of the last look at who is there."""
+"""The workers that may run one call, as the scheduler said last."""
 
 import time
 
 from infra.cluster.calls import Calls
 from infra.cluster.placement import Offer
 
-POLL_SECONDS = 0.25  # how old a look may be when leases are handed out
+POLL_SECONDS = 0.25  # how old the answer may be when leases are handed out
 
 
 class Crew:
-    """Of the leases of one call; not safe to use from several threads."""
+    """The capable workers of one call; not safe to use from several threads."""
 
     def __init__(self, calls: Calls, call: str, patience: float) -> None:
-        """`patience`: seconds without anybody."""
+        """`patience`: seconds without a capable worker."""
         self.capable: list[Offer] = []
         self._calls = calls
         self._call = call
@@ -20,20 +20,20 @@ class Crew:
         self.begin()
 
     def begin(self) -> None:
-        """Nobody has looked for a while."""
+        """Forget the last poll, and since when nobody was capable."""
         self._polled = self._alone_since = -float("inf")
 
     def changed(self) -> None:
-        """Somebody has gone, or gets no more leases."""
+        """Have the next poll be at once: a worker has gone, or is excluded now."""
         self._polled = -float("inf")
 
     @property
     def is_old(self) -> bool:
-        """Whether it is time to look again."""
+        """Whether it is time to poll again."""
         return time.monotonic() - self._polled > POLL_SECONDS
 
     def poll(self) -> set[str]:
-        """The addresses of all workers that are there. Raises PlacementError when nobody was capable for too long."""
+        """The addresses of all workers present. Raises PlacementError when none was capable for `patience`."""
         everyone, tags = self._calls.offers(), self._calls.placement.tags(self._call)
         excluded = self._calls.exclusions.excluded
         self.capable = [offer for offer in everyone if offer.satisfies(tags) and not excluded(self._call, offer)]

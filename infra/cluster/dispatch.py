@@ -19,10 +19,10 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 from infra.cluster.calls import (
     Calls,
     DispatchStoppedError,
-    PoisonedCallError,
     SchedulerLostError,
     TakeoverError,
     nobody_listens,
+    poisoned,
     work_of,
 )
 from infra.cluster.durations import Signs
@@ -34,18 +34,18 @@ from infra.origin import mark_worker
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
-POLL_SECONDS = 1.0  # between two looks at whose worker gives signs of life
+POLL_SECONDS = 1.0  # between two looks at which workers give signs of life
 ALONE = ("train",)  # calls that write where the next one reads: never on two workers at a time
 
 
 def leave_thread() -> None:
-    """For a call in the background: from here on its worker may start the next one. Outside of a worker nothing."""
+    """Let the worker of this background call start its next one. Does nothing outside of a worker."""
     with suppress(ValueError):
         secede()  # type: ignore[no-untyped-call]
 
 
 class Dispatch(Calls):
-    """Calls that come to their end whatever happens to workers: one at a time, many in leases, or only told.
+    """Calls that end whatever happens to workers: one (`run`), many (`lease`), or one on each worker (`tell`).
 
     As a context manager it says what is waited for when no call comes back for a while.
     """
@@ -70,7 +70,7 @@ class Dispatch(Calls):
         self._queues: dict[str, LeaseQueue] = {}  # by call
         self._last: dict[str, Offer] = {}  # the worker that had a call in ALONE last, by call
         self._signs = Signs()
-        self._left: list[Future[Any]] = []  # with workers that have stopped; cancelled if nobody had them
+        self._left: list[Future[Any]] = []  # of silent workers; held, so that Dask does not cancel them
 
     def __enter__(self) -> Self:
         self._watch.start()
@@ -88,20 +88,20 @@ class Dispatch(Calls):
         background: str | None = None,
         begun: Callable[[], None] = lambda: None,
     ) -> T:
-        """The result of `function(*args)`; submitted again when its worker dies. But for those in `ALONE` it is a lease
-        of its own, so that another worker gets it too where one is late.
+        """The result of `function(*args)`, submitted again when its worker dies. A call that is not in `ALONE` is a
+        lease of one item: a second worker gets it where the first is late.
 
-        With a name in `background`, which the timeline has then, it goes to the worker that ran `call` last and takes
-        none of its tags: the next such call may run while it does, as soon as it leaves its thread (`leave_thread`).
-        `begun` is called when the cluster has it: what is submitted after that starts after it on that worker.
+        With a name in `background`, for the timeline, the call goes to the worker that ran `call` last and takes none
+        of its tags: the next one starts beside it, once it has left its thread (`leave_thread`). `begun` is called when
+        the cluster has it: calls submitted after that start after it on that worker.
 
-        A call in `ALONE` goes to the worker that had the one before. Where that is gone, and no new one of its name is
-        there, or has stopped without dying, the call is late and another worker may run it, this raises
-        `TakeoverError`; a stopped one gets nothing any more until it has answered.
+        A call in `ALONE` goes to the worker that had the one before. This raises `TakeoverError` where that worker is
+        gone and none of its name has come, or where it is late and silent and another could run the call; a silent
+        worker gets no calls until it has answered.
 
-        What the function raises is raised here at once, but for a lease, as `lease` says. Otherwise:
-        `PoisonedCallError` after `attempts` deaths, `PlacementError` when no worker offered the tags for `patience`,
-        `TakeoverError`, `DispatchStoppedError`, `SchedulerLostError`.
+        Raises what the function raises (a lease: as `lease` says), `PoisonedCallError` after `attempts` deaths,
+        `PlacementError` when no worker offered the tags for `patience`, `TakeoverError`, `DispatchStoppedError`,
+        `SchedulerLostError`.
         """
         if call not in ALONE and background is None:
             ((_, result),) = self.lease(call, function, [args])
@@ -129,13 +129,12 @@ class Dispatch(Calls):
                 return back.result
             self.count(name)
             self.timeline.add(Span(worker.name, name, since, time.time(), lost=True))
-        raise PoisonedCallError(name, self.attempts)
+        raise poisoned(name, self.attempts)
 
     def _result(
         self, future: Future[Measured[T]], call: str, name: str, worker: Offer, work: str
     ) -> Measured[T] | None:
-        """What the call on this worker came to; None where the worker died. Raises what the function raised, and
-        TakeoverError."""
+        """The call's result; None where its worker died. Raises what the function raised, and TakeoverError."""
         began = time.monotonic()
         fetching = self.fetch(future)
         while True:
@@ -157,13 +156,13 @@ class Dispatch(Calls):
             others = [offer for offer in present if self._may_run(offer, call) and offer != worker]
             if others and quiet > self.late_after and now - began > self.took.limit(work, self.late_after):
                 self._leave(future, worker)
-                raise TakeoverError(name, worker.name, f"has given no sign of life for {quiet:.0f} s")
+                raise TakeoverError(f"{name}: {worker.name} has given no sign of life for {quiet:.0f} s")
 
     def _may_run(self, offer: Offer, call: str) -> bool:
         return offer.satisfies(self.placement.tags(call)) and offer.address not in self.silent
 
     def _leave(self, future: Future[Any], worker: Offer) -> None:
-        """This worker may answer at any time: it gets no other call before that."""
+        """Give this worker no other call before it has answered."""
         self.unawait(future)
         with self._lock:
             self._outstanding.pop(str(future.key), None)
@@ -172,9 +171,8 @@ class Dispatch(Calls):
         future.add_done_callback(lambda _: self.silent.discard(worker.address))  # type: ignore[no-untyped-call]
 
     def _worker_for(self, call: str) -> Offer:
-        """The worker that had `call` last, or its successor; at first the one with the least to do. One that is silent
-        only where there is no other. Waits for one. Raises TakeoverError, and PlacementError when there was none for
-        too long."""
+        """The worker that had `call` last, or its successor of that name; at first the least busy one. A silent one
+        only where there is no other. Waits for a worker. Raises TakeoverError, and PlacementError after `patience`."""
         began = time.monotonic()
         while not self.stopped:
             present = self.offers(call)
@@ -187,7 +185,7 @@ class Dispatch(Calls):
                 self.lacking.pop(call, None)
                 worker = capable[0] if len(capable) == 1 else min(capable, key=lambda offer: len(self._calls_on(offer)))
                 if last is not None and not same:
-                    raise TakeoverError(call, last.name, "is gone")
+                    raise TakeoverError(f"{call}: {last.name} is gone")
                 self._last[call] = worker
                 return worker
             self.lacking.setdefault(call, began)
@@ -204,8 +202,8 @@ class Dispatch(Calls):
         return [str(key) for key in sent.get(worker.address, ())]
 
     def renewed(self, client: Client | None = None) -> "Dispatch":
-        """A dispatch for who begins anew, also on another client, that knows what this one has learned: but which
-        worker has a call in `ALONE` is open."""
+        """A new dispatch, of another client if given, that keeps what this one has learned but for which worker has a
+        call in `ALONE`."""
         new = Dispatch(
             client or self.client,
             self.placement,
@@ -230,17 +228,17 @@ class Dispatch(Calls):
     ) -> Iterator[tuple[int, T]]:
         """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
 
-        All leases of a call wait in one queue, those with the smaller `order` first: whenever a worker has nothing, it
-        gets the first of them, and `items[index]` is read at that moment. So a slow worker does less; a worker that
-        joins is used at once; one that is lost costs its lease, and the result before it if that had not come in yet.
-        One that is late (`Schedule`) is not waited for where another has nothing to do: the first result counts.
-        What `check(index, result)` has words for is refused and done again; a worker that returned such a thing three
-        times gets no more leases. An item whose call raises is tried on another worker, and a worker on which three
-        did gets no more leases with these tags. The error is raised here when two workers raised at the same item, when
-        no other is there, and for the types in `at_once`, which are the caller's to act upon.
+        All leases of a call wait in one queue, by `order`: an idle worker gets the first of them, and `items[index]` is
+        read at that moment. A lost worker costs its lease, and the result before it if that had not come in. The item
+        of a late worker (`Schedule`) goes to an idle one too, and the first result counts.
 
-        Nothing is handed out before the first result is asked for. Closing the iterator cancels what is under way, and
-        so does `hold`, whose items are handed out anew when it is over. Otherwise raises as `run` does.
+        A result for which `check(index, result)` returns a reason is refused and done again; after three such results
+        a worker gets no more leases. An item whose call raises is tried on another worker; after three errors a worker
+        gets no more leases with these tags. An error is raised here when two workers raised at the same item, when
+        there is no other worker, and at once for the types in `at_once`, upon which the caller acts.
+
+        The first lease is handed out when the first result is asked for. Closing the iterator cancels its leases;
+        `hold` cancels them too, and `release` hands their items out anew. Otherwise raises as `run` does.
         """
         with self._lock:
             if call not in self._queues:
@@ -250,8 +248,8 @@ class Dispatch(Calls):
         return self._queues[call].results(function, items, order, check, at_once)
 
     def tell(self, call: str, function: Callable[[*Arguments], object], *args: *Arguments) -> None:
-        """Call a function that returns at once on every worker that may run `call`, beside whatever it does. Nobody
-        waits for that: a worker that is away misses it."""
+        """Call a function that returns at once on every worker that may run `call`, beside its work, without waiting.
+        A worker that is away misses it."""
 
         def ask(address: str) -> None:
             with suppress(Exception):  # the worker or the scheduler has gone

@@ -1,4 +1,4 @@
-"""Which workers get no more leases in a run, because too many of theirs came to nothing, and why."""
+"""Which workers get no more leases in a run, because too many of theirs failed, and why."""
 
 import threading
 from collections import Counter
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.cluster.source import source_digest
 
-LIMIT = 3  # leases of one worker that come to nothing before it gets no more
+LIMIT = 3  # failed leases of one worker before it gets no more
 LONGEST = 300  # characters of an error's words in a line
-_Part = tuple[str, tuple[str, ...]]  # a worker's address and tags: what it does for all calls that need these
+_Part = tuple[str, tuple[str, ...]]  # a worker's address, and the tags of a call
 
 
 class Exclusions:
@@ -23,11 +23,11 @@ class Exclusions:
         self._refused: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
         self._failed: Counter[_Part] = Counter()  # calls that raised
         self._last: dict[_Part, str] = {}  # what the last of them raised
-        self._strangers: set[str] = set()  # addresses of workers that were said to run another source
+        self._strangers: set[str] = set()  # addresses of workers that run another source, which was said
         self._lock = threading.Lock()
 
     def refuse(self, call: str, worker: Offer, why: str) -> None:
-        """What this worker returned for `call` is not what it was asked for: neither is what it returns for others."""
+        """Count a refused result of this worker, and say it; the count is of all calls."""
         with self._lock:
             self._refused[worker.address] += 1
             count = self._refused[worker.address]
@@ -36,7 +36,7 @@ class Exclusions:
             self._say(f"{worker.name} gets no more leases in this run: {LIMIT} of its results were refused")
 
     def fail(self, call: str, worker: Offer, error: Exception) -> None:
-        """This worker raised that in `call`, which another one does: it may be fit for calls with other tags."""
+        """Count an error of this worker in `call`, and say it; the count is of all calls with the same tags."""
         part, what = self._part(call, worker), _words(error)
         with self._lock:
             self._failed[part] += 1
@@ -48,14 +48,14 @@ class Exclusions:
             self._say(f"{worker.name}: {what}; another worker does this lease of {call}")
 
     def leave_out(self, call: str, worker: Offer, error: Exception) -> None:
-        """This worker was tried and cannot do `call`, which others can: it gets none that needs these tags."""
+        """Exclude a worker that failed a probe of `call`, which others passed, from all calls with the same tags."""
         part, what = self._part(call, worker), _words(error)
         with self._lock:
             self._failed[part], self._last[part] = LIMIT, what
         self._say(f"{worker.name}: {what}; it gets no such leases in this run")
 
     def forgive(self, call: str, addresses: Iterable[str]) -> None:
-        """Each of these failed in an item that nobody has done: it may have been the item's fault."""
+        """Uncount an error of each of these workers: no worker has done the item, whose fault it may have been."""
         with self._lock:
             self._failed.subtract((address, self._placement.tags(call)) for address in addresses)
 
@@ -85,7 +85,7 @@ class Exclusions:
         return not self._own
 
     def reasons(self, call: str, workers: list[Offer]) -> str:
-        """Why those of the workers are that are excluded; empty where none is."""
+        """Why workers are excluded, in words; empty where none is."""
         refused = [worker.name for worker in workers if self._refused[worker.address] >= LIMIT]
         failed = [
             f"{worker.name}: {self._last[self._part(call, worker)]}"
@@ -107,7 +107,6 @@ class Exclusions:
 
 
 def _words(error: Exception) -> str:
-    """One line."""
     words = " ".join(str(error).split())
     short = words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
     return f"{type(error).__name__}: {short}" if short else type(error).__name__

@@ -1,10 +1,11 @@
 """Leases: the items of one call, handed out to its workers one at a time, as they come back for the next."""
 
 import concurrent.futures
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -13,8 +14,7 @@ from distributed import Future
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
-from infra.cluster.batch import Batch
-from infra.cluster.calls import Calls, DispatchStoppedError, PoisonedCallError
+from infra.cluster.calls import Calls, DispatchStoppedError, poisoned
 from infra.cluster.crew import Crew
 from infra.cluster.placement import Offer
 from infra.cluster.schedule import Item, Lease, Schedule
@@ -24,19 +24,40 @@ from infra.origin import mark_worker
 POLL_SECONDS = 0.25  # that the next event is waited for
 
 
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """The items of one caller, and its queue of their results."""
+
+    number: int
+    function: Callable[..., Any]
+    items: Sequence[tuple[Any, ...]]
+    order: tuple[int, ...]
+    check: Callable[[int, Any], str] | None  # of an index and its result: why it is refused, or nothing
+    at_once: tuple[type[Exception], ...]  # what is raised whichever worker raised it first
+    returned: SimpleQueue[tuple[int, Any] | BaseException] = field(default_factory=SimpleQueue)
+
+    def results(self) -> Iterator[tuple[int, Any]]:
+        """(index, result) of every item, as they come in; raises what ended the batch."""
+        for _ in range(len(self.items)):
+            returned = self.returned.get()
+            if isinstance(returned, BaseException):
+                raise returned
+            yield returned
+
+
 @dataclass(frozen=True)
 class _Out:
-    """Where a lease is."""
+    """A lease that a worker has."""
 
-    batch: Batch
+    batch: _Batch
     worker: Offer
     future: Future[Measured[Any]]
     since: float  # seconds since 1970
 
 
 class LeaseQueue:
-    """The items of one call, from as many threads as ask for results. One thread of its own hands them out while there
-    are any; what it is told from elsewhere comes to it as an event."""
+    """The items of one call, for any number of threads that ask for results. A thread of its own hands them out while
+    there are any; other threads reach it by events."""
 
     def __init__(self, calls: Calls, call: str, *, attempts: int, patience: float, late_after: float) -> None:
         """`attempts`: deaths on the same item before it is given up; `patience`: seconds without a capable worker;
@@ -46,12 +67,12 @@ class LeaseQueue:
         self._attempts = attempts
         self._crew = Crew(calls, call, patience)
         self._schedule = Schedule(late_after)
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, _Batch] = {}
         self._out: dict[Lease, _Out] = {}
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._lock = threading.Lock()  # of the two below
+        self._numbers = itertools.count(1)  # of batches
+        self._lock = threading.Lock()  # of the next
         self._driver: threading.Thread | None = None
-        self._numbers = 0
 
     def results(
         self,
@@ -61,22 +82,20 @@ class LeaseQueue:
         check: Callable[[int, Any], str] | None,
         at_once: tuple[type[Exception], ...],
     ) -> Iterator[tuple[int, Any]]:
-        """`(index, result)` of every item as they come in; closing the iterator cancels what is under way."""
-        with self._lock:
-            self._numbers += 1
-            batch = Batch(self._numbers, function, items, order, check, at_once)
+        """`(index, result)` of every item, as they come in; closing the iterator cancels its leases."""
+        batch = _Batch(next(self._numbers), function, items, order, check, at_once)
         self._tell(partial(self._add, batch))
         try:
             yield from batch.results()
         finally:
-            # The thread runs as long as there is this batch; and one must not be started where this is reached when
-            # nobody holds the iterator any more, which may be at the end of the process.
+            # Not by `_tell`: the thread runs as long as it has this batch, and none may be started here, which the
+            # collection of an unused iterator may reach at the end of the process.
             self._events.put(partial(self._withdraw, batch))
 
     # -- the thread
 
     def _tell(self, event: Callable[[], None]) -> None:
-        """Have the thread do this."""
+        """Queue an event, and start the thread if it does not run."""
         with self._lock:
             self._events.put(event)
             if self._driver is None:
@@ -87,15 +106,16 @@ class LeaseQueue:
         while True:
             try:
                 self._turn()
-            except BaseException as error:  # noqa: BLE001 - each who waits raises it
-                self._end(error)
+            except BaseException as error:  # noqa: BLE001 - every caller raises it
+                for batch in list(self._batches.values()):
+                    self._fail(batch, error)
             with self._lock:
                 if not self._batches and self._events.empty():
                     self._driver = None
                     return
 
     def _turn(self) -> None:
-        """Hand out what can be, and do what the next event says."""
+        """Hand out leases, and handle the next event."""
         if self._batches:
             if not self._calls.going.is_set():
                 self._forget(self._schedule.take_back())
@@ -111,24 +131,19 @@ class LeaseQueue:
             return
         event()
 
-    def _end(self, error: BaseException) -> None:
-        """Nothing goes on."""
-        for batch in list(self._batches.values()):
-            self._fail(batch, error)
-
-    def _fail(self, batch: Batch, error: BaseException) -> None:
+    def _fail(self, batch: _Batch, error: BaseException) -> None:
         self._withdraw(batch)
         batch.returned.put(error)
 
     # -- its events
 
-    def _add(self, batch: Batch) -> None:
+    def _add(self, batch: _Batch) -> None:
         if not self._batches:
             self._crew.begin()
         self._batches[batch.number] = batch
         self._schedule.add(Item(batch.order, batch.number, index) for index in range(len(batch.items)))
 
-    def _withdraw(self, batch: Batch) -> None:
+    def _withdraw(self, batch: _Batch) -> None:
         if self._batches.pop(batch.number, None) is not None:
             self._calls.exclusions.forgive(self._call, self._schedule.unsettled(batch.number))
             self._forget(self._schedule.withdraw(batch.number))
@@ -137,12 +152,12 @@ class LeaseQueue:
                 self._calls.lacking.pop(self._call, None)
 
     def _back(self, lease: Lease) -> None:
-        """Its worker answers, or will never; in a thread of Dask's."""
+        """A lease's future is done, or lost; called in a thread of Dask's."""
         self._calls.silent.discard(lease.worker)
         self._events.put(partial(self._finished, lease, time.time()))
 
     def _finished(self, lease: Lease, moment: float) -> None:
-        """Its worker has come back with it, or Dask has given it up."""
+        """A lease's future is done, or lost: fetch what it holds."""
         if (out := self._out.get(lease)) is None:
             return  # it was taken back, or its worker had vanished before
         self._calls.silent.discard(lease.worker)  # it may have come back while it was found to be late
@@ -155,7 +170,7 @@ class LeaseQueue:
         fetching.add_done_callback(lambda done: self._events.put(partial(self._fetched, lease, moment, done)))
 
     def _fetched(self, lease: Lease, moment: float, fetching: "concurrent.futures.Future[Measured[Any]]") -> None:
-        """The result is here, or what became of it."""
+        """A lease's result is here, or its error."""
         if (out := self._out.get(lease)) is None:
             return
         try:
@@ -173,7 +188,9 @@ class LeaseQueue:
         self._calls.timeline.add(back.span(self._call, moment))
         check = out.batch.check
         if check is not None and self._schedule.wants(lease) and (why := check(lease.item.index, back.result)):
-            self._refuse(lease, out, why)
+            self._schedule.give_back(lease)
+            self._calls.exclusions.refuse(self._call, out.worker, why)
+            self._leave_out(out.worker)
             return
         first, others = self._schedule.done(lease)
         self._forget(others)
@@ -182,8 +199,8 @@ class LeaseQueue:
             out.batch.returned.put((lease.item.index, back.result))
 
     def _failed(self, lease: Lease, out: _Out, error: Exception) -> None:
-        """The function raised this. Another worker tries the item, if there is one: it may be this worker's fault. What
-        two of them raise is not, and where its caller acts upon such an error it is wanted at once."""
+        """The function raised `error`. Another worker tries the item, if there is one: it may be this worker's fault.
+        What two workers raise ends the batch, and so does at once an error that its caller acts upon (`at_once`)."""
         self._drop(lease)
         if not self._schedule.wants(lease):  # another has done it
             self._schedule.done(lease)
@@ -200,14 +217,8 @@ class LeaseQueue:
                 return
         self._fail(out.batch, error)
 
-    def _refuse(self, lease: Lease, out: _Out, why: str) -> None:
-        """This result is not what was asked for: the item is handed out anew."""
-        self._schedule.give_back(lease)
-        self._calls.exclusions.refuse(self._call, out.worker, why)
-        self._leave_out(out.worker)
-
     def _leave_out(self, worker: Offer) -> None:
-        """If it gets no more leases, others do what it has."""
+        """Hand out anew what an excluded worker has."""
         if self._calls.exclusions.excluded(self._call, worker):
             self._crew.changed()
             for other in [each for each in self._out if each.worker == worker.address]:
@@ -217,7 +228,7 @@ class LeaseQueue:
     # -- who has what
 
     def _poll(self) -> None:
-        """At who is there, and at whose leases are lost. Raises PlacementError when nobody was for too long."""
+        """Ask which workers are present, and lose the leases of the others. Raises PlacementError as `Crew.poll`."""
         present = self._crew.poll()
         for lease in [lease for lease in self._out if lease.worker not in present]:
             if lease in self._out:  # its batch may have been given up for another
@@ -231,7 +242,7 @@ class LeaseQueue:
                 continue  # it was given up for the lease before
             try:
                 # Pinned and strict: Dask forgets the tags too when it may use other workers. A lease on an address
-                # that vanished is noticed at the next look, because Dask itself would wait for it to come back.
+                # that vanished is noticed at the next poll, because Dask itself would wait for it to come back.
                 future = self._calls.submit(
                     self._call,
                     batch.function,
@@ -249,10 +260,10 @@ class LeaseQueue:
             future.add_done_callback(  # type: ignore[no-untyped-call]
                 lambda _, lease=lease: self._back(lease)
             )
-            self._tell_of_late(lease)
+            self._say_late(lease)
 
-    def _tell_of_late(self, copy: Lease) -> None:
-        """Whose item another worker has got just now."""
+    def _say_late(self, copy: Lease) -> None:
+        """Say which late worker's item was leased a second time, as `copy`."""
         for lease, out in self._out.items():
             if lease.late and lease.item == copy.item and lease.worker not in self._calls.silent:
                 self._calls.silent.add(lease.worker)
@@ -262,7 +273,7 @@ class LeaseQueue:
                 )
 
     def _lose(self, lease: Lease) -> None:
-        """Its worker is gone: the item is handed out anew. Raises PoisonedCallError."""
+        """The lease's worker is gone: its item is handed out anew, or its batch fails after `attempts` deaths."""
         out = self._drop(lease)
         self._calls.cancel([out.future])  # also if it was done: its result is asked for, and nobody has it
         self._calls.silent.discard(lease.worker)
@@ -271,20 +282,19 @@ class LeaseQueue:
         self._schedule.give_back(lease)
         self._schedule.deaths[lease.item] += 1
         if self._schedule.deaths[lease.item] >= self._attempts and lease.item.batch in self._batches:
-            self._fail(out.batch, PoisonedCallError(self._call, self._attempts))
+            self._fail(out.batch, poisoned(self._call, self._attempts))
 
     def _drop(self, lease: Lease) -> _Out:
-        """This one is not out any more."""
         out = self._out.pop(lease)
         self._calls.forget(out.future)
         return out
 
     def _forget(self, leases: Sequence[Lease]) -> None:
-        """Take these off the workers, who stop what they are at."""
+        """Cancel these leases on their workers."""
         self._calls.forget(*(self._out.pop(lease).future for lease in leases if lease in self._out))
 
     def _unawait(self) -> None:
-        """Nobody waits for what a late worker has, if another has done it meanwhile."""
+        """Stop waiting for the leases of late workers whose item another worker has done."""
         for lease, out in self._out.items():
             if not self._schedule.wants(lease):
                 self._calls.unawait(out.future)

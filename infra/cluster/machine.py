@@ -16,13 +16,13 @@ import psutil
 from infra.cluster.source import SOURCE, source_digest
 
 GB = 1e9
-# Where two machines must agree, and how far: see `infra.fit`.
+# What two machines must agree on; how far, `infra.checks.cluster` says.
 PACKAGES = ("rlvf", "dask", "distributed", "msgpack", "cloudpickle", "numpy", "torch", "transformers")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine as its workers announce it."""
+    """A machine, as its workers announce it."""
 
     device: str  # the tag
     name: str  # of the device, for people
@@ -50,7 +50,7 @@ def cores() -> int:
 
 @cache
 def this_machine(device: str) -> Machine:
-    """This machine, seen as a `device`: a GPU's memory is its own, where it has some of its own."""
+    """This machine with that device tag; `memory_gb` is a GPU's own memory where it has some."""
     memory = psutil.virtual_memory().total / GB
     if device == "CUDA":
         name, own = _nvidia()
@@ -60,8 +60,7 @@ def this_machine(device: str) -> Machine:
 
 @cache
 def versions() -> dict[str, str]:
-    """The versions of Python and of every package that two machines must agree on, as far as they are installed, and
-    which source of ours they run."""
+    """The versions of Python, of the installed ones of `PACKAGES`, and of our source."""
     return {"python": platform.python_version(), **installed(PACKAGES), SOURCE: source_digest()}
 
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,15 @@ import dask.config
 from distributed import Security, Status
 
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
-from infra.cluster.role import RoleNanny, logs_to, role_options, start_resource_tracker
+from infra.cluster.role import Role, RoleNanny, logs_to, role_options, start_resource_tracker
 from infra.cluster.settings import NANNY_SETTINGS
 from infra.security.certificates import SecurityError
 from infra.security.tls import dask_security
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
-LEAVE_SECONDS = 3.0  # what the scheduler gets to hand results and leases to others
-SETTLED_SECONDS = 10.0  # a worker that lived so long was no failure to start
-
-
-@dataclass(frozen=True)
-class Role:
-    """One worker process to be."""
-
-    name: str
-    tags: tuple[str, ...]
-    threads: int
-    warm: str | None  # the module that is imported before the first call
+LEAVE_SECONDS = 3.0  # for the scheduler to hand results and leases to others
+SETTLED_SECONDS = 10.0  # a worker that lived longer has started well
 
 
 class Membership:
@@ -49,8 +38,8 @@ class Membership:
         host: str | None = None,
         once: bool = False,
     ) -> None:
-        """`host`: the address that the others reach this machine at, None for the one that the way to the scheduler
-        starts from; `once`: end when the scheduler goes away."""
+        """`host`: the address at which others reach this machine, None for that of its connection to the scheduler;
+        `once`: end when the scheduler goes away."""
         self.joined = 0  # how often
         self._address, self._home, self._machine, self._roles = address, home, machine, tuple(roles)
         self._say, self._host, self._once = say, host, once
@@ -117,7 +106,7 @@ class Membership:
             await self._leave()
 
     async def _join(self) -> None:
-        """Start the roles that are not there. Raises when one cannot be."""
+        """Start the roles that have no nanny. Raises JoinError when one does not start."""
         missing = [role for role in self._roles if role.name not in self._nannies]
         here = await asyncio.to_thread(reach, self._address, self._home)
         for role, outcome in zip(missing, await self._start(missing, self._host or here), strict=True):
@@ -132,10 +121,7 @@ class Membership:
         security = dask_security(self._home) if self._address.scheme == "tls" else Security()  # type: ignore[no-untyped-call]
 
         async def start(role: Role) -> None:
-            options = role_options(
-                role.name, role.tags, role.threads, host=host, log_dir=self._home / "logs", warm=role.warm
-            )
-            nanny = RoleNanny(str(self._address), security=security, **options)
+            nanny = RoleNanny(str(self._address), security=security, **role_options(role, host, self._home / "logs"))
             try:
                 await nanny
             except BaseException:
@@ -146,7 +132,7 @@ class Membership:
         return await asyncio.gather(*map(start, roles), return_exceptions=True)
 
     async def _until_one_ends(self) -> None:
-        """Until `stop`, or until a nanny has ended: it does when its worker finds that the scheduler is away."""
+        """Wait for `stop`, or for the end of a nanny, whose worker has found that the scheduler is away."""
         assert self._stopping is not None
         watched = {
             asyncio.ensure_future(nanny.finished()): name  # type: ignore[no-untyped-call]
@@ -183,7 +169,7 @@ class JoinError(RuntimeError):
 
 
 def _reason(error: BaseException, name: str) -> str:
-    """What went wrong, in one line: the nanny raises what its worker raised, or an error around it."""
+    """The innermost error, in one line: the nanny raises what its worker raised, or an error around it."""
     chain: list[BaseException] = []
     seen: BaseException | None = error
     while seen is not None and seen not in chain:

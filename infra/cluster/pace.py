@@ -1,4 +1,4 @@
-"""How fast this worker generates and what keeps it waiting, told to the scheduler with every heartbeat.
+"""The pace of this worker and what it waits for, sent to the scheduler with every heartbeat.
 
 `scheduler identity["workers"][address]["metrics"]["rlvf"]` is what `report` returns; `rlvf status` reads it there.
 """
@@ -20,7 +20,7 @@ _lock = threading.Lock()
 
 
 def note(tokens: int, seconds: float) -> None:
-    """One lease generated so many tokens in so many seconds. In a Dask worker, its heartbeats tell from now on."""
+    """Record a lease of so many tokens and seconds; from now on a Dask worker's heartbeats carry its pace."""
     with _lock:
         _recent.append((tokens, seconds))
     try:
@@ -31,14 +31,14 @@ def note(tokens: int, seconds: float) -> None:
 
 
 def tokens_per_second() -> float | None:
-    """Over the last leases; None before the first."""
+    """The pace over the last leases; None before the first."""
     with _lock:
         tokens, seconds = (sum(column) for column in zip(*_recent, strict=True)) if _recent else (0, 0.0)
     return round(tokens / seconds, 1) if seconds > 0 else None
 
 
 def report(worker: Worker) -> dict[str, Any]:
-    """What this worker is and how fast: a metric of a Dask worker."""
+    """The metric of a Dask worker: its device, pace, versions, and the storage it waits for."""
     tags = worker.state.total_resources
     machine = this_machine(next((tag for tag in DEVICES if tag in tags), detect_device()))
     return {

@@ -13,9 +13,9 @@ from infra.cluster.source import UNKNOWN, announced, source_digest
 
 DEVICES = ("CUDA", "MPS", "CPU")
 ROLES = ("GENERATOR", "TRAINER", "VERIFIER")
-METRIC = "rlvf"  # what a worker of ours says of itself with every heartbeat: see `infra.cluster.pace`
-ANSWER_SECONDS = 10.0  # that a worker gets to say what it is
-LOCAL = ("GENERATOR", "VERIFIER")  # of which a local cluster has as many as `cluster` asks for
+METRIC = "rlvf"  # the metric in which our workers describe themselves: see `infra.cluster.pace`
+ANSWER_SECONDS = 10.0  # for a worker to say which source it runs
+LOCAL = ("GENERATOR", "VERIFIER")  # roles of which `cluster` says how many a local cluster has
 
 
 class PlacementError(ValueError):
@@ -60,7 +60,7 @@ class PlacementConfig(BaseModel):
 
 
 def worker_name(announced: object) -> str:
-    """What a worker is called everywhere: as it announces itself, in letters that a metric and a file may have.
+    """The name of a worker, as it announces itself, in letters that a metric and a file may have.
 
     A worker without a name announces its address: `tcp://10.0.0.7:40123` becomes `10.0.0.7-40123`.
     """
@@ -70,13 +70,13 @@ def worker_name(announced: object) -> str:
 
 @dataclass(frozen=True)
 class Offer:
-    """What one running worker announces."""
+    """A running worker, as it announces itself."""
 
     address: str
     name: str  # see worker_name
     resources: Mapping[str, float]
     seen: float = field(default=0.0, compare=False)  # its last sign of life, by the scheduler's clock
-    waits: str = field(default="", compare=False)  # what its storage said when it was away, as long as it is
+    waits: str = field(default="", compare=False)  # the error of its storage, while that is away
     source: str = field(default="", compare=False)  # the digest of its source; empty where it has not said
 
     def satisfies(self, tags: Collection[str]) -> bool:
@@ -84,8 +84,7 @@ class Offer:
 
 
 def offers(client: Client, seconds: float | None = None) -> list[Offer]:
-    """What the workers offer now, asked of the scheduler. Raises `OSError` when the scheduler does not answer, in
-    `seconds` if given."""
+    """The running workers, asked of the scheduler. Raises `OSError` when it does not answer, in `seconds` if given."""
     # Not client.scheduler_info(): it returns a field of the client that a periodic callback overwrites without workers.
     scheduler: Any = client.scheduler
     if scheduler is None or client.status not in ("running", "connecting"):
@@ -120,8 +119,8 @@ def check_placement(client: Client, placement: PlacementConfig) -> None:
 
 
 def check_sources(client: Client) -> None:
-    """Raise `PlacementError` where a worker runs another source of rlvf than this process: it would sample, judge or
-    train as that says. One of Dask's own command announces nothing and is asked; what does not answer is let be."""
+    """Raise `PlacementError` where a worker runs another source of rlvf than this process. A worker of Dask's own
+    command announces nothing and is asked; one that does not answer passes."""
     said: dict[str, str] = {}
     for offer in offers(client):
         source = offer.source or _asked(client, offer.address)
@@ -147,7 +146,7 @@ def _asked(client: Client, address: str) -> str:
 
 
 def unsatisfied(client: Client, call: str, tags: Collection[str], present: Collection[Offer]) -> PlacementError:
-    """The error that says what `call` lacks, what there is, and the command that would add it."""
+    """The error that says which tags `call` lacks, which workers there are, and the command that would add one."""
     everywhere = {tag for offer in present for tag, amount in offer.resources.items() if amount >= 1}
     missing = [tag for tag in tags if tag not in everywhere]
     lack = f"no worker offers {' or '.join(missing)}" if missing else f"no single worker offers {' and '.join(tags)}"

@@ -1,8 +1,8 @@
 """Whether a Dask scheduler can be reached from here, and if not, why: asked of the socket, before Dask tries.
 
-Dask itself tries again until a time-out whatever the cause, and what a refused certificate looks like then depends on
-who notices first. A scheduler greets whoever connects, over TLS after both certificates were accepted; so one
-connection tells.
+Dask itself retries until a time-out whatever the cause, and its error for a refused certificate depends on which side
+notices first. A scheduler greets every connection, over TLS after both certificates were accepted; so one connection
+tells.
 """
 
 import re
@@ -21,13 +21,13 @@ ADDRESS = re.compile(r"(?:(?P<scheme>tcp|tls)://)?(?P<host>\[[^\]\s]+\]|[^\s/:]+
 
 
 class UnreachableError(ValueError):
-    """A scheduler that does not take us in. The message is one line that says why and what to do."""
+    """A scheduler that cannot be reached. The message is one line that says why and what to do."""
 
     def __init__(self, address: str, why: str, *, may_come_back: bool = False) -> None:
         super().__init__(address, why)
         self.address = address
         self.why = why
-        self.may_come_back = may_come_back  # trying again can help: nobody is there now
+        self.may_come_back = may_come_back  # trying again can help
 
     def __str__(self) -> str:
         return f"{self.address}: {self.why}"
@@ -82,7 +82,7 @@ def reach(address: SchedulerAddress, home: Path, seconds: float = SECONDS) -> st
         raise UnreachableError(str(address), why, may_come_back=True) from None
     except ssl.SSLError as error:
         raise UnreachableError(str(address), _refusal(error, home)) from None
-    except ConnectionError:  # a TLS server that met plain text, or anyone who is being stopped
+    except ConnectionError:  # a TLS server that got plain text, or a server that is being stopped
         greeting = b""
     except OSError as error:
         raise UnreachableError(str(address), f"{error.strerror or error}", may_come_back=True) from None
@@ -97,9 +97,9 @@ def reach(address: SchedulerAddress, home: Path, seconds: float = SECONDS) -> st
 
 
 def _greeting(plain: socket.socket, context: ssl.SSLContext | None, seconds: float) -> bytes:
-    """The first bytes that a Dask server says by itself. Under TLS 1.3 a refused certificate shows only here."""
+    """The first byte of a Dask server's greeting. Under TLS 1.3 a refused certificate shows only here."""
     if context is None:
-        plain.settimeout(min(seconds, 2.0))  # a TLS server waits for us to begin
+        plain.settimeout(min(seconds, 2.0))  # a TLS server waits for its client
         try:
             return plain.recv(1)
         except TimeoutError:
@@ -109,7 +109,7 @@ def _greeting(plain: socket.socket, context: ssl.SSLContext | None, seconds: flo
 
 
 def _speaks_tls(address: SchedulerAddress, seconds: float) -> bool:
-    """Whether a TLS server listens, be it for somebody else: nothing but the handshake is done."""
+    """Whether a TLS server listens, whichever certificates it accepts: by the handshake alone."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -123,7 +123,7 @@ def _speaks_tls(address: SchedulerAddress, seconds: float) -> bool:
 
 
 def _refusal(error: ssl.SSLError, home: Path) -> str:
-    """Why TLS failed, in words. An alert is what the other side said."""
+    """Why TLS failed, in words. An alert comes from the other side."""
     new = (
         "make a bundle with `rlvf certs NAME` where the scheduler runs and install it here: `rlvf worker --bundle FILE`"
     )

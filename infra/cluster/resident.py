@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-ANY = object()  # a key that every object has
+ANY = object()  # a key that matches every object
 
 
 @dataclass
@@ -32,8 +32,8 @@ def _slot(name: str) -> _Slot:
 def resident(name: str, key: Hashable, build: Callable[[], T]) -> T:
     """The object `name` of this process as of `key`, built when there is none or its key differs.
 
-    The old object is let go before the new one is built, so that two models never share the memory. A build that
-    raises leaves nothing behind: the next call builds again.
+    The old object is dropped before the new one is built, so that two models never share the memory. After a build that
+    raises, the next call builds again.
     """
     slot = _slot(name)
     with slot.lock:
@@ -46,7 +46,7 @@ def resident(name: str, key: Hashable, build: Callable[[], T]) -> T:
 
 
 def resident_now(name: str, key: Hashable = ANY) -> object | None:
-    """The object `name`, if it is there as of `key` and not being built; never waits."""
+    """The object `name` as of `key`, None while it is not there or being built; never waits."""
     slot = _slot(name)
     if not slot.lock.acquire(blocking=False):
         return None
@@ -57,7 +57,7 @@ def resident_now(name: str, key: Hashable = ANY) -> object | None:
 
 
 def drop(name: str) -> None:
-    """Let go of the object `name`, if there is one."""
+    """Drop the object `name`, if there is one."""
     slot = _slot(name)
     with slot.lock:
         slot.kept = ()

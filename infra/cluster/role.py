@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ from infra.logs import log_at
 
 logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0  # what a busy worker gets to finish its call at the end
+
+
+@dataclass(frozen=True)
+class Role:
+    """One worker process to be."""
+
+    name: str
+    tags: tuple[str, ...]
+    threads: int
+    warm: str | None  # the module that is imported before the first call
 
 
 class RoleWorker(Worker):
@@ -38,7 +49,7 @@ class RoleWorker(Worker):
         super().__init__(*args, metrics={METRIC: pace.report}, **kwargs)
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
-        """None: its pages are plain HTTP without a password, and what they tell the scheduler's tell too."""
+        """Serve no pages: they are plain HTTP without a password, and the scheduler's tell the same."""
 
     async def start_unsafe(self) -> Any:
         started = await super().start_unsafe()  # type: ignore[no-untyped-call]
@@ -55,11 +66,11 @@ def _import(module: str) -> None:
 
 
 def start_resource_tracker() -> None:
-    """Start multiprocessing's process for what its children leave behind. It would die of the terminal's end, and would
-    write on the terminal what a worker has left that was busy at the end and killed (tqdm's lock): it removes that."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it inherits that
+    """Start multiprocessing's resource tracker so that it survives the terminal's end, and removes without a warning
+    there what a worker that was killed in its work has left (tqdm's lock)."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # inherited, like the next
     given = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (given, "ignore:resource_tracker:UserWarning")))  # and that
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (given, "ignore:resource_tracker:UserWarning")))
     try:
         multiprocessing.resource_tracker.ensure_running()
     finally:
@@ -70,12 +81,11 @@ def start_resource_tracker() -> None:
 
 
 class RoleNanny(Nanny):
-    """A nanny whose worker sees neither the Ctrl-C nor the end of the terminal, and which does not wait long for it at
-    the end."""
+    """A nanny whose worker sees neither the Ctrl-C nor the end of the terminal, and gets little time to end."""
 
     async def instantiate(self) -> Status:
         # The terminal sends both to every process of the group. The flow alone handles them and stops the workers in
-        # order. A blocked signal is inherited through the thread that spawns, so no moment of a worker's life is open.
+        # order. A spawned process inherits the blocked signals of this thread, so no moment of a worker's life is open.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         return await super().instantiate()
 
@@ -83,28 +93,26 @@ class RoleNanny(Nanny):
         await super().kill(timeout=min(timeout, CLOSE_SECONDS), reason=reason)
 
 
-def role_options(
-    name: str, tags: tuple[str, ...], threads: int, *, host: str, log_dir: Path | None, warm: str | None
-) -> dict[str, Any]:
-    """What a `RoleNanny` is made with. `warm` is the module that is imported before the first call."""
+def role_options(role: Role, host: str, log_dir: Path | None) -> dict[str, Any]:
+    """What the `RoleNanny` of a role is made with."""
     return {
-        "name": name,
+        "name": role.name,
         "nthreads": 1,
         "memory_limit": 0,
         "host": host,
-        "resources": dict.fromkeys(tags, 1),
+        "resources": dict.fromkeys(role.tags, 1),
         "env": {
-            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)),
+            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(role.threads)),
             "TOKENIZERS_PARALLELISM": "false",
         },
         "worker_class": RoleWorker,
-        "log_file": None if log_dir is None else str(log_dir / f"{name}.log"),
-        "warm": warm,
+        "log_file": None if log_dir is None else str(log_dir / f"{role.name}.log"),
+        "warm": role.warm,
     }
 
 
 class LogFile(logging.FileHandler):
-    """A log that lacks what cannot be written, on a full disk for instance: whoever needs the disk says so."""
+    """A log that ignores failed writes, as on a full disk: whoever needs the disk says so."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         pass

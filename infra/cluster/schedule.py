@@ -1,4 +1,4 @@
-"""Which item of a call goes to which worker next: plain data, without a clock, a thread or a cluster.
+"""Which item of a call goes to which worker next: plain data, without a clock or a cluster.
 
 Items of several batches wait in one queue, by the order of their batch, its number and their index in it. A worker has
 one item at a time. One that is late is given to another worker too, where its place in the queue is: the first result
@@ -6,16 +6,16 @@ counts, and the late worker gets nothing more until it answers.
 """
 
 import heapq
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from infra.cluster.durations import LATE_RATIO, RECENT, UNMEASURED_SECONDS
+from infra.cluster.durations import Durations, late_after
 
 
 @dataclass(frozen=True, order=True)
 class Item:
-    """One item, where it stands in the queue."""
+    """One item, by its place in the queue."""
 
     order: tuple[int, ...]  # of its batch: (step, wave)
     batch: int
@@ -29,11 +29,11 @@ class Lease:
     item: Item
     worker: str  # its address
     since: float
-    finished: float | None = None  # when its worker had done it; its result is on the way
-    late: bool = False  # another worker has been asked
+    finished: float | None = None  # when its worker had done it; the result is being fetched
+    late: bool = False  # another worker has the item too
 
     def waited(self, now: float) -> float:
-        """Seconds since anything was heard of it."""
+        """Seconds since the lease began, or its worker had done it."""
         return now - (self.since if self.finished is None else self.finished)
 
 
@@ -41,29 +41,24 @@ class Schedule:
     """Every item: waiting, held by workers, or done."""
 
     def __init__(self, late_after: float) -> None:
-        """`late_after`: nothing is late before so many seconds."""
+        """`late_after`: no lease is late before so many seconds."""
         self.late_after = late_after
         self.leases: list[Lease] = []  # whose result has not come in
         self.deaths: Counter[Item] = Counter()
         self.failed: defaultdict[Item, set[str]] = defaultdict(set)  # workers on which it raised
         self._waiting: list[Item] = []  # a heap
         self._open: set[Item] = set()  # not done
-        self._took: dict[str, deque[float]] = {}  # seconds, by worker
-        self._took_late: dict[str, float] = {}  # of one that was late: all that is known of some workers
-
-    @property
-    def waiting(self) -> int:
-        """Items that no worker has."""
-        return sum(item in self._open for item in self._waiting)
+        self._took = Durations()  # by worker
+        self._took_late: dict[str, float] = {}  # seconds of a late lease: all that is known of some workers
 
     def add(self, items: Iterable[Item]) -> None:
-        """More to do."""
+        """Queue items."""
         for item in items:
             self._open.add(item)
             heapq.heappush(self._waiting, item)
 
     def hand_out(self, workers: Sequence[str], now: float, silent: Collection[str] = ()) -> list[Lease]:
-        """What those of the workers get that have nothing; `silent` ones get nothing."""
+        """The new leases of idle workers; `silent` ones get none."""
         held = {lease.worker for lease in self.leases if lease.finished is None}
         answering = [worker for worker in workers if worker not in silent]
         made = []
@@ -74,7 +69,7 @@ class Schedule:
         return made
 
     def _next(self, worker: str, workers: Sequence[str], now: float) -> Item | None:
-        """The first item in the queue for this one of the workers, a late one of somebody else's among them."""
+        """The first item in the queue for `worker`, the late ones of other workers among them."""
         for_others: list[Item] = []
         while self._waiting:
             if self._waiting[0] not in self._open:
@@ -99,14 +94,14 @@ class Schedule:
         return all(worker != at.worker for at in self._of(item)) and not self._is_for_others(item, worker, workers)
 
     def _is_for_others(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
-        """Whether it failed on this worker, and one of the workers is there that has not tried it."""
+        """Whether the item failed on `worker`, and one of `workers` has not tried it."""
         if worker not in self.failed.get(item, ()):
             return False
         tried = self.failed[item] | {at.worker for at in self._of(item)}
         return any(other not in tried for other in workers)
 
     def _overdue(self, now: float) -> list[Item]:
-        """Items all of whose workers are late."""
+        """Items all of whose leases are late."""
         out = {lease.item for lease in self.leases} & self._open
         return [item for item in out if all(at.waited(now) > self.limit(at.worker) for at in self._of(item))]
 
@@ -114,31 +109,26 @@ class Schedule:
         return [lease for lease in self.leases if lease.item == item]
 
     def limit(self, worker: str) -> float:
-        """Seconds after which an item of this worker is late."""
-        if own := self._took.get(worker):
-            longest = max(own)
-        elif worker in self._took_late:
-            longest = self._took_late[worker]
-        elif self._took:
-            longest = max(max(took) for took in self._took.values())
-        else:
-            return max(self.late_after, UNMEASURED_SECONDS)
-        return max(self.late_after, LATE_RATIO * longest)
+        """Seconds after which a lease of this worker is late: by its own leases, a late one of its, all workers'."""
+        longest = self._took.longest(worker)
+        if longest is None:
+            longest = self._took_late.get(worker, self._took.longest())
+        return late_after(longest, self.late_after)
 
     def finished(self, lease: Lease, now: float) -> None:
-        """Its worker has done it, and may have the next one."""
+        """The lease's worker has done it, and may have the next one."""
         if lease.late:
             self._took_late[lease.worker] = now - lease.since
         else:
-            self._took.setdefault(lease.worker, deque(maxlen=RECENT)).append(now - lease.since)
+            self._took.add(lease.worker, now - lease.since)
         lease.finished, lease.late = now, False
 
     def wants(self, lease: Lease) -> bool:
-        """Whether its result would be the first of its item."""
+        """Whether the lease's result would be the first of its item."""
         return lease.item in self._open
 
     def done(self, lease: Lease) -> tuple[bool, list[Lease]]:
-        """Its result is here: whether it is the first of its item, and what of the same item need not go on."""
+        """The lease's result is here: whether it is the first of its item, and other leases of it to be cancelled."""
         self.leases.remove(lease)
         if lease.item not in self._open:
             return False, []
@@ -146,24 +136,24 @@ class Schedule:
         return True, self._let_go(lambda other: other.item == lease.item)
 
     def give_back(self, lease: Lease) -> None:
-        """It came to nothing: its item is handed out anew, unless another worker has it."""
+        """Requeue the item of a failed lease, unless another worker has it."""
         self.leases.remove(lease)
         if lease.item in self._open and not self._of(lease.item):
             heapq.heappush(self._waiting, lease.item)
 
     def unsettled(self, batch: int) -> list[str]:
-        """The workers on which items of this batch failed that no other has done, each as often; all are forgotten."""
+        """The workers on which undone items of this batch failed, one entry per item; its failures are forgotten."""
         mine = [item for item in self.failed if item.batch == batch]
         failed = {item: self.failed.pop(item) for item in mine}
         return [worker for item, workers in failed.items() if item in self._open for worker in workers]
 
     def withdraw(self, batch: int) -> list[Lease]:
-        """Nobody wants the results of this batch any more; what need not go on."""
+        """Drop the items of a batch; the leases to be cancelled."""
         self._open = {item for item in self._open if item.batch != batch}
         return self._let_go(lambda lease: lease.item.batch == batch)
 
     def take_back(self) -> list[Lease]:
-        """From the workers: every item is handed out anew, in time; what need not go on."""
+        """Requeue every item that a worker has in time; the leases to be cancelled."""
         taken = self._let_go(lambda _: True)
         for item in {lease.item for lease in taken} & self._open:
             if not self._of(item):
@@ -171,7 +161,7 @@ class Schedule:
         return taken
 
     def _let_go(self, of: Callable[[Lease], bool]) -> list[Lease]:
-        """Those of the leases that are worked on in time. A late worker is left with its own until it answers."""
+        """Remove those of the leases that are not late. A late worker keeps its lease until it answers."""
         gone = [lease for lease in self.leases if of(lease) and lease.finished is None and not lease.late]
         self.leases = [lease for lease in self.leases if lease not in gone]
         return gone

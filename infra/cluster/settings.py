@@ -8,20 +8,20 @@ from typing import Any
 # for ever when a garbage collection falls into it (python/cpython#106883, dask/distributed#8616).
 WORKER_SETTINGS: Mapping[str, Any] = {
     "distributed.worker.profile.enabled": sys.version_info >= (3, 12),
-    "distributed.worker.http.routes": ["distributed.http.health"],  # the rest asks nobody who he is, and is not needed
+    "distributed.worker.http.routes": ["distributed.http.health"],  # the others need no password, and are not needed
 }
-# What nannies need in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
+# For nannies in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
 # compute.
 NANNY_SETTINGS: Mapping[str, Any] = {"distributed.nanny.pre-spawn-environ": {}, **WORKER_SETTINGS}
-# What the scheduler needs on which `infra.cluster.dispatch` hands out the work, and what the workers need that Dask's
-# own commands start.
+# For the scheduler on which `infra.cluster.dispatch` hands out the work, and for workers that Dask's own commands
+# start.
 DASK_SETTINGS = {
     **WORKER_SETTINGS,
-    "distributed.scheduler.preload": ["infra.services.dashboard"],  # its page asks who is there; Dask imports it
+    "distributed.scheduler.preload": ["infra.services.dashboard"],  # a module that Dask imports
     "distributed.scheduler.allowed-failures": 0,  # a worker's death is known at once, and counted by the dispatch
     "distributed.scheduler.no-workers-timeout": "60s",
     "distributed.scheduler.work-stealing": False,
-    "distributed.scheduler.worker-ttl": "60s",  # so long a lease waits for a machine whose lid was closed
+    "distributed.scheduler.worker-ttl": "60s",  # for a machine whose lid was closed
 }
 
 DASHBOARD_PORT = "RLVF_DASHBOARD_PORT"  # in the environment of a scheduler whose page others know to be there

@@ -1,4 +1,4 @@
-"""Which source of rlvf runs in a process: the number of its version is the same from one release to the next."""
+"""Which source of rlvf a process runs: the version number stays the same from one release to the next."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = "rlvf source"  # beside the versions of packages
-UNKNOWN = "unknown"  # of a worker that announces versions and not this: it is older
+UNKNOWN = "unknown"  # the source of an older worker, which announces versions without it
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("flows", "infra", "rl", "tasks")
 _DIGITS = 12  # against mistakes, not against people
@@ -19,7 +19,7 @@ def source_digest() -> str:
 
 
 def digest_of(root: Path) -> str:
-    """The same of a copy that lies there. Line ends count: git keeps them as they are."""
+    """The digest of a copy at `root`. Line ends count: git keeps them as they are."""
     found = (path for name in _PACKAGES for path in (root / name).rglob("*.py") if path.is_file())  # no editor's lock
     files = {path.relative_to(root).as_posix(): path for path in found}
     digest = hashlib.sha256()

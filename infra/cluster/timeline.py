@@ -1,6 +1,6 @@
-"""What each worker did and when: the calls it ran, what it waited for its weights, the leases that died with it.
+"""The timeline of each worker: the calls it ran, its waits for weights, the leases that died with it.
 
-A worker says how long a call took; the moment it came back is the caller's, so that clocks need not agree.
+A worker measures how long a call took; the moment it came back is by the caller's clock, so that clocks need not agree.
 `timeline.jsonl` holds a span a line, and a line {"session": time} where a session of the run begins.
 """
 
@@ -22,10 +22,10 @@ from infra.cluster.placement import worker_name
 
 T = TypeVar("T")
 KEPT_BYTES = 8 * 2**20  # of the file: some 80,000 calls; of a longer run the newest half or more
-UNWRITTEN = 10_000  # spans in memory, where nobody writes them
+UNWRITTEN = 10_000  # spans in memory that are kept until they are written
 
 
-Moment = Annotated[float, Field(ge=0, lt=2**37)]  # seconds since 1970, that a calendar has
+Moment = Annotated[float, Field(ge=0, lt=2**37)]  # seconds since 1970, within the calendar's range
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Span:
     call: str  # "generate", "train", ...
     start: Moment
     end: Moment
-    loading: Moment = 0.0  # seconds of it that it waited for weights, at its start
+    loading: Moment = 0.0  # seconds at its start in which the call waited for weights
     fetched: Annotated[int, Field(ge=0)] = 0  # bytes of weights that its worker has read since the call before
-    downloading: Moment = 0.0  # seconds that this took, and
-    applying: Moment = 0.0  # to make the new weights of it, be it while the worker did something else
+    downloading: Moment = 0.0  # seconds to read them, and
+    applying: Moment = 0.0  # to apply them, be it beside other work
     lost: bool = False  # the worker died or vanished in it
 
 
 @dataclass(frozen=True)
 class _Session:
-    """A session of the run begins."""
+    """The begin of a session of the run."""
 
     session: float
 
@@ -58,9 +58,9 @@ _LINE = TypeAdapter(_Session | Span)
 
 @dataclass
 class Fetched:
-    """What bringing weights has taken."""
+    """The cost of bringing weights."""
 
-    bytes: int = 0  # that were read from the storage
+    bytes: int = 0  # read from the storage
     download_seconds: float = 0.0
     apply_seconds: float = 0.0
 
@@ -72,7 +72,7 @@ class Fetched:
 
 @dataclass
 class Loading:
-    """What a call has waited for weights so far, and what its worker has fetched."""
+    """How long a call has waited for weights so far, and what its worker has fetched."""
 
     seconds: float = 0.0
     fetched: Fetched = field(default_factory=Fetched)
@@ -80,7 +80,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class Measured(Generic[T]):
-    """A call's result and what it took."""
+    """A call's result, and how long it took."""
 
     result: T
     worker: str  # its name
@@ -89,7 +89,7 @@ class Measured(Generic[T]):
     loading: Loading
 
     def span(self, call: str, end: float) -> Span:
-        """Of a call that came back at `end`."""
+        """The span of the call, which came back at `end`."""
         of = self.loading.fetched
         return Span(
             self.worker,
@@ -134,7 +134,7 @@ def waiting_for_weights() -> Iterator[Loading]:
 
 
 class Timeline:
-    """Spans that were not written yet; safe to share by threads."""
+    """Unwritten spans; safe to share by threads."""
 
     def __init__(self) -> None:
         self._spans: deque[Span] = deque(maxlen=UNWRITTEN)
@@ -143,7 +143,7 @@ class Timeline:
         self._spans.append(span)
 
     def take(self) -> list[Span]:
-        """The spans so far, which are then forgotten."""
+        """Remove and return the spans so far."""
         taken = []
         while self._spans:
             taken.append(self._spans.popleft())
@@ -151,7 +151,7 @@ class Timeline:
 
 
 def begin_session(path: Path) -> None:
-    """Note in the file that a session of the run begins now."""
+    """Append to the file that a session of the run begins now."""
     _append(path, [{"session": round(time.time(), 3)}])
 
 
@@ -162,7 +162,7 @@ def write_spans(path: Path, spans: Sequence[Span]) -> None:
 
 
 def read_sessions(text: str) -> list[list[Span]]:
-    """The spans of each session, oldest first; a line that was cut by a kill, or is none of ours, is left out."""
+    """The spans of each session, oldest first; damaged and foreign lines are left out."""
     sessions: list[list[Span]] = []
     for line in text.splitlines():
         try:

@@ -1,4 +1,4 @@
-"""One training run at a time on a cluster: a second one waits for its turn."""
+"""The training lock of a cluster: one training run at a time, a second one waits."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ SURE_SECONDS = 10.0  # a third of what Dask gives a lock whose owner gives no si
 
 
 class TrainingLockLostError(RuntimeError):
-    """Another run has the cluster by now."""
+    """Another run has acquired the training lock."""
 
 
 class TrainingLock:
-    """A run's turn on a cluster, with the epoch that keeps whoever slept from working beside the next one."""
+    """A run's training lock, with a fencing epoch: a run whose process slept does not train beside the next owner."""
 
     def __init__(self, client: Client, name: str, lock: Lock) -> None:
         self.lock = lock
@@ -28,7 +28,7 @@ class TrainingLock:
         self.check()
 
     def check(self) -> None:
-        """Raise TrainingLockLostError if another run has taken the turn since. Asks the scheduler only now and then."""
+        """Raise TrainingLockLostError if another run has the lock. Asks the scheduler every `SURE_SECONDS` at most."""
         now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # goes on in a machine's sleep
         if now - self._sure > SURE_SECONDS and self._client.status == "running":
             try:
@@ -43,25 +43,25 @@ class TrainingLock:
             self._sure = now
 
     def end(self) -> None:
-        """Nobody trains by now."""
+        """Release: clear the owner."""
         self._tell(None)
 
     def _tell(self, name: str | None) -> None:
         self._client.set_metadata(TRAINING, {"name": name, "epoch": self._epoch})  # type: ignore[no-untyped-call]
 
 
-def waits_for_ever() -> None:
-    """Nothing keeps who waits for his turn from waiting on."""
+def wait_for_ever() -> None:
+    """The check of a wait that nothing ends but the lock."""
 
 
 @contextmanager
 def training_lock(
-    client: Client, name: str, say: Callable[[str], None], check: Callable[[], None] = waits_for_ever
+    client: Client, name: str, say: Callable[[str], None], check: Callable[[], None] = wait_for_ever
 ) -> Iterator[TrainingLock]:
-    """Wait until no other run trains on the cluster, and keep others waiting until the end of the context. What `check`
-    raises, which is called once a second meanwhile, ends the wait.
+    """Acquire the lock, for as long as the context lasts. `check` is called once a second while another run has it;
+    what it raises ends the wait.
 
-    A run that is killed loses its turn when the scheduler has not heard of it for 30 s (Dask's
+    A run that is killed loses the lock when the scheduler has not heard of it for 30 s (Dask's
     ``distributed.scheduler.locks.lease-timeout``), and so does one that sleeps: see `TrainingLock.check`.
     """
     name_of_lock = _name(client)
@@ -85,7 +85,7 @@ def training_lock(
 
 
 class TrainingLocks:
-    """The training lock of a flow, kept while its run goes on in place: who waits is next when that has ended."""
+    """The training lock of a flow, kept while its run goes on in place: another run gets it when that has ended."""
 
     def __init__(self) -> None:
         self._kept = ExitStack()
@@ -99,7 +99,7 @@ class TrainingLocks:
         name: str,
         say: Callable[[str], None],
         keep: tuple[type[BaseException], ...] = (),
-        check: Callable[[], None] = waits_for_ever,
+        check: Callable[[], None] = wait_for_ever,
     ) -> Iterator[TrainingLock]:
         """As `training_lock`, but one of the errors in ``keep`` leaves the lock to the next one on the same client,
         until `close`."""
@@ -115,7 +115,7 @@ class TrainingLocks:
                 raise
 
     def close(self) -> None:
-        """Nobody goes on."""
+        """Release what `held` has kept."""
         self._mine = self._client = None
         self._kept.close()
 
@@ -134,8 +134,8 @@ def training(client: Client) -> str | None:
 
 
 def _name(client: Client) -> str:
-    """Of the lock, with this very scheduler in it: an owner who does not know yet that one has died enters its lock
-    into the books of the next, which takes it for held."""
+    """The lock's name, with the scheduler's id in it: an owner that has not noticed the death of a scheduler renews its
+    lease at the next one, which would take the lock for held."""
     assert client.scheduler is not None
     identity = client.sync(client.scheduler.identity, n_workers=0)  # type: ignore[no-untyped-call]
     return f"rlvf training {identity['id']}"

@@ -10,10 +10,10 @@ from infra.cluster.placement import Offer, offers
 from infra.hosts import is_loopback
 
 FIRST_SECONDS = 10.0  # of silence before it is said what is waited for
-LONGEST_SECONDS = 45.0  # from then on twice as long each time, and this at most: never a minute, with what a line takes
-USUAL_RATIO = 1.5  # times the longest that such a call took of late is nothing to be said yet, up to the same
-ANSWER_SECONDS = 5.0  # that the scheduler gets for an answer
-NAMED = 4  # workers of a call
+LONGEST_SECONDS = 45.0  # the pause doubles from line to line, up to this: a line at least every minute
+USUAL_RATIO = 1.5  # a call is long that takes so many times the longest of late, or LONGEST_SECONDS
+ANSWER_SECONDS = 5.0  # for the scheduler
+NAMED = 4  # workers of a call in a line
 
 
 class Watch:
@@ -28,7 +28,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say nothing any more."""
+        """End the thread."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(2 * ANSWER_SECONDS)
@@ -38,7 +38,7 @@ class Watch:
         while not self._ended.wait(FIRST_SECONDS / 10):
             now = time.monotonic()
             awaited, lacking = self._calls.awaited, self._calls.lacking.copy()
-            own: dict[str, float] = {}  # whatever comes back meanwhile
+            own: dict[str, float] = {}  # said even when calls come back meanwhile
             for what, since in self._calls.own.copy().values():
                 if now - since >= FIRST_SECONDS:
                     own[what] = min(since, own.get(what, since))
@@ -61,12 +61,12 @@ class Watch:
                 due = now + pause
 
     def _is_long(self, call: Awaited, now: float) -> bool:
-        """Whether this one takes longer than such calls do."""
+        """Whether a call takes longer than others that do the same work."""
         usual = USUAL_RATIO * (self._calls.took.longest(call.work) or 0.0)
         return now - call.since >= min(max(FIRST_SECONDS, usual), LONGEST_SECONDS)
 
     def waiting_for(self, awaited: dict[str, Awaited], lacking: dict[str, float], now: float) -> str:
-        """Which calls, on which workers, since when; `lacking` ones have none."""
+        """The calls in words: on which workers, for how long; `lacking` ones have no worker."""
         try:
             there = {offer.address: offer for offer in offers(self._calls.client, ANSWER_SECONDS)}
             where = self._where()

@@ -1,4 +1,4 @@
-"""Where the services of a cluster are: what `rlvf up` writes into its home and tells the scheduler."""
+"""Where the services of a cluster are: what `rlvf up` writes into its home, and announces to the scheduler."""
 
 import fcntl
 import json
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from infra import disk
 from infra.home import private_home
-from infra.services.supervisor import this_machine
+from infra.services.supervisor import boot_name
 from infra.storage.typed import DamagedError, read_typed
 
 UP = "up.json"
@@ -40,14 +40,14 @@ class Addresses:
 
 
 def addresses(found: Mapping[str, Any]) -> Addresses:
-    """What a mapping that may hold more, or less, knows of them."""
+    """The addresses in a mapping, which may hold other keys and lack some."""
     known = {each.name: found.get(each.name) for each in fields(Addresses)}
     return Addresses(**{name: str(value) for name, value in known.items() if value})
 
 
 def adopt_endpoint(announced: Addresses, bundled: Mapping[str, str]) -> None:
-    """This process and its children look for the announced storage where it is said to be, unless somebody here says
-    otherwise; what a bundle says (`bundled`, an environment) is of the storage that it names."""
+    """Set $AWS_ENDPOINT_URL_S3 to that of the announced storage, unless it is set by someone else than the bundle; the
+    bundle's (`bundled`, its environment) stays for the storage that the bundle names."""
     given = os.environ.get(ENDPOINT)
     moved = announced.storage != bundled.get("RLVF_STORAGE") and given == bundled.get(ENDPOINT)
     if announced.storage_endpoint and (given is None or moved):
@@ -61,11 +61,11 @@ class Up:
     pid: int
     ready: bool  # everything has answered once
     addresses: Addresses
-    machine: str = field(default_factory=this_machine)  # whose process it is: a home may be on a share
+    machine: str = field(default_factory=boot_name)  # where `pid` means something: a home may be on a share
 
 
 class _Written(BaseModel):
-    """As it lies there; beside it are the addresses."""
+    """`up.json` but for the addresses, which are beside these."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -87,25 +87,25 @@ def read_up(home: Path) -> Up | None:
     """What `<home>/up.json` says; None if there is none."""
     try:
         found = read_typed(home / UP, _UP, "")
-    except (OSError, DamagedError):  # whether one lives is told by its lock
+    except (OSError, DamagedError):  # its lock tells whether one lives
         return None
     return None if found is None else Up(found.pid, found.ready, addresses(found.model_dump()), found.machine)
 
 
 def running(home: Path) -> Addresses:
-    """What the `rlvf up` of this home says, if there is one."""
+    """The addresses of this home's `rlvf up`, none without one."""
     up = read_up(home)
     return Addresses() if up is None else up.addresses
 
 
 def is_up(home: Path) -> bool:
     """Whether an `rlvf up` of this home lives."""
-    return _is_held(home / "services" / "up.lock")
+    return disk.is_locked(home / "services" / "up.lock")
 
 
 @contextmanager
 def a_worker(home: Path) -> Iterator[None]:
-    """Be an `rlvf worker` of this home until the end of the context."""
+    """Let `has_worker` find this process until the end of the context."""
     private_home(home)
     folder = home / "services"
     folder.mkdir(exist_ok=True)
@@ -116,12 +116,12 @@ def a_worker(home: Path) -> Iterator[None]:
 
 def has_worker(home: Path) -> bool:
     """Whether an `rlvf worker` of this home lives."""
-    return _is_held(home / "services" / "worker.lock")
+    return disk.is_locked(home / "services" / "worker.lock")
 
 
 @contextmanager
 def the_only_up(home: Path) -> Iterator[bool]:
-    """Be the `rlvf up` of this home until the end of the context; gives False, and does nothing, if another is."""
+    """Let `is_up` find this process until the end of the context; yields False, and does nothing, if another is up."""
     private_home(home)
     folder = home / "services"
     folder.mkdir(exist_ok=True)
@@ -136,15 +136,3 @@ def the_only_up(home: Path) -> Iterator[bool]:
             yield True
         finally:
             (home / UP).unlink(missing_ok=True)
-
-
-def _is_held(file: Path) -> bool:
-    """Whether a process has locked it."""
-    try:
-        with file.open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

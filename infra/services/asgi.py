@@ -15,7 +15,7 @@ HEADERS = [(b"x-frame-options", b"SAMEORIGIN"), (b"x-content-type-options", b"no
 POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
 
 
-class Gated:
+class GatedApplication:
     """An ASGI application behind a gate."""
 
     def __init__(self, application: Application, gate: Gate) -> None:
@@ -62,7 +62,7 @@ class Gated:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION})  # before it is accepted: status 403
 
     def _after_password(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """The application hears nothing, and is not heard, before a message that has the password."""
+        """The application receives and sends nothing before a message with the password has come."""
         known = refused = False
 
         async def checked() -> Message:

@@ -1,18 +1,11 @@
-"""What a scheduler loads that is started with our settings (`preload`): a gate in front of its page, another clock."""
+"""Dask's preload for a scheduler with our settings: a gate before its page, a steady clock for its locks."""
 
 import os
 from http import HTTPStatus
 from typing import Any
 
 from distributed import Scheduler
-from tornado.httputil import (
-    HTTPConnection,
-    HTTPHeaders,
-    HTTPMessageDelegate,
-    HTTPServerConnectionDelegate,
-    RequestStartLine,
-    ResponseStartLine,
-)
+from tornado import httputil
 
 from infra.cluster.settings import DASHBOARD_PORT
 from infra.cluster.training_lock import count_leases_by_steady_clock
@@ -33,32 +26,32 @@ def dask_setup(scheduler: Scheduler) -> None:
         raise OSError(f"cannot listen at port {wanted}: another program does")
     home = rlvf_home()
     gate = Gate(auth_of(home, "dashboard"), server.port, certificate_names(home))
-    server.request_callback = Gated(server.request_callback, gate)
+    server.request_callback = GatedPage(server.request_callback, gate)
 
 
-class Gated(HTTPServerConnectionDelegate):
+class GatedPage(httputil.HTTPServerConnectionDelegate):
     """A tornado application behind a gate."""
 
-    def __init__(self, application: HTTPServerConnectionDelegate, gate: Gate) -> None:
+    def __init__(self, application: httputil.HTTPServerConnectionDelegate, gate: Gate) -> None:
         self._application = application
         self._gate = gate
 
-    def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
+    def start_request(self, server_conn: object, request_conn: httputil.HTTPConnection) -> httputil.HTTPMessageDelegate:
         return _Request(self._application.start_request(server_conn, request_conn), request_conn, self._gate)
 
     def on_close(self, server_conn: object) -> None:
         self._application.on_close(server_conn)
 
 
-class _Request(HTTPMessageDelegate):
-    """A request that the application never hears of if it does not pass."""
+class _Request(httputil.HTTPMessageDelegate):
+    """A request that the application gets if it passes the gate."""
 
-    def __init__(self, inner: HTTPMessageDelegate, connection: HTTPConnection, gate: Gate) -> None:
+    def __init__(self, inner: httputil.HTTPMessageDelegate, connection: httputil.HTTPConnection, gate: Gate) -> None:
         self._inner, self._connection, self._gate = inner, connection, gate
         self._answer: Answer | None = None
 
-    def headers_received(self, start_line: Any, headers: HTTPHeaders) -> Any:
-        assert isinstance(start_line, RequestStartLine)
+    def headers_received(self, start_line: Any, headers: httputil.HTTPHeaders) -> Any:
+        assert isinstance(start_line, httputil.RequestStartLine)
         path, _, query = start_line.path.partition("?")
         given = [(name.lower(), value) for name, value in headers.get_all()]
         if (start_line.method, path) != ("GET", HEALTH):
@@ -73,10 +66,10 @@ class _Request(HTTPMessageDelegate):
             self._inner.finish()
             return
         status, body = self._answer.status, self._answer.body.encode()
-        headers = HTTPHeaders({"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(body))})
+        headers = httputil.HTTPHeaders({"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(body))})
         for name, value in self._answer.headers:
             headers[name] = value
-        line = ResponseStartLine("HTTP/1.1", status, HTTPStatus(status).phrase)
+        line = httputil.ResponseStartLine("HTTP/1.1", status, HTTPStatus(status).phrase)
         self._connection.write_headers(line, headers, body)
         self._connection.finish()
 

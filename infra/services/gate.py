@@ -1,13 +1,12 @@
-"""Who may talk to a server that speaks HTTP: a decision about one request, made from its head alone.
+"""The gate of an HTTP server: whether a request passes, by its head alone.
 
-A page of a stranger, open in a browser of this machine, can send requests to 127.0.0.1 and to the local network. What
-it cannot do is choose the headers `Host`, `Origin` and `Sec-Fetch-Site`, or know a secret. So every server that is
-started here asks four things of a request:
+A stranger's page in a browser of this machine can send requests to 127.0.0.1 and to the local network, but cannot
+choose the headers `Host`, `Origin` and `Sec-Fetch-Site`, or know a secret. So a gate requires of a request:
 
-- `Host` is a name of this machine, so that a stranger's name that now means 127.0.0.1 (DNS rebinding) is refused;
+- `Host` is a name of this machine: a stranger's name that resolves to 127.0.0.1 (DNS rebinding) is refused;
 - `Origin`, where there is one, is the server's own, and `Sec-Fetch-Site` says the same;
-- the password (`Authorization: Basic`), for programs, or the cookie that a link with a key has set, for people;
-- nothing, for the proof that the server knows the password: a program asks for that before it gives its own away.
+- the password (`Authorization: Basic`), for programs, or the cookie that a link with a key has set, for people. The
+  proof that the server knows the password needs none: a program asks for it before it sends the password.
 
 Keys and cookies are signatures of the password over the time they end at: the server keeps no list of them.
 """
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 KEY = "key"  # the parameter of a link
-LINK_SECONDS = 12 * 3600.0  # what is printed ends up in logs
+LINK_SECONDS = 12 * 3600.0  # a printed link ends up in logs
 PAGE_SECONDS = 12 * 3600.0  # a browser sends a cookie to every port of a host
 PROOF = "/.rlvf/proof"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -33,7 +32,7 @@ Headers = Sequence[tuple[str, str]]  # names in lower case
 
 @dataclass(frozen=True)
 class Answer:
-    """What the gate itself answers, in place of the server."""
+    """An answer of the gate, in place of the server's."""
 
     status: int
     body: str
@@ -41,10 +40,10 @@ class Answer:
 
 
 class Gate:
-    """The gate of one server. Without `auth` (user:password) it asks for no password: others see to that."""
+    """The gate of one server. Without `auth` (user:password) it requires no password."""
 
     def __init__(self, auth: str | None, port: int, names: Collection[str], *, tls: bool = False) -> None:
-        """`names`: what else this machine is called in an address, beside the names of loopback."""
+        """`names`: this machine's in addresses, beside those of loopback."""
         self._auth = auth
         self._port = port
         self._tls = tls
@@ -68,7 +67,7 @@ class Gate:
         return _who_are_you(any("text/html" in each for each in _all(headers, "accept")))
 
     def strange(self, method: str, headers: Headers) -> str | None:
-        """Why a request is a stranger's, whatever it knows; None for one that is not."""
+        """Why `Host`, `Origin` or `Sec-Fetch-Site` refuse a request; None where they do not."""
         hosts = _all(headers, "host")
         if len(hosts) != 1 or _name(hosts[0]) not in self._names:
             return f"not a name of this server: {', '.join(hosts)[:200] or 'none'}"
@@ -81,29 +80,27 @@ class Gate:
         return None
 
     def is_known(self, headers: Headers) -> bool:
-        """Whether a request brings the password, or the cookie."""
+        """Whether a request has the password, or the cookie."""
         return self._auth is None or self.has_password(headers) or self.has_cookie(headers)
 
     def has_password(self, headers: Headers) -> bool:
-        """Whether it is a program's that knows the password."""
+        """Whether a request has the password."""
         assert self._auth is not None
         return any(same(given, f"Basic {basic(self._auth)}") for given in _all(headers, "authorization"))
 
     def has_cookie(self, headers: Headers) -> bool:
-        """Whether it is a browser's that has opened a link."""
+        """Whether a request has the cookie that a link has set."""
         assert self._auth is not None
         given = [each.strip().partition("=") for line in _all(headers, "cookie") for each in line.split(";")]
         return any(name == self._cookie and _is_signed(self._auth, "page", value) for name, _, value in given)
 
     def is_token(self, text: str) -> bool:
-        """Whether it is the password, given in a message instead of a header."""
+        """Whether a text is user:password, in a message instead of a header."""
         return self._auth is None or same(text, self._auth)
 
     def _let_in(self, path: str, query: str) -> Answer:
-        """Sets the cookie and goes on to the page, its fragment kept, without the key in the address.
-
-        By a script: a redirect that began at another site's page would go without the new cookie.
-        """
+        """A page that sets the cookie and goes on to the address without the key, its fragment kept. By a script: a
+        redirect that began at another site's page would go without the new cookie."""
         assert self._auth is not None
         rest = urlencode([(name, value) for name, value in parse_qsl(query, True) if name != KEY])
         target = json.dumps("/" + path.lstrip("/\\") + ("?" + rest if rest else "")).replace("<", "\\u003c")
@@ -114,12 +111,12 @@ class Gate:
 
 
 def signed(auth: str, kind: str, until: float) -> str:
-    """What a link (`link`) or a cookie (`page`) shows until that time, in seconds since 1970."""
+    """The signed value of a link (`link`) or a cookie (`page`) that is valid `until`, in seconds since 1970."""
     return f"{int(until):x}.{_signature(auth, f'{kind} {int(until):x}')}"
 
 
 def proof(auth: str, port: int, nonce: str) -> str:
-    """What only a server that knows the password, at that port, answers to `nonce`."""
+    """The answer to `nonce` that only a server at that port that knows the password gives."""
     return _signature(auth, f"proof {port} {nonce}")
 
 
@@ -129,7 +126,7 @@ def basic(auth: str) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two texts are equal; how long that takes does not tell how much of them is."""
+    """Whether two texts are equal, in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 
@@ -161,7 +158,7 @@ def _all(headers: Headers, name: str) -> list[str]:
 
 
 def _name(host: str) -> str:
-    """The name or address in a `Host`, whatever the port: a tunnel has its own."""
+    """The name or address in a `Host`, without the port: a tunnel has its own."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return str(ipaddress.ip_address(name)) if ":" in name else name

@@ -1,4 +1,4 @@
-"""Asking the services that speak HTTP, without a library that takes long to import."""
+"""HTTP requests to services, without a library that takes long to import."""
 
 import ipaddress
 import json
@@ -16,7 +16,7 @@ from infra.services.gate import PROOF, basic, proof, same
 
 
 class StrangerError(ConnectionError):
-    """It is not the home's server that answers at its address."""
+    """Another server than the home's answers at its address."""
 
 
 def answers(url: str, timeout: float = 5.0) -> bool:
@@ -31,10 +31,8 @@ def answers(url: str, timeout: float = 5.0) -> bool:
 
 
 def proves(url: str, auth: str, timeout: float = 5.0) -> bool:
-    """Whether the server at `url` knows `auth` (user:password): it is the one meant, and not another on its port.
-
-    The password is not sent: a stranger's server would learn it.
-    """
+    """Whether the server at `url` knows `auth` (user:password), and so is the one meant. The password is not sent: a
+    stranger's server would learn it."""
     try:
         connection = _connection(url, timeout)
         try:
@@ -46,10 +44,10 @@ def proves(url: str, auth: str, timeout: float = 5.0) -> bool:
 
 
 def get_json(url: str, auth: str = "", body: Any = None, timeout: float = 5.0) -> Any:
-    """What is at `url`, asked with `auth` (user:password) if it is given; with a `body`, what the answer to it is.
+    """The JSON of a GET at `url`, or of a POST with a `body`, with `auth` (user:password) if it is given. For a server
+    of a home there is `get_json_of_ours`.
 
-    Raises `OSError` when nobody answers or the answer is an error, `ValueError` when it is not JSON. For a server of a
-    home there is `get_json_of_ours`.
+    Raises `OSError` without an answer and for an error, `ValueError` when it is not JSON.
     """
     request = urllib.request.Request(url, data=None if body is None else json.dumps(body).encode())
     if body is not None:
@@ -61,9 +59,8 @@ def get_json(url: str, auth: str = "", body: Any = None, timeout: float = 5.0) -
 
 
 def get_json_of_ours(url: str, auth: str, body: Any = None, timeout: float = 5.0) -> Any:
-    """As `get_json`, of a server that has to show first that it knows `auth`: who took its port is told nothing.
-
-    Both over one connection, so that nobody can take the port in between. Raises `StrangerError` as well.
+    """As `get_json`, of a server that has to prove first that it knows `auth`, over the same connection: a stranger
+    that takes its port is sent nothing. Raises `StrangerError` as well.
     """
     where = urllib.parse.urlsplit(url)
     connection = _connection(url, timeout)
@@ -89,7 +86,7 @@ def get_json_of_ours(url: str, auth: str, body: Any = None, timeout: float = 5.0
 
 
 def _connection(url: str, timeout: float) -> HTTPConnection:
-    """Straight to the server, for good: http.client would open another one where the server has closed it."""
+    """A connection without a proxy that stays closed where the server closes it: http.client would open another one."""
     where = urllib.parse.urlsplit(url)
     connection = (
         HTTPSConnection(where.hostname or "", where.port, timeout=timeout, context=_trusting())
@@ -110,7 +107,7 @@ def _has_proved(connection: HTTPConnection, auth: str) -> bool:
 
 
 def _trusting() -> ssl.SSLContext:
-    """The cluster's own authority is trusted like the others."""
+    """A TLS context that trusts the cluster's own authority beside the system's."""
     trusted = ssl.create_default_context()
     if (cluster := authority(rlvf_home())) is not None:
         trusted.load_verify_locations(cluster)
@@ -118,7 +115,7 @@ def _trusting() -> ssl.SSLContext:
 
 
 def opener(url: str) -> urllib.request.OpenerDirector:
-    """A proxy of the environment is for machines far away."""
+    """An opener that asks hosts on the internet alone by a proxy of the environment."""
     where = urllib.parse.urlsplit(url)
     try:
         near = not ipaddress.ip_address(where.hostname or "").is_global

@@ -1,14 +1,17 @@
 """The port of a server that `rlvf up` keeps, kept while the server is dead.
 
 A listening socket lasts as long as any process has it. `rlvf up` makes it and hands it down to each server that it
-starts, so that between two of them nobody else can listen there, to whom Prefect's own clients would tell the home's
-password: they connect, and wait for the next server. Nobody else in the home starts a server meanwhile.
+starts, so that between two of them no other program listens there, to which Prefect's own clients would send the
+home's password: they connect, and wait for the next server. No other process of the home starts a server meanwhile.
 """
 
 import fcntl
 import socket
 from pathlib import Path
 from typing import IO
+
+from infra import disk
+from infra.hosts import listening_socket
 
 
 class KeptPort:
@@ -25,13 +28,12 @@ class KeptPort:
         return self._listening is not None
 
     def keep(self, host: str, port: int) -> int | None:
-        """The descriptor of the socket that listens there, to be handed down; None where somebody else has the port."""
+        """The descriptor of the listening socket, to be handed down; None where another program has the port."""
         if self._listening is not None and self._listening.getsockname()[1] != port:
             self.free()
         if self._listening is None:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
             try:
-                self._listening = socket.create_server((host, port), family=family)
+                self._listening = listening_socket(host, port)
             except OSError:  # the server says so, and is given another port if it has not worked yet
                 return None
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +42,7 @@ class KeptPort:
         return self._listening.fileno()
 
     def free(self) -> None:
-        """Nobody listens there any more when its server has ended."""
+        """Close the socket here: the port is free once its server has ended."""
         if self._listening is not None and self._lock is not None:
             self._listening.close()
             self._lock.close()
@@ -49,14 +51,7 @@ class KeptPort:
 
 def is_kept(folder: Path) -> bool:
     """Whether an `rlvf up` keeps the port of that service, and will start it again when it is dead."""
-    if not folder.is_dir():
-        return False
-    with _lock_of(folder).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who look do not meet
-        except BlockingIOError:
-            return True
-    return False
+    return disk.is_locked(_lock_of(folder), fcntl.LOCK_SH)
 
 
 def _lock_of(folder: Path) -> Path:

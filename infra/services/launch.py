@@ -1,14 +1,13 @@
-"""What a Prefect worker starts for a run: Prefect's engine in a process of its own, and who says why that has ended.
+"""The process that a Prefect worker starts for a run: it runs Prefect's engine in a child, and reports why that ended.
 
     python -P -m infra.services.launch flows.train:train
 
 A run that ends before its flow begins (an import that fails), or whose process is killed, leaves its cause in the
-worker's log alone, and `Crashed` on the page. Here the state that it ends in has the cause in its message and, as long
-as `--watch` may ask for it, in its name. And Python does not look for modules in the directory that the run works in:
-Prefect's own command has it look there first, and a `tasks.py` or `random.py` of a user is taken for ours or the
-standard library's.
+worker's log alone, and `Crashed` on the page. Here its last state has the cause in its message and, as long as
+`--watch` may ask for it, in its name. And Python does not import from the run's working directory, as Prefect's own
+command makes it do, where a `tasks.py` or `random.py` of a user is taken for ours or the standard library's.
 
-The two processes share a socket: the engine's says what went wrong before it ends, and ends when this one has.
+The two processes share a socket: the engine's writes its error there before it ends, and ends when this one has.
 """
 
 import importlib
@@ -34,7 +33,7 @@ NAMED_SECONDS = 15.0  # `--watch` reads the name of the last state 3 s after the
 
 
 def main() -> None:
-    """Run the flow of the environment's flow run; exit 0 when its state says how it has ended."""
+    """Run the flow of the environment's flow run; exit 0 when its state has the cause of its end."""
     *engine, entrypoint = sys.argv[1:]
     if engine:
         _engine(socket.socket(fileno=int(engine[0])), entrypoint)
@@ -43,7 +42,7 @@ def main() -> None:
 
 
 def _watched(entrypoint: str) -> int:
-    """Run the engine, pass signals on, say at Prefect what it died of; gives what to exit with."""
+    """Run the engine, pass signals on, report the cause of its death to Prefect; the exit code."""
     ours, its = socket.socketpair()
     os.set_inheritable(its.fileno(), True)
     command = [sys.executable, "-P", "-m", "infra.services.launch", str(its.fileno()), entrypoint]
@@ -81,7 +80,7 @@ def _watched(entrypoint: str) -> int:
 
 
 def _tell(cause: str, code: int, asked: Sequence[int]) -> None:
-    """Have the run's state say why it ended, for long enough that `--watch` ends with it. Raises `OSError`."""
+    """Put the cause into the run's state, and into its name for `NAMED_SECONDS`. Raises `OSError`."""
     from infra.home import rlvf_home
     from infra.security.printable import printable
     from infra.security.secrets import masked
@@ -100,7 +99,7 @@ def _tell(cause: str, code: int, asked: Sequence[int]) -> None:
 
 
 def _engine(watcher: socket.socket, entrypoint: str) -> None:
-    """Be the engine. Before it ends with an error, the watcher gets the cause."""
+    """Run the engine here, and write an error that ends it to the watcher."""
     os.set_inheritable(watcher.fileno(), False)
     threading.Thread(target=_end_with, args=(watcher,), name="watcher", daemon=True).start()
     try:
@@ -119,7 +118,7 @@ def _engine(watcher: socket.socket, entrypoint: str) -> None:
 
 
 def _end_with(watcher: socket.socket) -> None:
-    """End this process when the watcher's has: whoever stops a run knows that one only."""
+    """End this process when the watcher's has ended: that one alone is known to whoever stops a run."""
     with suppress(OSError):
         watcher.recv(1)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The links that open the pages of the services of a home, so that nobody has to type a password."""
+"""The links that open the pages of a home's services without a password."""
 
 import os
 import time
@@ -14,7 +14,7 @@ MLFLOW_PAGE = "#/experiments?workflowType=machine_learning"  # without it MLflow
 
 
 def page_links(home: Path, known: Addresses) -> dict[str, str]:
-    """By service, a link for each page that a server of this home serves: one that is not ours gets no key of ours."""
+    """By service, a link for each page that a server of this home serves; a stranger's page gets no key."""
     pages = {
         "prefect": (known.prefect or "").removesuffix("/api"),
         "mlflow": f"{known.mlflow}/{MLFLOW_PAGE}" if known.mlflow else "",
@@ -25,7 +25,7 @@ def page_links(home: Path, known: Addresses) -> dict[str, str]:
 
 
 def keyed(home: Path, name: str, url: str) -> str:
-    """The page as a link, if the service of that name at `url` is this home's; else as it is."""
+    """A link to the page, if the service of that name at `url` is this home's; else `url`."""
     auth = _auth(home, name)
     return link(url, auth) if auth and proves(url, auth) else url
 
@@ -39,7 +39,7 @@ def link(url: str, auth: str) -> str:
 
 
 def _auth(home: Path, name: str) -> str:
-    """user:password of the home's server of that name, empty where there is none yet: looking makes none."""
+    """user:password of the home's server of that name, empty where none was made yet."""
     given = os.environ.get("PREFECT_SERVER_API_AUTH_STRING") if name == "prefect" else None
     kept = kept_password(home, name)
     return given or (f"{USER}:{kept}" if kept else "")

@@ -8,7 +8,7 @@ from infra.security.identity import installed_settings
 from infra.security.secrets import without_userinfo
 from infra.services.addresses import Addresses, read_up
 from infra.services.part import TITLES, end_stragglers
-from infra.services.prefect_server import server_of
+from infra.services.prefect_server import server_of, service_of
 from infra.services.supervisor import Service
 
 STOPPING = ("worker", "machine", "scheduler", "mlflow", "prefect")  # in this order: each uses those after it
@@ -40,7 +40,7 @@ def known_addresses(home: Path, scheduler: str | None = None, *, up_first: bool 
 
 
 def take_down_leftovers(home: Path, say: Callable[[str], None]) -> int:
-    """Stop what an `up` that was killed has left, and say what; gives how many that were."""
+    """Stop the services that a killed `rlvf up` has left, say which, and return how many."""
     stopped = [name for name in STOPPING if _service(home, name).stop_unused()]
     for service in (_service(home, name) for name in STOPPING):
         if not service.lives():
@@ -51,13 +51,13 @@ def take_down_leftovers(home: Path, say: Callable[[str], None]) -> int:
 
 
 def living(home: Path) -> list[str]:
-    """The services of this home that run."""
+    """The names of the services of this home that run."""
     return [name for name in STOPPING if _service(home, name).lives()]
 
 
 def _service(home: Path, name: str) -> Service:
     if name == "prefect":
-        return Service(home / "prefect", home / "logs" / "prefect-server.log")
+        return service_of(home)
     return Service(home / "services" / name, home / "logs" / f"{name}.log")
 
 

@@ -1,4 +1,4 @@
-"""Where the home's MLflow server keeps artifacts, for who writes into its database while it does not run."""
+"""Where the home's MLflow server keeps artifacts, for processes that write into its database while it does not run."""
 
 import json
 import re
@@ -20,14 +20,14 @@ class _Kept(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     storage: str  # a URI; "." is the home, which may have been moved or copied since
-    mark: str | None  # that was left there: see `infra.storage.mark`
+    mark: str | None  # left there: see `infra.storage.mark`
 
 
 _KEPT = TypeAdapter(_Kept)
 
 
 def is_within(uri: str) -> bool:
-    """Whether that names a place in the server's own store."""
+    """Whether `uri` names a place in the server's own store."""
     return WITHIN.fullmatch(uri) is not None and ".." not in uri.split("/")
 
 
@@ -43,10 +43,8 @@ def remember_store(home: Path, storage: str, mark: str | None) -> None:
 
 
 def artifact_place(home: Path, uri: str) -> str:
-    """Where the server of this home looks for what a run's artifact URI names.
-
-    Raises OSError, in one line, where that is not known or its storage is not here.
-    """
+    """The URI at which the server of this home keeps a run's artifact URI. Raises OSError, in one line, where that is
+    not known or its storage is not here."""
     if not is_within(uri):
         raise OSError(f"artifact URI {uri[:200]!r}: names no place in this home's own store")
     try:

@@ -21,16 +21,16 @@ TITLES = {
     "machine": "worker here",
     "deployments": "deployments",
 }
-ATTEMPTS = 3  # so often a service may die before it has ever worked
-ASK_SECONDS = 5.0  # between two questions to a service that works
-SILENT_SECONDS = 20.0  # so long without an answer is shown
-HUNG_SECONDS = 120.0  # so long without one is as good as dead
-STOPPED_SECONDS = 5.0  # between two looks: it is this process that was stopped (Ctrl-Z), or very busy
+ATTEMPTS = 3  # deaths of a service that has never worked before it is given up
+ASK_SECONDS = 5.0  # between two health checks of a service that works
+SILENT_SECONDS = 20.0  # without an answer before that is shown
+HUNG_SECONDS = 120.0  # without an answer before the service is ended, and started again
+STOPPED_SECONDS = 5.0  # between two polls: this process itself was stopped (Ctrl-Z), or very busy
 
 
 @dataclass(frozen=True)
 class Row:
-    """A service as a person sees it."""
+    """A service, for a table."""
 
     name: str
     state: str
@@ -38,8 +38,8 @@ class Row:
 
 
 class Part:
-    """A service that is kept alive: started when what it `needs` works, and again, later each time, when it dies or
-    does not answer any more though what it needs does."""
+    """A service that is kept alive: started when the parts that it `needs` work, and started again, later each time,
+    when it dies, or stops answering while the parts that it needs do answer."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Part:
         move: Callable[[], str | None] = lambda: None,
         is_needed: bool = True,
     ) -> None:
-        """`works` may take its time: it is asked in a thread. `move` is asked when it died before it ever worked: its
-        new address if its port had gone to somebody else. Without one that is not needed the others go on."""
+        """`works` is the health check, called in a thread. `move` is called when the service died before it ever
+        worked, and returns its new address if a stranger had its port. `is_needed`: without it the others end."""
         self.name = name
         self.address = address
         self.state = "waiting"
@@ -80,14 +80,14 @@ class Part:
 
     @property
     def lives(self) -> bool:
-        """Whether it runs, for whomever."""
+        """Whether the service runs, also where it does not answer, or only other processes use it."""
         return self._service.lives()
 
     def poll(self) -> None:
-        """See how it is, and do what is to be done. Raises `ServiceError` for one that never comes up."""
+        """Check the service, and start or end it where that is due. Raises `ServiceError` after `ATTEMPTS` deaths."""
         now = time.monotonic()
         if now - self._polled > STOPPED_SECONDS or not all(part.works for part in self._needs):
-            self._heard = now  # nobody listened, or it may be what it needs that is silent
+            self._heard = now  # this process did not listen, or the silent part may be one that this one needs
         self._polled = now
         if self.state in ("waiting", "died"):
             if now >= self._due and all(part.works for part in self._needs):
@@ -101,13 +101,13 @@ class Part:
             self._ask(now)
 
     def stop(self) -> bool:
-        """Stop it; says whether it was running, for nobody else's use."""
+        """Leave the service, which ends without another user; whether that stopped it."""
         lived = self._service.lives()
         return self._stop() and lived
 
     def _start(self) -> None:
         self._on_start()
-        self._service.start(self._program(), {"url": self.address})
+        self._service.start(self._program(), self.address)
         self.state, self._began, self._question = "starting", time.monotonic(), None
 
     def _ask(self, now: float) -> None:
@@ -140,7 +140,7 @@ class Part:
 
 
 class _Question:
-    """Whether a service works, asked in a thread: one that hangs does not keep the others waiting."""
+    """A health check in a thread: a service that hangs does not block the poll of the others."""
 
     def __init__(self, works: Callable[[], bool]) -> None:
         self.answer: bool | None = None  # None: not yet
@@ -155,7 +155,7 @@ class _Question:
 
 
 def end_stragglers(service: Service) -> None:
-    """Kill what a dead service has left: its own processes, where it was killed together with its supervisor."""
+    """Kill the processes that a service has left which was killed together with its supervisor."""
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             if process.environ().get(MARK) == str(service.folder):

@@ -1,4 +1,4 @@
-"""The passwords that the services of a home share: made once, kept in a file that only its owner reads."""
+"""The passwords of a home's services: made once, kept in a file that only its owner reads."""
 
 import fcntl
 import json
@@ -12,17 +12,17 @@ from infra.storage.typed import read_typed
 
 FILE = "secrets.json"
 _PASSWORDS = TypeAdapter(dict[str, str])  # by service
-USER = "rlvf"  # who signs in, everywhere
+USER = "rlvf"  # of every service
 
 
 def kept_password(home: Path, name: str) -> str | None:
-    """The password of that name, None if there is none yet."""
+    """The password of the service of that name, None if there is none yet."""
     found = _read(home).get(name)
     return str(found) if found else None
 
 
 def password(home: Path, name: str) -> str:
-    """The password of that name, made now if there is none yet."""
+    """The password of the service of that name, made now if there is none yet."""
     kept = kept_password(home, name)
     if kept is not None:
         return kept

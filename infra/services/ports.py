@@ -18,8 +18,8 @@ PORTS = {"prefect": prefect_server.PORT, "mlflow": 5000, "scheduler": 8786, "das
 
 
 class Ports:
-    """Which port each service gets: the one chosen, that of the last time, the usual one; another where one of the
-    latter is taken."""
+    """Which port each service gets: the given one, else that of the last time, else the usual one; a free one where
+    either of the latter is taken."""
 
     def __init__(self, home: Path, host: str, given: Mapping[str, int], say: Callable[[str], None]) -> None:
         self.chosen: dict[str, int] = {}
@@ -36,7 +36,7 @@ class Ports:
             say(f"warning: {error}")
 
     def wanted(self, name: str) -> int:
-        """The port to try first; 0, any, where another of our services has, or is to have, the usual one."""
+        """The port to try first; 0, any, where it is another service's of ours."""
         if name in self._given:
             return self._given[name]
         usual = self._last.get(name, PORTS[name])
@@ -44,11 +44,11 @@ class Ports:
         return 0 if usual in [port for other, port in others.items() if other != name] else usual
 
     def is_given(self, name: str) -> bool:
-        """Whether somebody chose the port: then it is that one or none."""
+        """Whether the port is given: the service gets that one or none."""
         return bool(self._given.get(name))
 
     def choose(self, name: str) -> int:
-        """A free one for the service. Raises `ValueError` where the one that somebody chose is taken."""
+        """A free port for the service. Raises `ValueError` where the given one is taken."""
         wanted = self.wanted(name)
         port = free_port(wanted, self._host_of(name))
         if wanted not in (port, 0):
@@ -60,7 +60,7 @@ class Ports:
         return port
 
     def moved(self, name: str) -> bool:
-        """Choose anew for a service that is not there, if its port has gone to somebody else since; whether it had."""
+        """Choose another port for a dead service if a stranger listens at its own; whether that was so."""
         port = self.chosen[name]
         if free_port(port, self._host_of(name)) == port:
             return False
@@ -71,7 +71,7 @@ class Ports:
         return True
 
     def keep(self) -> None:
-        """Remember those chosen for the next time: other machines may know them."""
+        """Write the chosen ports down for the next `rlvf up`: other machines may know them."""
         disk.write_file(self._file, json.dumps({**self._last, **self.chosen}).encode())
 
     def _host_of(self, name: str) -> str:
@@ -79,7 +79,7 @@ class Ports:
 
 
 def taken(name: str, port: int) -> ValueError:
-    """The error for a chosen port that another program has."""
+    """The error for a given port at which another program listens."""
     return ValueError(
         f"--port-{name} {port}: another program listens there; choose another, or leave it out to take a free one"
     )

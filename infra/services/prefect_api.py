@@ -1,4 +1,4 @@
-"""The few things that are asked of Prefect's API from a process that does not import prefect."""
+"""Prefect's API, for processes that do not import prefect."""
 
 import socket
 import urllib.error
@@ -16,7 +16,7 @@ class PrefectApi:
     """The API at `url`, asked with `auth` (user:password) if it is given. Every method raises `OSError`."""
 
     def __init__(self, url: str, auth: str = "", *, is_ours: bool = False) -> None:
-        """`is_ours`: it is a home's server, and has to show that before each question."""
+        """`is_ours`: it is to be a home's server, which has to prove that before each request."""
         self._url = url
         self._auth = auth
         self._get = get_json_of_ours if is_ours else get_json
@@ -32,23 +32,23 @@ class PrefectApi:
         return True
 
     def has_worker(self, name: str) -> bool:
-        """Whether a worker of that name serves the work pool: it has said so within the last one and a half minutes."""
+        """Whether a worker of that name serves the work pool: its last heartbeat is at most 90 s old."""
         if not self.has(f"work_pools/{POOL}"):
             return False
         workers = self._ask(f"work_pools/{POOL}/workers/filter", {})
         return any(each["name"] == name and each["status"] == "ONLINE" for each in workers)
 
     def running(self, flow: str) -> list[str]:
-        """The names of this flow's runs that are under way."""
+        """The names of this flow's unfinished runs."""
         body = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PAUSED"]}}}}
         return [str(run["name"]) for run in self._ask("flow_runs/filter", body)]
 
     def end_runs(self, seconds: float = 0.0) -> list[str]:
-        """Mark the runs of the work pool whose process on this machine is gone as crashed, and give their names. Those
-        that have one get `seconds` to end before they are killed; 0 leaves them alone.
+        """Mark the runs of the work pool whose process on this machine is gone as crashed, and return their names. A
+        process that lives gets `seconds` to end before it is killed; 0 leaves it alone.
 
-        Only for a server that no other machine's worker uses. A worker marks its own runs; one that was killed, with
-        its machine or without, or told to stop cannot, and they would seem to be running for ever.
+        Only for a server that no other machine's worker uses. A worker marks its own runs, but one that was killed or
+        stopped cannot, and they would be `Running` for ever.
         """
         states = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
         ended = []
@@ -66,19 +66,18 @@ class PrefectApi:
         return ended
 
     def crashed(self, flow_run: str, cause: str) -> None:
-        """Let the run have crashed, with the cause in the name of its state, unless it has ended already, or is being
-        cancelled."""
+        """Mark the run as crashed, with the cause in its state's name, unless it has ended or is being cancelled."""
         state = {"type": "CRASHED", "name": f"Crashed: {cause}", "message": cause}
         if self._state(flow_run)["type"] not in ("COMPLETED", "FAILED", "CANCELLED", "CRASHED", "CANCELLING"):
             self._ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
 
     def says_a_cause(self, flow_run: str) -> bool:
-        """Whether the name of the run's state is the kind of its end and a cause."""
+        """Whether the run has failed or crashed, with a cause in its state's name."""
         state = self._state(flow_run)
         return state["type"] in ("FAILED", "CRASHED") and ": " in state["name"]
 
     def name_plainly(self, flow_run: str) -> None:
-        """Take a cause out of the name of the run's state, by which Prefect's page filters; its message says it."""
+        """Take the cause out of the state's name, by which Prefect's page filters; the state's message has it."""
         if self.says_a_cause(flow_run):
             known = self._state(flow_run)
             state = {"type": known["type"], "name": known["name"].partition(": ")[0], "message": known["message"]}
@@ -93,7 +92,7 @@ class PrefectApi:
 
 
 def _ended(pid: int, flow_run: str, seconds: float) -> bool:
-    """Whether the run's process is gone: its number may be another one's by now."""
+    """Whether the run's process is gone; `pid` may be another process's."""
     try:
         process = psutil.Process(pid)
         if process.environ().get("PREFECT__FLOW_RUN_ID", "").replace("-", "") != flow_run.replace("-", ""):

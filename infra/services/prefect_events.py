@@ -1,4 +1,4 @@
-"""What Prefect is told in events (the states of task runs): kept until its server has them.
+"""Prefect's events (the states of task runs), kept until its server has them.
 
 Prefect's own queue gives each event seconds of retries and an error when the server is away, and a run of some hundred
 steps has thousands of them: its end would take hours. Here they wait, and go on when the server is back.
@@ -17,10 +17,10 @@ from prefect.events.clients import PrefectEventsClient
 from prefect.events.schemas.events import Event
 from prefect.events.worker import EventsWorker, ProcessPoolForwardingEventsClient
 
-POLL_SECONDS = 0.1  # between two looks at an empty queue
-AWAY_SECONDS = 1.0  # before a server that was away is looked for again
-TELL_SECONDS = 10.0  # what it gets to take an event
-RECENT_SECONDS = 60.0  # so long a busy server may have an event in memory only; what it was told twice it keeps once
+POLL_SECONDS = 0.1  # between two polls of an empty queue
+AWAY_SECONDS = 1.0  # before the next attempt at a server that was away
+TELL_SECONDS = 10.0  # for the server to take an event
+RECENT_SECONDS = 60.0  # a busy server may have an event in memory only; it drops one that is sent twice
 KEPT = 20_000  # events: some 40 MB
 
 
@@ -28,12 +28,12 @@ class Outbox:
     """Prefect's queue of events in this process, from `open` to `close`."""
 
     def __init__(self, url: str, serves: Callable[[], bool]) -> None:
-        """`serves` says whether the server at `url` is there and the one meant; asked before each connection."""
+        """`serves`: whether the server at `url` is there and the one meant, called before each connection."""
         self._url = url
         self._serves = serves
         self._waiting: deque[Event] = deque()
-        self._recent: deque[tuple[float, Event]] = deque()  # what was told, and when
-        self._lost = 0  # that found no room
+        self._recent: deque[tuple[float, Event]] = deque()  # sent, and when
+        self._lost = 0  # events that found no room
         self._over = threading.Event()
         self._ended = False
         # the context holds Prefect's settings
@@ -42,12 +42,12 @@ class Outbox:
         )
 
     def open(self) -> None:
-        # the client with which processes of Prefect's own pool hand their events over: it only puts them somewhere
+        # the client by which processes of Prefect's own pool hand over their events: it only calls `put`
         EventsWorker.set_client_override(ProcessPoolForwardingEventsClient, event_queue=self)
         self._thread.start()
 
     def close(self, seconds: float) -> int:
-        """Tell what is left; how many events Prefect has not got after that time, or at once if it is away."""
+        """Send what is left; the number of events that Prefect lacks after `seconds`, or at once if it is away."""
         if not self._ended:
             self._ended = True
             until = time.monotonic() + seconds
@@ -69,7 +69,7 @@ class Outbox:
             over = self._over.is_set()
             there = len(self._waiting) > 0 and await asyncio.to_thread(self._serves)
             if there:
-                with suppress(Exception):  # whatever it is, the events are still here, and it is said at the end
+                with suppress(Exception):  # whatever it is, the events are still here, and `close` counts them
                     await self._over_one_connection()
                     return
                 self._waiting.extendleft(event for _, event in reversed(self._recent))
@@ -79,7 +79,7 @@ class Outbox:
             await asyncio.sleep(AWAY_SECONDS if self._waiting else POLL_SECONDS)
 
     async def _over_one_connection(self) -> None:
-        """Tell what comes until the connection fails, which raises, or the end."""
+        """Send events until `close`. Raises when the connection fails."""
         client = PrefectEventsClient(self._url, reconnection_attempts=0, checkpoint_every=1)
         async with asyncio.timeout(TELL_SECONDS):
             await client.__aenter__()

@@ -28,9 +28,9 @@ REMEDY = "remove it; Prefect's page forgets the runs until now, and no run is lo
 
 
 def is_own(home: Path, url: str) -> bool:
-    """Whether a server of this home is meant by the address of an API: it has to prove itself before it is told a
-    password, because a server that has died leaves its port to whoever takes it."""
-    if url == service_of(home).found().get("url"):
+    """Whether the API address means a server of this home: such a server has to prove itself before it gets a password,
+    because one that has died leaves its port to any program."""
+    if url == service_of(home).found().url:
         return True
     if url != os.environ.get("PREFECT_API_URL"):
         return False
@@ -50,8 +50,8 @@ def prefect_api(home: Path, url: str) -> PrefectApi:
 
 
 def api_password(home: Path, url: str) -> str:
-    """`user:password` for a client of the API at `url`; empty if there is none, and for a stranger on the port of the
-    home's own server."""
+    """`user:password` for a client of the API at `url`; empty without one, and where the server at the home's own
+    address does not prove to be the home's."""
     if is_own(home, url):
         return server_password(home) if is_of(home, url, 5.0) else ""
     return _given_password(url)
@@ -75,10 +75,10 @@ def is_of(home: Path, url: str, seconds: float) -> bool:
 class PrefectServer:
     """The Prefect server of `home`: started by the constructor if none lives, awaited by `wait`.
 
-    It asks everybody for the password that is kept in the home, or that of $PREFECT_SERVER_API_AUTH_STRING. With `tls`
-    it serves https with the certificates of the home. It listens at `port`, or at another one if that is taken and not
-    `fixed`. With `kept` its port is kept as long as this process lives; while another keeps it, that one starts the
-    server. Raises `ValueError` when the environment names an API that does not answer, or a fixed port is taken.
+    Its password is that of $PREFECT_SERVER_API_AUTH_STRING, else the home's. With `tls` it serves https. It listens at
+    `port`, or at a free one if that is taken and not `fixed`. With `kept` this process keeps its port; while another
+    process does, that one starts the server. Raises `ValueError` when the environment names an API that does not
+    answer, or a fixed port is taken.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class PrefectServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process that is to use this server needs in its environment before it imports prefect."""
+        """The environment of a client of this server, read when prefect is imported."""
         own = self.is_ours or is_own(self.home, self.url)
         where = urllib.parse.urlsplit(self.url).hostname or ""
         direct = without_proxy(where) if own else without_proxy()  # Prefect's client reads it once
@@ -127,11 +127,9 @@ class PrefectServer:
         return _prefect_environment(self.service.folder) | known
 
     def wait(self, timeout: float = 120.0) -> str:
-        """The address of the API, once it answers. Raises `ServiceError` when the server ends before that,
-        `DamagedDatabaseError` where that was for its database.
-
-        A server that found its port taken while it started listens elsewhere: the environment that `prefect_server` has
-        set follows.
+        """The address of the API, once it answers, in $PREFECT_API_URL too if that is set: the port may have been taken
+        while the server started. Raises `ServiceError` when the server ends before that, `DamagedDatabaseError` where
+        its database is why.
         """
         with damage_named(self.service.folder / "prefect.db", REMEDY):
             return self._wait(timeout)
@@ -152,7 +150,7 @@ class PrefectServer:
         return self.url
 
     def program(self) -> Program:
-        """What serves at `url`."""
+        """The program of the server at `url`."""
         folder = self.service.folder  # Prefect reads settings from the files of its working directory
         where = urllib.parse.urlsplit(self.url)
         listening = None if self._kept is None else self._kept.keep(str(where.hostname), int(where.port or 0))
@@ -169,12 +167,12 @@ class PrefectServer:
         return Program(command, _prefect_environment(folder) | settings | secret, folder, sockets=sockets)
 
     def revive(self) -> None:
-        """Start the server again, at the same address, if it has died and nobody else does."""
+        """Start a dead server again at the same address, unless another process does that."""
         if not self.is_kept_elsewhere():
-            self.service.start(self.program(), {"url": self.url})
+            self.service.start(self.program(), self.url)
 
     def moved(self) -> bool:
-        """Start a dead server at another port, if somebody else listens at its own; whether that was so."""
+        """Start a dead server at another port, if a stranger listens at its own; whether that was so."""
         address = urllib.parse.urlsplit(self.url)
         if self._kept is not None and self._kept.is_held:
             return False
@@ -184,15 +182,15 @@ class PrefectServer:
         return True
 
     def serves(self) -> bool:
-        """Whether the server of this folder answers: its port may have gone to another one while it started."""
+        """Whether the home's server answers at `url`, not a stranger at its port."""
         return is_of(self.home, self.url, 1.0)
 
     def is_kept_elsewhere(self) -> bool:
-        """Whether another process keeps its port, and starts it again."""
+        """Whether another process keeps the port, and starts the server again."""
         return self._kept is None and is_kept(self.service.folder)
 
     def stop(self) -> bool:
-        """Leave the server, and stop it if nobody else uses it; says whether that stopped it."""
+        """Leave the server, which ends without another user; whether that stopped it."""
         return self.service.release()
 
     def _start_if_none_lives(self) -> None:
@@ -202,7 +200,7 @@ class PrefectServer:
         if self._fixed and port != self._port:
             raise ValueError(f"the Prefect server cannot listen on {self._port}: another program does")
         self.url = f"{self._scheme}://{bracketed(self._host)}:{port}/api"
-        if self.service.start(self.program(), {"url": self.url}):
+        if self.service.start(self.program(), self.url):
             if self._port not in (port, 0):
                 self._say(f"port {self._port} is in use: the Prefect server listens on {port}")
         else:
@@ -211,19 +209,18 @@ class PrefectServer:
                 self._kept.free()
 
     def _find(self) -> bool:
-        """Read the address of the server; of an earlier one, until the supervisor of this one has written its own."""
-        self.url = str(self.service.found().get("url", self.url))
+        """Read the server's address into `url`; whether there is one. It may be an earlier server's at first."""
+        self.url = self.service.found().url or self.url
         return bool(self.url)
 
 
 @contextmanager
 def prefect_server(home: Path, say: Callable[[str], None]) -> Iterator[PrefectServer]:
-    """The Prefect server that this process is to use, in its environment from now until the end of the context.
+    """The Prefect server of this process, in its environment until the end of the context: that of $PREFECT_API_URL
+    (`ValueError` if it does not answer), else the living one of `home`, else a new one.
 
-    Returns while the server is still starting: `wait()` on what it yields before the first flow. Enter it before
-    prefect is imported, which reads its settings from the environment at that moment. Uses, in this order: the API that
-    PREFECT_API_URL names (`ValueError` if it does not answer); the server of `home` that another process started; one
-    of its own, on port 4200 or another, which it `say`s.
+    Enter it before prefect is imported, which reads the environment then. A new server is still starting when this
+    yields: call `wait()` before the first flow.
     """
     server = PrefectServer(home, say)
     try:
@@ -243,9 +240,9 @@ def prefect_server(home: Path, say: Callable[[str], None]) -> Iterator[PrefectSe
 
 
 def server_of(home: Path) -> str | None:
-    """Where the home's own server serves, if one lives."""
+    """The address of the home's own server, if it lives."""
     service = service_of(home)
-    return str(service.found().get("url") or "") or None if service.lives() else None
+    return service.found().url if service.lives() else None
 
 
 def server_password(home: Path) -> str:

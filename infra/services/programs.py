@@ -1,4 +1,4 @@
-"""What runs each service of `rlvf up` beside Prefect's server.
+"""The programs of the services of `rlvf up`, Prefect's server apart.
 
 No secret stands on a command line, which every user of the machine can read; the environment of a process is its
 owner's alone.
@@ -26,16 +26,16 @@ WORKER_STOP_SECONDS = 5.0  # its runs are not in its hands: they end when it doe
 
 @dataclass(frozen=True)
 class StackConfig:
-    """What `rlvf up` was asked for."""
+    """The options of `rlvf up`."""
 
     home: Path
     storage: str
     endpoint: str | None = None  # of an S3 service that is not Amazon's
     host: str = LOOPBACK
     tls: bool = False  # for Dask; the certificates are there
-    ports: Mapping[str, int] = field(default_factory=dict)  # those that somebody chose, by service
+    ports: Mapping[str, int] = field(default_factory=dict)  # the given ones, by service
     works: bool = False  # this machine is a worker, too
-    mark: str | None = None  # that was left in the storage
+    mark: str | None = None  # left in the storage: see `infra.storage.mark`
 
     @property
     def https(self) -> bool:
@@ -44,8 +44,8 @@ class StackConfig:
 
 
 def mlflow(config: StackConfig, folder: Path, url: str, listening: int | None) -> Program:
-    """An MLflow server on the home's SQLite file, or on $MLFLOW_BACKEND_STORE_URI; artifacts go to the storage.
-    It takes the socket that listens at its address, if there is one. The home notes where its artifacts go."""
+    """An MLflow server on the home's SQLite file, or on $MLFLOW_BACKEND_STORE_URI, at the `listening` socket if given.
+    Artifacts go to the storage, which the home notes."""
     home = config.home
     if not os.environ.get("MLFLOW_BACKEND_STORE_URI"):  # else it serves another database than the home's
         remember_store(home, config.storage, config.mark)
@@ -73,7 +73,7 @@ def scheduler(config: StackConfig, folder: Path, port: int, page: int) -> Progra
 
 
 def worker(config: StackConfig, known: Addresses, prefect: Mapping[str, str]) -> Program:
-    """A Prefect worker that starts the runs of the work pool, with all they need to know in its environment."""
+    """A Prefect worker that starts the runs of the work pool, in an environment that names the services."""
     home = config.home
     environment = {
         **prefect,
@@ -83,18 +83,20 @@ def worker(config: StackConfig, known: Addresses, prefect: Mapping[str, str]) ->
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         # the deployments' command is `python …`, and nobody has to have activated the environment that rlvf is in
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-        "PYTHONSAFEPATH": "1",  # a folder named flows where someone stands is not ours
+        "PYTHONSAFEPATH": "1",  # a folder named flows in the working directory is not ours
     }
     if not os.environ.get("MLFLOW_TRACKING_URI") and known.mlflow:
         environment |= mlflow_address(home, known.mlflow)  # a run takes the password from the home
     command = [sys.executable, "-P", "-m", "infra.services.settled", "worker", "start"]
     command += ["--pool", POOL, "--type", "process"]
     # where `rlvf up` was given, so that a run finds the files that it names as they are seen from there
-    return Program([*command, "--name", worker_name()], _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)
+    return Program(
+        [*command, "--name", prefect_worker_name()], _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS
+    )
 
 
 def machine(config: StackConfig, scheduler: str) -> Program:
-    """This machine as a worker of the cluster, in the roles that `rlvf worker` chooses."""
+    """`rlvf worker` on this machine, in its default roles."""
     command = [sys.executable, "-P", "-c", "from flows.cli import main; main()"]
     command += ["worker", scheduler, "--name", machine_name()]
     command += [] if config.tls else ["--insecure"]
@@ -102,8 +104,8 @@ def machine(config: StackConfig, scheduler: str) -> Program:
     return Program(command, _common(config) | environment, Path.cwd(), WORKER_STOP_SECONDS)
 
 
-def worker_name() -> str:
-    """What the Prefect worker of this machine is called."""
+def prefect_worker_name() -> str:
+    """The name of this machine's Prefect worker."""
     return f"rlvf-{machine_name()}"
 
 

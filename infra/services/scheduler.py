@@ -1,4 +1,4 @@
-"""What a Dask scheduler says when asked, without running anything on it or joining it, and what `rlvf up` tells it."""
+"""Requests to a Dask scheduler that neither join it nor run anything on it, and what `rlvf up` announces to it."""
 
 import asyncio
 import time
@@ -29,17 +29,17 @@ class WorkerSeen:
 
     name: str
     address: str
-    device: str = "?"  # what it is, or the tag where the worker has not said
+    device: str = "?"  # its name, or its tag where the worker has announced no name
     roles: tuple[str, ...] = ()
     resources: Mapping[str, float] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)  # empty unless it runs rlvf and has said so
-    tokens_per_second: float | None = None  # when it last generated
+    versions: Mapping[str, str] = field(default_factory=dict)  # empty where it has announced none
+    tokens_per_second: float | None = None  # of its last leases
     last_seen: float = 0.0  # seconds ago
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A scheduler's answers."""
+    """A scheduler, as it describes itself."""
 
     workers: tuple[WorkerSeen, ...] = ()  # by name
     services: Addresses = field(default_factory=Addresses)  # none without `rlvf up`
@@ -53,7 +53,7 @@ def ask(address: SchedulerAddress, home: Path) -> Seen:
 
 
 def announce(address: SchedulerAddress, home: Path, services: Addresses) -> None:
-    """Tell the scheduler where the other services are, for whoever asks it. Raises `OSError`."""
+    """Put the addresses of the services into the scheduler's metadata, for `ask`. Raises `OSError`."""
     try:
         reach(address, home)  # Dask itself would try again and again
     except UnreachableError as error:
@@ -62,10 +62,8 @@ def announce(address: SchedulerAddress, home: Path, services: Addresses) -> None
 
 
 def answers_back(address: SchedulerAddress, home: Path, host: str) -> str | None:
-    """Have the scheduler connect to a port that is opened on `host` for that; what went wrong, or None.
-
-    Results travel over connections that the scheduler opens, so a worker behind a firewall or NAT would hang.
-    """
+    """Have the scheduler connect to a new port on `host`; the error, or None. Results travel over connections that the
+    scheduler opens, so that a worker behind a firewall or NAT would hang."""
     return asyncio.run(_answers_back(address, home, host))
 
 

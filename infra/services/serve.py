@@ -1,6 +1,6 @@
 """Prefect's server or MLflow's, served by this process behind the gate: `python -m infra.services.serve prefect …`.
 
-Their own commands start the same applications with the same settings, and let everybody in.
+Their own commands start the same applications with the same settings, without a gate.
 """
 
 import argparse
@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from infra.services.asgi import Application, Gated
+from infra.hosts import listening_socket
+from infra.services.asgi import Application, GatedApplication
 from infra.services.gate import Gate
 from infra.services.own_artifacts import OWN, is_within
 from infra.services.served import AUTH
 
-# Of a model's version; a file: within the folder of its run, as MLflow sees to, and a prompt's, one of two words.
+# The sources of a model's version (MLflow keeps a file: within its run's folder), and two words for a prompt's.
 SOURCES = "^(mlflow-artifacts|runs|models|file):/|^(dummy-source|prompt-template)$"
 
 
@@ -56,7 +57,7 @@ def mlflow_application() -> tuple[Application, dict[str, Any]]:
 
 def keep_to_artifact_store(tracking: Any) -> None:
     """Have MLflow's tracking store refuse an experiment whose artifacts would lie elsewhere: this server writes them
-    itself, wherever their experiment says. Whatever makes an experiment, in each of its APIs, does it here."""
+    itself, wherever their experiment says. Each of MLflow's APIs makes an experiment here."""
     from mlflow.exceptions import MlflowException
 
     create = tracking.create_experiment
@@ -118,9 +119,7 @@ def main() -> None:
         listening = (
             socket.socket(fileno=given.listening)
             if given.listening is not None
-            else socket.create_server(
-                (given.host, given.port), family=socket.AF_INET6 if ":" in given.host else socket.AF_INET
-            )
+            else listening_socket(given.host, given.port)
         )
     except OSError as error:
         sys.exit(f"cannot listen at {given.host}, port {given.port}: {error.strerror or error}")
@@ -132,7 +131,7 @@ def main() -> None:
     gate = Gate(auth, given.port, [given.host, *given.name], tls=bool(tls))
     import uvicorn
 
-    config = uvicorn.Config(Gated(application, gate), log_level="warning", **settings, **tls)
+    config = uvicorn.Config(GatedApplication(application, gate), log_level="warning", **settings, **tls)
     uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -1,4 +1,4 @@
-"""How Prefect's server and MLflow's are started behind the gate, and what their clients need."""
+"""The commands of Prefect's server and MLflow's behind the gate, and the environment of their clients."""
 
 import os
 import sys
@@ -16,8 +16,8 @@ AUTH = "RLVF_GATE_PASSWORD"  # user:password, in the environment: every user of 
 def served(
     application: str, url: str, home: Path, auth: str, listening: int | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """The command that serves `prefect` or `mlflow` at `url`, on a socket that is handed down if there is one, and what
-    belongs into its environment."""
+    """The command that serves `prefect` or `mlflow` at `url`, on a socket that is handed down if there is one, and its
+    environment."""
     where = urllib.parse.urlsplit(url)
     command = [sys.executable, "-P", "-m", "infra.services.serve", application]
     command += ["--host", str(where.hostname), "--port", str(where.port)]
@@ -48,7 +48,7 @@ def given_mlflow() -> str | None:
 
 
 def mlflow_address(home: Path, url: str) -> dict[str, str]:
-    """What says in an environment where the home's MLflow server at `url` is, and whom to trust there; no secret."""
+    """The environment that names the home's MLflow server at `url`, and its authority; no secret."""
     address = {"MLFLOW_TRACKING_URI": url}
     if url.startswith("https://"):
         address["MLFLOW_TRACKING_SERVER_CERT_PATH"] = authority(home) or ""
@@ -56,8 +56,8 @@ def mlflow_address(home: Path, url: str) -> dict[str, str]:
 
 
 def mlflow_access(home: Path, url: str) -> dict[str, str]:
-    """What a client of the MLflow server at `url` needs in its environment if that is the home's own and has shown it;
-    nothing for a stranger's."""
+    """The environment of a client of the MLflow server at `url`, password included, if that has proved to be the
+    home's; nothing for a stranger's."""
     kept = kept_password(home, "mlflow")
     if kept is None or not proves(url, f"{USER}:{kept}"):
         return {}

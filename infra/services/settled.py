@@ -1,7 +1,7 @@
-"""Prefect, imported without the settings of the directory that somebody stands in.
+"""Prefect, imported without the settings of the working directory.
 
-It reads `.env`, `prefect.toml` and `pyproject.toml` there, and what these name can run code: a folder of anybody's
-would do so for whoever starts a run in it.
+Prefect reads `.env`, `prefect.toml` and `pyproject.toml` there, which can run code: any folder in which a run is
+started would.
 
     python -P -m infra.services.settled worker start …      Prefect's own command
 """
@@ -14,14 +14,14 @@ from contextlib import contextmanager
 
 
 def import_prefect() -> None:
-    """Import Prefect, whose settings are read once, from its home and the environment of this moment."""
+    """Import Prefect, which reads its settings then, from its home and the environment."""
     with _apart():
         import prefect.context
         import prefect.main  # noqa: F401
 
 
 def read_settings_again() -> None:
-    """Follow what has changed in the environment since."""
+    """Have Prefect read its settings again, from an environment that has changed."""
     with _apart():
         from prefect.context import refresh_global_settings_context
 
@@ -30,7 +30,7 @@ def read_settings_again() -> None:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Stand where only the system's owner writes."""
+    """Work in a directory that only the system's owner writes to."""
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.chdir("/")

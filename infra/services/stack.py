@@ -1,5 +1,5 @@
-"""The services of a cluster: where each listens, when it may start, how one knows that it works, and in what order it
-all ends. What was there before is used and left alone."""
+"""The services of `rlvf up`: where each listens, what it needs, its health check, and the order in which they stop.
+A service that was there before is used and left alone."""
 
 import os
 import time
@@ -24,11 +24,11 @@ from infra.services.served import given_mlflow
 from infra.services.supervisor import Program, ServiceError
 
 POLL_SECONDS = 0.2
-RUN_STOP_SECONDS = 10.0  # what a run gets to end when its worker has
+RUN_STOP_SECONDS = 10.0  # for a run to end after its worker
 
 
 class Stack:
-    """All of them, for as long as the context lasts."""
+    """All services, for as long as the context lasts."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class Stack:
         joined: Callable[[Addresses], bool],
         say: Callable[[str], None],
     ) -> None:
-        """`deploy` registers the deployments and is called until it says that it is done, `announce` tells the
-        scheduler where the others are, `joined` says whether this machine is one of its workers; each raises `OSError`
-        to be called again."""
+        """`deploy` registers the deployments and is called until it returns True, `announce` sends the addresses to the
+        scheduler, `joined` returns whether this machine is one of its workers; each is called again after an `OSError`.
+        """
         self.config = config
         self._deploy, self._announce, self._joined, self._say = deploy, announce, joined, say
         self._parts: list[Part] = []
@@ -48,7 +48,7 @@ class Stack:
         self._prefect: PrefectServer | None = None
         self._deployed = False
         self._ports = Ports(config.home, config.host, config.ports, say)
-        self._there: dict[str, str] = {}  # the services that were there before
+        self._there: dict[str, str] = {}  # the addresses of the services that were there before
         self._kept = {"prefect": KeptPort(config.home / "prefect"), "mlflow": KeptPort(config.home / "services/mlflow")}
 
     def __enter__(self) -> "Stack":
@@ -76,7 +76,7 @@ class Stack:
 
     @property
     def addresses(self) -> Addresses:
-        """Where everything is, or will be: one that has never worked goes elsewhere if its port is taken."""
+        """Where every service is, or will be: one that has never worked moves if its port is taken."""
         known = {part.name: part.address for part in self._parts if part.name in ("prefect", "mlflow", "scheduler")}
         page = self._ports.chosen.get("dashboard")
         dashboard = f"http://{LOOPBACK}:{page}/status" if page and "scheduler" in known else None
@@ -86,11 +86,11 @@ class Stack:
 
     @property
     def ready(self) -> bool:
-        """Whether everything works."""
+        """Whether every service works and the deployments are registered."""
         return self._deployed and all(part.works for part in self._parts)
 
     def poll(self) -> None:
-        """See how each is and do what is to be done. Raises `ServiceError` for one that never comes up."""
+        """Poll every part; register the deployments. Raises `ServiceError` for a needed part that never comes up."""
         for part in list(self._parts):
             try:
                 part.poll()
@@ -110,14 +110,14 @@ class Stack:
                     self._deployed = self._deploy(server.environment, url)
 
     def rows(self) -> list[Row]:
-        """What a person sees."""
+        """The services as a table."""
         state = "registered" if self._deployed else "waiting"
         own = [Row(TITLES[part.name], part.state, part.address.removesuffix("/api")) for part in self._parts]
         extra = [Row(TITLES["deployments"], state, "rlvf/train  rlvf-sft/warm-up  rlvf-eval/scheduled")]
         return [*self._foreign, *own, *extra, Row("storage", "used", self.config.storage)]
 
     def keep_up(self, show: Callable[[list[Row], bool], None]) -> None:
-        """Keep everything alive until a signal ends it; `show` gets the rows and whether everything has worked once."""
+        """Poll until a signal raises; `show` gets the rows, and whether everything has worked once."""
         ready, written = False, None
         while True:
             self.poll()
@@ -145,8 +145,8 @@ class Stack:
                 f"work pool {POOL}",
                 held(home, "worker"),
                 lambda: programs.worker(self.config, self.addresses, prefect.environment),
-                lambda: self._api(str(self.addresses.prefect)).has_worker(programs.worker_name()),
-                needs=[part for part in self._parts if part.name != "machine"],  # it is told where they are
+                lambda: self._api(str(self.addresses.prefect)).has_worker(programs.prefect_worker_name()),
+                needs=[part for part in self._parts if part.name != "machine"],  # its environment names them
                 on_start=self._end_runs,
             )
         )
@@ -167,7 +167,7 @@ class Stack:
             return server
         deadline = time.monotonic() + 10
         while not server.url:  # a run of this home has started it
-            server.url = str(server.service.found().get("url", ""))
+            server.url = server.service.found().url or ""
             if time.monotonic() > deadline:
                 raise ServiceError("the Prefect server of this home does not say where it listens; try again")
             time.sleep(0.05)
@@ -290,10 +290,10 @@ class Stack:
         return prefect_api(self.config.home, url)
 
     def _end_runs(self, seconds: float = 0.0) -> None:
-        """No run seems to be running that is not; another machine's runs may be on a server that was there before."""
+        """Mark the runs whose process is gone, on a server of this home: another may have runs of other machines."""
         url = self.addresses.prefect
         if url is None or self._prefect is None or not self._prefect.is_ours:
             return
-        with suppress(OSError, ValueError):  # it is away itself; the next start sees to it
+        with suppress(OSError, ValueError):  # it is away itself; the next start does this again
             for name in self._api(url).end_runs(seconds):
                 self._say(f"run {name} was stopped with its worker: rlvf train --resume {name} goes on with it")

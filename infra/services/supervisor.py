@@ -6,9 +6,9 @@ so a service outlives its last user by about a second and no user loses it becau
 
     <folder>/server.lock   held while the service lives
     <folder>/users.lock    shared by its users; exclusive while it is being stopped
-    <folder>/server.json   what there is to know about it (its address), and the process id of the supervisor
+    <folder>/server.json   its address, and the process id of the supervisor
 
-Only the standard library, and nothing of ours: the supervisor is there in some 20 ms.
+Only the standard library, and nothing of ours: the supervisor starts in some 20 ms.
 """
 
 import fcntl
@@ -22,19 +22,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-POLL_SECONDS = 0.5  # how often the supervisor looks whether anyone is left
-MARK = "RLVF_SERVICE"  # in the environment of all that a service starts: its folder
-STOP_SECONDS = 5.0  # what a service gets to stop by itself
-KILL_SECONDS = 1.0  # and its supervisor from then on to end it: it may be stopped itself (SIGSTOP)
+POLL_SECONDS = 0.5  # between two checks of the supervisor for users
+MARK = "RLVF_SERVICE"  # names a service's folder in the environment of its processes
+STOP_SECONDS = 5.0  # for a service to stop by itself
+KILL_SECONDS = 1.0  # for its supervisor to kill it from then on: that may be stopped itself (SIGSTOP)
 
 
-def this_machine() -> str:
-    """Where a process number means something: the host's name, and what tells two of one name apart."""
+def boot_name() -> str:
+    """Where a process number means something: the host's name, and what tells its boots and namespaces apart."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts += [BOOT.read_text().strip(), str(Path("/proc/self/ns/pid").readlink())]
@@ -46,8 +46,18 @@ class ServiceError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Found:
+    """What `server.json` says of a service, each field None until its supervisor has written it."""
+
+    pid: int | None = None  # of the supervisor
+    machine: str | None = None  # `boot_name` where that runs
+    stop_seconds: float = STOP_SECONDS
+    url: str | None = None
+
+
+@dataclass(frozen=True)
 class Program:
-    """What a service runs."""
+    """The program of a service."""
 
     command: Sequence[str]  # holds no secret: every user of the machine can read it
     environment: Mapping[str, str]  # on top of this process's; an empty value stands for none
@@ -65,13 +75,8 @@ class Service:
         self._users: IO[str] | None = None
         self._supervisor: subprocess.Popen[bytes] | None = None
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this process uses it."""
-        return self._users is not None
-
     def hold(self) -> None:
-        """From here on a living service stays; one that is just being stopped is waited for."""
+        """Use the service: a living one stays from now on; one that is just being stopped is waited for."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._users = (self.folder / "users.lock").open("a")
@@ -85,35 +90,43 @@ class Service:
             return not _locked(lock)
 
     def is_orphan(self) -> bool:
-        """Whether its supervisor was killed and it lives on."""
+        """Whether the service lives on without its supervisor, which was killed."""
         if self._supervisor is not None:
             self._supervisor.poll()  # a dead child of ours would seem to live
         found = self.found()
-        supervisor = found.get("pid")
-        if supervisor is None or found.get("machine") != this_machine() or not self.lives():
+        if found.pid is None or found.machine != boot_name() or not self.lives():
             return False
         try:
-            os.kill(int(supervisor), 0)
+            os.kill(found.pid, 0)
         except ProcessLookupError:
             return True
         return False
 
-    def found(self) -> dict[str, Any]:
-        """What `start` was told and the supervisor's `pid`; empty until the supervisor runs."""
-        from infra.services.known import read_known  # here: as a script this file has the standard library only
+    def found(self) -> Found:
+        """What is known of the service; nothing where `server.json` is absent or damaged: `start` writes it anew."""
+        from pydantic import TypeAdapter  # here: as a script this file has the standard library only
 
-        return read_known(self.folder / "server.json")
+        from infra.storage.typed import DamagedError, read_typed
 
-    def start(self, program: Program, known: Mapping[str, Any]) -> bool:
-        """Start it unless it lives; says whether it did. `known` is for whoever asks `found`."""
+        try:
+            return read_typed(self.folder / "server.json", TypeAdapter(Found), "") or Found()
+        except (OSError, DamagedError):
+            return Found()
+
+    def start(self, program: Program, url: str | None = None) -> bool:
+        """Start the service unless it lives, and return whether that was so; `url` is kept for `found`."""
         with (self.folder / "server.lock").open("a") as lock:
             if not _locked(lock):
                 return False
             if self._supervisor is not None:
                 self._supervisor.wait()  # its lock is free: it is gone
             (self.folder / "server.json").unlink(missing_ok=True)  # of a service that was killed
-            told = {"known": dict(known), "folder": str(program.folder), "seconds": program.stop_seconds}
-            told["sockets"] = list(program.sockets)
+            told = {
+                "url": url,
+                "folder": str(program.folder),
+                "seconds": program.stop_seconds,
+                "sockets": [*program.sockets],
+            }
             environment = {**os.environ, **program.environment, MARK: str(self.folder)}
             from infra.logs import log_at  # here: as a script this file has the standard library only
 
@@ -132,12 +145,12 @@ class Service:
         return True
 
     def release(self) -> bool:
-        """Leave the service, and stop it if nobody else uses it; says whether that stopped it."""
+        """Leave the service, and stop it if it has no other user; whether that stopped it."""
         if self._users is None:
             return False
         users, self._users = self._users, None
         with users:
-            alone = _locked(users)  # whoever comes now waits until the old one is gone
+            alone = _locked(users)  # a new user waits until the old service is gone
             if alone:
                 self.end()
         if self._supervisor is not None:
@@ -145,7 +158,7 @@ class Service:
         return alone
 
     def stop_unused(self) -> bool:
-        """Stop what somebody left who was killed; says whether anything lived, and nobody else uses it."""
+        """Stop a living service without users, which were killed; whether that stopped it."""
         if not self.lives():
             return False
         with (self.folder / "users.lock").open("a") as users:
@@ -156,20 +169,16 @@ class Service:
         return True
 
     def end(self) -> None:
-        """Have the supervisor end the service, and wait for it, whoever uses it.
-
-        Raises `ServiceError` where another machine runs it, whose home this is too: its number here is a stranger's.
-        """
+        """Have the supervisor end the service, whoever uses it, and wait for that. Raises `ServiceError` where it runs
+        on another machine that shares the home: its process id is another process's here."""
         asked = False
-        deadline = time.monotonic() + float(self.found().get("stop_seconds", STOP_SECONDS)) + KILL_SECONDS
+        deadline = time.monotonic() + self.found().stop_seconds + KILL_SECONDS
         while self.lives():
             found = self.found()
-            if found.get("machine", this_machine()) != this_machine():
-                raise ServiceError(
-                    f"the service of {self.folder} runs on {str(found['machine']).split()[0]}: rlvf down there"
-                )
-            supervisor = int(found.get("pid", 0))
-            # It leads the group of the service, and the lock says that one of the group is alive: the number is theirs.
+            if found.machine not in (None, boot_name()):
+                raise ServiceError(f"the service of {self.folder} runs on {found.machine.split()[0]}: rlvf down there")
+            supervisor = found.pid
+            # The supervisor leads the service's process group, of which a process lives by the lock: the id is theirs.
             if supervisor and time.monotonic() > deadline:
                 with suppress(ProcessLookupError):
                     os.killpg(supervisor, signal.SIGKILL)
@@ -186,7 +195,7 @@ class Service:
 
 
 class BackOff:
-    """How long to wait before something that died is started again: longer each time, until it has run for a while."""
+    """The pause before a dead service is started again: longer each time, until it has run for `WHILE`."""
 
     FIRST, LONGEST, WHILE = 0.5, 30.0, 60.0  # seconds
 
@@ -194,7 +203,7 @@ class BackOff:
         self._next = self.FIRST
 
     def pause(self, ran: float) -> float:
-        """Seconds to wait, of what died after it `ran` so many seconds."""
+        """Seconds to wait after a service died that `ran` for so many."""
         if ran >= self.WHILE:
             self._next = self.FIRST
         pause, self._next = self._next, min(2 * self._next, self.LONGEST)
@@ -211,7 +220,7 @@ def _locked(file: IO[str]) -> bool:
 
 
 def _supervise(lock: int, told: Mapping[str, Any], command: Sequence[str]) -> None:
-    """Run the service until it ends, SIGTERM comes, or nobody holds `users.lock`; then end all that it started."""
+    """Run the service until it ends, SIGTERM comes, or nobody holds `users.lock`; then kill its process group."""
     asked = False
 
     def ask(*_: object) -> None:
@@ -226,8 +235,8 @@ def _supervise(lock: int, told: Mapping[str, Any], command: Sequence[str]) -> No
     signal.signal(signal.SIGCHLD, lambda *_: None)
     found = Path("server.json.new")
     seconds, sockets = told["seconds"], told["sockets"]
-    known = {**told["known"], "pid": os.getpid(), "machine": this_machine(), "stop_seconds": seconds}
-    found.write_text(json.dumps(known))
+    known = Found(os.getpid(), boot_name(), seconds, told["url"])
+    found.write_text(json.dumps(asdict(known)))
     found.replace("server.json")
     # The service holds the lock too: if only the supervisor is killed, nobody starts a second one on the same database.
     server = subprocess.Popen(command, cwd=told["folder"], stdin=subprocess.DEVNULL, pass_fds=[lock, *sockets])

@@ -14,7 +14,7 @@ from flows.commands.command import Command
 from flows.commands.parser import OneLineParser
 from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
 from flows.options.tree import leaf_values
-from flows.options.usual_names import USUAL_NAMES
+from flows.options.usual_names import usual_names
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 NAMES = [command.name for command in commands()]
@@ -103,4 +103,4 @@ def test_every_usual_name_leads_to_an_option() -> None:
         there = OneLineParser()
         command.options(there)
         known |= {option.removeprefix("--") for option in there._option_string_actions}
-    assert {ours for ours in USUAL_NAMES.values() if ours not in known} == set()
+    assert {ours for ours in usual_names().values() if ours not in known} == set()

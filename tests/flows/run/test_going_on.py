@@ -69,7 +69,7 @@ def test_a_run_that_gets_further_each_time_goes_on(place: Workplace, said: io.St
         reached.at(step)
         assert now.dispatch.run("verify", int, "3") == 3
         if step < 15:
-            raise (StepsLostError("runs/mine", 5, step), TakeoverError("train", "trainer", "is gone"))[step % 2]
+            raise (StepsLostError("runs/mine", 5, step), TakeoverError("train: trainer is gone"))[step % 2]
         return "done"
 
     assert going_on(place, *CONFIG, work, reached=reached) == "done"
@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, plac
                 waiting.start()
             until(lambda: "waiting: mine trains on this cluster" in events)
             if events.count("mine") < 3:
-                raise (StepsLostError("runs/mine", 5, 7), TakeoverError("train", "trainer", "is gone"))[len(events) % 2]
+                raise (StepsLostError("runs/mine", 5, 7), TakeoverError("train: trainer is gone"))[len(events) % 2]
         events.append("ended")
         return "done"
 

@@ -104,7 +104,7 @@ def test_what_is_told_reaches_every_worker_that_it_is_for_beside_its_work(dispat
     leases = dispatch.lease("generate", work, [()] * 2)
     with ThreadPoolExecutor(1) as pool:
         names = pool.submit(lambda: sorted(name for _, name in leases))
-        until(lambda: len(dispatch.under_way) == 2)
+        until(lambda: len(dispatch.awaited) == 2)
         dispatch.tell("generate", told, "now")
         assert names.result(30) == ["generator-0", "generator-1"]
     assert len(list(tmp_path.iterdir())) == 2

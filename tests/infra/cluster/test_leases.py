@@ -151,10 +151,10 @@ def test_batches_share_one_queue_and_no_worker_goes_back(
 
     with ThreadPoolExecutor(8) as pool:
         blocked = pool.submit(lambda: list(dispatch.lease(call, block, [()] * workers)))
-        until(lambda: len(dispatch.under_way) == workers)
+        until(lambda: len(dispatch.awaited) == workers)
         batches = {step: pool.submit(collect, step) for step in (2, 0, 1)}  # none of them knows of the others
         time.sleep(1)  # a hand-out that would be too much has happened by then
-        assert len(dispatch.under_way) == workers
+        assert len(dispatch.awaited) == workers
         (tmp_path / "go").touch()
         blocked.result(60)
         for step in range(5):
@@ -212,7 +212,7 @@ def test_a_worker_that_stopped_is_not_waited_for(client: Client, tmp_path: Path)
         finally:
             os.kill(pid, signal.SIGCONT)
         # when it answers it is one like the others, and what it has brought is dropped
-        (late,) = dispatch.under_way
+        (late,) = (out.future for out in dispatch._queues["generate"]._out.values())
         until(lambda: late.status == "finished")
         both = [who for _, who in dispatch.lease("generate", call, [(item,) for item in range(20, 60)])]
         assert set(both) == {name, other}
@@ -265,7 +265,7 @@ def test_the_copy_of_a_late_lease_is_made_of_what_it_was_handed_and_so_is_the_la
         assert (index, version) == (0, 8)
         assert held.name != f"7-{name}"
         assert (tmp_path / f"8-{name}").exists()
-        (late,) = dispatch.under_way
+        (late,) = (out.future for out in dispatch._queues["generate"]._out.values())
         (tmp_path / "go").touch()
         until(lambda: late.status == "finished")
         assert list(leases) == []
@@ -281,7 +281,7 @@ def test_closing_a_lease_takes_back_what_is_under_way(dispatch: Dispatch, tmp_pa
 
     leases = dispatch.lease("verify", call, [(item,) for item in range(50)])
     assert next(leases) == (0, 0)
-    (second,) = dispatch.under_way
+    (second,) = (out.future for out in dispatch._queues["verify"]._out.values())
     leases.close()  # type: ignore[attr-defined]
     until(lambda: second.status == "cancelled")
-    until(lambda: dispatch.under_way == [])
+    until(lambda: dispatch.awaited == {})

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from infra.cluster import membership
-from infra.cluster.membership import Membership, Role
+from infra.cluster.membership import Membership
 from infra.cluster.reach import parse_address
+from infra.cluster.role import Role
 
 
 def test_who_joined_again_is_named_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

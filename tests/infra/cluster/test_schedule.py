@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.cluster.schedule import LATE_RATIO, UNMEASURED_SECONDS, Item, Schedule
+from infra.cluster.durations import LATE_RATIO, UNMEASURED_SECONDS
+from infra.cluster.schedule import Item, Schedule
 
 WORKERS = ["a", "b", "c"]
 
@@ -190,7 +191,8 @@ def test_what_failed_on_a_worker_is_for_another_one_while_that_is_there() -> Non
     schedule.give_back(last)
     assert schedule.hand_out(["a", "b"], 2) == []
     assert names(schedule.hand_out(["a", "b"], 3, silent={"b"})) == [("a", (1,), 0)]  # nobody else answers
-    assert schedule.waiting == 1
+    assert names(schedule.hand_out(["c"], 4)) == [("c", (1,), 2)]  # it was waiting, and nothing else
+    assert schedule.hand_out(["d"], 5) == []
 
 
 def test_a_late_item_does_not_go_back_to_whom_it_failed_on_before_others_have_tried() -> None:

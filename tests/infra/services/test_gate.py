@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.services import gate as gates
-from infra.services.asgi import Gated
+from infra.services.asgi import GatedApplication
 from infra.services.gate import Answer, Gate, basic, proof, signed
 from infra.services.links import link
 
@@ -131,7 +131,7 @@ def talked(headers: list[tuple[str, str]], said: list[str], subprotocols: tuple[
 
     scope = {"type": "websocket", "path": "/api/events/in", "query_string": b"", "subprotocols": subprotocols}
     scope["headers"] = [(name.encode(), value.encode()) for name, value in headers]
-    asyncio.run(Gated(application, GATE)(scope, receive, send))
+    asyncio.run(GatedApplication(application, GATE)(scope, receive, send))
     return sent
 
 

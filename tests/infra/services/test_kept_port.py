@@ -32,7 +32,7 @@ def test_nobody_takes_the_port_of_a_dead_server_and_who_asks_waits_for_the_next_
         listening = kept.keep(LOOPBACK, port)
         assert listening is not None
         command = [sys.executable, "-c", SERVER, str(listening)]
-        assert service.start(Program(command, {}, service.folder, sockets=[listening]), {})
+        assert service.start(Program(command, {}, service.folder, sockets=[listening]))
 
     def ask() -> socket.socket:
         return socket.create_connection((LOOPBACK, port), timeout=60)
@@ -41,7 +41,7 @@ def test_nobody_takes_the_port_of_a_dead_server_and_who_asks_waits_for_the_next_
         start()
         with ask() as asked:
             assert asked.recv(9) == b"here"
-        (server,) = psutil.Process(until(lambda: service.found().get("pid"))).children()
+        (server,) = psutil.Process(until(lambda: service.found().pid)).children()
         server.kill()
         until(lambda: not service.lives())
         with pytest.raises(OSError, match="in use"):

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from infra.services.addresses import Addresses
-from infra.services.asgi import Gated
+from infra.services.asgi import GatedApplication
 from infra.services.gate import Gate
 from infra.services.links import keyed, page_links
 from infra.services.passwords import auth_of
@@ -28,7 +28,7 @@ def serving(auth: str) -> Iterator[str]:
     """The address of a page behind a gate."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        config = uvicorn.Config(Gated(page, Gate(auth, port, [])), log_level="error", lifespan="off")
+        config = uvicorn.Config(GatedApplication(page, Gate(auth, port, [])), log_level="error", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

@@ -57,10 +57,10 @@ def test_a_server_that_hangs_is_ended_and_started_again_where_it_was(small: Pref
         with kept_alive(small, said.append):
             until(lambda: answers(small.home, small.url, 5.0))
             before = small.service.found()
-            os.killpg(before["pid"], signal.SIGSTOP)
-            until(lambda: small.service.found().get("pid", before["pid"]) != before["pid"])
+            os.killpg(before.pid, signal.SIGSTOP)
+            until(lambda: small.service.found().pid not in (None, before.pid))
             until(lambda: answers(small.home, small.url, 5.0))
-            assert small.service.found()["url"] == before["url"]
+            assert small.service.found().url == before.url
     finally:
         small.stop()
     assert said[0] == "the Prefect server has not answered for 1 s: it is started again, and told what it has missed"

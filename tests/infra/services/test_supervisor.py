@@ -16,7 +16,7 @@ from infra.services import part as parts
 from infra.services import supervisor
 from infra.services.http import answers
 from infra.services.part import Part
-from infra.services.supervisor import BackOff, Program, Service, ServiceError
+from infra.services.supervisor import BackOff, Found, Program, Service, ServiceError
 from tests.processes import until
 
 SLEEPER = """
@@ -40,8 +40,8 @@ def program(service: Service, code: str = SLEEPER, **environment: str) -> Progra
 
 def group(service: Service) -> list[psutil.Process]:
     """What a service runs, its supervisor aside, once its two processes are there."""
-    until(lambda: "pid" in service.found())
-    return until(lambda: (found := psutil.Process(service.found()["pid"]).children(recursive=True))[1:] and found)
+    until(lambda: service.found().pid)
+    return until(lambda: (found := psutil.Process(service.found().pid).children(recursive=True))[1:] and found)
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -49,10 +49,10 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_it_ends_with_all_that_it_started_when_its_last_user_leaves(service: Service) -> None:
-    assert service.start(program(service), {"url": "here"})
-    assert not service.start(program(service), {"url": "there"})
+    assert service.start(program(service), "here")
+    assert not service.start(program(service), "there")
     processes = group(service)
-    assert service.found()["url"] == "here"
+    assert service.found().url == "here"
     another = Service(service.folder, service.log)
     another.hold()
     assert not service.release()
@@ -60,11 +60,11 @@ def test_it_ends_with_all_that_it_started_when_its_last_user_leaves(service: Ser
     assert another.release()
     assert gone(processes)
     assert not service.lives()
-    assert service.found() == {}
+    assert service.found() == Found()
 
 
 def test_what_stays_of_a_service_that_is_killed_goes_with_it(service: Service) -> None:
-    service.start(program(service), {})
+    service.start(program(service))
     main, child = group(service)
     main.kill()
     until(lambda: not service.lives())
@@ -72,10 +72,10 @@ def test_what_stays_of_a_service_that_is_killed_goes_with_it(service: Service) -
 
 
 def test_one_whose_supervisor_was_killed_is_known_as_an_orphan_and_can_be_ended(service: Service) -> None:
-    service.start(program(service), {})
+    service.start(program(service))
     processes = group(service)
     assert not service.is_orphan()
-    os.kill(service.found()["pid"], signal.SIGKILL)
+    os.kill(service.found().pid, signal.SIGKILL)
     until(service.is_orphan)
     assert service.lives()
     service.end()
@@ -85,7 +85,7 @@ def test_one_whose_supervisor_was_killed_is_known_as_an_orphan_and_can_be_ended(
 def test_an_empty_value_takes_a_variable_away(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAKEN", "away")
     service.start(
-        program(service, "import os; print(os.environ.get('TAKEN'), os.environ['GIVEN'])", TAKEN="", GIVEN="x"), {}
+        program(service, "import os; print(os.environ.get('TAKEN'), os.environ['GIVEN'])", TAKEN="", GIVEN="x")
     )
     until(lambda: "None x" in service.log.read_text())
 
@@ -110,12 +110,12 @@ def test_a_part_comes_back_after_its_death_and_is_up_when_it_works(
         return part.state
 
     until(lambda: state() == "starting")
-    until(lambda: "pid" in service.found())
+    until(lambda: service.found().pid)
     assert state() == "starting"
     works[0] = True
     until(lambda: state() == "up")
     main, child = group(service)
-    os.kill(service.found()["pid"], signal.SIGKILL)  # the supervisor and the service, but not what that started
+    os.kill(service.found().pid, signal.SIGKILL)  # the supervisor and the service, but not what that started
     main.kill()
     until(lambda: state() == "died")
     until(lambda: gone([child]))
@@ -178,7 +178,7 @@ def test_a_service_that_stops_answering_is_seen_and_started_again(
         return part.state
 
     until(lambda: state() == "up")
-    (hung,) = psutil.Process(service.found()["pid"]).children()
+    (hung,) = psutil.Process(service.found().pid).children()
     hung.suspend()
     until(lambda: state() == "no answer")
     assert service.lives()
@@ -285,10 +285,10 @@ def test_one_whose_port_went_to_another_before_it_worked_goes_elsewhere(service:
 
 
 def test_the_processes_of_another_machine_are_left_alone(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    service.start(program(service), {})
+    service.start(program(service))
     processes = group(service)
     with monkeypatch.context() as elsewhere:  # the home is on a share
-        elsewhere.setattr(supervisor, "this_machine", lambda: "elsewhere")
+        elsewhere.setattr(supervisor, "boot_name", lambda: "elsewhere")
         assert not service.is_orphan()
         with pytest.raises(ServiceError, match=rf"runs on {socket.gethostname()}: rlvf down there"):
             service.end()

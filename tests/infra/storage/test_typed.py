@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from infra.services.addresses import UP, Addresses, Up, read_up, write_up
 from infra.services.passwords import FILE, kept_password, password
 from infra.services.ports import PORTS, Ports
-from infra.services.supervisor import Service
+from infra.services.supervisor import Found, Service
 from infra.storage.typed import DamagedError, read_typed
 
 DAMAGED = ["", "null", "[]", "[1]", '"x"', "1", '{"prefect": null, "pid": "x"}', '{"pid": [1], "prefect": [1]}', "{"]
@@ -65,7 +65,7 @@ def test_a_damaged_account_of_a_service_is_none(tmp_path: Path, content: str) ->
     service = Service(tmp_path / "service", tmp_path / "log")
     service.folder.mkdir()
     (service.folder / "server.json").write_text(content)
-    assert service.found() == {}
+    assert service.found() == Found()
     assert not service.is_orphan()
 
 

@@ -1,4 +1,4 @@
-"""A call that is tried on every worker that may run it, before others of its kind are leased to them."""
+"""A call that every capable worker runs once, before others of its kind are leased to them."""
 
 import concurrent.futures
 import time
@@ -17,18 +17,18 @@ Arguments = TypeVarTuple("Arguments")
 POLL_SECONDS = 1.0
 
 
-def tried(
+def probe_workers(
     dispatch: Dispatch, call: str, function: Callable[[*Arguments], T], *args: *Arguments
 ) -> list[tuple[Offer, T | Exception]]:
-    """What `function(*args)` came to on each worker: its result, or what it raised. One that dies in it, or comes back
-    later than `dispatch.late_after` seconds after the first result, is not in the list.
+    """The result of `function(*args)` on each worker, or what it raised there. A worker that dies in it, or comes back
+    later than `dispatch.late_after` seconds after the first result, is left out.
 
     Raises `DispatchStoppedError`, `SchedulerLostError`.
     """
     dispatch.going.wait()
     excluded = dispatch.exclusions.excluded
-    there = [worker for worker in dispatch.offers(call) if not excluded(call, worker)]
-    futures = [(worker, dispatch.submit(call, function, *args, worker=worker.address)) for worker in there]
+    capable = [worker for worker in dispatch.offers(call) if not excluded(call, worker)]
+    futures = [(worker, dispatch.submit(call, function, *args, worker=worker.address)) for worker in capable]
     fetching = {dispatch.fetch(future): worker for worker, future in futures}
     found: list[tuple[Offer, T | Exception]] = []
     waiting, until = set(fetching), float("inf")
