@@ -53,7 +53,7 @@ def test_a_trainer_that_is_lost_at_the_same_step_each_time_ends_the_run(place: W
         begun.append(now.dispatch)
         now.dispatch.stop()  # as a run does when it ends with an error
         reached.at(7)  # made again each time
-        raise StepsLostError("runs/mine", 5, 7)
+        raise StepsLostError("version 7 is lost")
 
     with pytest.raises(PoisonedCallError, match=r"^train: 3 workers died"):
         going_on(place, *CONFIG, work, reached=reached)
@@ -69,11 +69,11 @@ def test_a_run_that_gets_further_each_time_goes_on(place: Workplace, said: io.St
         reached.at(step)
         assert now.dispatch.run("verify", int, "3") == 3
         if step < 15:
-            raise (StepsLostError("runs/mine", 5, step), TakeoverError("train", "trainer", "is gone"))[step % 2]
+            raise (StepsLostError(f"version {step} is lost"), TakeoverError("train", "trainer", "is gone"))[step % 2]
         return "done"
 
     assert going_on(place, *CONFIG, work, reached=reached) == "done"
-    assert "version 6 is lost with the trainer that had made it" in said.getvalue()
+    assert "version 6 is lost; going on from what is saved" in said.getvalue()
     assert "train: trainer is gone; going on from what is saved" in said.getvalue()
 
 
@@ -99,7 +99,9 @@ def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, plac
                 waiting.start()
             until(lambda: "waiting: mine trains on this cluster" in events)
             if events.count("mine") < 3:
-                raise (StepsLostError("runs/mine", 5, 7), TakeoverError("train", "trainer", "is gone"))[len(events) % 2]
+                raise (StepsLostError("version 7 is lost"), TakeoverError("train", "trainer", "is gone"))[
+                    len(events) % 2
+                ]
         events.append("ended")
         return "done"
 
@@ -122,7 +124,7 @@ def test_a_turn_that_was_kept_is_given_back_where_nothing_goes_on(place: Workpla
         if len(tries) > 1:
             raise ValueError("before it holds anything")
         with Hold(run, now):
-            raise StepsLostError("runs/mine", 5, 7)
+            raise StepsLostError("version 7 is lost")
 
     with pytest.raises(ValueError, match="before it holds anything"):
         going_on(place, *CONFIG, work)
@@ -138,7 +140,7 @@ def test_a_flow_within_another_leaves_it_to_that_one(place: Workplace) -> None:
     def inner(_: Workplace) -> str:
         tries.append("inner")
         if len(tries) < 4:
-            raise StepsLostError("runs/mine", 5, 7)
+            raise StepsLostError("version 7 is lost")
         return "done"
 
     def outer(now: Workplace) -> str:
