@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from flows.config import EvalConfig, SftConfig
 from flows.run.failure import name_the_cause
 from flows.run.plans import digest_of
-from flows.run.rejoining import going_on
+from flows.run.recovery import with_recovery
 from flows.run.workplace import Workplace, workplace
 from flows.sft import sft
 from flows.start.as_trained import asked_evaluation
@@ -45,7 +45,7 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
     with workplace(config.cluster, config.placement) as place:
         for note in asked.notes:
             place.display.say(note)
-        return going_on(place, config.cluster, config.placement, lambda place: evaluated(config, asked.problems, place))
+        return with_recovery(place, config.cluster, lambda place: evaluated(config, asked.problems, place))
 
 
 def evaluated(config: EvalConfig, problems: ProblemSet, place: Workplace) -> Evaluation:

@@ -4,7 +4,7 @@ from prefect import flow
 
 from flows.config import SftConfig
 from flows.run.failure import name_the_cause
-from flows.run.rejoining import going_on
+from flows.run.recovery import with_recovery
 from flows.run.workplace import Workplace, workplace
 from infra.cluster.machine import cores
 from tasks.calls.warm_up import WarmUp
@@ -31,7 +31,7 @@ def sft(config: SftConfig) -> str:
     """Warm the tiny policy up on the grammar's problems and return where it is stored, in Hugging Face layout. A
     warm-up that was made before with the same settings and the same code is used again."""
     with workplace(config.cluster, config.placement) as place:
-        return going_on(place, config.cluster, config.placement, lambda place: warmed_up(config, place))
+        return with_recovery(place, config.cluster, lambda place: warmed_up(config, place))
 
 
 def warmed_up(config: SftConfig, place: Workplace) -> str:

@@ -10,7 +10,7 @@ from prefect.runtime import flow_run
 from flows.config import SftConfig, TrainConfig
 from flows.report.result import TrainResult
 from flows.run.failure import name_the_cause
-from flows.run.rejoining import Reached, going_on
+from flows.run.recovery import Progress, with_recovery
 from flows.run.training import Training
 from flows.run.workplace import Workplace, workplace
 from flows.sft import kept_warm_up, sft
@@ -52,19 +52,14 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     lost with steps that no checkpoint holds, or the scheduler of a joined cluster, the run goes on from its newest
     checkpoint."""
     config = with_secrets(config)
-    reached = Reached()
+    progress = Progress()
     with workplace(config.cluster, config.placement) as place:
-        return going_on(
-            place,
-            config.cluster,
-            config.placement,
-            lambda place: trained(config, resume, place, reached),
-            lambda place: trained(config, resume or begun(config, place), place, reached),
-            reached,
+        return with_recovery(
+            place, config.cluster, lambda place: run_training(config, resume, place, progress), progress
         )
 
 
-def trained(config: TrainConfig, resume: str | None, place: Workplace, reached: Reached) -> TrainResult:
+def run_training(config: TrainConfig, resume: str | None, place: Workplace, progress: Progress) -> TrainResult:
     """The run, from its beginning or its newest checkpoint to its last step."""
     with Training(open_run(config, resume, place), place) as run:
         policy = run.begin(first_weights(config, place))
@@ -84,7 +79,7 @@ def trained(config: TrainConfig, resume: str | None, place: Workplace, reached: 
                 run.publishing.begin(step + 1)
             with run.timed("log"):
                 run.log(batch, learned)
-                reached.at(learned.step)
+                progress.made(learned.step)
             stop_if_diverged(learned)
             if run.evaluations.due(step + 1):
                 with run.timed("evaluate"):
@@ -131,8 +126,9 @@ def first_weights(config: TrainConfig, place: Workplace) -> str:
 
 
 def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
-    """The run to train. One that Prefect starts again, after a crash or on its page, goes on where it stopped."""
-    resume = resume or begun(config, place)
+    """The run to train. One that this flow run has begun before, as Prefect or `with_recovery` starts it again, is
+    resumed."""
+    resume = resume or own_run_name(config, place)
     if resume is None:
         if note := check_model(config.policy.model, place.runs):
             place.display.say(note)
@@ -150,9 +146,9 @@ def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
     return run
 
 
-def begun(config: TrainConfig, place: Workplace) -> str | None:
-    """What this flow run calls its run, if it has begun it: an earlier start, or before a scheduler was lost. One of
-    that name that another has begun is somebody else's."""
+def own_run_name(config: TrainConfig, place: Workplace) -> str | None:
+    """The name of the run that this flow run has begun before; None if it has begun none. A run of that name that
+    another flow run has begun is not its own."""
     named = name_of(config)
     return named if begun_by(resolve_run(named, place.runs), flow_run.id) else None
 

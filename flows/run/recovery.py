@@ -1,5 +1,5 @@
-"""A flow that goes on in place when what it worked with is gone: the scheduler of the cluster that it joined, or its
-trainer with steps that are nowhere else."""
+"""Recovery of a flow in place: its work begins again from what is saved when the scheduler of the cluster that it
+joined is lost, or the trainer with steps that no checkpoint holds."""
 
 import time
 from collections.abc import Callable
@@ -15,67 +15,51 @@ from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.workplace import IMPORTS, Workplace, opened
 from infra.cluster.calls import PoisonedCallError, SchedulerLostError, is_lost
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, joined_scheduler
-from infra.cluster.placement import PlacementConfig, PlacementError, check_placement
+from infra.cluster.placement import PlacementError, check_placement
 
 PATIENCE_SECONDS = 900.0  # what a machine needs to be started again by somebody who saw it
 POLL_SECONDS = 1.0
 SAY_SECONDS = 10.0  # between two lines about the wait, at first: each pause is twice the one before, a minute at most
 T = TypeVar("T")
-_inside: ContextVar[bool] = ContextVar("inside a flow that goes on", default=False)
+_inside: ContextVar[bool] = ContextVar("inside a flow with recovery", default=False)
 
 
 @dataclass
-class Reached:
-    """How far a flow has come, whatever it goes back to."""
+class Progress:
+    """The highest step that a flow has made, whatever checkpoint it goes back to."""
 
     step: int = 0
 
-    def at(self, step: int) -> None:
-        """This step is done."""
+    def made(self, step: int) -> None:
+        """This step is made, perhaps again."""
         self.step = max(self.step, step)
 
 
-def going_on(
-    place: Workplace,
-    config: ClusterConfig,
-    placement: PlacementConfig,
-    begin: Callable[[Workplace], T],
-    go_on: Callable[[Workplace], T] | None = None,
-    reached: Reached | None = None,
+def with_recovery(
+    place: Workplace, config: ClusterConfig, work: Callable[[Workplace], T], progress: Progress | None = None
 ) -> T:
-    """What `begin` returns, or `go_on` (`begin` again if there is none) as often as the scheduler or the trainer was
-    lost. A flow within another leaves that to the outer one. A local cluster's scheduler is in this process.
+    """The result of `work`, which is called again as often as the scheduler of a joined cluster or the trainer is lost.
+    A flow within another leaves that to the outer one. A local cluster's scheduler is in this process.
 
-    Raises `SchedulerLostError` when that has not come back in time, `CancelledOnPage` when the flow was cancelled
-    meanwhile, `PoisonedCallError` when trainers were lost as often as one call is tried and no step more was `reached`.
+    Raises:
+        SchedulerLostError: the scheduler did not come back in time.
+        CancelledOnPage: the flow was cancelled while it was waited for.
+        PoisonedCallError: trainers were lost as often as one call is tried, and no step more was made.
     """
     if _inside.get():
-        return begin(place)
-    token = _inside.set(True)
-    try:
-        return _going_on(place, config, placement, begin, go_on or begin, reached or Reached())
-    finally:
-        _inside.reset(token)
-
-
-def _going_on(
-    place: Workplace,
-    config: ClusterConfig,
-    placement: PlacementConfig,
-    begin: Callable[[Workplace], T],
-    go_on: Callable[[Workplace], T],
-    reached: Reached,
-) -> T:
+        return work(place)
     address = joined_scheduler(config)
-    lost, at = 0, -1  # trainers, since this step was reached
-    now, work = place, begin
-    with ExitStack() as clients, closing(place.training_locks):
+    progress = progress or Progress()
+    lost, at = 0, -1  # trainers, since this step was made
+    now = place
+    with ExitStack() as stack, ExitStack() as clients, closing(place.training_locks):
+        stack.callback(_inside.reset, _inside.set(True))
         while True:
             try:
                 with opened(now):
                     return work(now)
             except TrainerLost as error:
-                lost, at = (lost + 1, at) if reached.step == at else (1, reached.step)
+                lost, at = (lost + 1, at) if progress.step == at else (1, progress.step)
                 if lost >= now.dispatch.attempts:
                     raise PoisonedCallError("train", lost) from error
                 place.display.say(f"{error}; going on from what is saved")
@@ -87,14 +71,12 @@ def _going_on(
                     f"the Dask scheduler at {address} is gone; waiting for it: the run goes on when it is back"
                 )
                 clients.close()  # and the dispatch on it
-                client = _rejoined(clients, place, address, config, placement)
-            now, work = replace(place, dispatch=clients.enter_context(now.dispatch.renewed(client))), go_on
+                client = _rejoined(clients, place, address, config)
+            now = replace(place, dispatch=clients.enter_context(now.dispatch.renewed(client)))
 
 
-def _rejoined(
-    stack: ExitStack, place: Workplace, address: str, config: ClusterConfig, placement: PlacementConfig
-) -> Client:
-    """A new client, once the placement is satisfied again."""
+def _rejoined(stack: ExitStack, place: Workplace, address: str, config: ClusterConfig) -> Client:
+    """A client of the scheduler that is back, once its workers satisfy the placement."""
     began = said = time.monotonic()
     pause = SAY_SECONDS
     client: Client | None = None
@@ -105,7 +87,7 @@ def _rejoined(
                 client = client or stack.enter_context(
                     cluster(config, log_dir=place.home / "logs", preload=IMPORTS, patience=0.0)
                 )
-                check_placement(client, placement)
+                check_placement(client, place.dispatch.placement)
                 place.display.say(f"the Dask scheduler at {address} is back, and so are its workers")
                 return client
             except (ClusterError, PlacementError, OSError) as error:

@@ -17,7 +17,7 @@ from flows.config import TrainConfig
 from flows.run.display import Display
 from flows.run.hold import Hold
 from flows.run.prefect_session import PrefectSession
-from flows.run.rejoining import Reached, going_on
+from flows.run.recovery import Progress, with_recovery
 from flows.run.workplace import Workplace, workplace
 from flows.start.runs import Run
 from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError
@@ -29,8 +29,6 @@ from tasks.calls.trainer import StepsLostError
 from tasks.failures import Failures
 from tests.conftest import free_port
 from tests.processes import until
-
-CONFIG = ClusterConfig(), PlacementConfig()
 
 
 @pytest.fixture
@@ -47,32 +45,32 @@ def place(lab: Any, said: io.StringIO) -> Iterator[Workplace]:
 
 
 def test_a_trainer_that_is_lost_at_the_same_step_each_time_ends_the_run(place: Workplace) -> None:
-    reached, begun = Reached(), []
+    progress, begun = Progress(), []
 
     def work(now: Workplace) -> str:
         begun.append(now.dispatch)
         now.dispatch.stop()  # as a run does when it ends with an error
-        reached.at(7)  # made again each time
+        progress.made(7)  # made again each time
         raise StepsLostError("version 7 is lost")
 
     with pytest.raises(PoisonedCallError, match=r"^train: 3 workers died"):
-        going_on(place, *CONFIG, work, reached=reached)
+        with_recovery(place, ClusterConfig(), work, progress=progress)
     assert len(begun) == len(set(map(id, begun))) == place.dispatch.attempts == 3
 
 
 def test_a_run_that_gets_further_each_time_goes_on(place: Workplace, said: io.StringIO) -> None:
-    reached = Reached()
+    progress = Progress()
     steps = iter(range(6, 16))
 
     def work(now: Workplace) -> str:
         step = next(steps)
-        reached.at(step)
+        progress.made(step)
         assert now.dispatch.run("verify", int, "3") == 3
         if step < 15:
             raise (StepsLostError(f"version {step} is lost"), TakeoverError("train", "trainer", "is gone"))[step % 2]
         return "done"
 
-    assert going_on(place, *CONFIG, work, reached=reached) == "done"
+    assert with_recovery(place, ClusterConfig(), work, progress=progress) == "done"
     assert "version 6 is lost; going on from what is saved" in said.getvalue()
     assert "train: trainer is gone; going on from what is saved" in said.getvalue()
 
@@ -106,7 +104,7 @@ def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, plac
         return "done"
 
     try:
-        assert going_on(place, *CONFIG, work, reached=Reached()) == "done"
+        assert with_recovery(place, ClusterConfig(), work, progress=Progress()) == "done"
     finally:
         waiting.join(60)
     assert events.index("other") > [at for at, event in enumerate(events) if event == "mine"][-1]
@@ -127,7 +125,7 @@ def test_a_turn_that_was_kept_is_given_back_where_nothing_goes_on(place: Workpla
             raise StepsLostError("version 7 is lost")
 
     with pytest.raises(ValueError, match="before it holds anything"):
-        going_on(place, *CONFIG, work)
+        with_recovery(place, ClusterConfig(), work)
     assert tries == [None, "mine"]
     assert training(place.dispatch.client) is None
     with training_lock(place.dispatch.client, "other", str):  # it is free
@@ -145,11 +143,11 @@ def test_a_flow_within_another_leaves_it_to_that_one(place: Workplace) -> None:
 
     def outer(now: Workplace) -> str:
         tries.append("outer")
-        with workplace(*CONFIG) as present:  # what an inner flow opens
+        with workplace(ClusterConfig(), PlacementConfig()) as present:  # what an inner flow opens
             assert present.dispatch is now.dispatch
-        return going_on(now, *CONFIG, inner)
+        return with_recovery(now, ClusterConfig(), inner)
 
-    assert going_on(place, *CONFIG, outer) == "done"
+    assert with_recovery(place, ClusterConfig(), outer) == "done"
     assert tries == ["outer", "inner"] * 2
 
 
@@ -168,6 +166,6 @@ def test_an_interrupt_ends_the_wait_for_a_scheduler(place: Workplace, said: io.S
     interrupting.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            going_on(place, nobody, PlacementConfig(), work)
+            with_recovery(place, nobody, work)
     finally:
         interrupting.join()
