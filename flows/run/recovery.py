@@ -36,7 +36,7 @@ class Progress:
 
 
 def with_recovery(
-    place: Workplace, config: ClusterConfig, work: Callable[[Workplace], T], progress: Progress | None = None
+    workplace: Workplace, config: ClusterConfig, work: Callable[[Workplace], T], progress: Progress | None = None
 ) -> T:
     """The result of `work`, which is called again as often as the scheduler of a joined cluster or the trainer is lost.
     A flow within another leaves that to the outer one. A local cluster's scheduler is in this process.
@@ -47,12 +47,12 @@ def with_recovery(
         PoisonedCallError: trainers were lost as often as one call is tried, and no step more was made.
     """
     if _inside.get():
-        return work(place)
+        return work(workplace)
     address = joined_scheduler(config)
     progress = progress or Progress()
     lost, at = 0, -1  # trainers, since this step was made
-    now = place
-    with ExitStack() as stack, ExitStack() as clients, closing(place.training_locks):
+    now = workplace
+    with ExitStack() as stack, ExitStack() as clients, closing(workplace.training_locks):
         stack.callback(_inside.reset, _inside.set(True))
         while True:
             try:
@@ -62,33 +62,33 @@ def with_recovery(
                 lost, at = (lost + 1, at) if progress.step == at else (1, progress.step)
                 if lost >= now.dispatch.attempts:
                     raise PoisonedCallError("train", lost) from error
-                place.display.say(f"{error}; going on from what is saved")
+                workplace.display.say(f"{error}; going on from what is saved")
                 client = now.dispatch.client
             except Exception as error:
                 if address is None or isinstance(error, Lost) or not is_lost(error, now.dispatch.client):
                     raise
-                place.display.say(
+                workplace.display.say(
                     f"the Dask scheduler at {address} is gone; waiting for it: the run goes on when it is back"
                 )
                 clients.close()  # and the dispatch on it
-                client = _rejoined(clients, place, address, config)
-            now = replace(place, dispatch=clients.enter_context(now.dispatch.renewed(client)))
+                client = _rejoined(clients, workplace, address, config)
+            now = replace(workplace, dispatch=clients.enter_context(now.dispatch.renewed(client)))
 
 
-def _rejoined(stack: ExitStack, place: Workplace, address: str, config: ClusterConfig) -> Client:
+def _rejoined(stack: ExitStack, workplace: Workplace, address: str, config: ClusterConfig) -> Client:
     """A client of the scheduler that is back, once its workers satisfy the placement."""
     began = said = time.monotonic()
     pause = SAY_SECONDS
     client: Client | None = None
     # the dispatch of the scheduler that is gone: nothing of it is left to be stopped
-    with watch_run_state(place.dispatch, place.display, place.prefect.serves) as cancelled:
+    with watch_run_state(workplace.dispatch, workplace.display, workplace.prefect.serves) as cancelled:
         while not cancelled.wait(POLL_SECONDS):
             try:
                 client = client or stack.enter_context(
-                    cluster(config, log_dir=place.home / "logs", preload=IMPORTS, patience=0.0)
+                    cluster(config, log_dir=workplace.home / "logs", preload=IMPORTS, patience=0.0)
                 )
-                check_placement(client, place.dispatch.placement)
-                place.display.say(f"the Dask scheduler at {address} is back, and so are its workers")
+                check_placement(client, workplace.dispatch.placement)
+                workplace.display.say(f"the Dask scheduler at {address} is back, and so are its workers")
                 return client
             except (ClusterError, PlacementError, OSError) as error:
                 why = str(error).partition("\n")[0]
@@ -99,5 +99,5 @@ def _rejoined(stack: ExitStack, place: Workplace, address: str, config: ClusterC
                 raise SchedulerLostError(f"the Dask scheduler at {address} is gone for {PATIENCE_SECONDS:.0f} s: {why}")
             if now - said >= pause:
                 said, pause = now, min(2 * pause, 60.0)
-                place.display.say(f"waiting for {now - began:.0f} s: {why}")
+                workplace.display.say(f"waiting for {now - began:.0f} s: {why}")
     raise CancelledOnPage("cancelled on Prefect's page")

@@ -17,12 +17,12 @@ from infra.runs.metric_log import MetricLog, read_metrics
 def books(run: Run, tracker: Any) -> Bookkeeping:
     """Those of a run that has no cluster, not entered."""
     said: list[str] = []
-    place = SimpleNamespace(
+    workplace = SimpleNamespace(
         display=SimpleNamespace(say=said.append),
         dispatch=Calls(cast("Any", None), PlacementConfig()),
         prefect=SimpleNamespace(serves=lambda: False),
     )
-    return Bookkeeping(run, cast("Any", place), Path(run.uri), tracker, lambda: None)
+    return Bookkeeping(run, cast("Any", workplace), Path(run.uri), tracker, lambda: None)
 
 
 @pytest.fixture

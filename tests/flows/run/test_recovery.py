@@ -18,7 +18,7 @@ from flows.run.display import Display
 from flows.run.hold import Hold
 from flows.run.prefect_session import PrefectSession
 from flows.run.recovery import Progress, with_recovery
-from flows.run.workplace import Workplace, workplace
+from flows.run.workplace import Workplace, open_workplace
 from flows.start.runs import Run
 from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError
 from infra.cluster.cluster import ClusterConfig
@@ -37,14 +37,14 @@ def said() -> io.StringIO:
 
 
 @pytest.fixture
-def place(lab: Any, said: io.StringIO) -> Iterator[Workplace]:
+def workplace(lab: Any, said: io.StringIO) -> Iterator[Workplace]:
     display = Display(Console(file=said, width=500))
     with Dispatch(lab.client, PlacementConfig()) as dispatch, display:
         prefect = PrefectSession(lab.home, display.say)
         yield Workplace(lab.home, display, dispatch, Failures(display.say), str(lab.home), prefect)
 
 
-def test_a_trainer_that_is_lost_at_the_same_step_each_time_ends_the_run(place: Workplace) -> None:
+def test_a_trainer_that_is_lost_at_the_same_step_each_time_ends_the_run(workplace: Workplace) -> None:
     progress, begun = Progress(), []
 
     def work(now: Workplace) -> str:
@@ -54,11 +54,11 @@ def test_a_trainer_that_is_lost_at_the_same_step_each_time_ends_the_run(place: W
         raise StepsLostError("version 7 is lost")
 
     with pytest.raises(PoisonedCallError, match=r"^train: 3 workers died"):
-        with_recovery(place, ClusterConfig(), work, progress=progress)
-    assert len(begun) == len(set(map(id, begun))) == place.dispatch.attempts == 3
+        with_recovery(workplace, ClusterConfig(), work, progress=progress)
+    assert len(begun) == len(set(map(id, begun))) == workplace.dispatch.attempts == 3
 
 
-def test_a_run_that_gets_further_each_time_goes_on(place: Workplace, said: io.StringIO) -> None:
+def test_a_run_that_gets_further_each_time_goes_on(workplace: Workplace, said: io.StringIO) -> None:
     progress = Progress()
     steps = iter(range(6, 16))
 
@@ -70,12 +70,14 @@ def test_a_run_that_gets_further_each_time_goes_on(place: Workplace, said: io.St
             raise (StepsLostError(f"version {step} is lost"), TakeoverError("train", "trainer", "is gone"))[step % 2]
         return "done"
 
-    assert with_recovery(place, ClusterConfig(), work, progress=progress) == "done"
+    assert with_recovery(workplace, ClusterConfig(), work, progress=progress) == "done"
     assert "version 6 is lost; going on from what is saved" in said.getvalue()
     assert "train: trainer is gone; going on from what is saved" in said.getvalue()
 
 
-def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, place: Workplace, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(
+    lab: Any, workplace: Workplace, tmp_path: Path
+) -> None:
     """Of three tries, while another run waits since the first."""
     events: list[str] = []
     run = Run(str(tmp_path / "mine"), TrainConfig(), resumed=True)
@@ -104,7 +106,7 @@ def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, plac
         return "done"
 
     try:
-        assert with_recovery(place, ClusterConfig(), work, progress=Progress()) == "done"
+        assert with_recovery(workplace, ClusterConfig(), work, progress=Progress()) == "done"
     finally:
         waiting.join(60)
     assert events.index("other") > [at for at, event in enumerate(events) if event == "mine"][-1]
@@ -113,26 +115,26 @@ def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, plac
     ]
 
 
-def test_a_turn_that_was_kept_is_given_back_where_nothing_goes_on(place: Workplace, tmp_path: Path) -> None:
+def test_a_turn_that_was_kept_is_given_back_where_nothing_goes_on(workplace: Workplace, tmp_path: Path) -> None:
     run = Run(str(tmp_path / "mine"), TrainConfig(), resumed=True)
     tries = []
 
     def work(now: Workplace) -> str:
-        tries.append(training(place.dispatch.client))
+        tries.append(training(workplace.dispatch.client))
         if len(tries) > 1:
             raise ValueError("before it holds anything")
         with Hold(run, now):
             raise StepsLostError("version 7 is lost")
 
     with pytest.raises(ValueError, match="before it holds anything"):
-        with_recovery(place, ClusterConfig(), work)
+        with_recovery(workplace, ClusterConfig(), work)
     assert tries == [None, "mine"]
-    assert training(place.dispatch.client) is None
-    with training_lock(place.dispatch.client, "other", str):  # it is free
-        assert training(place.dispatch.client) == "other"
+    assert training(workplace.dispatch.client) is None
+    with training_lock(workplace.dispatch.client, "other", str):  # it is free
+        assert training(workplace.dispatch.client) == "other"
 
 
-def test_a_flow_within_another_leaves_it_to_that_one(place: Workplace) -> None:
+def test_a_flow_within_another_leaves_it_to_that_one(workplace: Workplace) -> None:
     tries: list[str] = []
 
     def inner(_: Workplace) -> str:
@@ -143,15 +145,15 @@ def test_a_flow_within_another_leaves_it_to_that_one(place: Workplace) -> None:
 
     def outer(now: Workplace) -> str:
         tries.append("outer")
-        with workplace(ClusterConfig(), PlacementConfig()) as present:  # what an inner flow opens
+        with open_workplace(ClusterConfig(), PlacementConfig()) as present:  # what an inner flow opens
             assert present.dispatch is now.dispatch
         return with_recovery(now, ClusterConfig(), inner)
 
-    assert with_recovery(place, ClusterConfig(), outer) == "done"
+    assert with_recovery(workplace, ClusterConfig(), outer) == "done"
     assert tries == ["outer", "inner"] * 2
 
 
-def test_an_interrupt_ends_the_wait_for_a_scheduler(place: Workplace, said: io.StringIO) -> None:
+def test_an_interrupt_ends_the_wait_for_a_scheduler(workplace: Workplace, said: io.StringIO) -> None:
     nobody = ClusterConfig(scheduler=f"tcp://127.0.0.1:{free_port()}")
 
     def work(_: Workplace) -> str:
@@ -166,6 +168,6 @@ def test_an_interrupt_ends_the_wait_for_a_scheduler(place: Workplace, said: io.S
     interrupting.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            with_recovery(place, nobody, work)
+            with_recovery(workplace, nobody, work)
     finally:
         interrupting.join()
