@@ -16,7 +16,8 @@ from flows.sft import sft
 from flows.start.as_trained import asked_evaluation
 from flows.start.defaults import with_eval_defaults
 from flows.start.preflight import check_model
-from flows.start.runs import Run, existing_run, saved_config, with_secrets
+from flows.start.runs import Run, existing_run, local_folder, saved_config, with_secrets
+from flows.start.tracked import mlflow_owner, mlflow_run
 from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.record import EVALUATIONS
 from infra.runs.tracking import open_run
@@ -128,10 +129,10 @@ def log(config: EvalConfig, workplace: Workplace, run: Run, evaluation: Evaluati
         home=workplace.home,
         experiment=set_name(run.config.sets),
         run_name=run.name,
-        run_id=run.mlflow_run,
-        owner=run.mlflow_owner,
+        run_id=mlflow_run(run.uri),
+        owner=mlflow_owner(run.uri),
         params={},
-        local=run.local_folder(workplace.home) / f"eval-{name}.jsonl",
+        local=local_folder(run.uri, workplace.home) / f"eval-{name}.jsonl",
         guest=True,
     ) as tracker:
         tracker.log(

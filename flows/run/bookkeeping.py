@@ -18,6 +18,7 @@ from flows.run.artifacts import Artifacts
 from flows.run.hold import Lost
 from flows.run.workplace import Workplace
 from flows.start.runs import Run
+from flows.start.tracked import save_mlflow_run
 from infra.background import Background
 from infra.cluster import timeline
 from infra.cluster.placement import offers
@@ -145,7 +146,7 @@ class Bookkeeping:
 
     def _save_mlflow_run(self) -> None:
         self._mlflow_run = self._tracker.run_id
-        self._run.save_mlflow_run(self._mlflow_run)
+        save_mlflow_run(self._run.uri, self._mlflow_run)
 
     def _link_mlflow(self) -> dict[str, list[str]]:
         page = self._tracker.page()

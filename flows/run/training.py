@@ -22,7 +22,8 @@ from flows.run.plans import to_look_at
 from flows.run.publishing import Publishing
 from flows.run.workplace import Workplace
 from flows.start.edited import edited, save_sources
-from flows.start.runs import Run
+from flows.start.runs import Run, local_folder
+from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
 from flows.start.trust import refuse_swapped, remember
 from infra.cluster.placement import workers_with
 from infra.interrupts import answered_by
@@ -96,7 +97,7 @@ class Training:
             self.workplace.display.say(note)
 
     def __enter__(self) -> Self:
-        self._folder = self.run.local_folder(self.workplace.home)
+        self._folder = local_folder(self.run.uri, self.workplace.home)
         with ExitStack() as stack:
             self._cancelled = stack.enter_context(
                 watch_run_state(self.workplace.dispatch, self.workplace.display, self.workplace.prefect.serves)
@@ -111,8 +112,8 @@ class Training:
                     home=self.workplace.home,
                     experiment=self.problems.name,
                     run_name=self.run.name,
-                    run_id=self.run.mlflow_run,
-                    owner=self.run.mlflow_owner,
+                    run_id=mlflow_run(self.run.uri),
+                    owner=mlflow_owner(self.run.uri),
                     params=self.config.model_dump(mode="json"),
                     local=self._folder / METRICS,
                     check=self._hold.check,
@@ -125,7 +126,7 @@ class Training:
             save_sources(self.run.uri, self.problems)
             self.run.save_config()
             remember(self.run, self._verifiers.values())
-            self.run.save_mlflow_run(self.tracker.run_id)
+            save_mlflow_run(self.run.uri, self.tracker.run_id)
             self._books = stack.enter_context(
                 Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check)
             )
