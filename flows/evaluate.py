@@ -10,13 +10,14 @@ from pydantic import TypeAdapter
 from flows.config import EvalConfig, SftConfig
 from flows.run.failure import name_the_cause
 from flows.run.plans import digest_of
-from flows.run.rejoining import going_on
-from flows.run.workplace import Workplace, workplace
+from flows.run.recovery import with_recovery
+from flows.run.workplace import Workplace, open_workplace
 from flows.sft import sft
 from flows.start.as_trained import asked_evaluation
 from flows.start.defaults import with_eval_defaults
 from flows.start.preflight import check_model
-from flows.start.runs import Run, existing_run, saved_config, with_secrets
+from flows.start.runs import Run, existing_run, local_folder, saved_config, with_secrets
+from flows.start.tracked import mlflow_owner, mlflow_run
 from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.record import EVALUATIONS
 from infra.runs.tracking import open_run
@@ -42,36 +43,36 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
     config = with_secrets(config)
     asked = asked_evaluation(config)
     config = asked.config
-    with workplace(config.cluster, config.placement) as place:
+    with open_workplace(config.cluster, config.placement) as workplace:
         for note in asked.notes:
-            place.display.say(note)
-        return going_on(place, config.cluster, config.placement, lambda place: evaluated(config, asked.problems, place))
+            workplace.display.say(note)
+        return with_recovery(workplace, config.cluster, lambda now: evaluated(config, asked.problems, now))
 
 
-def evaluated(config: EvalConfig, problems: ProblemSet, place: Workplace) -> Evaluation:
+def evaluated(config: EvalConfig, problems: ProblemSet, workplace: Workplace) -> Evaluation:
     """The evaluation, or the one that was kept."""
-    for note in check_verifiers(place.dispatch, problems.verifiers, problems.held_out):
-        place.display.say(note)
-    version, run = chosen_policy(config, place)
+    for note in check_verifiers(workplace.dispatch, problems.verifiers, problems.held_out):
+        workplace.display.say(note)
+    version, run = chosen_policy(config, workplace)
     config, chosen = with_eval_defaults(config, None if run is None else run.config)
     for line in chosen:
-        place.display.say(line)
+        workplace.display.say(line)
     uri = None if run is None else evaluation_uri(run, version, config, problems)
     if run is not None and uri is not None and not config.again and (known := kept(uri)):
-        place.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
+        workplace.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
         return known
     public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
     generator = Generator(config.policy, config.sampling, config.samples, config.seed, public=public)
-    place.display.stage("evaluate")
+    workplace.display.stage("evaluate")
     batch = BatchConfig() if run is None else run.config.batch
-    evaluation = evaluate(place.dispatch, generator, version, problems, saw=place.failures.saw, batch=batch)
+    evaluation = evaluate(workplace.dispatch, generator, version, problems, saw=workplace.failures.saw, batch=batch)
     if run is not None and uri is not None:
-        log(config, place, run, evaluation)
+        log(config, workplace, run, evaluation)
         keep(uri, evaluation)
     return evaluation
 
 
-def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, Run | None]:
+def chosen_policy(config: EvalConfig, workplace: Workplace) -> tuple[PolicyVersion, Run | None]:
     """The weights to evaluate, and the run that they belong to if they do: a run's newest version, or a model that is
     first stored as a version of its own.
 
@@ -79,7 +80,7 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
         NotARun: the run named has no weights.
     """
     model = config.policy.model
-    uri = existing_run(model, place.runs)
+    uri = existing_run(model, workplace.runs)
     if is_run(uri):
         newest = newest_version(uri)
         if newest is None:
@@ -93,10 +94,10 @@ def chosen_policy(config: EvalConfig, place: Workplace) -> tuple[PolicyVersion, 
         warm = SftConfig(policy=config.policy, cluster=config.cluster, placement=config.placement)
         uri = sft(warm)
         return published_version(uri), None
-    if note := check_model(model, place.runs, also_run=True):
-        place.display.say(note)
-    return place.dispatch.run(
-        "evaluate", store_model, whole_path(model), config.policy, store.join(place.storage, "models")
+    if note := check_model(model, workplace.runs, also_run=True):
+        workplace.display.say(note)
+    return workplace.dispatch.run(
+        "evaluate", store_model, whole_path(model), config.policy, store.join(workplace.storage, "models")
     ), None
 
 
@@ -120,18 +121,18 @@ def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problem
     return store.join(run.uri, EVALUATIONS, f"v{version.step}-{set_name(config.sets)}-{digest}.json")
 
 
-def log(config: EvalConfig, place: Workplace, run: Run, evaluation: Evaluation) -> None:
+def log(config: EvalConfig, workplace: Workplace, run: Run, evaluation: Evaluation) -> None:
     """Log to the run's MLflow run, under the problem set's name, at the policy's version. The run may be training."""
     name = set_name(config.sets)
     with open_run(
         run.config.tracking.model_copy(update={"system_metrics": False}),  # those of the run are the trainer's
-        home=place.home,
+        home=workplace.home,
         experiment=set_name(run.config.sets),
         run_name=run.name,
-        run_id=run.mlflow_run,
-        owner=run.mlflow_owner,
+        run_id=mlflow_run(run.uri),
+        owner=mlflow_owner(run.uri),
         params={},
-        local=run.local_folder(place.home) / f"eval-{name}.jsonl",
+        local=local_folder(run.uri, workplace.home) / f"eval-{name}.jsonl",
         guest=True,
     ) as tracker:
         tracker.log(

@@ -4,8 +4,8 @@ from prefect import flow
 
 from flows.config import SftConfig
 from flows.run.failure import name_the_cause
-from flows.run.rejoining import going_on
-from flows.run.workplace import Workplace, workplace
+from flows.run.recovery import with_recovery
+from flows.run.workplace import Workplace, open_workplace
 from infra.cluster.machine import cores
 from tasks.calls.warm_up import WarmUp
 from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri
@@ -18,11 +18,11 @@ def warm_up_spec(config: SftConfig) -> WarmUp:
     return WarmUp(asked.steps, asked.batch, asked.optimizer, asked.seed, config.policy, threads)
 
 
-def kept_warm_up(config: SftConfig, place: Workplace) -> str | None:
+def kept_warm_up(config: SftConfig, workplace: Workplace) -> str | None:
     """Where this warm-up is kept, None if it has yet to be made. One that lies in the home is brought to a storage
     elsewhere."""
     spec = warm_up_spec(config)
-    uri, at_home = warm_up_uri(place.storage, spec), warm_up_uri(place.home, spec)
+    uri, at_home = warm_up_uri(workplace.storage, spec), warm_up_uri(workplace.home, spec)
     return uri if is_kept(uri) or bring(at_home, uri) else None
 
 
@@ -30,19 +30,19 @@ def kept_warm_up(config: SftConfig, place: Workplace) -> str | None:
 def sft(config: SftConfig) -> str:
     """Warm the tiny policy up on the grammar's problems and return where it is stored, in Hugging Face layout. A
     warm-up that was made before with the same settings and the same code is used again."""
-    with workplace(config.cluster, config.placement) as place:
-        return going_on(place, config.cluster, config.placement, lambda place: warmed_up(config, place))
+    with open_workplace(config.cluster, config.placement) as workplace:
+        return with_recovery(workplace, config.cluster, lambda now: warmed_up(config, now))
 
 
-def warmed_up(config: SftConfig, place: Workplace) -> str:
+def warmed_up(config: SftConfig, workplace: Workplace) -> str:
     """Where the warm-up is stored, made now if it was not before."""
-    kept = kept_warm_up(config, place)
+    kept = kept_warm_up(config, workplace)
     if kept is not None:
-        place.display.say(f"the warm-up is there already: {kept}")
+        workplace.display.say(f"the warm-up is there already: {kept}")
         return kept
     spec = warm_up_spec(config)
-    uri = warm_up_uri(place.storage, spec)
-    place.display.stage("warm-up")
-    place.display.total(spec.steps)
-    warm_up(place.dispatch, spec, uri, lambda step, loss: place.display.step(step, loss=loss))
+    uri = warm_up_uri(workplace.storage, spec)
+    workplace.display.stage("warm-up")
+    workplace.display.total(spec.steps)
+    warm_up(workplace.dispatch, spec, uri, lambda step, loss: workplace.display.step(step, loss=loss))
     return uri

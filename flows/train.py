@@ -10,9 +10,9 @@ from prefect.runtime import flow_run
 from flows.config import SftConfig, TrainConfig
 from flows.report.result import TrainResult
 from flows.run.failure import name_the_cause
-from flows.run.rejoining import Reached, going_on
+from flows.run.recovery import Progress, with_recovery
 from flows.run.training import Training
-from flows.run.workplace import Workplace, workplace
+from flows.run.workplace import Workplace, open_workplace
 from flows.sft import kept_warm_up, sft
 from flows.start.defaults import with_defaults
 from flows.start.preflight import check_model
@@ -52,22 +52,17 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     lost with steps that no checkpoint holds, or the scheduler of a joined cluster, the run goes on from its newest
     checkpoint."""
     config = with_secrets(config)
-    reached = Reached()
-    with workplace(config.cluster, config.placement) as place:
-        return going_on(
-            place,
-            config.cluster,
-            config.placement,
-            lambda place: trained(config, resume, place, reached),
-            lambda place: trained(config, resume or begun(config, place), place, reached),
-            reached,
+    progress = Progress()
+    with open_workplace(config.cluster, config.placement) as workplace:
+        return with_recovery(
+            workplace, config.cluster, lambda now: run_training(config, resume, now, progress), progress
         )
 
 
-def trained(config: TrainConfig, resume: str | None, place: Workplace, reached: Reached) -> TrainResult:
+def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, progress: Progress) -> TrainResult:
     """The run, from its beginning or its newest checkpoint to its last step."""
-    with Training(open_run(config, resume, place), place) as run:
-        policy = run.begin(first_weights(config, place))
+    with Training(open_run(config, resume, workplace), workplace) as run:
+        policy = run.begin(first_weights(config, workplace))
         run.evaluate(policy)
         run.started()
         ahead: deque[Collecting] = deque()  # batches on their way, oldest first
@@ -79,12 +74,12 @@ def trained(config: TrainConfig, resume: str | None, place: Workplace, reached: 
                 batch = ahead.popleft().result()
                 run.keep(step, batch)
             with run.timed("update"):
-                learned = update(place.dispatch, run.trainer, step, batch.batch, batch.figures())
+                learned = update(workplace.dispatch, run.trainer, step, batch.batch, batch.figures())
             with run.timed("publish"):
                 run.publishing.begin(step + 1)
             with run.timed("log"):
                 run.log(batch, learned)
-                reached.at(learned.step)
+                progress.made(learned.step)
             stop_if_diverged(learned)
             if run.evaluations.due(step + 1):
                 with run.timed("evaluate"):
@@ -111,50 +106,51 @@ def collect(run: Training, step: int) -> Collecting:
     collection = Collection(step, run.problems, run.config.batch)
     return Collecting(
         generate.submit(
-            run.place.dispatch,
+            run.workplace.dispatch,
             collection,
             run.generator,
             run.publishing.newest,
             run.admission,
             run.publishing.mend,
         ),
-        verify.submit(run.place.dispatch, collection, run.place.failures.saw),
+        verify.submit(run.workplace.dispatch, collection, run.workplace.failures.saw),
     )
 
 
-def first_weights(config: TrainConfig, place: Workplace) -> str:
+def first_weights(config: TrainConfig, workplace: Workplace) -> str:
     """Where version 0 comes from: the model named, or the tiny policy, warmed up now if it was not before."""
     if config.policy.model != TINY:
         return config.policy.model
     warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
-    return kept_warm_up(warm, place) or sft(warm)
+    return kept_warm_up(warm, workplace) or sft(warm)
 
 
-def open_run(config: TrainConfig, resume: str | None, place: Workplace) -> Run:
-    """The run to train. One that Prefect starts again, after a crash or on its page, goes on where it stopped."""
-    resume = resume or begun(config, place)
+def open_run(config: TrainConfig, resume: str | None, workplace: Workplace) -> Run:
+    """The run to train. One that this flow run has begun before, as Prefect or `with_recovery` starts it again, is
+    resumed."""
+    resume = resume or own_run_name(config, workplace)
     if resume is None:
-        if note := check_model(config.policy.model, place.runs):
-            place.display.say(note)
+        if note := check_model(config.policy.model, workplace.runs):
+            workplace.display.say(note)
         config, chosen = with_defaults(config)
         for line in chosen:
-            place.display.say(line)
-        run = new_run(config.model_copy(update={"run": name_of(config)}), place.runs)
+            workplace.display.say(line)
+        run = new_run(config.model_copy(update={"run": name_of(config)}), workplace.runs)
         refuse_links(run.uri)
         return replace(run, flow_run=flow_run.id)
     config, _ = with_defaults(config)  # one that Prefect starts again has them as they were asked for
-    uri = resolve_run(resume, place.runs)
+    uri = resolve_run(resume, workplace.runs)
     run = Run(uri, config, resumed=True, saved=(saved := saved_config(uri)))
     refuse_contradictions(resume, saved, config)
     trusted(run)
     return run
 
 
-def begun(config: TrainConfig, place: Workplace) -> str | None:
-    """What this flow run calls its run, if it has begun it: an earlier start, or before a scheduler was lost. One of
-    that name that another has begun is somebody else's."""
+def own_run_name(config: TrainConfig, workplace: Workplace) -> str | None:
+    """The name of the run that this flow run has begun before; None if it has begun none. A run of that name that
+    another flow run has begun is not its own."""
     named = name_of(config)
-    return named if begun_by(resolve_run(named, place.runs), flow_run.id) else None
+    return named if begun_by(resolve_run(named, workplace.runs), flow_run.id) else None
 
 
 def name_of(config: TrainConfig) -> str:

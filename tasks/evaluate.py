@@ -1,6 +1,6 @@
 """Evaluation on held-out problems: greedy and sampled."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 
@@ -17,7 +17,7 @@ from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
 from tasks.calls.generator import Arguments, Generator
 from tasks.collection import BatchConfig
-from tasks.mending import AtOnce, Mend, leased, no_mend
+from tasks.mending import Mend, leased, no_mend
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import mean_reward, pass_rate
 from tasks.verify import judged
@@ -116,20 +116,18 @@ def _rewards(
     asked = problems.held_out
     size = max(1, min(PROMPTS, batch.lease * batch.samples // generator.samples))
     parts = [range(at, min(at + size, len(asked))) for at in range(0, len(asked), size)]
-    items: list[Arguments] = [(version, 0, part, [asked[i] for i in part]) for part in parts]
     judgements = {}
+
+    def arguments(index: int) -> Arguments:
+        return version, 0, parts[index], [asked[i] for i in parts[index]]
 
     def check(index: int, returned: Rollouts) -> str:
         of = tuple(asked[i] for i in parts[index])
         versions = range(version.step, version.step + 1)
         return refusal(returned, Asked(of, generator.samples, generator.sampling.limit, versions))
 
-    def lease(
-        items: Sequence[Arguments], check: Callable[[int, Rollouts], str], at_once: AtOnce
-    ) -> Iterator[tuple[int, Rollouts]]:
-        return dispatch.lease("evaluate", generator.generate, items, check=check, at_once=at_once)
-
-    for index, rollouts in leased(lease, items, check, mend):
+    calls = leased(dispatch, "evaluate", generator.generate, arguments, len(parts), check=check, mend=mend)
+    for index, rollouts in calls:
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)
         saw(judgements[index])
         if given_up := judgements[index].given_up:

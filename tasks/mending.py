@@ -1,14 +1,15 @@
 """Leases of generators that cannot get at the weights: once these are mended, what is left is leased again."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
+from infra.cluster.dispatch import Dispatch
 from infra.storage.manifest import NotThere, StoreError, Torn
 
-Item = TypeVar("Item")  # the arguments of a lease
 T = TypeVar("T")
+Item = TypeVar("Item")
+Arguments = TypeVarTuple("Arguments")  # of the function that is leased
 Mend = Callable[[StoreError], None]  # raises what it cannot mend
-AtOnce = tuple[type[Exception], ...]  # of `Dispatch.lease`
 MENDABLE = (Torn, NotThere)
 
 
@@ -18,28 +19,34 @@ def no_mend(error: StoreError) -> None:
 
 
 class _Left(Sequence[Item]):
-    """The items that are left, each made when it is handed out."""
+    """The arguments of the leases that are left, each made when it is handed out."""
 
-    def __init__(self, items: Sequence[Item], indices: Sequence[int]) -> None:
-        self.items, self.indices = items, indices
+    def __init__(self, make: Callable[[int], Item], indices: Sequence[int]) -> None:
+        self.make, self.indices = make, indices
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.items[self.indices[index]]
+        return self.make(self.indices[index])
 
 
 def leased(
-    lease: Callable[[Sequence[Item], Callable[[int, T], str], AtOnce], Iterator[tuple[int, T]]],
-    items: Sequence[Item],
+    dispatch: Dispatch,
+    call: str,
+    function: Callable[[*Arguments], T],
+    make: Callable[[int], tuple[*Arguments]],
+    count: int,
+    *,
     check: Callable[[int, T], str],
     mend: Mend,
+    order: tuple[int, ...] = (),
 ) -> Iterator[tuple[int, T]]:
-    """What ``lease(items, check, at_once)`` yields, of every item once. What was mended before is tried on another
-    worker first: it may be one machine alone that cannot get at the weights."""
-    left = list(range(len(items)))
-    at_once: AtOnce = () if mend is no_mend else MENDABLE
+    """`(index, function(*make(index)))` of every index below ``count``, once each, as `Dispatch.lease` yields them;
+    ``make`` is called when the lease is handed out. After the weights were mended once, what is left is tried on
+    another worker first: it may be one machine alone that cannot read them."""
+    left = list(range(count))
+    at_once: tuple[type[Exception], ...] = () if mend is no_mend else MENDABLE
     while left:
         asked = tuple(left)
 
@@ -47,9 +54,10 @@ def leased(
             return check(asked[at], result)
 
         try:
-            for index, result in lease(_Left(items, asked), check_left, at_once):
-                left.remove(asked[index])
-                yield asked[index], result
+            items = _Left(make, asked)
+            for at, result in dispatch.lease(call, function, items, order=order, check=check_left, at_once=at_once):
+                left.remove(asked[at])
+                yield asked[at], result
         except MENDABLE as error:
             mend(error)
             at_once = ()

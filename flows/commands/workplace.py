@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 from flows.run.display import Display
-from flows.run.workplace import workplace
+from flows.run.workplace import open_workplace
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
@@ -34,7 +34,7 @@ def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Calla
                     read_settings_again()
             stack.enter_context(kept_alive(server, display.say))
 
-        stack.enter_context(workplace(cluster, placement, display, prefect_ready))
+        stack.enter_context(open_workplace(cluster, placement, display, prefect_ready))
         with put_off():  # prefect was not to be imported before its environment was there
             from flows.run.page import CancelledOnPage
         try:

@@ -10,6 +10,7 @@ from typing import Any
 from flows.report.pictures import reward_curve
 from flows.report.run_pictures import (
     SHOWN_SECONDS,
+    STAGES,
     amount,
     bytes_picture,
     line_picture,
@@ -21,7 +22,6 @@ from flows.report.run_pictures import (
 )
 from infra.runs.record import Record
 
-STAGES = ("rollouts", "update", "publish", "log", "evaluate")
 ROUGH = {"mean", "pass_rate", "error_rate"}  # of reward/, what is no part of the reward
 
 

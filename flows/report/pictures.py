@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,47 +76,9 @@ def reward_curve(
         save(figure, path)
         return
     low, high = axes.get_ylim()
-    _save(figure, axes, path, low=bool(known) and known[-1] < low + 0.4 * (high - low))
-
-
-def curves(
-    path: Path,
-    runs: Mapping[str, Sequence[float]],
-    *,
-    smooth: int = 5,
-    held_out: Mapping[str, Sequence[tuple[int, float]]] | None = None,
-    target: float | None = None,
-    title: str,
-) -> None:
-    """Draw several runs, such as seeds, as one PNG: run name -> reward of step 0, 1, 2 ...
-
-    Means over `smooth` consecutive steps as lines over the pale rewards of each step; `held_out` points by run name;
-    `target` is a dashed line across.
-    """
-    figure, axes = _rewards(title, "reward", [])
-    if target is not None:
-        axes.axhline(target, color=GREY, linewidth=1, linestyle="--")
-        axes.annotate(
-            f"{target:g}",
-            (0, target),
-            (3, 3),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            color=GREY,
-        )
-    for index, (name, rewards) in enumerate(runs.items()):
-        color = SEEDS[index % len(SEEDS)]
-        axes.plot(range(len(rewards)), rewards, color=color, alpha=0.18, linewidth=0.9)
-        axes.plot(range(len(rewards)), trailing_means(rewards, smooth), color=color, linewidth=2.2, label=name)
-        points = (held_out or {}).get(name, ())
-        if points:
-            at, rates = zip(*points, strict=True)
-            axes.plot(
-                at, rates, "o", color=color, markersize=7, markeredgecolor="white", clip_on=False, zorder=4, label=None
-            )
-    if held_out:
-        axes.plot([], [], "o", color=GREY, markersize=7, label="held out, greedy")
-    _save(figure, axes, path)
+    ends_low = bool(known) and known[-1] < low + 0.4 * (high - low)
+    axes.legend(loc="upper left" if ends_low else "lower right", frameon=False, labelcolor=INK)
+    save(figure, path)
 
 
 def blank(title: str, height: float = SIZE_INCHES[1]) -> "tuple[Figure, Axes]":
@@ -158,14 +120,6 @@ def _name_end(axes: "Axes", steps: Sequence[int], means: Sequence[float], color:
             label, known[-1], (14, 0), textcoords="offset points", color=color, fontweight="bold", va="center",
             annotation_clip=False,
         )  # fmt: skip
-
-
-def _save(figure: "Figure", axes: "Axes", path: Path, *, low: bool = False) -> None:
-    """`low`: the lines end in the lower half, where the legend would be."""
-    legend = axes.legend(loc="upper left" if low else "lower right", frameon=False)
-    for text in legend.get_texts():
-        text.set_color(INK)
-    save(figure, path)
 
 
 def legend(axes: "Axes") -> None:

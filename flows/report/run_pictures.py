@@ -25,6 +25,7 @@ COLORS = {
     "publish": "#8e44ad",
 }
 BESIDE = {"publish"}  # calls that run while their worker does something else
+# of a step, as `Training.timed` is given them
 STAGES = {"rollouts": BLUE, "update": ORANGE, "publish": "#8e44ad", "log": "#0e8a8a", "evaluate": "#7fb2d9"}
 BINS = 150  # bars side by side; of a longer run each bar is the mean of some steps
 SHOWN_SECONDS = 30.0  # of the timeline: enough for the steps' pattern, and each bar can still be seen
@@ -57,7 +58,7 @@ def stage_picture(path: Path, stages: Mapping[str, Curve], *, title: str) -> Non
     below = [0.0] * len(groups)
     for name, curve in stages.items():
         above = [low + height for low, height in zip(below, _means(curve, groups), strict=True)]
-        axes.stairs(above, edges, baseline=below, fill=True, color=STAGES.get(name, GREY), label=name, linewidth=0)
+        axes.stairs(above, edges, baseline=below, fill=True, color=STAGES[name], label=name, linewidth=0)
         below = above
     # the first step waits for the first batch: it must not flatten the others
     known = sorted(filter(math.isfinite, below)) or [0.0]

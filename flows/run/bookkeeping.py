@@ -18,6 +18,7 @@ from flows.run.artifacts import Artifacts
 from flows.run.hold import Lost
 from flows.run.workplace import Workplace
 from flows.start.runs import Run
+from flows.start.tracked import save_mlflow_run
 from infra.background import Background
 from infra.cluster import timeline
 from infra.cluster.placement import offers
@@ -27,7 +28,7 @@ from infra.runs.rollouts import remove_rollouts_after, write_rollouts
 from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
 from infra.services.links import keyed
-from infra.storage import place as places
+from infra.storage import place
 from infra.storage.retry_policy import RetryPolicy
 from tasks.rollout_batch import RolloutBatch
 
@@ -38,16 +39,18 @@ class Bookkeeping:
     """A context manager within the tracker's. None of it ends a run, or costs a step more than a millisecond and a
     small file in the run's storage: what goes wrong is said. At the end it makes the report, however it ended."""
 
-    def __init__(self, run: Run, place: Workplace, folder: Path, tracker: Tracker, check: Callable[[], None]) -> None:
+    def __init__(
+        self, run: Run, workplace: Workplace, folder: Path, tracker: Tracker, check: Callable[[], None]
+    ) -> None:
         """`check` raises once the run is another's: nothing is written then."""
         self._check = check
-        self._run, self._place, self._folder, self._tracker = run, place, folder, tracker
+        self._run, self._workplace, self._folder, self._tracker = run, workplace, folder, tracker
         self._background = Background(
-            place.display.say,
+            workplace.display.say,
             "the last completions, or the last copy of the record, may be missing from the run's storage; its "
             "checkpoints are whole, and so are its figures on this machine",
         )
-        self._artifacts = Artifacts(run.name, place.display.say, place.prefect.serves)
+        self._artifacts = Artifacts(run.name, workplace.display.say, workplace.prefect.serves)
         self._about: dict[str, Any] = {}
         self._sent = time.monotonic()
         self._mlflow_run = tracker.run_id  # as the run's storage has it
@@ -57,7 +60,7 @@ class Bookkeeping:
     def __enter__(self) -> Self:
         for folder in (self._folder, self._folder / "rollouts"):
             sweep_files(folder)  # of an earlier session that was killed
-        dispatch = self._place.dispatch
+        dispatch = self._workplace.dispatch
         with ExitStack() as stack:
             stack.enter_context(self._background)
             stack.enter_context(self._artifacts)
@@ -91,14 +94,14 @@ class Bookkeeping:
         with self._stack:
             try:
                 self._write_spans()
-                self._note(status=status, ended=time.time(), why=why, lost=dict(self._place.dispatch.lost))
+                self._note(status=status, ended=time.time(), why=why, lost=dict(self._workplace.dispatch.lost))
                 self._background.wait()  # the report shows the completions of the last step
                 self._report()
             except Lost:
                 return
             except Exception as error:  # noqa: BLE001 - the run has done its work, and its report can be made again
                 words = f"{type(error).__name__}: {error}"
-                self._place.display.say(
+                self._workplace.display.say(
                     f"warning: no report could be made ({words}); try: rlvf report {shlex.quote(self._run.name)}"
                 )
             self._submit("copying the record", lambda: send_record(self._run.uri, self._folder))
@@ -108,14 +111,14 @@ class Bookkeeping:
         checkpoint would be the newest: so whoever goes on elsewhere lacks nothing. One small file where the run lies in
         a store, else nothing; a storage that is away costs a line."""
         try:
-            with self._place.dispatch.waiting_for(f"the storage of {masked(self._run.uri)}"):
+            with self._workplace.dispatch.waiting_for(f"the storage of {masked(self._run.uri)}"):
                 send_tail(self._run.uri, self._folder, self._copied or {})
                 if self._tracker.run_id != self._mlflow_run:  # made when MLflow was back
                     self._save_mlflow_run()
             self._lags = False
         except Exception as error:  # noqa: BLE001 - the step is on this machine's disk
             if not self._lags:
-                self._place.display.say(f"warning: copying the record: {str(error).partition(chr(10))[0]}")
+                self._workplace.display.say(f"warning: copying the record: {str(error).partition(chr(10))[0]}")
             self._lags = True
 
     def _send(self) -> None:
@@ -132,18 +135,18 @@ class Bookkeeping:
         if not self._tracker.go_back(step):
             return
         again = f"step {logged} is" if logged == step + 1 else f"steps {step + 1} to {logged} are"
-        self._place.display.say(f"the newest checkpoint is of step {step}: {again} made again")
+        self._workplace.display.say(f"the newest checkpoint is of step {step}: {again} made again")
         self._save_mlflow_run()
         self._check()
         remove_rollouts_after(self._run.uri, step)
         self._copied = send_record(self._run.uri, self._folder)
         for name in self._copied:
-            places.remove_file(places.join(self._run.uri, TAIL, name))
+            place.remove_file(place.join(self._run.uri, TAIL, name))
         self._note(links=self._about["links"] | self._link_mlflow())
 
     def _save_mlflow_run(self) -> None:
         self._mlflow_run = self._tracker.run_id
-        self._run.save_mlflow_run(self._mlflow_run)
+        save_mlflow_run(self._run.uri, self._mlflow_run)
 
     def _link_mlflow(self) -> dict[str, list[str]]:
         page = self._tracker.page()
@@ -152,7 +155,7 @@ class Bookkeeping:
 
     def _link(self, name: str, url: str, note: str) -> None:
         """On Prefect's page, which knows who looks at it; what lies with the run gets no key."""
-        self._artifacts.link(name, keyed(self._place.home, name.split()[-1].lower(), url), note)
+        self._artifacts.link(name, keyed(self._workplace.home, name.split()[-1].lower(), url), note)
 
     def _submit(self, name: str, write: Callable[[], object]) -> None:
         def checked() -> None:
@@ -189,13 +192,13 @@ class Bookkeeping:
 
     def _write_spans(self) -> list[timeline.Span]:
         self._check()
-        spans = self._place.dispatch.timeline.take()
+        spans = self._workplace.dispatch.timeline.take()
         timeline.write_spans(self._folder / TIMELINE, spans)
         return spans
 
     def _note(self, **what: Any) -> None:
         self._about.update(masked(what))
-        places.write_text(str(self._folder / ABOUT), json.dumps(self._about, indent=2) + "\n")
+        place.write_text(str(self._folder / ABOUT), json.dumps(self._about, indent=2) + "\n")
 
     def _report(self) -> None:
         record = read_record(self._run.uri, self._folder)
@@ -209,9 +212,9 @@ class Bookkeeping:
         write_report(self._run.uri, record, path)
         self._tracker.log_picture(picture)
         self._tracker.log_file(path)
-        if places.local_path(self._run.uri) is None:
-            there, data = places.join(self._run.uri, REPORT), path.read_bytes()
-            self._submit("copying the report", lambda: places.write_bytes(there, data))
+        if place.local_path(self._run.uri) is None:
+            there, data = place.join(self._run.uri, REPORT), path.read_bytes()
+            self._submit("copying the report", lambda: place.write_bytes(there, data))
         page = self._tracker.page()  # a browser follows no link from Prefect's page to a file
         self._artifacts.link("report", page.artifact(REPORT), _served_by(page.command) or str(path))
 

@@ -22,10 +22,10 @@ class Evaluations:
     """The evaluations of one run, each made once for a version that needs it, however often the run is resumed."""
 
     def __init__(
-        self, config: TrainConfig, problems: ProblemSet, generator: Generator, place: Workplace, run_uri: str
+        self, config: TrainConfig, problems: ProblemSet, generator: Generator, workplace: Workplace, run_uri: str
     ) -> None:
         self.plans = plans(config, problems)
-        self._config, self._generator, self._place, self._run_uri = config, generator, place, run_uri
+        self._config, self._generator, self._workplace, self._run_uri = config, generator, workplace, run_uri
         self._made: dict[tuple[str, int], Evaluation] = {}
         self._tracker: Tracker
         self._export: Callable[[int, str, dict[str, Any]], str]  # of a version, under that name
@@ -55,13 +55,13 @@ class Evaluations:
                 else:
                     others.add(plan.label)
         for name in sorted(others):
-            self._place.display.say(
+            self._workplace.display.say(
                 f"{name}: earlier figures are of other problems, another verifier or another number of samples, or do "
                 "not say of which: nothing is compared with them"
             )
         best = best_version(self._run_uri)
         if self._config.checkpoint.keep_best and best is not None and best.plan != self.plans[0].digest:
-            self._place.display.say(
+            self._workplace.display.say(
                 f"{BEST}: v{best.step} was chosen by another evaluation; the next one of {self.plans[0].label} chooses "
                 "anew"
             )
@@ -75,9 +75,9 @@ class Evaluations:
         """Evaluate this version on what is due, keep it if it is the best so far, and log it."""
         for plan in self.due(policy.step):
             spec = replace(self._generator, samples=plan.samples)
-            place = self._place
+            workplace = self._workplace
             batch = self._config.batch
-            made = evaluate(place.dispatch, spec, policy, plan.problems, self._mend, place.failures.saw, batch)
+            made = evaluate(workplace.dispatch, spec, policy, plan.problems, self._mend, workplace.failures.saw, batch)
             if self._config.checkpoint.keep_best and plan is self.plans[0]:
                 self._keep_if_best(plan, made)
             self._made[plan.name, policy.step] = made
@@ -100,7 +100,7 @@ class Evaluations:
             figures |= {f"eval/{name}/{what}": value for what, value in by.items()}
         self._tracker.log(made.step, figures, plan.digest)
         unjudged = f", {made.error_rate:.1%} could not be judged" if made.error_rate else ""
-        self._place.display.say(
+        self._workplace.display.say(
             f"{plan.label}, v{made.step}: reward {made.reward:.3f} greedy, {made.reward_sampled:.3f} "
             f"sampled; pass rate {made.greedy:.3f} greedy, {made.sampled:.3f} sampled{unjudged}"
         )

@@ -23,23 +23,23 @@ class Hold:
     """A context manager; entering it waits for the training lock. Raises RunInUseError, ValueError for a new run that
     another process has begun meanwhile, and DispatchStoppedError when the run's calls are stopped while it waits."""
 
-    def __init__(self, run: Run, place: Workplace) -> None:
+    def __init__(self, run: Run, workplace: Workplace) -> None:
         self.ending = False
         self.fence: Fence  # of whoever writes, from entering on
-        self._run, self._place = run, place
+        self._run, self._workplace = run, workplace
 
     def __enter__(self) -> Self:
-        client, say = self._place.dispatch.client, self._place.display.say
+        client, say = self._workplace.dispatch.client, self._workplace.display.say
         with ExitStack() as stack:
             self._lock = stack.enter_context(held(self._run.uri, say))
             if not self._run.resumed and is_run(self._run.uri):
                 raise ValueError(f"run {self._run.name!r} exists by now; go on with it by --resume, or name another")
             self._training_lock = stack.enter_context(
-                self._place.training_locks.held(
+                self._workplace.training_locks.held(
                     client, self._run.name, say, TrainerLost, check=lambda: self._go_on("its turn")
                 )
             )
-            self._lock.when_lost(self._place.dispatch.stop)
+            self._lock.when_lost(self._workplace.dispatch.stop)
             self._lock.while_away(self._waiting)  # whoever else waits for it: the background, a worker
             # The one who held it around this may have had a trainer before, which is asleep and has that one's fence.
             self.fence = self._lock.new_fence()
@@ -65,8 +65,8 @@ class Hold:
 
     def _go_on(self, what: str) -> None:
         """Raise DispatchStoppedError if what the run waits for is not wanted any more."""
-        if self._place.dispatch.stopped and not self.ending:
+        if self._workplace.dispatch.stopped and not self.ending:
             raise DispatchStoppedError(f"waiting for {what} was given up")  # Ctrl-C, or Cancel
 
     def _waiting(self) -> AbstractContextManager[None]:
-        return self._place.dispatch.waiting_for(f"the storage of {masked(self._run.uri)}")
+        return self._workplace.dispatch.waiting_for(f"the storage of {masked(self._run.uri)}")

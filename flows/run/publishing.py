@@ -21,23 +21,23 @@ MENDS = 8  # of one version: several batches may find it damaged at once
 class Publishing:
     """Safe to ask from several threads; one begins versions."""
 
-    def __init__(self, place: Workplace, trainer: Trainer, tracker: Tracker, step: int) -> None:
+    def __init__(self, workplace: Workplace, trainer: Trainer, tracker: Tracker, step: int) -> None:
         """Publishes version ``step``, at which the trainer is, before it returns."""
-        self._place = place
+        self._workplace = workplace
         self._trainer = trainer
         self._tracker = tracker
         self._under_way: PrefectFuture[Published] | None = None
         self._mending = threading.Lock()
         self._mended: Counter[int] = Counter()  # by version
         self.policy: PolicyVersion  # the newest that is published
-        self._arrived(publish(place.dispatch, trainer, step))
+        self._arrived(publish(workplace.dispatch, trainer, step))
 
     def begin(self, step: int) -> None:
         """Begin to publish version ``step``, the trainer's last, once the one before is there. Whatever the trainer is
         asked for after that runs beside it."""
         self.end()
         begun = threading.Event()
-        self._under_way = publish.submit(self._place.dispatch, self._trainer, step, begun.set, self._arrived)
+        self._under_way = publish.submit(self._workplace.dispatch, self._trainer, step, begun.set, self._arrived)
         self._under_way.add_done_callback(lambda _: begun.set())
         begun.wait()
 
@@ -62,7 +62,7 @@ class Publishing:
                 worker = worker_of(error) or "that worker"
                 unseen = f"{error}; {self.policy.uri} is there for this machine: {worker} does not see the storage"
                 if self._mended[step] == 1:
-                    self._place.display.say(f"warning: {unseen}; there, see rlvf doctor")
+                    self._workplace.display.say(f"warning: {unseen}; there, see rlvf doctor")
                 if self._mended[step] > MENDS:
                     error.args = (f"{unseen}: mount it there at the same path, or use another (rlvf doctor)",)
                     raise error
@@ -70,14 +70,14 @@ class Publishing:
             if self._mended[step] > MENDS:
                 raise error
             if self._mended[step] == 1:
-                self._place.display.say(f"warning: {error}; v{step} is published whole")
-            self._place.dispatch.run("train", self._trainer.mend, step, error.damaged, background="publish")
+                self._workplace.display.say(f"warning: {error}; v{step} is published whole")
+            self._workplace.dispatch.run("train", self._trainer.mend, step, error.damaged, background="publish")
 
     def _arrived(self, published: Published) -> None:
         """A version is published: generators may have it."""
         self.policy = published.version
         for warning in published.warnings:
-            self._place.display.say(f"warning: {warning}")
+            self._workplace.display.say(f"warning: {warning}")
         if published.bytes:
             self._tracker.log(
                 published.version.step,

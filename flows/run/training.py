@@ -22,7 +22,8 @@ from flows.run.plans import to_look_at
 from flows.run.publishing import Publishing
 from flows.run.workplace import Workplace
 from flows.start.edited import edited, save_sources
-from flows.start.runs import Run
+from flows.start.runs import Run, local_folder
+from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
 from flows.start.trust import refuse_swapped, remember
 from infra.cluster.placement import workers_with
 from infra.interrupts import answered_by
@@ -46,15 +47,15 @@ from tasks.verify import check_verifiers
 class Training:
     """The state of one run in this process; a context manager that ends its bookkeeping whatever happens."""
 
-    def __init__(self, run: Run, place: Workplace) -> None:
+    def __init__(self, run: Run, workplace: Workplace) -> None:
         self.run = run
-        self.place = place
+        self.workplace = workplace
         self.config = config = run.config
         self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
         if run.resumed:
             run.refuse_other_problems(self.problems)
         if self.problems.spared:
-            place.display.say(
+            workplace.display.say(
                 f"{self.problems.spared} problems are not trained on: their prompts are held out too, but for case and "
                 "blanks"
             )
@@ -66,13 +67,13 @@ class Training:
             patience=config.sync.patience,
             public=config.policy.model if config.sync.base == "public" else None,
         )
-        self.evaluations = Evaluations(config, self.problems, self.generator, place, run.uri)
+        self.evaluations = Evaluations(config, self.problems, self.generator, workplace, run.uri)
         self._verifiers = {**self.problems.verifiers, **self.evaluations.verifiers}
         if run.resumed:
             refuse_swapped(run, self._verifiers.values())
-        for note in check_verifiers(place.dispatch, self._verifiers, self.problems.some()):
-            place.display.say(note)
-        self.generators = len(workers_with(place.dispatch.client, config.placement.tags("generate")))
+        for note in check_verifiers(workplace.dispatch, self._verifiers, self.problems.some()):
+            workplace.display.say(note)
+        self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: Trainer  # set by begin
         self.admission: Admission  # set by begin
@@ -90,29 +91,29 @@ class Training:
         if self.run.resumed:
             return
         if self.config.policy.model != TINY:
-            self.place.display.stage("load the policy")
+            self.workplace.display.stage("load the policy")
         given = (self.config.policy, to_look_at(self.problems, self.evaluations.plans), self.config.sampling.limit)
-        for note in self.place.dispatch.run("train", check_policy, *given):
-            self.place.display.say(note)
+        for note in self.workplace.dispatch.run("train", check_policy, *given):
+            self.workplace.display.say(note)
 
     def __enter__(self) -> Self:
-        self._folder = self.run.local_folder(self.place.home)
+        self._folder = local_folder(self.run.uri, self.workplace.home)
         with ExitStack() as stack:
             self._cancelled = stack.enter_context(
-                watch_run_state(self.place.dispatch, self.place.display, self.place.prefect.serves)
+                watch_run_state(self.workplace.dispatch, self.workplace.display, self.workplace.prefect.serves)
             )
-            self._hold = stack.enter_context(Hold(self.run, self.place))
+            self._hold = stack.enter_context(Hold(self.run, self.workplace))
             (bring_record if self.run.resumed else begin_record)(self.run.uri, self._folder)
-            self._signals = stack.enter_context(answered_by(self.place.dispatch.stop))
+            self._signals = stack.enter_context(answered_by(self.workplace.dispatch.stop))
             self._check_policy()  # with the turn: the trainer may have been another run's until now
             self.tracker = stack.enter_context(
                 open_run(
                     self.config.tracking,
-                    home=self.place.home,
+                    home=self.workplace.home,
                     experiment=self.problems.name,
                     run_name=self.run.name,
-                    run_id=self.run.mlflow_run,
-                    owner=self.run.mlflow_owner,
+                    run_id=mlflow_run(self.run.uri),
+                    owner=mlflow_owner(self.run.uri),
                     params=self.config.model_dump(mode="json"),
                     local=self._folder / METRICS,
                     check=self._hold.check,
@@ -125,9 +126,9 @@ class Training:
             save_sources(self.run.uri, self.problems)
             self.run.save_config()
             remember(self.run, self._verifiers.values())
-            self.run.save_mlflow_run(self.tracker.run_id)
+            save_mlflow_run(self.run.uri, self.tracker.run_id)
             self._books = stack.enter_context(
-                Bookkeeping(self.run, self.place, self._folder, self.tracker, self._hold.check)
+                Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check)
             )
             self._stack = stack.pop_all()
         return self
@@ -136,7 +137,7 @@ class Training:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self.place.dispatch.stop()  # the tasks that generate ahead would keep the flow from ending
+            self.workplace.dispatch.stop()  # the tasks that generate ahead would keep the flow from ending
         self._hold.ending = True
         try:
             self._hold.check()
@@ -162,33 +163,30 @@ class Training:
             policy=config.policy,
             optimizer=config.optimizer,
             loss=config.loss,
-            temperature=config.sampling.temperature,
-            max_tokens=config.sampling.limit,
-            every=config.checkpoint.every,
-            keep_last=config.checkpoint.keep_last,
+            sampling=config.sampling,
+            checkpoint=config.checkpoint,
             sync=config.sync,
             window=config.staleness + 1,
-            sampling=tuple(config.sampling.model_dump(mode="json").items()),
             steps=config.steps,
             fence=self._hold.fence,
         )
-        self.place.display.stage("load the policy")
-        begun = self.place.dispatch.run("train", self.trainer.begin)
+        self.workplace.display.stage("load the policy")
+        begun = self.workplace.dispatch.run("train", self.trainer.begin)
         for warning in begun.warnings:
-            self.place.display.say(f"warning: {warning}")
+            self.workplace.display.say(f"warning: {warning}")
         self._books.go_back(begun.step)
         if self.run.resumed:
-            self.place.display.say(f"going on from step {begun.step} of {config.steps}")
+            self.workplace.display.say(f"going on from step {begun.step} of {config.steps}")
             for line in self._changed:
-                self.place.display.say(f"other than before: {line}")
+                self.workplace.display.say(f"other than before: {line}")
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
-        self.publishing = Publishing(self.place, self.trainer, self.tracker, begun.step)
+        self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
         self.evaluations.begin(
             read_metrics(self._folder / METRICS),
             self.tracker,
-            lambda step, name, meta: self.place.dispatch.run("train", self.trainer.export, step, name, meta),
+            lambda step, name, meta: self.workplace.dispatch.run("train", self.trainer.export, step, name, meta),
             self.publishing.mend,
         )
         return self.publishing.policy
@@ -197,17 +195,17 @@ class Training:
         """Evaluate this version on what is due; that counts towards no step's time."""
         began = time.perf_counter()
         if policy.step in (0, self.config.steps):
-            self.place.display.stage("evaluate")
+            self.workplace.display.stage("evaluate")
         if not self.problems.held_out and policy.step == 0:
-            self.place.display.say("no problems are held out of training, so there is no evaluation on such")
+            self.workplace.display.say("no problems are held out of training, so there is no evaluation on such")
         self.evaluations.make(policy)
         if policy.step < self.config.steps:  # after the last step there is none to be longer for it
             self._step_began += time.perf_counter() - began
 
     def started(self) -> None:
         """The steps begin now."""
-        self.place.display.stage("train")
-        self.place.display.total(self.config.steps, self.publishing.policy.step)
+        self.workplace.display.stage("train")
+        self.workplace.display.total(self.config.steps, self.publishing.policy.step)
         self._loop_began = self._step_began = time.perf_counter()
 
     # -- each step
@@ -248,7 +246,7 @@ class Training:
         self.tracker.log(learned.step, figures)
         self._books.logged()
         for line in self._advice.after(figures):
-            self.place.display.say(line)
+            self.workplace.display.say(line)
         if self.tracker.samples_due(learned.step):
             self.tracker.log_samples(learned.step, batch.samples)
         self._completions += batch.completions
@@ -257,10 +255,10 @@ class Training:
         self._spent.clear()
         if not learned.applied:
             for line in self._advice.without_update(learned.step, learned.refused, batch.groups_with_signal):
-                self.place.display.say(line)
+                self.workplace.display.say(line)
         note = f"learned from {learned.groups} of {batch.groups_generated} groups"
         rates = {} if batch.pass_rate == batch.reward else {"pass_rate": batch.pass_rate}
-        self.place.display.step(learned.step, reward=batch.reward, **rates, rollouts_per_second=pace, note=note)
+        self.workplace.display.step(learned.step, reward=batch.reward, **rates, rollouts_per_second=pace, note=note)
 
     # -- the end
 
@@ -287,10 +285,10 @@ class Training:
             rollouts_per_second=self._completions / elapsed,
             seconds=now - self._began,
             stages=stages,
-            lost=dict(self.place.dispatch.lost),
+            lost=dict(self.workplace.dispatch.lost),
             picture=str(self._folder / PICTURE),
             report=str(self._folder / REPORT) if self.config.tracking.report else None,
-            checkpoint=self.place.dispatch.run("train", self.trainer.export, self.publishing.policy.step),
+            checkpoint=self.workplace.dispatch.run("train", self.trainer.export, self.publishing.policy.step),
             page=self.tracker.page(),
             flow_run_id=flow_run.id,
         )

@@ -41,7 +41,7 @@ class Workplace:
 
     @property
     def runs(self) -> str:
-        """Where runs lie that are named without a place."""
+        """The folder of runs that are named without a URI."""
         return store.join(self.storage, "runs")
 
 
@@ -49,7 +49,7 @@ _open: ContextVar[Workplace | None] = ContextVar("workplace", default=None)
 
 
 @contextmanager
-def workplace(
+def open_workplace(
     config: ClusterConfig,
     placement: PlacementConfig,
     display: Display | None = None,
@@ -86,15 +86,15 @@ def workplace(
         prefect_ready()
         prefect = stack.enter_context(PrefectSession(home, display.say))
         prefect.bind()
-        place = Workplace(home, display, dispatch, Failures(display.say), storage, prefect)
-        stack.enter_context(opened(place))
-        yield place
+        workplace = Workplace(home, display, dispatch, Failures(display.say), storage, prefect)
+        stack.enter_context(opened(workplace))
+        yield workplace
 
 
 @contextmanager
-def opened(place: Workplace) -> Iterator[None]:
-    """`workplace` gives this one meanwhile."""
-    token = _open.set(place)
+def opened(workplace: Workplace) -> Iterator[None]:
+    """`open_workplace` gives this one meanwhile."""
+    token = _open.set(workplace)
     try:
         yield
     finally:

@@ -15,9 +15,7 @@ from pydantic import BaseModel
 from flows.config import TrainConfig
 from flows.options.plain_yaml import load_yaml
 from flows.options.reading import OptionError, differences, read_config, to_yaml
-from flows.start import tracked
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
-from infra.runs.mlflow_run import Owner
 from infra.runs.remains import has_versions
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
@@ -65,10 +63,6 @@ class Run:
     def name(self) -> str:
         return self.uri.rstrip("/").rpartition("/")[2]
 
-    def local_folder(self, home: Path) -> Path:
-        """See the function of that name."""
-        return local_folder(self.uri, home)
-
     def save_config(self) -> None:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
         if not self.resumed and self.flow_run is not None:
@@ -100,19 +94,6 @@ class Run:
                     f"{self.name} cannot be resumed: the problems of {paths[name]} are not those that it was trained "
                     f"on ({counts}); restore the file, or start a new run"
                 )
-
-    @property
-    def mlflow_run(self) -> str | None:
-        """See `flows.start.tracked`."""
-        return tracked.mlflow_run(self.uri)
-
-    @property
-    def mlflow_owner(self) -> Owner:
-        """See `flows.start.tracked`."""
-        return tracked.mlflow_owner(self.uri)
-
-    def save_mlflow_run(self, run_id: str | None) -> None:
-        tracked.save_mlflow_run(self.uri, run_id)
 
 
 def local_folder(uri: str, home: Path) -> Path:

@@ -14,7 +14,7 @@ from infra import disk
 from infra.cluster.dispatch import leave_thread
 from infra.cluster.resident import drop, resident, resident_now
 from infra.runs import checkpoints
-from infra.runs.checkpoints import MODEL
+from infra.runs.checkpoints import MODEL, CheckpointConfig
 from infra.runs.remains import refuse_to_begin_anew
 from infra.security.secrets import masked
 from infra.storage import store
@@ -23,7 +23,7 @@ from infra.storage.retry_policy import RetryPolicy
 from infra.weights.difference import Weights
 from infra.weights.publisher import Published, Publisher
 from infra.weights.version import SyncConfig
-from rl.config import LossConfig, OptimizerConfig, PolicyConfig
+from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
 from rl.learning.learner import Learned, Learner
 from rl.learning.schedules import decayed
 from rl.loading import load_policy
@@ -36,18 +36,6 @@ from tasks.calls.start import take_checked
 class StepsLostError(RuntimeError):
     """The trainer that had made a version is gone, and no checkpoint holds it: the steps since the newest one are to be
     made again."""
-
-    def __init__(self, run_uri: str, newest: int, needed: int) -> None:
-        super().__init__(run_uri, newest, needed)
-        self.run_uri = run_uri
-        self.newest = newest  # version that is kept
-        self.needed = needed
-
-    def __str__(self) -> str:
-        return (
-            f"{masked(self.run_uri)}: version {self.needed} is lost with the trainer that had made it; the newest "
-            f"checkpoint is of version {self.newest}"
-        )
 
 
 @dataclass(frozen=True)
@@ -74,13 +62,10 @@ class Trainer:
     policy: PolicyConfig
     optimizer: OptimizerConfig
     loss: LossConfig
-    temperature: float
-    max_tokens: int  # where completions are cut
-    every: int  # steps between two checkpoints
-    keep_last: int  # checkpoints
+    sampling: SamplingConfig  # of the generators
+    checkpoint: CheckpointConfig
     sync: SyncConfig
     window: int  # versions that a generator may be behind
-    sampling: tuple[tuple[str, JsonValue], ...]  # how generators sample, for whoever reads the weights
     steps: int  # of the whole run, over which the learning rate decays
     fence: Fence  # of the session that trains: once another has taken the run, nothing is written any more
 
@@ -111,9 +96,9 @@ class Trainer:
                 return learner.learned
             try:
                 learner.decay = decayed(self.optimizer.decay, step, self.steps)
-                learned = learner.update(batch, self.loss, self.temperature, self.max_tokens)
+                learned = learner.update(batch, self.loss, self.sampling.temperature, self.sampling.limit)
                 learner.learned = learned = replace(learned, seconds=time.perf_counter() - started)
-                if learner.step % self.every == 0:
+                if learner.step % self.checkpoint.every == 0:
                     self._save(learner, figures)
             except BaseException:
                 drop("learner")  # it may be half-way between two versions
@@ -148,7 +133,7 @@ class Trainer:
         learner, _ = self._learner(step)
         assert learner.step == step
         uri = store.join(self.run_uri, name)
-        if name == MODEL and step % self.every:
+        if name == MODEL and step % self.checkpoint.every:
             with _learning:
                 self._save(learner, {})
         with _learning, store.scratch(self.run_uri) as folder:
@@ -184,16 +169,21 @@ class Trainer:
             drop("learner")
             learner = resident("learner", self, load)
             if learner.step not in (step, step + 1):
-                raise StepsLostError(self.run_uri, learner.step, step)
+                raise self._steps_lost(learner.step, step)
         return learner, warnings
+
+    def _steps_lost(self, newest: int, needed: int) -> StepsLostError:
+        return StepsLostError(
+            f"{masked(self.run_uri)}: version {needed} is lost with the trainer that had made it; the newest "
+            f"checkpoint is of version {newest}"
+        )
 
     def _save(self, learner: Learner, figures: Mapping[str, float]) -> None:
         with store.scratch(self.run_uri) as folder:
             learner.save(folder)
             meta: dict[str, JsonValue] = {"figures": dict(figures)}
-            checkpoints.save(
-                self.run_uri, learner.step, folder, meta, self.keep_last, patience=self.sync.patience, fence=self.fence
-            )
+            kept, patience = self.checkpoint.keep_last, self.sync.patience
+            checkpoints.save(self.run_uri, learner.step, folder, meta, kept, patience=patience, fence=self.fence)
 
     def _published_by(self) -> tuple[Any, ...]:
         return self.run_uri, self.sync, self.window, self.fence
@@ -207,7 +197,7 @@ class Trainer:
             self.sync,
             window=self.window,
             files=files,
-            sampling=dict(self.sampling),
+            sampling=self.sampling.model_dump(mode="json"),
             public=public_model(self.source, self.policy) if self.sync.base == "public" else None,
             fence=self.fence,
         )
@@ -222,7 +212,7 @@ class Trainer:
             with checkpoints.load(self.run_uri, step) as folder:  # the next update was faster
                 return as_published(read_weights(folder.path), dtype)
         except store.NotThere:
-            raise StepsLostError(self.run_uri, learner.step, step) from None
+            raise self._steps_lost(learner.step, step) from None
 
 
 def _drop_publisher() -> None:

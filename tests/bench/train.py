@@ -8,6 +8,7 @@ sampled pass rate over 5 consecutive steps. One JSON object on stdout; a line pe
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -15,14 +16,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from flows.report.pictures import curves, trailing_means
+from flows.report.pictures import GREY, INK, SEEDS, blank, save, trailing_means
 from infra.runs.metric_log import read_metrics
 
 POLL_SECONDS = 0.5
 WINDOW = 5
+TARGET = 0.95
 
 
 def memory(root: psutil.Process) -> int:
@@ -37,7 +40,20 @@ def memory(root: psutil.Process) -> int:
     return total
 
 
-def measure(seed: int, options: list[str]) -> dict[str, object]:
+def draw(path: Path, curves: dict[str, list[float]], title: str) -> None:
+    """The pass rates of step 0, 1, 2 ... by run: each step's pale, their mean over WINDOW steps as a line."""
+    figure, axes = blank(title)
+    axes.set_ylabel("pass rate", color=INK)
+    axes.set_ylim(0, 1.005)
+    axes.axhline(TARGET, color=GREY, linewidth=1, linestyle="--")
+    for color, (name, rates) in zip(itertools.cycle(SEEDS), curves.items(), strict=False):
+        axes.plot(range(len(rates)), rates, color=color, alpha=0.18, linewidth=0.9)
+        axes.plot(range(len(rates)), trailing_means(rates, WINDOW), color=color, linewidth=2.2, label=name)
+    axes.legend(loc="lower right", frameon=False, labelcolor=INK)
+    save(figure, path)
+
+
+def measure(seed: int, options: list[str]) -> dict[str, Any]:
     """One run of the command."""
     command = [str(Path(sys.executable).with_name("rlvf")), "train", "--json", "--seed", str(seed), *options]
     began = time.monotonic()
@@ -78,7 +94,7 @@ def measure(seed: int, options: list[str]) -> dict[str, object]:
         "sampled_first_5": round(means[0], 3) if means else None,
         "sampled_last_5": round(means[-1], 3) if means else None,
         "sampled_best_5": round(max(means), 3) if means else None,
-        "reached_0.95_at": next((step + WINDOW for step, mean in enumerate(means) if mean >= 0.95), None),
+        f"reached_{TARGET}_at": next((step + WINDOW for step, mean in enumerate(means) if mean >= TARGET), None),
         "stages": {stage: round(share, 3) for stage, share in result["stages"].items()},
         "curve": sampled,
     }
@@ -96,7 +112,7 @@ def main() -> None:
         print({key: value for key, value in runs[-1].items() if key != "curve"}, file=sys.stderr, flush=True)
     if given.plot:
         drawn = {f"seed {run['seed']}": run["curve"] for run in runs}
-        curves(given.plot, drawn, target=0.95, title=" ".join(["rlvf train", *given.options]))  # type: ignore[arg-type]
+        draw(given.plot, drawn, title=" ".join(["rlvf train", *given.options]))
     print(json.dumps({"command": ["rlvf", "train", *given.options], "cores": os.cpu_count(), "runs": runs}))
 
 

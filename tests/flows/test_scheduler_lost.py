@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from flows.run import rejoining
+from flows.run import recovery
 from flows.run.page import CancelledOnPage
 from infra.cluster.calls import SchedulerLostError
 from tests.conftest import free_port, listens, running_scheduler
@@ -134,8 +134,8 @@ def test_an_evaluation_begins_anew_when_the_scheduler_is_back_and_ends_when_it_i
 def test_a_scheduler_that_stays_away_ends_the_run_in_one_line(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rejoining, "PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(rejoining, "SAY_SECONDS", 0.1)
+    monkeypatch.setattr(recovery, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(recovery, "SAY_SECONDS", 0.1)
     port, name = free_port(), lab.new_name()
     address, run = f"tcp://127.0.0.1:{port}", lab.run_folder(name)
 

@@ -6,41 +6,60 @@ from typing import Any
 import pytest
 
 from infra.storage.manifest import NotThere, StoreError, Torn
-from tasks.mending import AtOnce, leased, no_mend
+from tasks.mending import Mend, leased, no_mend
 
-ITEMS = [("a",), ("b",), ("c",), ("d",)]
+NAMES = ["a", "b", "c", "d"]
+
+
+def named(index: int) -> tuple[str]:
+    return (NAMES[index],)
 
 
 class Cluster:
-    """Hands out leases, and meets damaged weights after every two of them."""
+    """Stands in for a Dispatch: hands out leases, and meets damaged weights after every two of them."""
 
     def __init__(self) -> None:
         self.handed_out: list[str] = []
         self.mended: list[str] = []
-        self.at_once: list[AtOnce] = []
+        self.at_once: list[tuple[type[Exception], ...]] = []
 
     def lease(
-        self, items: Sequence[tuple[Any, ...]], check: Callable[[int, str], str], at_once: AtOnce
+        self,
+        call: str,
+        function: Callable[[str], str],
+        items: Sequence[tuple[str]],
+        *,
+        order: tuple[int, ...],
+        check: Callable[[int, str], str],
+        at_once: tuple[type[Exception], ...],
     ) -> Iterator[tuple[int, str]]:
+        assert (call, order) == ("generate", (3, 0))
         self.at_once.append(at_once)
         for index in reversed(range(len(items))):
             if len(self.handed_out) // 2 > len(self.mended):
                 raise Torn("v3 is torn")
             (name,) = items[index]
             self.handed_out.append(name)
-            assert check(index, name) == ""
-            yield index, name
+            result = function(name)
+            assert check(index, result) == ""
+            yield index, result
 
     def mend(self, error: StoreError) -> None:
         self.mended.append(str(error))
 
 
+def leases(cluster: Any, mend: Mend) -> dict[int, str]:
+    def check(index: int, result: str) -> str:
+        return "" if result == NAMES[index].upper() else "another"
+
+    calls = leased(cluster, "generate", str.upper, named, len(NAMES), check=check, mend=mend, order=(3, 0))
+    return dict(calls)
+
+
 def test_what_is_left_is_leased_again_and_checked_as_what_it_is() -> None:
     cluster = Cluster()
-    returned = dict(
-        leased(cluster.lease, ITEMS, lambda index, name: "" if ITEMS[index] == (name,) else "another", cluster.mend)
-    )
-    assert returned == {0: "a", 1: "b", 2: "c", 3: "d"}
+    returned = leases(cluster, cluster.mend)
+    assert returned == {0: "A", 1: "B", 2: "C", 3: "D"}
     assert cluster.handed_out == ["d", "c", "b", "a"]
     assert cluster.mended == ["v3 is torn"]
     assert cluster.at_once == [(Torn, NotThere), ()]  # what is still torn then may be so on one machine only
@@ -49,5 +68,5 @@ def test_what_is_left_is_leased_again_and_checked_as_what_it_is() -> None:
 def test_where_nobody_can_mend_it_is_an_error() -> None:
     cluster = Cluster()
     with pytest.raises(Torn, match="v3 is torn"):
-        list(leased(cluster.lease, ITEMS, lambda *_: "", no_mend))
+        leases(cluster, no_mend)
     assert cluster.at_once == [()]

@@ -8,13 +8,14 @@ import pytest
 
 from infra.cluster.resident import drop
 from infra.runs import checkpoints
+from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.metric_log import MetricLog
 from infra.runs.remains import CheckpointsLostError
 from infra.storage import store
 from infra.storage.fence import Fence
 from infra.storage.lock import acquire
 from infra.weights.version import SyncConfig
-from rl.config import LossConfig, OptimizerConfig, PolicyConfig
+from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
 from rl.learning.learner import Learner
 from rl.loading import load_policy
 from tasks.calls import trainer
@@ -43,13 +44,10 @@ def mine(run: Path, fence: Fence, half_right: Path) -> Iterator[Trainer]:
         policy=CPU,
         optimizer=OptimizerConfig(lr=1e-3),
         loss=LossConfig(),
-        temperature=1.0,
-        max_tokens=12,
-        every=10,
-        keep_last=2,
+        sampling=SamplingConfig(max_tokens=12),
+        checkpoint=CheckpointConfig(every=10),
         sync=SyncConfig(),
         window=1,
-        sampling=(),
         steps=20,
         fence=fence,
     )

@@ -15,7 +15,7 @@ import threading
 import flows.commands.workplace as command
 import infra.services.prefect_server as services
 from flows.commands.workplace import in_workplace
-from flows.run.workplace import workplace
+from flows.run.workplace import open_workplace
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.hosts import free_port
@@ -39,7 +39,7 @@ def taken(*given):
     # the server was started on the port that was free then, and imports its libraries
     stranger = http.server.ThreadingHTTPServer(("127.0.0.1", port), Stranger)
     threading.Thread(target=stranger.serve_forever, daemon=True).start()
-    return workplace(*given)
+    return open_workplace(*given)
 
 
 def work(display):
@@ -50,7 +50,7 @@ def work(display):
 
 
 asked = []
-command.workplace = taken
+command.open_workplace = taken
 if __name__ == "__main__":
     in_workplace(ClusterConfig(), PlacementConfig(), work)
     print("told", [path for path in asked if "flow" in path])

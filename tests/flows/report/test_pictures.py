@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flows.report.pictures import SEEDS, curves, reward_curve, trailing_means
+from flows.report.pictures import SEEDS, reward_curve, trailing_means
+from tests.bench import train
 
 
 def rewards(count, seed=0):
@@ -72,6 +73,6 @@ def test_lengths_that_differ_are_refused(tmp_path):
 
 def test_seeds_have_colours_of_their_own(tmp_path):
     runs = {f"seed {seed}": rewards(40, seed) for seed in range(3)}
-    curves(tmp_path / "seeds.png", runs, held_out={"seed 1": [(40, 0.9)]}, target=0.95, title="three seeds")
+    train.draw(tmp_path / "seeds.png", runs, title="three seeds")
     assert all(len(colored(tmp_path / "seeds.png", color)[0]) > 200 for color in SEEDS[:3])
     assert len(colored(tmp_path / "seeds.png", SEEDS[3])[0]) == 0

@@ -9,6 +9,7 @@ import pytest
 from flows.config import TrainConfig
 from flows.run.bookkeeping import Bookkeeping
 from flows.start.runs import Run
+from flows.start.tracked import mlflow_run, save_mlflow_run
 from infra.cluster.calls import Calls
 from infra.cluster.placement import PlacementConfig
 from infra.runs.metric_log import MetricLog, read_metrics
@@ -17,12 +18,12 @@ from infra.runs.metric_log import MetricLog, read_metrics
 def books(run: Run, tracker: Any) -> Bookkeeping:
     """Those of a run that has no cluster, not entered."""
     said: list[str] = []
-    place = SimpleNamespace(
+    workplace = SimpleNamespace(
         display=SimpleNamespace(say=said.append),
-        dispatch=Calls(cast("Any", None), PlacementConfig()),
+        dispatch=Calls(cast("Any", SimpleNamespace(cluster=None)), PlacementConfig()),
         prefect=SimpleNamespace(serves=lambda: False),
     )
-    return Bookkeeping(run, cast("Any", place), Path(run.uri), tracker, lambda: None)
+    return Bookkeeping(run, cast("Any", workplace), Path(run.uri), tracker, lambda: None)
 
 
 @pytest.fixture
@@ -33,14 +34,14 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_an_mlflow_run_that_is_made_after_an_outage_is_the_runs_own_from_the_next_step_on(run: Run) -> None:
-    run.save_mlflow_run("unknown")
+    save_mlflow_run(run.uri, "unknown")
     tracker = SimpleNamespace(run_id="unknown")
     kept = books(run, tracker)
     kept.logged()
-    assert run.mlflow_run == "unknown"
+    assert mlflow_run(run.uri) == "unknown"
     tracker.run_id = "made"
     kept.logged()
-    assert run.mlflow_run == "made"
+    assert mlflow_run(run.uri) == "made"
 
 
 def test_evaluations_of_steps_that_are_made_again_go_though_nothing_else_of_them_was_logged(run: Run) -> None:

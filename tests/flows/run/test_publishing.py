@@ -27,13 +27,13 @@ class Town:
         write_whole(folder / "made", {"weight": torch.zeros(4)})
         self.version: PolicyVersion = keep_whole(weights_uri(str(folder / "run"), 0), folder / "made")
         monkeypatch.setattr(publishing, "publish", lambda *_: Published(self.version))
-        place: Any = SimpleNamespace(
+        workplace: Any = SimpleNamespace(
             dispatch=SimpleNamespace(run=lambda *asked, **_: self.mended.append(asked)),
             display=SimpleNamespace(say=self.said.append),
         )
         trainer: Any = SimpleNamespace(mend=None)
         tracker: Any = None
-        self.publishing = Publishing(place, trainer, tracker, 0)
+        self.publishing = Publishing(workplace, trainer, tracker, 0)
 
     def unseen(self) -> NotThere:
         error = NotThere(f"there is nothing whole that makes {self.version.uri}, yet")

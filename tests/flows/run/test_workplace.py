@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.run.display import Display
-from flows.run.workplace import workplace
+from flows.run.workplace import open_workplace
 from infra.cluster.cluster import ClusterConfig
 from infra.cluster.placement import METRIC, PlacementConfig, PlacementError
 from tests.lone_worker import lone_worker
@@ -18,6 +18,6 @@ def test_a_flow_does_not_begin_on_workers_of_another_source(tmp_path: Path, monk
         lone_worker("far", {"GENERATOR": 1, "TRAINER": 1, "VERIFIER": 1}, metrics=metrics) as scheduler,
         Display() as display,
         pytest.raises(PlacementError, match=r"^these workers run another source of rlvf .*\(unknown\)"),
-        workplace(ClusterConfig(scheduler=scheduler), PlacementConfig(), display),
+        open_workplace(ClusterConfig(scheduler=scheduler), PlacementConfig(), display),
     ):
         pass

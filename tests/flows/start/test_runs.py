@@ -16,6 +16,7 @@ from flows.options.reading import OptionError, read_config, to_yaml
 from flows.options.tree import known_options
 from flows.start import runs
 from flows.start.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, saved_config, saved_problems
+from flows.start.tracked import mlflow_run, save_mlflow_run
 from infra.runs.checkpoints import CONFIG, NotARun
 from infra.storage import store
 from infra.storage.typed import DamagedError
@@ -92,11 +93,11 @@ def test_a_saved_configuration_is_the_one_that_the_run_had(saved: Run) -> None:
 
 
 def test_a_run_keeps_the_id_of_its_mlflow_run(saved: Run) -> None:
-    assert saved.mlflow_run is None
-    saved.save_mlflow_run("0123abcd")
-    assert saved.mlflow_run == "0123abcd"
-    saved.save_mlflow_run(None)
-    assert saved.mlflow_run is None
+    assert mlflow_run(saved.uri) is None
+    save_mlflow_run(saved.uri, "0123abcd")
+    assert mlflow_run(saved.uri) == "0123abcd"
+    save_mlflow_run(saved.uri, None)
+    assert mlflow_run(saved.uri) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"run_id": 7}', '{"run_id": "../x"}', "{"])
@@ -106,7 +107,7 @@ def test_a_damaged_record_of_the_mlflow_run_is_named_with_its_remedy(saved: Run,
     with pytest.raises(
         DamagedError, match=rf"^{re.escape(at)} is damaged \(.+\); remove it, and the run goes on in a n"
     ):
-        _ = saved.mlflow_run
+        mlflow_run(saved.uri)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.config import TrainConfig
-from flows.start.runs import Run
+from flows.start.runs import Run, local_folder
+from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
 from infra.home import rlvf_home
 from infra.runs.mlflow_run import OWNER_TAG
 from infra.runs.record import METRICS
@@ -31,20 +32,20 @@ def named(folder: Path) -> Run:
 
 def tracked(run: Run, *, local: str = METRICS, guest: bool = False) -> Tracker:
     """As a flow begins or goes on with the tracking of a run."""
-    folder = run.local_folder(rlvf_home())
+    folder = local_folder(run.uri, rlvf_home())
     tracker = open_run(
         TrackingConfig(system_metrics=False),
         home=rlvf_home(),
         experiment="sums",
         run_name=run.name,
-        run_id=run.mlflow_run,
-        owner=run.mlflow_owner,
+        run_id=mlflow_run(run.uri),
+        owner=mlflow_owner(run.uri),
         params={},
         local=folder / local,
         guest=guest,
     )
     if not guest:
-        run.save_mlflow_run(tracker.run_id)
+        save_mlflow_run(run.uri, tracker.run_id)
     return tracker
 
 
@@ -66,33 +67,33 @@ def test_the_copy_of_a_run_gets_an_mlflow_run_of_its_own_and_the_originals_stays
         branch = named(runs / "branch")
         with tracked(branch) as second:
             second.go_back(2)
-            branch.save_mlflow_run(second.run_id)
+            save_mlflow_run(branch.uri, second.run_id)
             second.log(3, {"reward/mean": 0.9})
         of_base = [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
         assert points(runs, first.run_id) == ("active", "RUNNING", of_base)
     assert points(runs, first.run_id) == ("active", "FINISHED", of_base)
     assert points(runs, second.run_id) == ("active", "FINISHED", [(1, 0.1), (2, 0.2), (3, 0.9)])
-    assert (base.mlflow_run, branch.mlflow_run) == (first.run_id, second.run_id)
+    assert (mlflow_run(base.uri), mlflow_run(branch.uri)) == (first.run_id, second.run_id)
 
 
 def test_a_run_that_was_moved_keeps_its_mlflow_run_also_where_its_old_name_is_anothers(runs: Path) -> None:
     base = named(runs / "base")
-    base.save_mlflow_run("0123abcd")
+    save_mlflow_run(base.uri, "0123abcd")
     moved = named((runs / "base").rename(runs / "moved"))
-    assert moved.mlflow_run == "0123abcd"
-    base.save_mlflow_run("4567cdef")
-    assert moved.mlflow_run == "0123abcd"
+    assert mlflow_run(moved.uri) == "0123abcd"
+    save_mlflow_run(base.uri, "4567cdef")
+    assert mlflow_run(moved.uri) == "0123abcd"
     (runs / "link").symlink_to(runs / "moved")
-    assert named(runs / "link").mlflow_run == "0123abcd"
+    assert mlflow_run(named(runs / "link").uri) == "0123abcd"
 
 
 def test_a_run_whose_original_cannot_be_seen_is_taken_for_a_copy_and_one_of_before_keeps_what_it_has() -> None:
     at = f"memory://{uuid.uuid4().hex}/run"
     run = Run(at, TrainConfig(), resumed=True)
     store.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd", "run": "http://127.0.0.1:9/run"}))
-    assert run.mlflow_run is None
+    assert mlflow_run(run.uri) is None
     store.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd"}))
-    assert run.mlflow_run == "0123abcd"
+    assert mlflow_run(run.uri) == "0123abcd"
 
 
 def test_an_evaluation_leaves_the_status_of_the_mlflow_run_to_whoever_trains_it(runs: Path) -> None:
@@ -124,7 +125,7 @@ def client_of(runs: Path) -> MlflowClient:
 def elsewhere(kind: str, folder: Path, run_id: str | None) -> Run:
     """A run outside of the home, whose file names that MLflow run as its own."""
     run = Run(f"memory://{uuid.uuid4().hex}/run" if kind == "bucket" else str(folder / "shared"), TrainConfig(), True)
-    run.save_mlflow_run(run_id)
+    save_mlflow_run(run.uri, run_id)
     return run
 
 
@@ -149,7 +150,7 @@ def test_a_run_from_elsewhere_neither_deletes_nor_opens_nor_writes_an_mlflow_run
     assert len({mine.run_id, evaluating.run_id, training.run_id}) == 3
     assert [line.count(f"has run {mine.run_id} not as that of") for line in caplog.messages] == [1, 1]
     client_of(runs).delete_run(str(mine.run_id))
-    stranger.save_mlflow_run(mine.run_id)
+    save_mlflow_run(stranger.uri, mine.run_id)
     with tracked(stranger):
         assert client_of(runs).get_run(str(mine.run_id)).info.lifecycle_stage == "deleted"
 

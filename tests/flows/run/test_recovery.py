@@ -17,8 +17,8 @@ from flows.config import TrainConfig
 from flows.run.display import Display
 from flows.run.hold import Hold
 from flows.run.prefect_session import PrefectSession
-from flows.run.rejoining import Reached, going_on
-from flows.run.workplace import Workplace, workplace
+from flows.run.recovery import Progress, with_recovery
+from flows.run.workplace import Workplace, open_workplace
 from flows.start.runs import Run
 from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError
 from infra.cluster.cluster import ClusterConfig
@@ -30,8 +30,6 @@ from tasks.failures import Failures
 from tests.conftest import free_port
 from tests.processes import until
 
-CONFIG = ClusterConfig(), PlacementConfig()
-
 
 @pytest.fixture
 def said() -> io.StringIO:
@@ -39,45 +37,47 @@ def said() -> io.StringIO:
 
 
 @pytest.fixture
-def place(lab: Any, said: io.StringIO) -> Iterator[Workplace]:
+def workplace(lab: Any, said: io.StringIO) -> Iterator[Workplace]:
     display = Display(Console(file=said, width=500))
     with Dispatch(lab.client, PlacementConfig()) as dispatch, display:
         prefect = PrefectSession(lab.home, display.say)
         yield Workplace(lab.home, display, dispatch, Failures(display.say), str(lab.home), prefect)
 
 
-def test_a_trainer_that_is_lost_at_the_same_step_each_time_ends_the_run(place: Workplace) -> None:
-    reached, begun = Reached(), []
+def test_a_trainer_that_is_lost_at_the_same_step_each_time_ends_the_run(workplace: Workplace) -> None:
+    progress, begun = Progress(), []
 
     def work(now: Workplace) -> str:
         begun.append(now.dispatch)
         now.dispatch.stop()  # as a run does when it ends with an error
-        reached.at(7)  # made again each time
-        raise StepsLostError("runs/mine", 5, 7)
+        progress.made(7)  # made again each time
+        raise StepsLostError("version 7 is lost")
 
     with pytest.raises(PoisonedCallError, match=r"^train: 3 workers died"):
-        going_on(place, *CONFIG, work, reached=reached)
-    assert len(begun) == len(set(map(id, begun))) == place.dispatch.attempts == 3
+        with_recovery(workplace, ClusterConfig(), work, progress=progress)
+    assert len(begun) == len(set(map(id, begun))) == workplace.dispatch.attempts == 3
 
 
-def test_a_run_that_gets_further_each_time_goes_on(place: Workplace, said: io.StringIO) -> None:
-    reached = Reached()
+def test_a_run_that_gets_further_each_time_goes_on(workplace: Workplace, said: io.StringIO) -> None:
+    progress = Progress()
     steps = iter(range(6, 16))
 
     def work(now: Workplace) -> str:
         step = next(steps)
-        reached.at(step)
+        progress.made(step)
         assert now.dispatch.run("verify", int, "3") == 3
         if step < 15:
-            raise (StepsLostError("runs/mine", 5, step), TakeoverError("train: trainer is gone"))[step % 2]
+            raise (StepsLostError(f"version {step} is lost"), TakeoverError("train: trainer is gone"))[step % 2]
         return "done"
 
-    assert going_on(place, *CONFIG, work, reached=reached) == "done"
-    assert "version 6 is lost with the trainer that had made it" in said.getvalue()
+    assert with_recovery(workplace, ClusterConfig(), work, progress=progress) == "done"
+    assert "version 6 is lost; going on from what is saved" in said.getvalue()
     assert "train: trainer is gone; going on from what is saved" in said.getvalue()
 
 
-def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, place: Workplace, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(
+    lab: Any, workplace: Workplace, tmp_path: Path
+) -> None:
     """Of three tries, while another run waits since the first."""
     events: list[str] = []
     run = Run(str(tmp_path / "mine"), TrainConfig(), resumed=True)
@@ -99,12 +99,12 @@ def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, plac
                 waiting.start()
             until(lambda: "waiting: mine trains on this cluster" in events)
             if events.count("mine") < 3:
-                raise (StepsLostError("runs/mine", 5, 7), TakeoverError("train: trainer is gone"))[len(events) % 2]
+                raise (StepsLostError("version 7 is lost"), TakeoverError("train: trainer is gone"))[len(events) % 2]
         events.append("ended")
         return "done"
 
     try:
-        assert going_on(place, *CONFIG, work, reached=Reached()) == "done"
+        assert with_recovery(workplace, ClusterConfig(), work, progress=Progress()) == "done"
     finally:
         waiting.join(60)
     assert events.index("other") > [at for at, event in enumerate(events) if event == "mine"][-1]
@@ -113,45 +113,45 @@ def test_a_run_that_goes_on_in_place_keeps_its_turn_until_it_ends(lab: Any, plac
     ]
 
 
-def test_a_turn_that_was_kept_is_given_back_where_nothing_goes_on(place: Workplace, tmp_path: Path) -> None:
+def test_a_turn_that_was_kept_is_given_back_where_nothing_goes_on(workplace: Workplace, tmp_path: Path) -> None:
     run = Run(str(tmp_path / "mine"), TrainConfig(), resumed=True)
     tries = []
 
     def work(now: Workplace) -> str:
-        tries.append(training(place.dispatch.client))
+        tries.append(training(workplace.dispatch.client))
         if len(tries) > 1:
             raise ValueError("before it holds anything")
         with Hold(run, now):
-            raise StepsLostError("runs/mine", 5, 7)
+            raise StepsLostError("version 7 is lost")
 
     with pytest.raises(ValueError, match="before it holds anything"):
-        going_on(place, *CONFIG, work)
+        with_recovery(workplace, ClusterConfig(), work)
     assert tries == [None, "mine"]
-    assert training(place.dispatch.client) is None
-    with training_lock(place.dispatch.client, "other", str):  # it is free
-        assert training(place.dispatch.client) == "other"
+    assert training(workplace.dispatch.client) is None
+    with training_lock(workplace.dispatch.client, "other", str):  # it is free
+        assert training(workplace.dispatch.client) == "other"
 
 
-def test_a_flow_within_another_leaves_it_to_that_one(place: Workplace) -> None:
+def test_a_flow_within_another_leaves_it_to_that_one(workplace: Workplace) -> None:
     tries: list[str] = []
 
     def inner(_: Workplace) -> str:
         tries.append("inner")
         if len(tries) < 4:
-            raise StepsLostError("runs/mine", 5, 7)
+            raise StepsLostError("version 7 is lost")
         return "done"
 
     def outer(now: Workplace) -> str:
         tries.append("outer")
-        with workplace(*CONFIG) as present:  # what an inner flow opens
+        with open_workplace(ClusterConfig(), PlacementConfig()) as present:  # what an inner flow opens
             assert present.dispatch is now.dispatch
-        return going_on(now, *CONFIG, inner)
+        return with_recovery(now, ClusterConfig(), inner)
 
-    assert going_on(place, *CONFIG, outer) == "done"
+    assert with_recovery(workplace, ClusterConfig(), outer) == "done"
     assert tries == ["outer", "inner"] * 2
 
 
-def test_an_interrupt_ends_the_wait_for_a_scheduler(place: Workplace, said: io.StringIO) -> None:
+def test_an_interrupt_ends_the_wait_for_a_scheduler(workplace: Workplace, said: io.StringIO) -> None:
     nobody = ClusterConfig(scheduler=f"tcp://127.0.0.1:{free_port()}")
 
     def work(_: Workplace) -> str:
@@ -166,6 +166,6 @@ def test_an_interrupt_ends_the_wait_for_a_scheduler(place: Workplace, said: io.S
     interrupting.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            going_on(place, nobody, PlacementConfig(), work)
+            with_recovery(workplace, nobody, work)
     finally:
         interrupting.join()
