@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from infra.services.own_artifacts import OWN, artifact_place
 from infra.storage import place
-from infra.storage.faults import explained
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -16,7 +15,7 @@ T = TypeVar("T")
 
 
 class Artifacts:
-    """Those of one run. What it does raises MlflowException and OSError."""
+    """Those of one run. What it does raises MlflowException, and whatever the client of their storage does."""
 
     def __init__(self, client: "MlflowClient", run: "Run", is_served: bool, home: Path | None) -> None:
         """`home` is that of the database in which the run is; None for another database."""
@@ -58,12 +57,4 @@ class Artifacts:
     def _at(self, path: str, do: Callable[[str], T]) -> T:
         if self._home is None:
             raise OSError("files of this experiment are kept by the server that made it: name that in tracking.uri")
-        try:
-            return do(place.join(artifact_place(self._home, self._uri), path))
-        except OSError:
-            raise
-        except Exception as error:  # of the client of a storage
-            known = explained(error)
-            if known is None:
-                raise
-            raise OSError(known) from error
+        return do(place.join(artifact_place(self._home, self._uri), path))

@@ -10,10 +10,10 @@ LENGTH = 300
 
 
 def why(error: Exception, is_served: bool) -> str:
-    """One line for what MLflow raised. Where this machine writes its database, a full disk is called that: SQLAlchemy
-    puts other words first."""
+    """One line for what MLflow, or the storage of its files, raised. Where this machine writes its database, a full
+    disk is called that: SQLAlchemy puts other words first."""
     known = None if is_served else explained(error)
-    return masked(known or str(error).strip().partition("\n")[0])[:LENGTH]
+    return masked(known or str(error).strip().partition("\n")[0] or type(error).__name__)[:LENGTH]
 
 
 def lacks(has: Mapping[str, int], logged: Mapping[str, int]) -> str:

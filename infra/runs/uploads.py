@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from infra.runs.outage import why
+from infra.storage.faults import unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -23,27 +24,26 @@ class Uploads:
         self._next_attempt = 0.0
 
     def add(self, path: str, upload: Callable[[], None]) -> None:
-        """Have `upload`, which raises MlflowException or OSError if it fails, store the file at `path`."""
+        """Have `upload` store the file at `path`; it raises whatever the client of its storage does."""
         self._left[path] = upload
 
     def send(self, last: bool) -> None:
         """Store what is left. What fails is tried again after a pause, and said once, and again where this is the
         `last` time."""
-        from mlflow.exceptions import MlflowException
-
         started = time.monotonic()
         if started < self._next_attempt and not last:
             return
         failure = None
-        for path in list(self._left):
-            upload = self._left.pop(path)
+        for path, upload in list(self._left.items()):
             try:
                 upload()
-            except (MlflowException, OSError) as error:
+            except Exception as error:  # noqa: BLE001  every store has exceptions of its own
                 failure = why(error, self._is_served)
-                self._left[path] = upload  # behind the others
-                if self._is_served:  # it may be away: not a time-out for each
+                self._left[path] = self._left.pop(path)  # behind the others
+                if self._is_served or unreachable(error):  # it may be away: not a time-out for each
                     break
+            else:
+                del self._left[path]
         if failure is None:
             self._said = False
             return
