@@ -6,21 +6,22 @@ import math
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from infra.disk import own_folder
 from infra.interrupts import put_off
 from infra.runs.artifacts import Artifacts
 from infra.runs.description import TAG as DESCRIPTION_TAG
 from infra.runs.description import description
 from infra.runs.metric_log import MetricLine
+from infra.runs.tables import Tables
+from infra.runs.uploads import Add
 from infra.security.printable import printable
 from infra.security.secrets import masked
 
@@ -42,11 +43,10 @@ ENVIRONMENT = {  # must stand before mlflow is imported; what the user has set w
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 BATCH_METRICS, BATCH_PARAMS, PARAM_LENGTH = 1000, 100, 6000  # MLflow's limits
-TABLES_SHOWN = 100  # the tag that makes MLflow show a file as a table holds 8000 characters
-SAMPLES_TAG = "mlflow.loggedArtifacts"
 # without it the page of 3.17 opens on traces of language model applications, whatever the tags of an experiment say
 WORKFLOW = "?workflowType=machine_learning"
 OWNER_TAG = "rlvf.run"
+FOLLOWS_TAG = "rlvf.follows"  # the id of the run that this one replaced
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class MlflowRun:
         self._owner = owner
         self._client: MlflowClient | None = None  # set once the run is known to be there
         self._artifacts: Artifacts | None = None  # with it
-        self._tables: list[dict[str, str]] = []
+        self._tables: Tables | None = None  # with it
         self._replaced: tuple[str, int] | None = None  # the run that this one follows, and the step up to which
 
     @property
@@ -112,8 +112,9 @@ class MlflowRun:
         elsewhere = "" if self.uri == home_database(self._home) else f"MLFLOW_BACKEND_STORE_URI={shlex.quote(uri)} "
         return Page(f"{elsewhere}rlvf up", f"http://127.0.0.1:{port}{tail}")
 
-    def attach(self) -> Mapping[str, int] | None:
-        """Find or create the run; the last step of each metric that MLflow has. None if that was done before."""
+    def attach(self, add: Add) -> Mapping[str, int] | None:
+        """Find or create the run; the last step of each metric that MLflow has. None if that was done before. The
+        tables of the run that this one follows are given to `add`: one that cannot be copied holds up nothing."""
         if self._client is not None:
             return None
         mlflow = import_mlflow()
@@ -124,21 +125,23 @@ class MlflowRun:
         client = mlflow.MlflowClient(tracking_uri=self.uri)
         run = self._find_run(client, self.run_id)
         if run is None:
-            tags = {OWNER_TAG: self._owner.tag}
+            tags = {OWNER_TAG: self._owner.tag} | ({FOLLOWS_TAG: self._replaced[0]} if self._replaced else {})
             run = client.create_run(self._find_experiment(client), run_name=self._name, tags=tags)
             self.run_id = run.info.run_id
             if text := description(self._params, run.info.experiment_id, run.info.run_id):
                 client.set_tag(run.info.run_id, DESCRIPTION_TAG, text)
             self._guest = False  # it is nobody else's
-            self._follow(client, run)
-            run = client.get_run(run.info.run_id)
         elif not self._guest:
             client.set_tag(run.info.run_id, OWNER_TAG, self._owner.tag)  # it may have been moved
             client.update_run(run.info.run_id, status="RUNNING")
-        self.experiment_id = run.info.experiment_id
-        self._tables = json.loads(run.data.tags.get(SAMPLES_TAG, "[]"))
         self._send_params(client, run)
-        self._client, self._artifacts = client, self._files(client, run)
+        files = self._files(client, run)
+        tables = Tables(client, run, files)
+        if self._replaced is not None:
+            self._follow(client, run, tables, *self._replaced, add)
+            self._replaced = None
+        self.experiment_id = run.info.experiment_id
+        self._client, self._artifacts, self._tables = client, files, tables
         return {metric.key: metric.step for metric in run.data.to_proto().metrics}
 
     def begin_anew(self, step: int) -> None:
@@ -150,18 +153,18 @@ class MlflowRun:
     def _files(self, client: "MlflowClient", run: "Run") -> Artifacts:
         return Artifacts(client, run, self.is_served, self._home if self.uri == home_database(self._home) else None)
 
-    def _follow(self, client: "MlflowClient", run: "Run") -> None:
-        if self._replaced is None or (old := self._find_run(client, self._replaced[0])) is None:
+    def _follow(self, client: "MlflowClient", run: "Run", tables: Tables, replaced: str, step: int, add: Add) -> None:
+        """Have the tables up to `step` copied, and delete the run of the id `replaced`, and what sessions that were
+        killed here have begun in its place."""
+        if (old := self._find_run(client, replaced)) is None:
             return
-        tables = json.loads(old.data.tags.get(SAMPLES_TAG, "[]"))
-        kept = [each for each in tables if int(Path(each["path"]).stem) <= self._replaced[1]]
-        of_old, of_new = self._files(client, old), self._files(client, run)
-        with tempfile.TemporaryDirectory(dir=own_folder()) as folder:
-            for each in kept:
-                of_new.store(of_old.fetch(each["path"], Path(folder)), str(Path(each["path"]).parent))
-        client.set_tag(run.info.run_id, SAMPLES_TAG, json.dumps(kept))
-        client.delete_run(old.info.run_id)
-        self._replaced = None
+        source = Tables(client, old, self._files(client, old))
+        for path in source.paths(step):
+            add(path, partial(tables.copy, path, source))
+        same = f"tags.`{FOLLOWS_TAG}` = '{replaced}' AND tags.`{OWNER_TAG}` = '{self._owner.tag}'"
+        for each in (*client.search_runs([run.info.experiment_id], same), old):
+            if each.info.run_id != run.info.run_id:
+                client.delete_run(each.info.run_id)
 
     def log(self, lines: Iterable[MetricLine]) -> None:
         """Send points; one that is there already is no second one."""
@@ -178,12 +181,8 @@ class MlflowRun:
 
     def show_table(self, path: str, table: Mapping[str, Any]) -> None:
         """Store a table that the page shows as one."""
-        client, run_id = self._attached
-        assert self._artifacts is not None
-        self._artifacts.store_text(json.dumps(table, ensure_ascii=False), path)
-        entry = {"path": path, "type": "table"}
-        self._tables = [*(shown for shown in self._tables if shown != entry), entry][-TABLES_SHOWN:]
-        client.set_tag(run_id, SAMPLES_TAG, json.dumps(self._tables))
+        assert self._tables is not None
+        self._tables.show(path, table)
 
     def store_file(self, path: Path, folder: str) -> None:
         """Store a file as an artifact, unless it is gone by now."""

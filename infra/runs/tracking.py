@@ -20,7 +20,8 @@ from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
 from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow, quiet_retries
 from infra.runs.outage import NOT_OURS, lacks, why
-from infra.runs.uploads import Uploads
+from infra.runs.tables import table_path
+from infra.runs.uploads import Upload, Uploads
 from infra.security.secrets import masked
 from infra.sqlite import damage_named, file_of
 
@@ -196,7 +197,7 @@ class Tracker:
         """Log a table of completions that MLflow's page shows as a table; columns are those of the first row."""
         columns = list(rows[0]) if rows else []
         table = {"columns": columns, "data": [[plain(row[column]) for column in columns] for row in rows]}
-        path = f"samples/{step:06d}.json"
+        path = table_path(step)
         self._upload(path, lambda: self._run.show_table(path, table))
 
     def log_picture(self, path: Path) -> None:
@@ -224,7 +225,7 @@ class Tracker:
         """The page of this run. The command serves it from the home on `port`."""
         return self._run.page(port)
 
-    def _upload(self, path: str, upload: Callable[[], None]) -> None:
+    def _upload(self, path: str, upload: Upload) -> None:
         with self._lock:
             self._uploads.add(path, upload)
             self._deliver_when_due()
@@ -258,7 +259,7 @@ class Tracker:
         return None
 
     def _send(self) -> None:
-        have = self._run.attach()
+        have = self._run.attach(self._uploads.add)
         if have is not None:
             self._have = dict(have)
             if self._log.path is not None:

@@ -9,6 +9,8 @@ from infra.storage.faults import unreachable
 
 logger = logging.getLogger(__name__)
 
+Upload = Callable[[], None]  # stores a file; it raises whatever the client of its storage does
+Add = Callable[[str, Upload], None]
 NAMED = 5  # in a line about what is lacking
 
 
@@ -19,12 +21,12 @@ class Uploads:
         """`uri` is for people to read. `pause`: seconds until the next attempt, after one that failed and took so
         many."""
         self._uri, self._is_served, self._pause = uri, is_served, pause
-        self._left: dict[str, Callable[[], None]] = {}
+        self._left: dict[str, Upload] = {}
         self._said = False
         self._next_attempt = 0.0
 
-    def add(self, path: str, upload: Callable[[], None]) -> None:
-        """Have `upload` store the file at `path`; it raises whatever the client of its storage does."""
+    def add(self, path: str, upload: Upload) -> None:
+        """Have `upload` store the file at `path`."""
         self._left[path] = upload
 
     def send(self, last: bool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from infra.runs import mlflow_run, tracking
+from infra.runs import tables, tracking
 from infra.runs.metric_log import read_metrics
 from infra.runs.tracking import TrackingConfig
 from tests.infra.runs.tracked import QUIET, points, start, table
@@ -101,7 +101,7 @@ def test_kill_9_loses_no_logged_step_and_a_new_home_is_made_in_silence(tmp_path)
 
 
 def test_samples_are_tables_that_mlflow_shows(home, client, tmp_path, monkeypatch):
-    monkeypatch.setattr(mlflow_run, "TABLES_SHOWN", 2)
+    monkeypatch.setattr(tables, "SHOWN", 2)
     rows = [
         {"prompt": "what is 1/2?", "completion": 'a "b",\n½', "reward": 0.0, "reason": "unparsable"},
         {"prompt": "1+1", "completion": "2", "reward": math.nan, "reason": "right"},

@@ -90,6 +90,10 @@ def test_steps_that_are_made_again_are_none_twice_on_a_machine_with_another_log(
     assert [line.step for line in read_metrics(other)] == [1, 2, 3, 4]
 
 
+def shown_tables(client, run_id):
+    return [each["path"] for each in json.loads(client.get_run(run_id).data.tags["mlflow.loggedArtifacts"])]
+
+
 def test_a_run_that_went_back_has_the_later_steps_once_and_as_they_were_made_last(home, client, tmp_path):
     local = tmp_path / "metrics.jsonl"
     with start(home, local=local) as tracker:
@@ -108,8 +112,56 @@ def test_a_run_that_went_back_has_the_later_steps_once_and_as_they_were_made_las
     assert [line.metrics["reward/mean"] for line in read_metrics(local)] == [0.1, 0.2, 0.3, 0.9, 0.9]
     assert client.get_run(left).info.lifecycle_stage == "deleted"
     assert table(client, again.run_id, "samples/000003.json", tmp_path)["data"] == [["of 3"]]
-    shown = json.loads(client.get_run(again.run_id).data.tags["mlflow.loggedArtifacts"])
-    assert [each["path"] for each in shown] == [f"samples/{step:06d}.json" for step in (1, 2, 3)]
+    assert shown_tables(client, again.run_id) == [f"samples/{step:06d}.json" for step in (1, 2, 3)]
+
+
+def test_a_table_that_is_lost_keeps_no_run_from_going_back(home, client, tmp_path, caplog, capfd):
+    local = tmp_path / "metrics.jsonl"
+    with start(home, local=local) as tracker:
+        for step in range(1, 6):
+            tracker.log(step, {"reward/mean": step / 10})
+            tracker.log_samples(step, [{"completion": f"of {step}"}])
+    (lost,) = (home / "mlartifacts").rglob("000002.json")
+    lost.unlink()
+    with start(home, run_id=tracker.run_id, local=local) as again:
+        assert again.go_back(3) is True
+        for step in (4, 5):
+            again.log(step, {"reward/mean": 0.9})
+            again.log_samples(step, [{"completion": "anew"}])
+    assert "Downloading" not in capfd.readouterr().err
+    (left,) = client.search_runs([tracker.experiment_id])
+    assert left.info.run_id == again.run_id
+    assert left.info.status == "FINISHED"
+    assert points(client, again.run_id, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.9), (5, 0.9)]
+    assert shown_tables(client, again.run_id) == [f"samples/{step:06d}.json" for step in (1, 3, 4, 5)]
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("infra")]
+    assert len(lines) == 2  # when it happened, and at the end
+    assert all("lacks files of this run (samples/000002.json): " in line for line in lines)
+
+
+@pytest.mark.parametrize("at", ["delete_run", "log_batch"])
+def test_a_run_that_is_killed_while_it_goes_back_leaves_none_behind(home, client, tmp_path, monkeypatch, at):
+    local = tmp_path / "metrics.jsonl"
+    with start(home, local=local) as tracker:
+        for step in range(1, 4):
+            tracker.log(step, {"reward/mean": step / 10})
+            tracker.log_samples(step, [{"completion": f"of {step}"}])
+    killed = start(home, run_id=tracker.run_id, local=local)
+
+    def kill(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, at, kill)
+        with pytest.raises(KeyboardInterrupt):
+            killed.go_back(2)
+    with start(home, run_id=tracker.run_id, local=local) as again:  # nobody was told of the new run's id
+        assert again.go_back(2) is True
+        again.log(3, {"reward/mean": 0.9})
+    (left,) = client.search_runs([tracker.experiment_id])
+    assert left.info.run_id == again.run_id
+    assert points(client, again.run_id, "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.9)]
+    assert shown_tables(client, again.run_id) == ["samples/000001.json", "samples/000002.json"]
 
 
 def test_what_only_mlflow_knows_of_later_steps_is_left_too(home, client, tmp_path):
@@ -144,7 +196,7 @@ def test_a_run_that_went_back_while_mlflow_was_away_deletes_none_that_is_not_its
         for step in (1, 2):
             tracker.log(step, {"reward/mean": step / 10})
 
-    def is_away(_):
+    def is_away(*_):
         raise OSError("away")
 
     with monkeypatch.context() as patched:

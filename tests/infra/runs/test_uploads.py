@@ -76,7 +76,8 @@ def test_an_artifact_store_that_fails_in_its_own_words_keeps_only_files_from_mlf
     location, environment, said = STORES[lacks]
     boto3 = pytest.importorskip("boto3", reason="needs boto3: install the extra 's3'")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it, and MLflow, know the credentials of tests before
-    s3_artifact_repo._cached_get_s3_client.cache_clear()
+    uncached = s3_artifact_repo._cached_get_s3_client.__wrapped__
+    monkeypatch.setattr(s3_artifact_repo, "_cached_get_s3_client", uncached)
     monkeypatch.setitem(sys.modules, "google.cloud", None)  # as where it is not installed
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
