@@ -62,7 +62,7 @@ class SchedulerLostError(DispatchError):
 
 @dataclass(frozen=True)
 class Awaited:
-    """A call that somebody waits for."""
+    """A call that a thread waits for."""
 
     name: str
     work: str  # what it does: calls of one name may differ in length
@@ -153,7 +153,7 @@ class Calls:
         return future
 
     def forget(self, *futures: Future[Any]) -> None:
-        """These have been given back, or nobody waits for them any more: cancelled where they are not done."""
+        """Release futures whose results were fetched, or are not wanted; pending ones are cancelled."""
         with self._lock:
             self.progress = now = time.monotonic()
             for future in futures:

@@ -20,7 +20,7 @@ class Crew:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the last poll, and since when nobody was capable."""
+        """Forget the last poll, and since when no worker was capable."""
         self._polled = self._alone_since = -float("inf")
 
     def changed(self) -> None:

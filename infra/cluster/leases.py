@@ -209,7 +209,7 @@ class LeaseQueue:
         self._schedule.give_back(lease)
         failed = self._schedule.failed[lease.item]
         if not isinstance(error, out.batch.at_once) and failed <= {lease.worker}:
-            self._poll()  # who has gone meanwhile does not try it
+            self._poll()  # a worker that has gone meanwhile does not try it
             if any(offer.address != lease.worker for offer in self._crew.capable):
                 failed.add(lease.worker)
                 self._calls.exclusions.fail(self._call, out.worker, error)
@@ -225,7 +225,7 @@ class LeaseQueue:
                 self._schedule.give_back(other)
                 self._drop(other)
 
-    # -- who has what
+    # -- leases on workers
 
     def _poll(self) -> None:
         """Ask which workers are present, and lose the leases of the others. Raises PlacementError as `Crew.poll`."""
@@ -275,7 +275,7 @@ class LeaseQueue:
     def _lose(self, lease: Lease) -> None:
         """The lease's worker is gone: its item is handed out anew, or its batch fails after `attempts` deaths."""
         out = self._drop(lease)
-        self._calls.cancel([out.future])  # also if it was done: its result is asked for, and nobody has it
+        self._calls.cancel([out.future])  # also if it was done: its result is being fetched, and is lost
         self._calls.silent.discard(lease.worker)
         self._calls.count(self._call)
         self._calls.timeline.add(Span(out.worker.name, self._call, out.since, time.time(), lost=True))

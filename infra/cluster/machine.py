@@ -1,4 +1,4 @@
-"""What this machine is: its device, memory, cores, and the versions of what is installed. No torch is imported."""
+"""This machine: its device, memory, cores, and the versions of installed packages. No torch is imported."""
 
 import importlib.metadata
 import os

@@ -1,5 +1,5 @@
-"""This machine's part in a cluster: one worker process per role, joined, joined again when the scheduler was away, and
-left in order."""
+"""The membership of this machine in a cluster: one worker process per role, that joins, joins again when the scheduler
+was away, and leaves in order."""
 
 import asyncio
 import threading

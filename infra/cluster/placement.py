@@ -55,7 +55,7 @@ class PlacementConfig(BaseModel):
         return tags
 
     def resources(self, call: str) -> dict[str, float]:
-        """What a Dask task of `call` takes from its worker while it runs."""
+        """The resources of a worker that a Dask task of `call` takes while it runs."""
         return dict.fromkeys(self.tags(call), 1)
 
 

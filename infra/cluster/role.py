@@ -94,7 +94,7 @@ class RoleNanny(Nanny):
 
 
 def role_options(role: Role, host: str, log_dir: Path | None) -> dict[str, Any]:
-    """What the `RoleNanny` of a role is made with."""
+    """The arguments of a role's `RoleNanny`."""
     return {
         "name": role.name,
         "nthreads": 1,
@@ -112,7 +112,7 @@ def role_options(role: Role, host: str, log_dir: Path | None) -> dict[str, Any]:
 
 
 class LogFile(logging.FileHandler):
-    """A log that ignores failed writes, as on a full disk: whoever needs the disk says so."""
+    """A log that ignores failed writes, as on a full disk: the code that needs the disk raises."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         pass

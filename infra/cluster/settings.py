@@ -1,4 +1,4 @@
-"""What Dask must be told, wherever its processes are started."""
+"""Settings of Dask for every process of a cluster."""
 
 import sys
 from collections.abc import Mapping

@@ -22,9 +22,9 @@ class TrainingLock:
     def __init__(self, client: Client, name: str, lock: Lock) -> None:
         self.lock = lock
         self._client, self._name = client, name
-        self._epoch = _told(client)["epoch"] + 1
+        self._epoch = _owner(client)["epoch"] + 1
         self._sure = -float("inf")
-        self._tell(name)
+        self._announce(name)
         self.check()
 
     def check(self) -> None:
@@ -32,21 +32,21 @@ class TrainingLock:
         now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # goes on in a machine's sleep
         if now - self._sure > SURE_SECONDS and self._client.status == "running":
             try:
-                told = _told(self._client)
+                owner = _owner(self._client)
             except OSError:
                 return  # the scheduler is gone, and with it whatever could be done there
-            if told["epoch"] > self._epoch:
+            if owner["epoch"] > self._epoch:
                 raise TrainingLockLostError(
-                    f"{self._name} gave no sign for so long that {told['name'] or 'another run'} got the cluster; its "
+                    f"{self._name} gave no sign for so long that {owner['name'] or 'another run'} got the cluster; its "
                     "steps are saved, resume it"
                 )
             self._sure = now
 
     def end(self) -> None:
         """Release: clear the owner."""
-        self._tell(None)
+        self._announce(None)
 
-    def _tell(self, name: str | None) -> None:
+    def _announce(self, name: str | None) -> None:
         self._client.set_metadata(TRAINING, {"name": name, "epoch": self._epoch})  # type: ignore[no-untyped-call]
 
 
@@ -121,7 +121,7 @@ class TrainingLocks:
 
 
 def count_leases_by_steady_clock() -> None:
-    """Have the scheduler of this process count the age of its locks' leases by a clock that nobody sets, and that
+    """Have the scheduler of this process count the age of its locks' leases by a clock that is never set, and that
     stands still while the machine sleeps. Dask takes the time of day: a jump of more than 30 s, as when a machine that
     starts without a clock of its own hears the time, takes the lock from an owner in good health."""
     vars(semaphore)["time"] = time.monotonic  # the name by which this module calls its clock
@@ -129,7 +129,7 @@ def count_leases_by_steady_clock() -> None:
 
 def training(client: Client) -> str | None:
     """The name of the run that trains on the cluster now."""
-    name = _told(client)["name"]
+    name = _owner(client)["name"]
     return None if name is None else str(name)
 
 
@@ -141,6 +141,6 @@ def _name(client: Client) -> str:
     return f"rlvf training {identity['id']}"
 
 
-def _told(client: Client) -> dict[str, Any]:
+def _owner(client: Client) -> dict[str, Any]:
     found = client.get_metadata(TRAINING, default=None)  # type: ignore[no-untyped-call]
     return found or {"name": None, "epoch": 0}

@@ -1,4 +1,4 @@
-"""What is waited for, said when no call has come back for a while, or this process itself waits so long."""
+"""Lines that say what a run waits for, when no call has come back for a while, or this process itself waits so long."""
 
 import threading
 import time

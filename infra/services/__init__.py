@@ -1,1 +1,1 @@
-"""What runs beside the Dask cluster, and how it is kept alive: Prefect, MLflow and the rest of `rlvf up`."""
+"""The services beside the Dask cluster, and how they are kept alive: Prefect, MLflow and the rest of `rlvf up`."""

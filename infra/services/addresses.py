@@ -84,7 +84,7 @@ def write_up(home: Path, up: Up) -> None:
 
 
 def read_up(home: Path) -> Up | None:
-    """What `<home>/up.json` says; None if there is none."""
+    """The content of `<home>/up.json`; None where it is absent or damaged."""
     try:
         found = read_typed(home / UP, _UP, "")
     except (OSError, DamagedError):  # its lock tells whether one lives

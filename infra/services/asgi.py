@@ -90,7 +90,7 @@ def _headers(scope: Any) -> Headers:
 
 
 def _token(message: Message) -> str:
-    """What a Prefect client says first: {"type": "auth", "token": user:password}."""
+    """The token of a Prefect client's first message, {"type": "auth", "token": user:password}; empty in others."""
     try:
         said = json.loads(message.get("text") or message.get("bytes") or "null")
     except ValueError:

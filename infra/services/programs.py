@@ -39,7 +39,7 @@ class StackConfig:
 
     @property
     def https(self) -> bool:
-        """Whether pages are encrypted: on loopback nobody listens, and a browser would warn of an unknown authority."""
+        """Whether pages are encrypted: not on loopback, where a browser would only warn of an unknown authority."""
         return self.tls and not is_loopback(self.host)
 
 
@@ -81,7 +81,7 @@ def worker(config: StackConfig, known: Addresses, prefect: Mapping[str, str]) ->
         "RLVF_STORAGE": config.storage,
         "RLVF_SCHEDULER": known.scheduler or "",
         "PREFECT_WORKER_QUERY_SECONDS": "2",
-        # the deployments' command is `python …`, and nobody has to have activated the environment that rlvf is in
+        # the deployments' command is `python …`, also where rlvf's environment was not activated
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "PYTHONSAFEPATH": "1",  # a folder named flows in the working directory is not ours
     }

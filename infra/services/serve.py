@@ -93,7 +93,7 @@ def read_traces_where_they_belong(tracking: Any) -> None:
         return own
 
     names = ["get_artifact_uri_for_trace"]
-    if not os.environ.get("MLFLOW_TRACE_ARCHIVAL_CONFIG"):  # else whoever starts this has said where they go
+    if not os.environ.get("MLFLOW_TRACE_ARCHIVAL_CONFIG"):  # else that names their place
         names.append("get_archive_uri_for_trace")
     for reader in (vars(handlers), vars(sqlalchemy_store)):  # each knows them under these names
         reader.update({name: kept(reader[name]) for name in names if name in reader})

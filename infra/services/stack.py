@@ -105,7 +105,7 @@ class Stack:
             url, server = self.addresses.prefect, self._prefect
             assert url is not None
             assert server is not None
-            if not server.is_ours or server.serves():  # Prefect's command tells its password to whoever answers
+            if not server.is_ours or server.serves():  # Prefect's command sends its password to any server
                 with suppress(OSError):
                     self._deployed = self._deploy(server.environment, url)
 

@@ -47,7 +47,7 @@ class ServiceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Found:
-    """What `server.json` says of a service, each field None until its supervisor has written it."""
+    """The content of `server.json`; the defaults, until the supervisor has written it."""
 
     pid: int | None = None  # of the supervisor
     machine: str | None = None  # `boot_name` where that runs
@@ -238,7 +238,7 @@ def _supervise(lock: int, told: Mapping[str, Any], command: Sequence[str]) -> No
     known = Found(os.getpid(), boot_name(), seconds, told["url"])
     found.write_text(json.dumps(asdict(known)))
     found.replace("server.json")
-    # The service holds the lock too: if only the supervisor is killed, nobody starts a second one on the same database.
+    # The service holds the lock too: if only the supervisor is killed, no second service starts on the same database.
     server = subprocess.Popen(command, cwd=told["folder"], stdin=subprocess.DEVNULL, pass_fds=[lock, *sockets])
     for each in sockets:
         os.close(each)  # the server's, and its starter's
