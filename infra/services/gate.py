@@ -80,19 +80,13 @@ class Gate:
         return None
 
     def is_known(self, headers: Headers) -> bool:
-        """Whether a request has the password, or the cookie."""
-        return self._auth is None or self.has_password(headers) or self.has_cookie(headers)
-
-    def has_password(self, headers: Headers) -> bool:
-        """Whether a request has the password."""
-        assert self._auth is not None
-        return any(same(given, f"Basic {basic(self._auth)}") for given in _all(headers, "authorization"))
-
-    def has_cookie(self, headers: Headers) -> bool:
-        """Whether a request has the cookie that a link has set."""
-        assert self._auth is not None
-        given = [each.strip().partition("=") for line in _all(headers, "cookie") for each in line.split(";")]
-        return any(name == self._cookie and _is_signed(self._auth, "page", value) for name, _, value in given)
+        """Whether a request has the password, as a program's, or the cookie that a link has set, as a browser's."""
+        if self._auth is None:
+            return True
+        if any(same(given, f"Basic {basic(self._auth)}") for given in _all(headers, "authorization")):
+            return True
+        cookies = [each.strip().partition("=") for line in _all(headers, "cookie") for each in line.split(";")]
+        return any(name == self._cookie and _is_signed(self._auth, "page", value) for name, _, value in cookies)
 
     def is_token(self, text: str) -> bool:
         """Whether a text is user:password, in a message instead of a header."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +49,7 @@ class Seen:
 
 def ask(address: SchedulerAddress, home: Path) -> Seen:
     """Ask a scheduler that `reach` has found. Raises `OSError`, and `SecurityError` without certificates."""
-    return _said(address, _ask(address, home))
+    return _answered(address, home, _seen)
 
 
 def announce(address: SchedulerAddress, home: Path, services: Addresses) -> None:
@@ -58,7 +58,7 @@ def announce(address: SchedulerAddress, home: Path, services: Addresses) -> None
         reach(address, home)  # Dask itself would try again and again
     except UnreachableError as error:
         raise OSError(error.why) from error
-    _said(address, _announce(address, home, services))
+    _answered(address, home, lambda scheduler: scheduler.set_metadata(keys=SERVICES, value=asdict(services)))
 
 
 def answers_back(address: SchedulerAddress, home: Path, host: str) -> str | None:
@@ -67,28 +67,22 @@ def answers_back(address: SchedulerAddress, home: Path, host: str) -> str | None
     return asyncio.run(_answers_back(address, home, host))
 
 
-async def _ask(address: SchedulerAddress, home: Path) -> Seen:
-    async with _scheduler(address, home) as scheduler:
-        identity = await scheduler.identity(n_workers=-1)
-        versions = await scheduler.versions()
-        services = await scheduler.get_metadata(keys=SERVICES, default=None)
-        mark, before = uuid.uuid4().hex, time.time()
-        await scheduler.log_event(topic=CLOCK, msg=mark)
-        middle = (before + time.time()) / 2
-        stamped = [when for when, what in await scheduler.events(topic=CLOCK) if what == mark]
+async def _seen(scheduler: Any) -> Seen:
+    identity = await scheduler.identity(n_workers=-1)
+    versions = await scheduler.versions()
+    services = await scheduler.get_metadata(keys=SERVICES, default=None)
+    mark, before = uuid.uuid4().hex, time.time()
+    await scheduler.log_event(topic=CLOCK, msg=mark)
+    middle = (before + time.time()) / 2
+    stamped = [when for when, what in await scheduler.events(topic=CLOCK) if what == mark]
     packages = {name: str(version) for name, version in versions["packages"].items() if version is not None}
-    workers = (_seen(at, worker) for at, worker in identity["workers"].items() if worker["status"] == "running")
+    workers = (_worker_seen(at, worker) for at, worker in identity["workers"].items() if worker["status"] == "running")
     return Seen(
         workers=tuple(sorted(workers, key=lambda worker: worker.name)),
         services=addresses(services or {}),
         versions={**packages, "python": packages["python"].split(".final")[0]},
         clock=stamped[0] - middle,
     )
-
-
-async def _announce(address: SchedulerAddress, home: Path, services: Addresses) -> None:
-    async with _scheduler(address, home) as scheduler:
-        await scheduler.set_metadata(keys=SERVICES, value=asdict(services))
 
 
 async def _answers_back(address: SchedulerAddress, home: Path, host: str) -> str | None:
@@ -106,9 +100,10 @@ async def _answers_back(address: SchedulerAddress, home: Path, host: str) -> str
     return None
 
 
-def _said(address: SchedulerAddress, question: Awaitable[T]) -> T:
+def _answered(address: SchedulerAddress, home: Path, question: Callable[[Any], Awaitable[T]]) -> T:
     async def in_time() -> T:
-        return await asyncio.wait_for(question, SECONDS)
+        async with _scheduler(address, home) as scheduler:
+            return await asyncio.wait_for(question(scheduler), SECONDS)
 
     try:
         return asyncio.run(in_time())
@@ -125,7 +120,7 @@ def _security(address: SchedulerAddress, home: Path) -> Security:
     return dask_security(home) if address.scheme == "tls" else Security()  # type: ignore[no-untyped-call]
 
 
-def _seen(address: str, worker: Mapping[str, Any]) -> WorkerSeen:
+def _worker_seen(address: str, worker: Mapping[str, Any]) -> WorkerSeen:
     said = worker["metrics"].get(METRIC) or {}
     tags = [tag for tag, amount in worker["resources"].items() if amount >= 1]
     pace = said.get("tokens_per_second")
