@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from types import FrameType, TracebackType
 
 import flows.commands as room
-from flows.commands.command import Command
+from flows.commands.command import Command, say
 from flows.commands.parser import OneLineParser
 from infra.interrupts import leave_terminal, put_off
 from infra.security.printable import printable
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.environ.get("RLVF_TRACEBACK") or not (known or isinstance(error, OSError | RuntimeError)):
             raise
         said = "; ".join(masked(known or str(error)).split("\n")) or type(error).__name__
-        print(f"rlvf: {printable(said)} (set RLVF_TRACEBACK=1 for the whole story)", file=sys.stderr)
+        say(f"{said} (set RLVF_TRACEBACK=1 for the whole story)")
         sys.exit(1)
 
 

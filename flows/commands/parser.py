@@ -2,12 +2,11 @@
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from flows.commands.command import say
 from flows.options.usual_names import is_file_of_problems, unknown
-from infra.security.printable import printable
 
 ALL = "all"
 
@@ -46,8 +45,7 @@ class OneLineParser(argparse.ArgumentParser):
             message = f"name a command: {', '.join(map(str, names))}"
         if message.endswith("expected one argument"):
             message += " (one that starts with a minus sign is written after =)"
-        line = "; ".join(filter(None, (part.strip() for part in message.splitlines())))
-        print(f"rlvf: {printable(line)}", file=sys.stderr)
+        say("; ".join(filter(None, (part.strip() for part in message.splitlines()))))
         raise SystemExit(2)
 
     # argparse collects what a sub-parser does not know and reports it from the outermost parser, which cannot tell what

@@ -77,7 +77,7 @@ class Health(BaseModel):
 
 
 def problem_of(given: ProblemGiven) -> Problem:
-    """What the verifier gets."""
+    """The problem that the verifier gets."""
     why = given.no_target if given.target is None else ""
     return Problem(given.prompt, given.target or "", given.source, given.extra, no_target=why)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flows.commands.command import Command
+from flows.commands.command import Command, say
 from flows.config import VerifyConfig
 from flows.options.reading import add_options, read_config
 from infra.home import rlvf_home
@@ -69,10 +69,7 @@ def _run(given: argparse.Namespace) -> None:
     finally:
         verifier.close()
     if beyond:
-        print(
-            "rlvf: rewards outside of 0 to 1 train, but reward/pass_rate counts those that are exactly 1",
-            file=sys.stderr,
-        )
+        say("rewards outside of 0 to 1 train, but reward/pass_rate counts those that are exactly 1")
     if failures:
         words = f"{failures.total()} of {count} completions could not be judged"
         ways = " and ".join(str(each) for each in failures.values())
