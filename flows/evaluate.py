@@ -22,7 +22,7 @@ from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.record import EVALUATIONS
 from infra.runs.tracking import open_run
 from infra.security.secrets import masked
-from infra.storage import store
+from infra.storage import place
 from infra.storage.typed import read_typed
 from infra.weights.version import PolicyVersion, newest_version, published_version
 from rl.config import TINY, whole_path
@@ -97,7 +97,7 @@ def chosen_policy(config: EvalConfig, workplace: Workplace) -> tuple[PolicyVersi
     if note := check_model(model, workplace.runs, also_run=True):
         workplace.display.say(note)
     return workplace.dispatch.run(
-        "evaluate", store_model, whole_path(model), config.policy, store.join(workplace.storage, "models")
+        "evaluate", store_model, whole_path(model), config.policy, place.join(workplace.storage, "models")
     ), None
 
 
@@ -108,7 +108,7 @@ def kept(uri: str) -> Evaluation | None:
 
 def keep(uri: str, evaluation: Evaluation) -> None:
     """Leave the evaluation with the run."""
-    store.write_text(uri, json.dumps(asdict(evaluation)) + "\n")
+    place.write_text(uri, json.dumps(asdict(evaluation)) + "\n")
 
 
 def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problems: ProblemSet) -> str:
@@ -118,7 +118,7 @@ def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problem
     asked = config.model_dump(mode="json", include={**dict.fromkeys(decide, True), "policy": {"dtype"}})
     said = json.dumps([asked, version.digest, digest_of(problems, config.samples)], sort_keys=True)
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]
-    return store.join(run.uri, EVALUATIONS, f"v{version.step}-{set_name(config.sets)}-{digest}.json")
+    return place.join(run.uri, EVALUATIONS, f"v{version.step}-{set_name(config.sets)}-{digest}.json")
 
 
 def log(config: EvalConfig, workplace: Workplace, run: Run, evaluation: Evaluation) -> None:

@@ -28,7 +28,7 @@ from infra.runs.tracking import tracking_uri
 from infra.security.printable import printable
 from infra.storage.fence import LockLostError
 from infra.storage.lock import held
-from infra.storage.store import local_path
+from infra.storage.place import local_path
 from infra.storage.usable import check_storage, looked_at
 from tasks.problem_set import open_problems
 

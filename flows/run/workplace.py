@@ -16,7 +16,7 @@ from infra.cluster.training_lock import TrainingLocks
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.interrupts import put_off
 from infra.services.settled import import_prefect
-from infra.storage import store
+from infra.storage import place
 from infra.storage.usable import check_storage
 from tasks.failures import Failures
 
@@ -42,7 +42,7 @@ class Workplace:
     @property
     def runs(self) -> str:
         """The folder of runs that are named without a URI."""
-        return store.join(self.storage, "runs")
+        return place.join(self.storage, "runs")
 
 
 _open: ContextVar[Workplace | None] = ContextVar("workplace", default=None)

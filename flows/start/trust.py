@@ -15,7 +15,7 @@ from flows.start.runs import Run, saved_config, without_secrets
 from infra import disk
 from infra.home import in_home, rlvf_home
 from infra.security.printable import printable
-from infra.storage.store import local_path
+from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.config import MADE, TINY
 from rl.verifiers.spec import VerifierSpec, is_file

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from infra.storage import store
+from infra.storage import place, store
 from infra.storage.fence import Fence
+from infra.storage.manifest import MANIFEST, NotThere, Torn
 from infra.storage.retry_policy import RetryPolicy
-from infra.storage.store import Folder, NotThere, Torn
+from infra.storage.store import Folder
 
 CONFIG = "config.yaml"
 MODEL = "model"  # the folder of a run's result
@@ -55,7 +56,7 @@ def save(
     says that the run is another's by now.
     """
     uri = state_uri(run_uri)
-    store.write_patiently(store.join(uri, str(step)), source, meta, patience, fence)
+    store.write_patiently(place.join(uri, str(step)), source, meta, patience, fence)
 
     def prune() -> None:
         reached = [version for version in store.versions(uri) if version <= step]
@@ -65,9 +66,9 @@ def save(
 
 
 def load(run_uri: str, step: int) -> Folder:
-    """The checkpoint of `step`, verified; raises `store.NotThere` and `store.Torn`."""
+    """The checkpoint of `step`, verified; raises `NotThere` and `Torn`."""
     named = [version.uri for version in store.list_versions(state_uri(run_uri)) if version.number == step]
-    return store.read_folder(named[-1] if named else store.join(state_uri(run_uri), str(step)))
+    return store.read_folder(named[-1] if named else place.join(state_uri(run_uri), str(step)))
 
 
 def newest(run_uri: str, *, warn: Callable[[str], None]) -> Folder | None:
@@ -96,7 +97,7 @@ class Best:
 
 def best_version(run_uri: str) -> Best | None:
     """The version that was kept as the best one so far, if any was."""
-    uri = store.join(run_uri, BEST)
+    uri = place.join(run_uri, BEST)
     try:
         meta = store.read_manifest(uri).meta
     except NotThere:
@@ -104,18 +105,18 @@ def best_version(run_uri: str) -> Best | None:
     try:
         return TypeAdapter(Best).validate_python({**meta, "uri": uri})
     except ValidationError:
-        raise Torn(f"{uri} is torn: {store.MANIFEST} does not say which version it is; remove it") from None
+        raise Torn(f"{uri} is torn: {MANIFEST} does not say which version it is; remove it") from None
 
 
 def is_run(uri: str) -> bool:
     """Whether `uri` is a run's."""
-    return store.exists(store.join(uri, CONFIG))
+    return place.exists(place.join(uri, CONFIG))
 
 
 def require_run(uri: str) -> None:
     """Raise NotARun, saying why, unless `uri` is a run's."""
     if not is_run(uri):
-        why = f"it has no {CONFIG}" if store.exists(uri) else "there is nothing"
+        why = f"it has no {CONFIG}" if place.exists(uri) else "there is nothing"
         raise NotARun(f"{uri} is not a run: {why}")
 
 
@@ -128,13 +129,13 @@ def resolve_run(name_or_uri: str, home_runs: str) -> str:
     is_name = "/" not in name_or_uri and not name_or_uri.startswith(("~", "."))
     if "://" in name_or_uri:
         return name_or_uri.rstrip("/")
-    here = str(store.local_path(name_or_uri))  # absolute: its workers may stand elsewhere
+    here = str(place.local_path(name_or_uri))  # absolute: its workers may stand elsewhere
     if not is_name:
         return here
-    at_home = store.join(home_runs, name_or_uri)
+    at_home = place.join(home_runs, name_or_uri)
     return here if is_run(here) and not is_run(at_home) else at_home
 
 
 def state_uri(run_uri: str) -> str:
     """Where the checkpoints of a run lie."""
-    return store.join(run_uri, "state")
+    return place.join(run_uri, "state")

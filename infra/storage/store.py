@@ -23,47 +23,8 @@ from pydantic import JsonValue
 from infra import disk
 from infra.storage import place
 from infra.storage.fence import Fence
-from infra.storage.manifest import (
-    MANIFEST,
-    Entry,
-    Manifest,
-    NotThere,
-    StoreError,
-    Torn,
-    describe,
-    parse,
-    render,
-    verify,
-)
-from infra.storage.place import exists, join, local_path, read_text, write_bytes, write_text
+from infra.storage.manifest import MANIFEST, Manifest, NotThere, StoreError, Torn, describe, parse, render, verify
 from infra.storage.retry_policy import RetryPolicy
-
-__all__ = [
-    "MANIFEST",
-    "Entry",
-    "Folder",
-    "Manifest",
-    "NotThere",
-    "StoreError",
-    "Torn",
-    "Version",
-    "check_of",
-    "check_whole",
-    "exists",
-    "join",
-    "list_versions",
-    "local_path",
-    "prune",
-    "read_folder",
-    "read_manifest",
-    "read_text",
-    "scratch",
-    "versions",
-    "write_bytes",
-    "write_folder",
-    "write_patiently",
-    "write_text",
-]
 
 
 @dataclass(frozen=True)
@@ -116,7 +77,7 @@ def write_folder(
     LockLostError.
     """
     manifest = describe(source, meta or {})
-    path = local_path(uri)
+    path = place.local_path(uri)
     if path is None:
         _upload(uri, source, replace(manifest, at="" if flat or fence is None else f"e{fence.epoch}"), check_of(fence))
     elif not _holds(uri, manifest):
@@ -134,7 +95,7 @@ def write_patiently(
     uri: str, source: Path, meta: Mapping[str, JsonValue], patience: float, fence: Fence | None = None
 ) -> Manifest:
     """`write_folder`, for so many seconds where the store is elsewhere and away; `source` is gone afterwards."""
-    if local_path(uri) is not None:
+    if place.local_path(uri) is not None:
         return write_folder(uri, source, meta=meta, move=True, fence=fence)
     manifest = RetryPolicy(patience)(lambda: write_folder(uri, source, meta=meta, fence=fence))
     shutil.rmtree(source, ignore_errors=True)
@@ -164,7 +125,7 @@ def read_manifest(uri: str) -> Manifest:
 
     Raises NotThere, and Torn if it cannot be read or names a file outside the folder.
     """
-    data = place.read(join(uri, MANIFEST))
+    data = place.read(place.join(uri, MANIFEST))
     if data is None:
         raise NotThere(f"there is nothing whole at {uri}: it has no {MANIFEST}")
     try:
@@ -176,7 +137,7 @@ def read_manifest(uri: str) -> Manifest:
 def check_whole(uri: str) -> None:
     """Raise NotThere or Torn unless the folder at `uri` is whole: its files are read where they lie on this machine,
     elsewhere their sizes are compared."""
-    path, manifest = local_path(uri), read_manifest(uri)
+    path, manifest = place.local_path(uri), read_manifest(uri)
     if path is not None:
         verify(path, manifest, uri)
         return
@@ -194,7 +155,7 @@ def list_versions(uri: str, prefix: str = "") -> list[Version]:
     """The folders `<prefix><number>` under `uri`, by rising number, those without a manifest included."""
     pattern = re.compile(re.escape(prefix) + "([0-9]+)")
     found = [(match, whole) for name, whole in place.subfolders(uri).items() if (match := pattern.fullmatch(name))]
-    listed = [Version(int(match[1]), join(uri, match[0]), whole) for match, whole in found]
+    listed = [Version(int(match[1]), place.join(uri, match[0]), whole) for match, whole in found]
     return sorted(listed, key=lambda version: (version.number, version.uri))
 
 
@@ -214,7 +175,7 @@ def prune(uri: str, keep: Collection[int], prefix: str = "", fence: Fence | None
         if version.number not in keep and (version.whole or version.number <= newest):
             check_of(fence)()
             place.remove(version.uri)
-    if (path := local_path(uri)) is not None:
+    if (path := place.local_path(uri)) is not None:
         disk.sweep(path)
 
 
@@ -222,7 +183,7 @@ def prune(uri: str, keep: Collection[int], prefix: str = "", fence: Fence | None
 def scratch(uri: str) -> Iterator[Path]:
     """A new local folder whose files go to `uri`: below it where that is local, so that they can be moved into place.
     Those that killed writers left there are removed."""
-    local = local_path(uri)
+    local = place.local_path(uri)
     if local is None:
         with tempfile.TemporaryDirectory(dir=disk.own_folder(), ignore_cleanup_errors=True) as made:
             yield Path(made)
@@ -248,7 +209,7 @@ def _holds(uri: str, manifest: Manifest) -> bool:
 
 
 def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
-    path = local_path(uri)
+    path = place.local_path(uri)
     if path is not None and into is None:
         verify(path, manifest, uri)
         return Folder(path, manifest)
@@ -287,9 +248,9 @@ def _upload(uri: str, source: Path, manifest: Manifest, check: Callable[[], None
         place.make_parent(fs, at)
         fs.put_file(str(source / name), at)
     check()
-    fs.pipe_file(join(root, MANIFEST), render(manifest))
+    fs.pipe_file(place.join(root, MANIFEST), render(manifest))
 
 
 def _payload(root: str, manifest: Manifest, name: str) -> str:
     """Where a file of a folder lies in a store elsewhere."""
-    return join(root, manifest.at, name) if manifest.at else join(root, name)
+    return place.join(root, manifest.at, name) if manifest.at else place.join(root, name)

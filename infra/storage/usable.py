@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from infra.storage import place, store
+from infra.storage import place
 from infra.storage.faults import explained, is_of_library
+from infra.storage.manifest import StoreError
 
 
 class StorageError(ValueError):
@@ -19,7 +20,7 @@ def storage_uri(given: str) -> str:
     """`given` as every process understands it, wherever that stands. Raises `StorageError`."""
     if not given.strip():
         raise StorageError("storage: is empty; give a folder, or a URI such as s3://bucket/rlvf")
-    if (path := store.local_path(given)) is not None:
+    if (path := place.local_path(given)) is not None:
         return str(path)
     if urlsplit(given).password is not None:
         raise StorageError(
@@ -32,13 +33,13 @@ def storage_uri(given: str) -> str:
 def check_storage(uri: str, *, answered: bool = False) -> None:
     """Raise `StorageError` unless a file can be written at `uri`, read back and removed. It is asked first, unless it
     has `answered` just now."""
-    probe = store.join(uri, f"rlvf-probe-{secrets.token_hex(4)}")
-    path = store.local_path(uri)
+    probe = place.join(uri, f"rlvf-probe-{secrets.token_hex(4)}")
+    path = place.local_path(uri)
     try:
         if not answered:
             place.await_answer(uri)
-        store.write_text(probe, "rlvf")
-        if store.read_text(probe) != "rlvf":
+        place.write_text(probe, "rlvf")
+        if place.read_text(probe) != "rlvf":
             raise StorageError(f"storage {uri}: gives back something else than was written there")
         place.remove_file(probe)
     except ImportError as error:
@@ -63,7 +64,7 @@ def looked_at(uri: str) -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:
-        if store.local_path(uri) is not None or (not (known := explained(error)) and not is_of_library(error)):
+        if place.local_path(uri) is not None or (not (known := explained(error)) and not is_of_library(error)):
             raise
         raise StorageError(f"{uri}: {known or f'cannot be used: {_line(error)}'}") from error
 
@@ -89,7 +90,7 @@ def _nearest(path: Path) -> Path:
 def _faults() -> tuple[type[Exception], ...]:
     # s3fs lets botocore's own through (no credentials, no connection), and has loaded it by the time one is raised
     botocore = sys.modules.get("botocore.exceptions")
-    return (OSError, ValueError, store.StoreError, *((botocore.BotoCoreError,) if botocore else ()))
+    return (OSError, ValueError, StoreError, *((botocore.BotoCoreError,) if botocore else ()))
 
 
 def _line(error: Exception) -> str:

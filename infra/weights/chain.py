@@ -49,7 +49,7 @@ def read_edges(weights: str) -> list[Edge]:
     for name, whole in sorted(place.subfolders(weights).items()):
         if whole and _NAME.fullmatch(name):
             try:
-                edges.append(read_edge(store.join(weights, name)))
+                edges.append(read_edge(place.join(weights, name)))
             except (NotThere, Torn):
                 continue
     return edges

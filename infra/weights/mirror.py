@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infra import disk
 from infra.cluster.timeline import Fetched
-from infra.storage import store
+from infra.storage import place, store
 from infra.storage.manifest import NotThere, Torn
 from infra.storage.retry_policy import RetryPolicy
 from infra.storage.store import Folder
@@ -142,7 +142,7 @@ class Mirror:
                 raise Gone(f"{version.uri} was removed: the newest version is v{newest}")
             raise NotThere(f"there is nothing whole that makes {version.uri}, yet")
 
-        unseen = UNSEEN_HERE_SECONDS if store.local_path(self.uri) is not None else UNSEEN_SECONDS
+        unseen = UNSEEN_HERE_SECONDS if place.local_path(self.uri) is not None else UNSEEN_SECONDS
         seen = RetryPolicy(unseen, of=(NotThere,), check=check)
         intact = self._downloads(check)
         return RetryPolicy(self._patience, check=check)(seen, find)
@@ -189,7 +189,7 @@ class Mirror:
 
     def _folder(self, edge: Edge, check: Callable[[], None]) -> Folder:
         """The edge's files on this machine, verified."""
-        if store.local_path(edge.uri) is not None:
+        if place.local_path(edge.uri) is not None:
             return store.read_folder(edge.uri)
         into = None if edge.base is not None or self._cache is None else self._cache / edge.told.digest[:32]
         folder = self._downloads(check)(store.read_folder, edge.uri, into)
@@ -199,7 +199,7 @@ class Mirror:
 
     def _downloads(self, check: Callable[[], None]) -> RetryPolicy:
         """With what comes damaged from elsewhere: the next try may find it as it was stored."""
-        return RetryPolicy(TORN_SECONDS if store.local_path(self.uri) is None else 0, of=(Torn,), check=check)
+        return RetryPolicy(TORN_SECONDS if place.local_path(self.uri) is None else 0, of=(Torn,), check=check)
 
     def _forget(self) -> None:
         self._weights.clear()

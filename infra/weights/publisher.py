@@ -75,7 +75,7 @@ class Publisher:
         the model's configuration and its tokenizer; `public`: the model that is version 0, which is not stored then;
         `fence`: of the run, without which it is nobody else's."""
         self._run_uri = run_uri
-        self._uri = store.join(run_uri, "weights")
+        self._uri = place.join(run_uri, "weights")
         self._config = config
         self._patience = RetryPolicy(config.patience)
         self._window = window
@@ -127,7 +127,7 @@ class Publisher:
         digest = weights_digest(weights)
         if self._version is None:
             self._open((step, digest), weights)
-        version = PolicyVersion(step, store.join(self._uri, f"v{step}"), digest)
+        version = PolicyVersion(step, place.join(self._uri, f"v{step}"), digest)
         if self._version == (step, digest):
             return Published(version, warnings=self._take_warnings())
         base = self._version
@@ -189,7 +189,7 @@ class Publisher:
 
     def _mend(self, damaged: frozenset[str]) -> None:
         assert self._version is not None
-        own = store.join(self._uri, f"v{self._version[0]}")
+        own = place.join(self._uri, f"v{self._version[0]}")
         # a version is looked for at its own place first
         self._anchor_whole(self._version, "" if own in damaged else "-whole")
         for uri in damaged - {own}:
@@ -279,7 +279,7 @@ class Publisher:
 
     def _store(self, name: str, folder: Path, told: VersionManifest) -> int:
         """Store the folder, whose files are gone then; returns the bytes."""
-        uri = store.join(self._uri, name)
+        uri = place.join(self._uri, name)
         return store.write_patiently(uri, folder, told.model_dump(mode="json"), self._config.patience, self._fence).size
 
     def _take_warnings(self) -> tuple[str, ...]:

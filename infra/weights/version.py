@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
-from infra.storage import store
+from infra.storage import place, store
 from infra.storage.manifest import Manifest, StoreError, Torn
 
 
@@ -91,7 +91,7 @@ class VersionManifest(BaseModel):
 
 def weights_uri(run_uri: str, step: int) -> str:
     """Where version ``step`` of a run lies."""
-    return store.join(run_uri, "weights", f"v{step}")
+    return place.join(run_uri, "weights", f"v{step}")
 
 
 def version_manifest(uri: str, manifest: Manifest) -> VersionManifest:
@@ -105,7 +105,7 @@ def version_manifest(uri: str, manifest: Manifest) -> VersionManifest:
 
 def published(run_uri: str) -> list[int]:
     """The versions that a run holds, oldest first."""
-    return store.versions(store.join(run_uri, "weights"), prefix="v")
+    return store.versions(place.join(run_uri, "weights"), prefix="v")
 
 
 def newest_version(run_uri: str) -> PolicyVersion | None:

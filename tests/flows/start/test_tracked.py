@@ -15,7 +15,7 @@ from infra.home import rlvf_home
 from infra.runs.mlflow_run import OWNER_TAG
 from infra.runs.record import METRICS
 from infra.runs.tracking import Tracker, TrackingConfig, open_run
-from infra.storage import store
+from infra.storage import place
 
 
 @pytest.fixture
@@ -90,9 +90,9 @@ def test_a_run_that_was_moved_keeps_its_mlflow_run_also_where_its_old_name_is_an
 def test_a_run_whose_original_cannot_be_seen_is_taken_for_a_copy_and_one_of_before_keeps_what_it_has() -> None:
     at = f"memory://{uuid.uuid4().hex}/run"
     run = Run(at, TrainConfig(), resumed=True)
-    store.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd", "run": "http://127.0.0.1:9/run"}))
+    place.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd", "run": "http://127.0.0.1:9/run"}))
     assert mlflow_run(run.uri) is None
-    store.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd"}))
+    place.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd"}))
     assert mlflow_run(run.uri) == "0123abcd"
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infra.storage.store import NotThere, Torn
+from infra.storage.manifest import NotThere, Torn
 from infra.weights import chain, mirror, publisher
 from infra.weights.chain import read_edges
 from infra.weights.difference import weights_digest

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from infra.storage import place as places
-from infra.storage import store
 from infra.weights.mirror import Mirror
 from infra.weights.publisher import Published, Publisher
 from infra.weights.version import SyncConfig
@@ -35,7 +34,7 @@ def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
 
 
 def fresh(place: str) -> Mirror:
-    return Mirror(store.join(place, "weights"), patience=0.0)
+    return Mirror(places.join(place, "weights"), patience=0.0)
 
 
 def publish_all(publisher: Publisher, steps: range) -> list[Published]:
