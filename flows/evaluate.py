@@ -5,7 +5,6 @@ import json
 from dataclasses import asdict
 
 from prefect import flow
-from pydantic import TypeAdapter
 
 from flows.config import EvalConfig, SftConfig
 from flows.run.failure import name_the_cause
@@ -32,8 +31,6 @@ from tasks.evaluate import Evaluation, evaluate
 from tasks.named_set import set_name
 from tasks.problem_set import ProblemSet
 from tasks.verify import check_verifiers
-
-_EVALUATION = TypeAdapter(Evaluation)
 
 
 @flow(name="rlvf-eval", on_failure=[name_the_cause])
@@ -103,7 +100,7 @@ def chosen_policy(config: EvalConfig, workplace: Workplace) -> tuple[PolicyVersi
 
 def kept(uri: str) -> Evaluation | None:
     """The evaluation that an earlier one has left there."""
-    return read_typed(uri, _EVALUATION, "remove it, and the version is evaluated again")
+    return read_typed(uri, Evaluation, "remove it, and the version is evaluated again")
 
 
 def keep(uri: str, evaluation: Evaluation) -> None:

@@ -19,9 +19,9 @@ from flows.start.preflight import check_model, check_tracking, check_verifiers
 from flows.start.runs import Run, new_run, resume_run, without_secrets
 from flows.start.trust import refuse_links, refuse_swapped, trusted
 from infra.cluster.placement import PlacementError
+from infra.errors import worker_of
 from infra.home import runs_uri
 from infra.interrupts import put_off
-from infra.origin import worker_of
 from infra.runs.checkpoints import is_run
 from infra.runs.remains import CheckpointsLostError
 from infra.runs.tracking import tracking_uri

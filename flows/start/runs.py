@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from flows.config import TrainConfig
 from flows.options.plain_yaml import load_yaml
@@ -25,7 +25,7 @@ from rl.config import TINY
 from rl.problems.tables import ProblemError
 from tasks.named_set import set_names
 from tasks.problem_set import ProblemSet
-from tasks.trained_on import BY_SET, TrainedOn
+from tasks.trained_on import TrainedOn
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -76,9 +76,8 @@ class Run:
 
     def save_problems(self, problems: ProblemSet) -> None:
         """Write down what the run is trained on, for `refuse_other_problems` and for its evaluation."""
-        place.write_text(
-            place.join(self.uri, PROBLEMS), BY_SET.dump_json(dict(problems.files), indent=2).decode() + "\n"
-        )
+        files = TypeAdapter(dict[str, TrainedOn]).dump_json(dict(problems.files), indent=2)
+        place.write_bytes(place.join(self.uri, PROBLEMS), files + b"\n")
 
     def refuse_other_problems(self, problems: ProblemSet) -> None:
         """Raise ProblemError if these are not the problems that the run has been trained on. A run of an older version
@@ -222,7 +221,7 @@ def saved_problems(uri: str) -> dict[str, TrainedOn] | None:
     Raises:
         DamagedError: the file that says so is not as it was written.
     """
-    return read_typed(place.join(uri, PROBLEMS), BY_SET, "restore it, or start a new run")
+    return read_typed(place.join(uri, PROBLEMS), dict[str, TrainedOn], "restore it, or start a new run")
 
 
 def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[str, str]) -> Run:

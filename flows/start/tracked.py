@@ -23,9 +23,6 @@ class Tracked:
     run: str | None = None  # the URI of the run whose it is; None in a file of an older version
 
 
-_TRACKED = TypeAdapter(Tracked)
-
-
 def mlflow_run(uri: str) -> str | None:
     """The id of the run's MLflow run, if it has one. The copy of a run has none as long as the original is there with
     it: what the two do from now on is not the same. A run that was moved keeps it, if it is `mlflow_owner`'s.
@@ -44,7 +41,7 @@ def mlflow_run(uri: str) -> str | None:
 
 def save_mlflow_run(uri: str, run_id: str | None) -> None:
     """Write the file."""
-    place.write_text(place.join(uri, TRACKING), _TRACKED.dump_json(Tracked(run_id, uri)).decode())
+    place.write_text(place.join(uri, TRACKING), TypeAdapter(Tracked).dump_json(Tracked(run_id, uri)).decode())
 
 
 def mlflow_owner(uri: str) -> Owner:
@@ -66,7 +63,7 @@ def _tag(uri: str) -> str:
 
 def _read(uri: str) -> Tracked | None:
     return read_typed(
-        place.join(uri, TRACKING), _TRACKED, "remove it, and the run goes on in a new MLflow run, with all its points"
+        place.join(uri, TRACKING), Tracked, "remove it, and the run goes on in a new MLflow run, with all its points"
     )
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from flows.config import HELD_OUT, TrainConfig
 from flows.start.runs import Run, saved_config, without_secrets
 from infra import disk
@@ -36,9 +34,6 @@ class _Remembered:
 
     run: str  # URI
     brings: dict[str, str]
-
-
-_REMEMBERED = TypeAdapter(_Remembered)
 
 
 def trusted(run: Run, trust: bool = False) -> None:
@@ -168,7 +163,7 @@ def _is_path(model: str) -> bool:
 
 def _remembered(run: Run) -> Mapping[str, str]:
     try:
-        found = read_typed(_record(run), _REMEMBERED, "")
+        found = read_typed(_record(run), _Remembered, "")
     except DamagedError:  # it is asked again
         return {}
     return found.brings if found is not None and found.run == run.uri else {}

@@ -5,6 +5,7 @@ from pathlib import Path
 from infra.checks.machine import Check, check_clock, check_route, check_storage, check_versions
 from infra.cluster.machine import versions
 from infra.cluster.reach import SchedulerAddress
+from infra.errors import one_line
 from infra.security.secrets import masked
 from infra.services.addresses import Addresses
 from infra.services.scheduler import Seen, answers_back
@@ -59,8 +60,8 @@ def check_shared(uri: str, mark: str, whose: str) -> Check:
     try:
         shared = has_mark(uri, mark)
     except Exception as error:  # noqa: BLE001  every store has exceptions of its own
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Check("shared", "fail", f"{uri}: what {whose} left there cannot be read: {reason[:200]}", "check rights")
+        unread = f"{uri}: what {whose} left there cannot be read: {one_line(error)[:200]}"
+        return Check("shared", "fail", unread, "check rights")
     if shared:
         return Check("shared", "ok", f"{uri} is the one of {whose}")
     remedy = (

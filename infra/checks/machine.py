@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from infra.cluster.source import SOURCE, announced
+from infra.errors import one_line
 from infra.hosts import interfaces, listening_socket
 from infra.storage import place
 
@@ -101,8 +102,7 @@ def check_storage(uri: str, megabytes: float = 0.01) -> Check:
     except ImportError as error:
         return Check("storage", "fail", f"{shown}: {error}", "pip install what is named")
     except Exception as error:  # noqa: BLE001  every store has exceptions of its own
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Check("storage", "fail", f"{shown}: {reason[:200]}", remedy)
+        return Check("storage", "fail", f"{shown}: {one_line(error)[:200]}", remedy)
     if back != payload:
         return Check("storage", "fail", f"{shown} gave back other bytes than were written", remedy)
     speed = ""

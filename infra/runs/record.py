@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from infra.cluster import timeline
 from infra.cluster.machine import installed
@@ -44,9 +44,6 @@ class _About(BaseModel):
     versions: dict[str, str] = {}
     workers: dict[str, list[str]] = {}  # tags
     lost: dict[str, int] = {}  # calls that died with their workers
-
-
-_ABOUT = TypeAdapter(_About)
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,7 @@ def _about(data: bytes, name: str) -> Mapping[str, Any]:
     """What the file says; a damaged one says nothing, and a warning says so."""
     try:
         if data:
-            return parse_typed(data, _ABOUT, name, "what it says is left out").model_dump(exclude_unset=True)
+            return parse_typed(data, _About, name, "what it says is left out").model_dump(exclude_unset=True)
         return {}
     except DamagedError as error:
         logger.warning("%s", error)

@@ -71,10 +71,10 @@ def _whole(run_uri: str, last: int) -> str | None:
     edges = [
         edge
         for edge in read_edges(place.join(run_uri, "weights"))
-        if edge.told.step > 0 and edge.base is None and edge.told.public is None and edge.told.dtype != "int8"
+        if edge.makes.step > 0 and edge.base is None and edge.manifest.public is None and edge.manifest.dtype != "int8"
     ]
-    newest = sorted(edges, key=lambda edge: edge.told.step, reverse=True)
-    of_last = [edge.uri for edge in newest if edge.told.step == last]
+    newest = sorted(edges, key=lambda edge: edge.makes.step, reverse=True)
+    of_last = [edge.uri for edge in newest if edge.makes.step == last]
     for uri in (*of_last, place.join(run_uri, MODEL), *(edge.uri for edge in newest)):
         try:
             store.check_whole(uri)

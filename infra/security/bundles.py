@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra import disk
+from infra.errors import first_fault
 from infra.security.certificates import SecurityError, belongs, check_dates, is_signed_by, read_certificate, read_key
 
 BUNDLE_BYTES = 1 << 20
@@ -45,9 +46,7 @@ def read_bundle(file: Path) -> Bundle:
     except OSError as error:
         raise SecurityError(f"bundle {file}: cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]  # the input would be the key
-        field = ".".join(map(str, first["loc"]))
-        what = f"{field}: {first['msg']}" if field else first["msg"]
+        what = ": ".join(filter(None, first_fault(error)))
         raise SecurityError(f"bundle {file}: is none ({what}); {again}") from None
     check_machine_name(bundle.machine)
     unknown = [name for name in bundle.environment if not SETTING.fullmatch(name)]

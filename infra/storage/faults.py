@@ -3,11 +3,10 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
+from infra.errors import causes, one_line, worker_of
 from infra.home import rlvf_home
-from infra.origin import worker_of
 from infra.storage.manifest import StoreError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -23,7 +22,7 @@ _OF_CLIENTS = {"ClientError", "HTTPClientError", "BotoCoreError", "ServerTimeout
 def explained(error: BaseException) -> str | None:
     """One line for what went wrong with a storage, the first of `error` and what caused it that is such a thing; None
     if it was something else. It begins with the worker's name where that has raised it."""
-    chain = list(_chain(error))
+    chain = list(causes(error))
     worker = next((name for each in chain if (name := worker_of(each)) is not None), None)
     where = "" if worker is None else f"{worker}: "
     for each in chain:
@@ -33,7 +32,7 @@ def explained(error: BaseException) -> str | None:
             return where + _full(None, worker)
     known = next((where + line for each in chain if (line := _line_for(each)) is not None), None)
     if known is None and (space := _free(rlvf_home())) is not None and space < NO_SPACE:
-        return f"{_full(None)} ({' '.join(str(error).split())})"
+        return f"{_full(None)} ({one_line(error)})"
     return known
 
 
@@ -57,16 +56,16 @@ def is_of_library(error: BaseException) -> bool:
 
 def unreachable(error: BaseException) -> str | None:
     """Why a server was not reached, where a file system calls its files missing for that."""
-    for each in _chain(error):
+    for each in causes(error):
         if isinstance(each, ConnectionError | TimeoutError) or "Connect" in type(each).__name__:
-            return " ".join(str(each).split()) or type(each).__name__
+            return one_line(each)
     return None
 
 
 def _line_for(error: BaseException) -> str | None:
     kind = type(error)
     package = kind.__module__.partition(".")[0]
-    text = " ".join(str(error).split()) or kind.__name__
+    text = one_line(error)
     if isinstance(error, StoreError):
         return f"{text}; a run goes on from its newest intact checkpoint by `rlvf train --resume RUN`"
     if package in ("safetensors", "safetensors_rust"):
@@ -109,14 +108,4 @@ def _free(folder: Path) -> int | None:
 
 
 def _is_of_s3(error: BaseException) -> bool:
-    return any(type(each).__module__.partition(".")[0] == "botocore" for each in _chain(error))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it came from."""
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        yield at
-        at = at.__cause__ or at.__context__
+    return any(type(each).__module__.partition(".")[0] == "botocore" for each in causes(error))

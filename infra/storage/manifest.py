@@ -14,6 +14,8 @@ from typing import Literal
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from infra.errors import first_fault
+
 MANIFEST = "manifest.json"
 
 
@@ -89,11 +91,8 @@ def parse(data: bytes) -> Manifest:
     try:
         manifest = _MANIFEST_TYPE.validate_json(data, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(
-            f"cannot be read: {where!r}: {first['msg']}" if where else f"cannot be read: {first['msg']}"
-        ) from None
+        field, what = first_fault(error)
+        raise ValueError(f"cannot be read: {field!r}: {what}" if field else f"cannot be read: {what}") from None
     for name in manifest.files:
         path = PurePosixPath(name)
         inside = path.parts and path.as_posix() == name and not path.is_absolute() and ".." not in path.parts

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
+from infra.errors import one_line
 from infra.security.secrets import masked
 from infra.storage.faults import may_pass
 
@@ -57,7 +58,9 @@ class RetryPolicy:
 
 def _note(state: tenacity.RetryCallState, args: tuple[Any, ...]) -> None:
     """This thread waits, because of this error of a job with these arguments."""
-    error = state.outcome.exception() if state.outcome is not None else None
-    words = " ".join(str(error).split()) or type(error).__name__
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    assert error is not None
+    words = one_line(error)
     of = [each for each in args[:1] if isinstance(each, str) and each not in words]  # the URI, if it is one's
     _waits[threading.get_ident()] = masked(": ".join([*of, words]))[:LONGEST]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from infra.errors import one_line
 from infra.storage import place
 from infra.storage.faults import explained, is_of_library
 from infra.storage.manifest import StoreError
@@ -44,7 +45,7 @@ def check_storage(uri: str, *, answered: bool = False) -> None:
         place.remove_file(probe)
     except ImportError as error:
         protocol = uri.partition("://")[0]
-        remedy = "pip install 'rlvf[s3]'" if protocol in ("s3", "s3a") else _line(error)
+        remedy = "pip install 'rlvf[s3]'" if protocol in ("s3", "s3a") else one_line(error)
         raise StorageError(
             f"storage {uri}: {protocol}:// needs a package that is not installed here: {remedy}"
         ) from error
@@ -66,21 +67,21 @@ def looked_at(uri: str) -> Iterator[None]:
     except Exception as error:
         if place.local_path(uri) is not None or (not (known := explained(error)) and not is_of_library(error)):
             raise
-        raise StorageError(f"{uri}: {known or f'cannot be used: {_line(error)}'}") from error
+        raise StorageError(f"{uri}: {known or f'cannot be used: {one_line(error)}'}") from error
 
 
 def _why(error: Exception, path: Path | None) -> str:
     """Why nothing can be kept there, and what to do about it; `path` if it is a folder of this machine."""
     if path is None and isinstance(error, PermissionError):
-        return f"access denied ({_line(error)}); check the credentials"
+        return f"access denied ({one_line(error)}); check the credentials"
     if path is None:
         remedy = "make the bucket, check its name, AWS_ENDPOINT_URL_S3 and the credentials"
-        return f"cannot be used: {_line(error)}; {remedy}"
+        return f"cannot be used: {one_line(error)}; {remedy}"
     if isinstance(error, OSError) and (known := explained(error)):  # it is the home, or the disk is full
         return known
     if isinstance(error, PermissionError):
         return f"you may not write to {_nearest(path)}; mount it with write access, or name another"
-    return f"cannot be used: {_line(error)}; mount it, or name another folder"
+    return f"cannot be used: {one_line(error)}; mount it, or name another folder"
 
 
 def _nearest(path: Path) -> Path:
@@ -91,7 +92,3 @@ def _faults() -> tuple[type[Exception], ...]:
     # s3fs lets botocore's own through (no credentials, no connection), and has loaded it by the time one is raised
     botocore = sys.modules.get("botocore.exceptions")
     return (OSError, ValueError, StoreError, *((botocore.BotoCoreError,) if botocore else ()))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 from infra.storage import place, store
 from infra.storage.manifest import NotThere, StoreError, Torn
-from infra.weights.version import PolicyVersion, VersionManifest, version_manifest
+from infra.weights.version import PolicyVersion, VersionId, VersionManifest, version_manifest
 
 _NAME = re.compile(r"v\d+(-from-v\d+|-whole)?")
-Version = tuple[int, str]  # step and digest
 
 
 @dataclass(frozen=True)
@@ -25,16 +24,16 @@ class Edge:
     """One stored folder: it makes a version of nothing, or of another version."""
 
     uri: str
-    told: VersionManifest
+    manifest: VersionManifest
     bytes: int  # that are read for it
 
     @property
-    def makes(self) -> Version:
-        return self.told.step, self.told.digest
+    def makes(self) -> VersionId:
+        return VersionId(step=self.manifest.step, digest=self.manifest.digest)
 
     @property
-    def base(self) -> Version | None:
-        return None if self.told.base is None else (self.told.base.step, self.told.base.digest)
+    def base(self) -> VersionId | None:
+        return self.manifest.base
 
 
 def read_edge(uri: str) -> Edge:
@@ -55,14 +54,14 @@ def read_edges(weights: str) -> list[Edge]:
     return edges
 
 
-def cheapest_chain(edges: Iterable[Edge], want: Version, have: Version | None = None) -> list[Edge] | None:
+def cheapest_chain(edges: Iterable[Edge], want: VersionId, have: VersionId | None = None) -> list[Edge] | None:
     """The way to `want` that reads the fewest bytes, from nothing or from the version that is here; None if none."""
-    leaving: dict[Version | None, list[Edge]] = defaultdict(list)
+    leaving: dict[VersionId | None, list[Edge]] = defaultdict(list)
     for edge in edges:
         leaving[edge.base].append(edge)
-    best: dict[Version | None, list[Edge]] = {}
+    best: dict[VersionId | None, list[Edge]] = {}
     order = 0  # so that ways of equal cost are never compared
-    ways: list[tuple[int, int, Version | None, list[Edge]]] = [(0, 0, None, [])]
+    ways: list[tuple[int, int, VersionId | None, list[Edge]]] = [(0, 0, None, [])]
     if have is not None:
         ways.append((0, 1, have, []))
     while ways:
@@ -81,7 +80,7 @@ def cheapest_chain(edges: Iterable[Edge], want: Version, have: Version | None = 
 def is_whole(version: PolicyVersion) -> bool:
     """Whether whoever has nothing gets to a version from here: each folder on the way is looked at. Raises what the
     storage raises."""
-    way = cheapest_chain(read_edges(version.uri.rpartition("/")[0]), (version.step, version.digest))
+    way = cheapest_chain(read_edges(version.uri.rpartition("/")[0]), version.id)
     try:
         for edge in way or ():
             store.check_whole(edge.uri)
@@ -93,7 +92,7 @@ def is_whole(version: PolicyVersion) -> bool:
 def needed(edges: Collection[Edge], newest: int, window: int) -> set[str]:
     """The folders without which somebody could not go on: who starts with nothing, and who is up to `window` versions
     behind the newest one."""
-    recent = {edge.makes for edge in edges if newest - window <= edge.told.step <= newest}
+    recent = {edge.makes for edge in edges if newest - window <= edge.makes.step <= newest}
     stays = {edge.uri for edge in edges if edge.makes in recent and edge.base in recent}
     for version in recent:
         way = cheapest_chain(edges, version)

@@ -14,9 +14,9 @@ from infra.storage import place, store
 from infra.storage.manifest import NotThere, Torn
 from infra.storage.retry_policy import RetryPolicy
 from infra.storage.store import Folder
-from infra.weights.chain import Edge, Version, cheapest_chain, read_edge, read_edges
+from infra.weights.chain import Edge, cheapest_chain, read_edge, read_edges
 from infra.weights.difference import DIFFERENCE, DifferenceError, Weights, apply_difference, weights_digest
-from infra.weights.version import Gone, PolicyVersion, StaleBase
+from infra.weights.version import Gone, PolicyVersion, StaleBase, VersionId
 from infra.weights.whole import PublicModel, read_whole
 
 UNSEEN_SECONDS = 30.0  # how long a store elsewhere may hide what was written, and
@@ -46,7 +46,7 @@ class Mirror:
         self._public = public
         self._lock = threading.RLock()
         self._weights: dict[str, Tensor] = {}
-        self._version: Version | None = None
+        self._version: VersionId | None = None
         self._root: Folder | None = None
         self._fetched = Fetched()
         self._ahead: threading.Thread | None = None
@@ -95,13 +95,12 @@ class Mirror:
         return taken
 
     def _bring(self, version: PolicyVersion, check: Callable[[], None]) -> None:
-        want = (version.step, version.digest)
         damaged: dict[str, Torn] = {}  # folders, by URI
         for attempt in range(ATTEMPTS):
-            if self._version == want:
+            if self._version == version.id:
                 return
             try:
-                for edge in self._way(version, want, damaged, check):
+                for edge in self._way(version, damaged, check):
                     try:
                         self._take(edge, check)
                     except Torn as error:
@@ -110,12 +109,10 @@ class Mirror:
             except NotThere:  # removed while we looked
                 if attempt + 1 == ATTEMPTS:
                     raise
-        if self._version != want:
+        if self._version != version.id:
             raise _last(damaged)
 
-    def _way(
-        self, version: PolicyVersion, want: Version, damaged: dict[str, Torn], check: Callable[[], None]
-    ) -> list[Edge]:
+    def _way(self, version: PolicyVersion, damaged: dict[str, Torn], check: Callable[[], None]) -> list[Edge]:
         """The cheapest way from here."""
 
         def find() -> list[Edge]:
@@ -127,17 +124,17 @@ class Mirror:
                 damaged[version.uri] = error
                 edges = read_edges(self.uri)
             else:
-                if direct.makes != want:
+                if direct.makes != version.id:
                     raise Torn(f"{version.uri} holds other weights than were published as {version}")
                 if direct.base in (self._version, None) and direct.uri not in damaged:
                     return [direct]
                 edges = read_edges(self.uri)
-            way = cheapest_chain((edge for edge in edges if edge.uri not in damaged), want, self._version)
+            way = cheapest_chain((edge for edge in edges if edge.uri not in damaged), version.id, self._version)
             if way is not None:
                 return way
             if damaged:
                 raise _last(damaged)
-            newest = max((edge.told.step for edge in edges), default=-1)
+            newest = max((edge.makes.step for edge in edges), default=-1)
             if newest > version.step:
                 raise Gone(f"{version.uri} was removed: the newest version is v{newest}")
             raise NotThere(f"there is nothing whole that makes {version.uri}, yet")
@@ -165,17 +162,16 @@ class Mirror:
         self._fetched.add(Fetched(edge.bytes, applied - began, time.perf_counter() - applied))
 
     def _replace(self, edge: Edge, folder: Folder) -> None:
+        manifest = edge.manifest
         self._weights.clear()  # two models need not share the memory
-        if edge.told.public is None:
+        if manifest.public is None:
             self._weights = read_whole(folder.path)
-        elif self._public is None or self._public.name != edge.told.public:
-            raise Torn(f"{edge.uri} starts from {edge.told.public}, which is not the model that is asked for")
+        elif self._public is None or self._public.name != manifest.public:
+            raise Torn(f"{edge.uri} starts from {manifest.public}, which is not the model that is asked for")
         else:
-            self._weights = dict(self._public.load(edge.told.dtype))
-        if weights_digest(self._weights) != edge.told.digest:
-            remedy = (
-                "" if edge.told.public is None else f": {edge.told.public} is another here; take --sync.base stored"
-            )
+            self._weights = dict(self._public.load(manifest.dtype))
+        if weights_digest(self._weights) != manifest.digest:
+            remedy = "" if manifest.public is None else f": {manifest.public} is another here; take --sync.base stored"
             raise Torn(f"{edge.uri} holds other weights than its manifest says{remedy}")
         self._root = folder
 
@@ -183,7 +179,7 @@ class Mirror:
         assert edge.base == self._version
         most = GROWTH * sum(tensor.nbytes for tensor in self._weights.values())
         try:
-            apply_difference(path, self._weights, edge.told.digest, most)
+            apply_difference(path, self._weights, edge.manifest.digest, most)
         except DifferenceError as error:
             raise StaleBase(f"{edge.uri}: {error}") from None
 
@@ -191,7 +187,7 @@ class Mirror:
         """The edge's files on this machine, verified."""
         if place.local_path(edge.uri) is not None:
             return store.read_folder(edge.uri)
-        into = None if edge.base is not None or self._cache is None else self._cache / edge.told.digest[:32]
+        into = None if edge.base is not None or self._cache is None else self._cache / edge.manifest.digest[:32]
         folder = self._downloads(check)(store.read_folder, edge.uri, into)
         if into is not None:
             disk.keep_newest(into, KEPT_WHOLE)

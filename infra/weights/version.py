@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
+from infra.errors import first_fault
 from infra.storage import place, store
 from infra.storage.manifest import Manifest, StoreError, Torn
 
@@ -53,6 +54,15 @@ class SyncConfig(BaseModel):
         return every
 
 
+class VersionId(BaseModel):
+    """What tells a version from every other, wherever it is stored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    step: int = Field(ge=0)  # how many updates made it
+    digest: str  # blake3 of the weights: see `weights_digest`
+
+
 @dataclass(frozen=True)
 class PolicyVersion:
     """Weights, published and immutable."""
@@ -64,14 +74,9 @@ class PolicyVersion:
     def __str__(self) -> str:
         return f"v{self.step}"
 
-
-class Base(BaseModel):
-    """The version that a difference starts from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    step: int = Field(ge=0)
-    digest: str
+    @property
+    def id(self) -> VersionId:
+        return VersionId(step=self.step, digest=self.digest)
 
 
 class VersionManifest(BaseModel):
@@ -81,7 +86,7 @@ class VersionManifest(BaseModel):
 
     step: int = Field(ge=0)
     digest: str
-    base: Base | None  # None: the folder holds them whole, in Hugging Face layout
+    base: VersionId | None  # None: the folder holds them whole, in Hugging Face layout
     public: str | None = None  # or, without weights, what is beside those of this public model
     dtype: str  # of the floating point tensors, or int8
     bytes: int = Field(ge=0)  # of the weights in memory
@@ -99,8 +104,7 @@ def version_manifest(uri: str, manifest: Manifest) -> VersionManifest:
     try:
         return VersionManifest.model_validate(manifest.meta)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise Torn(f"{uri} holds no weights of ours: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise Torn(f"{uri} holds no weights of ours: {': '.join(first_fault(error))}") from None
 
 
 def published(run_uri: str) -> list[int]:
@@ -116,5 +120,5 @@ def newest_version(run_uri: str) -> PolicyVersion | None:
 
 def published_version(uri: str) -> PolicyVersion:
     """The version stored at ``uri``; raises NotThere and Torn."""
-    told = version_manifest(uri, store.read_manifest(uri))
-    return PolicyVersion(told.step, uri, told.digest)
+    manifest = version_manifest(uri, store.read_manifest(uri))
+    return PolicyVersion(manifest.step, uri, manifest.digest)

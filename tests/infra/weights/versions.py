@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from infra.storage import place as places
+from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
 from infra.weights.publisher import Published, Publisher
-from infra.weights.version import SyncConfig
+from infra.weights.version import SyncConfig, VersionId
 
 CELLS = 4000
 CONFIG = SyncConfig(anchor_every=8, patience=0.0)
@@ -23,6 +24,10 @@ def version(step: int, seed: int = 0) -> dict[str, Tensor]:
         at = torch.randperm(CELLS, generator=draws)[: CELLS // 100 if i else CELLS]
         made["a"].view(-1)[at] += torch.randn(len(at), generator=draws).bfloat16() / 16
     return made
+
+
+def version_id(step: int) -> VersionId:
+    return VersionId(step=step, digest=weights_digest(version(step)))
 
 
 def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
