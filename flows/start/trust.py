@@ -13,6 +13,7 @@ from flows.start.runs import Run, saved_config, without_secrets
 from infra import disk
 from infra.home import in_home, rlvf_home
 from infra.security.printable import printable
+from infra.storage.kinds import kind_of
 from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.config import MADE, TINY
@@ -21,7 +22,6 @@ from tasks.named_set import open_verifier
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
 NOWHERE = (*MADE, HELD_OUT)  # problems that are read from no file
-BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")  # whoever writes a run there writes the bucket
 
 
 class NotTrustedError(ValueError):
@@ -151,7 +151,7 @@ def _own(path: str, run: str) -> bool:
     own_protocol, _, own_rest = run.partition("://")
     if not separator or protocol != own_protocol:
         return False
-    if protocol in BUCKETS:
+    if not kind_of(path).has_folders:  # whoever writes a run there writes the bucket
         return rest.partition("/")[0] == own_rest.partition("/")[0]
     return rest.startswith(f"{own_rest.rstrip('/')}/") and ".." not in rest.split("/")
 

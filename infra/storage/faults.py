@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infra.errors import causes, one_line, worker_of
 from infra.home import rlvf_home
+from infra.storage.kinds import KINDS
 from infra.storage.manifest import StoreError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -15,8 +16,6 @@ SQLITE_FULL = "database or disk is full"
 NO_SPACE = 1 << 20  # bytes free, below which whatever failed has failed for that
 # an answer rather than a failure to get one
 _ANSWERS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
-# what HTTP and S3 clients raise that is no OSError; named, because not everybody has them installed
-_OF_CLIENTS = {"ClientError", "HTTPClientError", "BotoCoreError", "ServerTimeoutError", "ClientPayloadError"}
 
 
 def explained(error: BaseException) -> str | None:
@@ -40,10 +39,7 @@ def may_pass(error: BaseException) -> bool:
     """Whether the same call may succeed a little later."""
     if isinstance(error, OSError):
         return not isinstance(error, _ANSWERS) and error.errno not in FULL | {errno.EROFS}
-    return any(
-        kind.__name__ in _OF_CLIENTS and kind.__module__.partition(".")[0] in ("aiohttp", "botocore")
-        for kind in type(error).__mro__
-    )
+    return any(kind.raised(error, kind.passing) for kind in KINDS if kind.passing)
 
 
 def is_of_library(error: BaseException) -> bool:
@@ -63,19 +59,10 @@ def unreachable(error: BaseException) -> str | None:
 
 
 def _line_for(error: BaseException) -> str | None:
-    kind = type(error)
-    package = kind.__module__.partition(".")[0]
-    text = one_line(error)
     if isinstance(error, StoreError):
-        return f"{text}; a run goes on from its newest intact checkpoint by `rlvf train --resume RUN`"
-    if package in ("safetensors", "safetensors_rust"):
-        return f"weights cannot be read ({text}): the file is damaged or cut off; fetch or make it again"
-    if package in ("botocore", "aiobotocore"):
-        if "Credentials" in kind.__name__ or "Token" in kind.__name__:
-            return f"S3: {text}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        if "Endpoint" in kind.__name__ or "Connect" in kind.__name__:
-            return f"S3: {text}; is the network up, and AWS_ENDPOINT_URL_S3 the address of your store?"
-        return f"S3: {text}; check AWS_ENDPOINT_URL_S3, the name of the bucket and the credentials"
+        return f"{one_line(error)}; a run goes on from its newest intact checkpoint by `rlvf train --resume RUN`"
+    if type(error).__module__.partition(".")[0] in ("safetensors", "safetensors_rust"):
+        return f"weights cannot be read ({one_line(error)}): the file is damaged or cut off; fetch or make it again"
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
         path, home = Path(os.fsdecode(error.filename)).absolute(), rlvf_home()
         within = path == home or path in home.parents  # what is missing there could not be made
@@ -84,9 +71,7 @@ def _line_for(error: BaseException) -> str | None:
                 f"{path} cannot be written ({os.strerror(error.errno or 0)}); set RLVF_HOME to a folder that can, now "
                 f"{home}"
             )
-    if isinstance(error, PermissionError | FileNotFoundError) and _is_of_s3(error):
-        return f"S3: {text}; check the name of the bucket, the credentials and AWS_ENDPOINT_URL_S3"
-    return None
+    return next((line for kind in KINDS if (line := kind.explain(error)) is not None), None)
 
 
 def _full(name: object, worker: str | None = None) -> str:
@@ -105,7 +90,3 @@ def _free(folder: Path) -> int | None:
         return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
     except OSError:
         return None
-
-
-def _is_of_s3(error: BaseException) -> bool:
-    return any(type(each).__module__.partition(".")[0] == "botocore" for each in causes(error))

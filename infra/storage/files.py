@@ -13,6 +13,7 @@ from infra.errors import one_line
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.faults import is_of_library, unreachable
+from infra.storage.kinds import kind_of
 
 
 class PathError(ValueError):
@@ -69,7 +70,7 @@ def _filesystem(pattern: str) -> tuple[Any, str]:
     try:
         return place.impatient(pattern, attempts=2)
     except ImportError as error:
-        remedy = "pip install 'rlvf[s3]'" if protocol in ("s3", "s3a") else one_line(error)
+        remedy = kind_of(pattern).install or one_line(error)
         raise PathError(f"{pattern}: {protocol}:// paths need a package that is not installed: {remedy}") from error
     except ValueError as error:
         known = "use a local path, memory://, s3:// or another protocol of fsspec"

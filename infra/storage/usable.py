@@ -1,16 +1,17 @@
 """Whether runs can be kept where someone wants them."""
 
 import secrets
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.errors import one_line
+from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.faults import explained, is_of_library
-from infra.storage.manifest import StoreError
+from infra.storage.kinds import kind_of
 
 
 class StorageError(ValueError):
@@ -31,32 +32,38 @@ def storage_uri(given: str) -> str:
     return given.rstrip("/")
 
 
-def check_storage(uri: str, *, answered: bool = False) -> None:
-    """Raise `StorageError` unless a file can be written at `uri`, read back and removed. It is asked first, unless it
-    has `answered` just now."""
-    probe = place.join(uri, f"rlvf-probe-{secrets.token_hex(4)}")
-    path = place.local_path(uri)
+def probe_storage(uri: str, size: int = 4, *, answered: bool = False) -> tuple[float, float]:
+    """Write, read back and remove a file of `size` random bytes at `uri`; (seconds to write it, seconds to read it).
+    The storage is asked first, unless it has `answered` just now. Raises `StorageError`."""
+    payload = secrets.token_bytes(size)
+    file = place.join(uri, f"rlvf-probe-{secrets.token_hex(4)}")
+    shown = f"storage {masked(uri)}"
     try:
         if not answered:
             place.await_answer(uri)
-        place.write_text(probe, "rlvf")
-        if place.read_text(probe) != "rlvf":
-            raise StorageError(f"storage {uri}: gives back something else than was written there")
-        place.remove_file(probe)
+        began = time.perf_counter()
+        place.write_bytes(file, payload)
+        written = time.perf_counter()
+        try:
+            back = place.read(file)
+            read = time.perf_counter()
+        finally:
+            place.remove_file(file)
     except ImportError as error:
         protocol = uri.partition("://")[0]
-        remedy = "pip install 'rlvf[s3]'" if protocol in ("s3", "s3a") else one_line(error)
-        raise StorageError(
-            f"storage {uri}: {protocol}:// needs a package that is not installed here: {remedy}"
-        ) from error
-    except StorageError:
-        raise
-    except _faults() as error:
-        raise StorageError(f"storage {uri}: {_why(error, path)}") from error
+        remedy = kind_of(uri).install or one_line(error)
+        raise StorageError(f"{shown}: {protocol}:// needs a package that is not installed here: {remedy}") from error
+    except Exception as error:
+        if not isinstance(error, ValueError) and not is_of_library(error):
+            raise
+        raise StorageError(f"{shown}: {_why(error, place.local_path(uri))}") from error
+    if back != payload:
+        raise StorageError(f"{shown}: gives back something else than was written there")
+    return written - began, read - written
 
 
 @contextmanager
-def looked_at(uri: str) -> Iterator[None]:
+def named_storage_errors(uri: str) -> Iterator[None]:
     """The first look at a storage elsewhere, before anything is written: what it cannot do is a mistake in what was
     asked. Raises `StorageError`, which names `uri`."""
     try:
@@ -86,9 +93,3 @@ def _why(error: Exception, path: Path | None) -> str:
 
 def _nearest(path: Path) -> Path:
     return next((each for each in (path, *path.parents) if each.exists()), path)
-
-
-def _faults() -> tuple[type[Exception], ...]:
-    # s3fs lets botocore's own through (no credentials, no connection), and has loaded it by the time one is raised
-    botocore = sys.modules.get("botocore.exceptions")
-    return (OSError, ValueError, StoreError, *((botocore.BotoCoreError,) if botocore else ()))
