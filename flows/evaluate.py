@@ -19,7 +19,7 @@ from flows.start.runs import Run, existing_run, local_folder, saved_config, with
 from flows.start.tracked import mlflow_owner, mlflow_run
 from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.record import EVALUATIONS
-from infra.runs.tracking import open_run
+from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.typed import read_typed
@@ -121,7 +121,7 @@ def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problem
 def log(config: EvalConfig, workplace: Workplace, run: Run, evaluation: Evaluation) -> None:
     """Log to the run's MLflow run, under the problem set's name, at the policy's version. The run may be training."""
     name = set_name(config.sets)
-    with open_run(
+    with Tracker(
         run.config.tracking.model_copy(update={"system_metrics": False}),  # those of the run are the trainer's
         home=workplace.home,
         experiment=set_name(run.config.sets),

@@ -45,8 +45,8 @@ def trusted(run: Run, trust: bool = False) -> None:
     if _is_ours(run):
         return
     refuse_links(run.uri)
-    now, known = brought(run.config, run.uri), _remembered(run)
-    saved = brought(run.saved or saved_config(run.uri), run.uri)
+    now, known = untrusted_settings(run.config, run.uri), _remembered(run)
+    saved = untrusted_settings(run.saved or saved_config(run.uri), run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
     if run.model_named:
         brings.pop("policy.model", None)
@@ -64,7 +64,7 @@ def trusted(run: Run, trust: bool = False) -> None:
 
 def remember(run: Run, verifiers: Iterable[VerifierSpec] = ()) -> None:
     """This home has seen what the run brings: sources by their digest, of those that were opened as they were then."""
-    record = {"run": run.uri, "brings": {**_remembered(run), **brought(run.config, run.uri, verifiers)}}
+    record = {"run": run.uri, "brings": {**_remembered(run), **untrusted_settings(run.config, run.uri, verifiers)}}
     disk.write_file(_record(run), json.dumps(record).encode(), 0o600)
 
 
@@ -74,12 +74,12 @@ def refuse_swapped(run: Run, verifiers: Iterable[VerifierSpec]) -> None:
     if _is_ours(run):
         return
     known = _remembered(run)
-    for setting, value in brought(run.config, run.uri, verifiers).items():
+    for setting, value in untrusted_settings(run.config, run.uri, verifiers).items():
         if known.get(setting, value) != value:
             raise NotTrustedError(printable(f"{run.uri}: its {setting} was replaced while it was opened: now {value}"))
 
 
-def brought(config: TrainConfig, uri: str, opened: Iterable[VerifierSpec] = ()) -> dict[str, str]:
+def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[VerifierSpec] = ()) -> dict[str, str]:
     """What the configuration of the run at ``uri`` chooses that its owner would not have others choose, by setting:
     code that is run, and how it is confined, addresses that are told of the run, and what is read into it, with the
     rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets and models that

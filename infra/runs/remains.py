@@ -17,20 +17,6 @@ SHOWN = 2  # unreadable checkpoints that are named
 class CheckpointsLostError(RuntimeError):
     """A run has got beyond version 0, and no checkpoint of it can be read: only a person can say what to do."""
 
-    def __init__(self, run_uri: str, version: int, why: str, remedy: str) -> None:
-        super().__init__(run_uri, version, why, remedy)
-        self.run_uri = run_uri
-        self.version = version  # the last that its storage knows of
-        self.why = why
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        known = f"it has been at version {self.version}" if self.version else f"it has a {MODEL}/"
-        return masked(
-            f"{self.run_uri} cannot go on: {known}, and no checkpoint of it is whole ({self.why}); to begin at step 0 "
-            f"would remove what is left of it. {self.remedy}"
-        )
-
 
 def has_versions(run_uri: str) -> bool:
     """Whether there are checkpoints or published weights, whole or not."""
@@ -49,7 +35,12 @@ def refuse_to_begin_anew(run_uri: str, skipped: Sequence[str]) -> None:
         return
     more = f"; and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
     why = "; ".join(skipped[:SHOWN]) + more if skipped else f"there is none in {state_uri(run_uri)}"
-    raise CheckpointsLostError(run_uri, version, why, _remedy(run_uri, max(published, default=0)))
+    known = f"it has been at version {version}" if version else f"it has a {MODEL}/"
+    message = (
+        f"{run_uri} cannot go on: {known}, and no checkpoint of it is whole ({why}); to begin at step 0 would remove "
+        f"what is left of it. {_remedy(run_uri, max(published, default=0))}"
+    )
+    raise CheckpointsLostError(masked(message))
 
 
 def _remedy(run_uri: str, last: int) -> str:

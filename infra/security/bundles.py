@@ -36,7 +36,8 @@ class Bundle(BaseModel):
 def read_bundle(file: Path) -> Bundle:
     """The bundle in `file`, checked as a whole.
 
-    Raises `SecurityError`: not there, no bundle, a certificate that is over or that key and authority do not fit.
+    Raises `SecurityError` where it cannot be read, is no bundle, or its certificate has expired or does not fit its key
+    and authority.
     """
     again = "copy it once more, or make a new one with `rlvf certs`"
     try:
@@ -80,5 +81,5 @@ def machine_name() -> str:
 
 
 def how_to_renew(machine: str) -> str:
-    """What to do about a certificate of this machine that is over."""
+    """What to do about an expired certificate of this machine."""
     return f"make a new one with `rlvf certs {machine}` where the authority is, and copy the bundle here"

@@ -14,7 +14,7 @@ from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
 from infra.home import rlvf_home
 from infra.runs.mlflow_run import OWNER_TAG
 from infra.runs.record import METRICS
-from infra.runs.tracking import Tracker, TrackingConfig, open_run
+from infra.runs.tracking import Tracker, TrackingConfig
 from infra.storage import place
 
 
@@ -33,7 +33,7 @@ def named(folder: Path) -> Run:
 def tracked(run: Run, *, local: str = METRICS, guest: bool = False) -> Tracker:
     """As a flow begins or goes on with the tracking of a run."""
     folder = local_folder(run.uri, rlvf_home())
-    tracker = open_run(
+    tracker = Tracker(
         TrackingConfig(system_metrics=False),
         home=rlvf_home(),
         experiment="sums",
