@@ -35,7 +35,7 @@ class CheckpointConfig(BaseModel):
 
 
 class NotARun(ValueError):  # noqa: N818
-    """What was named as a run is none; the message is one line that says why."""
+    """What was named is no run; the message is one line that says why."""
 
 
 def save(
@@ -51,9 +51,8 @@ def save(
     """Store the local folder `source` as the run's checkpoint of `step`, then prune to the newest `keep_last`. A
     storage elsewhere may be away for `patience` seconds. `source` is gone afterwards.
 
-    Checkpoints of later steps are removed: a run that went back to an earlier one continues from here, and they belong
-    to a future that it left. Raises LockLostError, and neither replaces nor removes anything, when the `fence`
-    says that the run is another's by now.
+    Checkpoints of later steps are removed: a run that went back continues from here. Raises LockLostError, and neither
+    replaces nor removes anything, where the `fence` says that another process has the run.
     """
     uri = state_uri(run_uri)
     store.write_patiently(place.join(uri, str(step)), source, meta, patience, fence)
@@ -87,7 +86,7 @@ def newest(run_uri: str, *, warn: Callable[[str], None]) -> Folder | None:
 
 @dataclass(frozen=True)
 class Best:
-    """The version that is kept as the best."""
+    """The version with the best evaluation."""
 
     uri: str
     step: int
@@ -96,7 +95,7 @@ class Best:
 
 
 def best_version(run_uri: str) -> Best | None:
-    """The version that was kept as the best one so far, if any was."""
+    """The version that was kept as the best so far, if one was. Raises Torn."""
     uri = place.join(run_uri, BEST)
     try:
         meta = store.read_manifest(uri).meta

@@ -1,4 +1,4 @@
-"""One run in MLflow: found or created, told of points, params, tables and files, shown on a page."""
+"""One run in MLflow: found or created, its points, params, tables and files, and its page."""
 
 import json
 import logging
@@ -51,7 +51,7 @@ OWNER_TAG = "rlvf.run"
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose an MLflow run is, as a tag of it says: who can write where a run lies may name any as its own."""
+    """Whose an MLflow run is, by a tag of it: whoever can write a run's folder may name any MLflow run in it."""
 
     tag: str
     also: frozenset[str | None] = frozenset()  # tags that are taken for it, None for no tag
@@ -70,7 +70,7 @@ class Page:
 
 
 class MlflowRun:
-    """A run at a tracking URI. What it does raises MlflowException and OSError where MLflow is away."""
+    """A run at a tracking URI. Its methods raise MlflowException and OSError where MLflow is away."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class MlflowRun:
         return self.uri.startswith(("http://", "https://"))
 
     def page(self, port: int) -> Page:
-        """Its page. The command serves it, on `port` if that is free, to whoever opens the link that it prints."""
+        """Its page; the command serves it, on `port` if that is free."""
         tail = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}{WORKFLOW}"
         uri = masked(self.uri)
         if self.is_served:
@@ -164,7 +164,7 @@ class MlflowRun:
         self._replaced = None
 
     def log(self, lines: Iterable[MetricLine]) -> None:
-        """Send points; one that is there already is no second one."""
+        """Send points; MLflow keeps one of those that are the same."""
         from mlflow.entities import Metric
 
         points = [

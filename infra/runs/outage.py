@@ -17,15 +17,15 @@ NAMED = 5  # files, in a line about those that are lacking
 
 
 def why(error: Exception, is_served: bool) -> str:
-    """One line for what MLflow, or the storage of its files, raised. Where this machine writes its database, a full
-    disk is called that: SQLAlchemy puts other words first."""
+    """One line for an error of MLflow or of the storage of its files. Where this process writes MLflow's database, a full
+    disk is named: SQLAlchemy begins with other words."""
     known = None if is_served else explained(error)
     return masked(known or str(error).strip().partition("\n")[0] or type(error).__name__)[:LENGTH]
 
 
 def lacks(has: Mapping[str, int], logged: Mapping[str, int]) -> str:
-    """What of a run that ends MLflow was not told, and what mends that; by the last step of each metric that it
-    ``has``, {} where it was not reached in this session, and that was ``logged``."""
+    """What MLflow lacks of a run that ends, and the remedy; by the last step of each metric that it ``has``, {} where
+    it was not reached in this session, and that was ``logged``."""
     reached = max((step for name, step in has.items() if not name.startswith(NOT_OURS)), default=None)
     last = max(logged.values(), default=0)
     if reached is None:

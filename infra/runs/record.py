@@ -32,7 +32,7 @@ PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow
 
 
 class _About(BaseModel):
-    """What is known of the last session, and of the run."""
+    """Facts of the last session, and of the run."""
 
     run: str = ""
     status: str = ""
@@ -48,7 +48,7 @@ class _About(BaseModel):
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a run; whatever was never written is empty."""
+    """The record of a run; what was never written is empty."""
 
     metrics: tuple[MetricLine, ...]  # oldest first
     sessions: tuple[tuple[Span, ...], ...]  # what the workers did, by session of the run
@@ -96,7 +96,7 @@ def send_record(run_uri: str, folder: Path) -> dict[str, int]:
 
 
 def send_tail(run_uri: str, folder: Path, sent: Mapping[str, int]) -> None:
-    """Copy what the metrics have more by now than was `sent`: little enough for every step."""
+    """Copy what was added to the metrics since `send_record` returned `sent`: little enough for every step."""
     if place.local_path(run_uri) is None and (folder / METRICS).exists():
         at = sent.get(METRICS, 0)
         with (folder / METRICS).open("rb") as file:
@@ -105,7 +105,7 @@ def send_tail(run_uri: str, folder: Path, sent: Mapping[str, int]) -> None:
 
 
 def bring_record(run_uri: str, folder: Path) -> None:
-    """Copy what this machine has not of the record: another one may have trained the run meanwhile."""
+    """Copy to this machine what it lacks of the record: another one may have trained the run meanwhile."""
     if place.local_path(run_uri) is None:
         for name in (METRICS, TIMELINE):
             data = _newer(run_uri, folder, name)
@@ -114,7 +114,7 @@ def bring_record(run_uri: str, folder: Path) -> None:
 
 
 def begin_record(run_uri: str, folder: Path) -> None:
-    """A new run has no record yet: what this machine has of one that was removed at the same URI goes."""
+    """Remove what this machine has of a run that was removed at the same URI: a new one has no record yet."""
     if place.local_path(run_uri) is None:
         for path in (*folder.glob("*.jsonl"), folder / ABOUT, folder / RESULT):
             path.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def cut_evaluations(run_uri: str, folder: Path, step: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what runs here."""
+    """The versions of Python, the platform and packages of this process."""
     return {"python": platform.python_version(), "platform": platform.platform(), **installed(PACKAGES)}
 
 
@@ -151,7 +151,7 @@ def _stored(run_uri: str, name: str) -> bytes:
 
 
 def _about(data: bytes, name: str) -> Mapping[str, Any]:
-    """What the file says; a damaged one says nothing, and a warning says so."""
+    """The file's content; nothing, with a warning, of a damaged one."""
     try:
         if data:
             return parse_typed(data, _About, name, "what it says is left out").model_dump(exclude_unset=True)

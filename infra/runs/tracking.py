@@ -1,4 +1,4 @@
-"""What a run tells the outside: metrics, sample completions and pictures, in MLflow and in a file beside the run.
+"""A run's metrics, sample completions and pictures, in MLflow and in a file beside the run.
 
 The local file comes first: a step's metrics are on disk before MLflow is asked. Whatever MLflow could not take is sent
 again later, so a server that is away costs neither data nor the run. Sending twice is harmless, because MLflow keeps
@@ -59,7 +59,7 @@ def tracking_uri(config: TrackingConfig) -> str | None:
 
 
 class Tracker:
-    """One run's outlet; a context manager that ends the run as FINISHED, FAILED or KILLED. Safe to share by threads."""
+    """Tracks one run; a context manager that ends the run as FINISHED, FAILED or KILLED. Safe to share by threads."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Tracker:
             return frozenset(self._log.last)
 
     def samples_due(self, step: int) -> bool:
-        """Whether this step's completions belong into a table."""
+        """Whether this step's completions are logged as a table."""
         return step % self._config.samples_every == 0
 
     def log_samples(self, step: int, rows: Sequence[Mapping[str, str | float]]) -> None:
@@ -255,8 +255,8 @@ class Tracker:
             self._run.end(self._status)
 
     def _lacking(self, line: MetricLine) -> MetricLine:
-        """What MLflow has not: a step that is done again, be it on a machine with another log, is none twice. What a
-        guest measured twice it has measured twice."""
+        """The metrics of the line that MLflow lacks: a step that is done again, also on a machine with another log, is
+        logged once. All of a guest's are sent: it may measure a step twice."""
         if self._guest:
             return line
         metrics = {k: v for k, v in line.metrics.items() if line.step > self._have.get(k, -1)}

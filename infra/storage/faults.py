@@ -1,4 +1,4 @@
-"""What a storage, a disk or a damaged file raises: in one line that says what to do, and whether it may pass."""
+"""Errors of a storage, a disk or a damaged file: one line that says what to do, and whether a retry may help."""
 
 import errno
 import os
@@ -19,8 +19,8 @@ _ANSWERS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectory
 
 
 def explained(error: BaseException) -> str | None:
-    """One line for what went wrong with a storage, the first of `error` and what caused it that is such a thing; None
-    if it was something else. It begins with the worker's name where that has raised it."""
+    """One line for the first fault of a storage among `error` and its causes; None where there is none. It begins with
+    the name of the worker that raised the error, if one did."""
     chain = list(causes(error))
     worker = next((name for each in chain if (name := worker_of(each)) is not None), None)
     where = "" if worker is None else f"{worker}: "
@@ -36,15 +36,15 @@ def explained(error: BaseException) -> str | None:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later."""
+    """Whether a retry may succeed."""
     if isinstance(error, OSError):
         return not isinstance(error, _ANSWERS) and error.errno not in FULL | {errno.EROFS}
     return any(kind.raised(error, kind.passing) for kind in KINDS if kind.passing)
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Whether a library's file system may have raised it, for what is away, refused or not installed: none of ours, and
-    none of Python's that tells of a mistake in a program."""
+    """Whether a library's file system may have raised the error, for what is away, refused or not installed: no
+    exception of ours, and none of Python's that means a mistake in a program."""
     if isinstance(error, OSError | ImportError):
         return True
     return type(error).__module__.partition(".")[0] not in ("builtins", "flows", "tasks", "rl", "infra")

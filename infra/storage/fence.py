@@ -1,4 +1,4 @@
-"""What keeps a writer of a run whom another has succeeded from writing: the epoch of its lock, and its own claim."""
+"""The fence of a run's writers: one that another process has succeeded is refused, by the lock's epoch and claim."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class LockLostError(RuntimeError):
 
 @dataclass(frozen=True)
 class Fence:
-    """A held run, as every writer of it gets it, on whatever machine."""
+    """A held run, as each of its writers has it, on whatever machine."""
 
     run: str  # URI
     epoch: int
@@ -28,7 +28,7 @@ class Fence:
         return place.join(self.run, "lock", f"{self.epoch:08d}{'-' if self.name else ''}{self.name}.json")
 
     def check(self) -> None:
-        """Raise LockLostError if another claim counts by now, or the own one is gone. One listing and a small file."""
+        """Raise LockLostError where another claim holds the run, or its own is gone. One listing, one small file."""
         mine = self.claim.rpartition("/")[2]
         there = claims(self.run)
         if any(name[:8] > mine[:8] for name in there):

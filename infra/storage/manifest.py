@@ -1,4 +1,4 @@
-"""What a stored folder says of itself: each file's size and sha256, the writer's own words, and a digest over both.
+"""The manifest of a stored folder: each file's size and sha256, the writer's `meta`, and a digest over both.
 
 StoreError ─ NotThere   there is no manifest
            └ Torn       there is one, and a file is missing or is not what the manifest says
@@ -35,7 +35,7 @@ class Torn(StoreError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Entry:
-    """What a manifest says of one file."""
+    """A file of a stored folder."""
 
     sha256: str  # 64 hexadecimal digits
     bytes: int
@@ -43,10 +43,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a stored folder holds."""
+    """The contents of a stored folder."""
 
     files: Mapping[str, Entry]  # by path inside the folder, with "/"
-    meta: Mapping[str, JsonValue]  # the writer's own words
+    meta: Mapping[str, JsonValue]  # the writer's
     digest: str  # sha256 over files and meta: two folders are the same if theirs is
     at: str = ""  # in a store elsewhere: the folder beside the manifest in which the files lie, one for each writer
     format: Literal[1] = 1

@@ -90,7 +90,7 @@ def remove_file(uri: str) -> None:
 
 
 def reaches(uri: str) -> bool:
-    """Whether the store that `uri` names lets us look into it. Raises whatever the store raises otherwise."""
+    """True where the store at `uri` can be listed; raises whatever the store raises where it cannot."""
     fs, root = remote(uri)
     fs.ls(root) if has_folders(fs) else fs.exists(root.partition("/")[0] or root)
     return True
@@ -168,8 +168,8 @@ def files(fs: Any, root: str) -> list[str]:
 
 
 def remote(uri: str) -> tuple[Any, str]:
-    """The file system of a URI, and the path on it, for what is not done with `local_path`: small files and listings.
-    A store that stops answering is given up within half a minute."""
+    """(file system, path on it) of a URI, for small files and listings. A store that stops answering is given up within
+    half a minute."""
     fs, root = _opened(uri, ANSWER_SECONDS, ATTEMPTS)
     return fs, root.rstrip("/")
 
@@ -181,7 +181,7 @@ def transfer(uri: str) -> tuple[Any, str]:
 
 
 def await_answer(uri: str) -> None:
-    """Ask an S3 store for a name, with little patience. Raises what its client does, but not that there is nothing."""
+    """Ask an S3 store for a name, once. Raises what its client raises, but not that nothing is there."""
     if kind_of(uri).repeats:
         fs, root = impatient(uri, attempts=1)
         with suppress(FileNotFoundError, PermissionError):
@@ -189,14 +189,14 @@ def await_answer(uri: str) -> None:
 
 
 def impatient(uri: str, attempts: int) -> tuple[Any, str]:
-    """The file system of a URI and the path on it, for the start of something: a server that takes connections and
-    never answers would hold it up for minutes."""
+    """As `remote`, for the start of a command, which a server that takes connections and never answers would hold up
+    for minutes."""
     return _opened(uri, ANSWER_SECONDS, attempts)
 
 
 def _opened(uri: str, seconds: float, attempts: int, repeats: int = 1) -> tuple[Any, str]:
-    """The file system of a URI, and the path on it. It remembers no listing: other processes write here too, and fsspec
-    keeps it for the life of the process."""
+    """(file system, path on it). It remembers no listing: other processes write here too, and fsspec keeps it for the
+    life of the process."""
     kind = kind_of(uri)
     fs, path = url_to_fs(uri, **kind.options(ANSWER_SECONDS, seconds, attempts))
     if kind.repeats:  # 5 times otherwise, for a file's body 5 times 5, each of which times out anew

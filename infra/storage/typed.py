@@ -16,7 +16,8 @@ class DamagedError(ValueError):
 
 
 def read_typed(uri: str | Path, kind: type[T], remedy: str) -> T | None:
-    """What the file holds, None if there is none. `remedy` is what to do about a damaged one. Raises DamagedError."""
+    """The file's content as a `kind`, None without a file. `remedy`: what to do about a damaged one. Raises
+    DamagedError."""
     content = place.read(str(uri))
     return None if content is None else parse_typed(content, kind, str(uri), remedy)
 

@@ -1,4 +1,4 @@
-"""Whether runs can be kept where someone wants them."""
+"""Whether a storage can be used: its address, and a probe of it."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ class StorageError(ValueError):
 
 
 def storage_uri(given: str) -> str:
-    """`given` as every process understands it, wherever that stands. Raises `StorageError`."""
+    """`given` as every process understands it, whatever its working directory. Raises `StorageError`."""
     if not given.strip():
         raise StorageError("storage: is empty; give a folder, or a URI such as s3://bucket/rlvf")
     if (path := place.local_path(given)) is not None:
@@ -64,8 +64,8 @@ def probe_storage(uri: str, size: int = 4, *, answered: bool = False) -> tuple[f
 
 @contextmanager
 def named_storage_errors(uri: str) -> Iterator[None]:
-    """The first look at a storage elsewhere, before anything is written: what it cannot do is a mistake in what was
-    asked. Raises `StorageError`, which names `uri`."""
+    """Turns what a storage elsewhere raises at the start of a command into `StorageError`, which names `uri`: a storage
+    that cannot be used is a mistake in what was asked."""
     try:
         place.await_answer(uri)
         yield

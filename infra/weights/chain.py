@@ -1,9 +1,9 @@
-"""The ways to a version of weights, as plain data: which stored folders to apply, and which ones must stay.
+"""Chains of stored folders that make a version of weights, as plain data: the cheapest one, and which must stay.
 
 Under `weights/` lies, for every version, `v<step>`: whole, or the difference from the version before. Every second
 version has a difference from two versions before as well (`v6-from-v4`), every fourth from four, and so on up to the
-anchors, from which on all are from the first version. So the way to any version from the first one has a folder for
-every bit that is set in its number, at most.
+anchors, from which on all are from the first version. So the chain from the first version to any other has at most a
+folder for every bit that is set in its number.
 """
 
 import heapq
@@ -21,7 +21,7 @@ _NAME = re.compile(r"v\d+(-from-v\d+|-whole)?")
 
 @dataclass(frozen=True)
 class Edge:
-    """One stored folder: it makes a version of nothing, or of another version."""
+    """One stored folder: it makes a version of nothing, or of the version `base`."""
 
     uri: str
     manifest: VersionManifest
@@ -43,7 +43,7 @@ def read_edge(uri: str) -> Edge:
 
 
 def read_edges(weights: str) -> list[Edge]:
-    """All whole folders under `weights`; one that cannot be read is no way to anywhere."""
+    """All whole folders under `weights`, but for those that cannot be read."""
     edges = []
     for name, whole in sorted(place.subfolders(weights).items()):
         if whole and _NAME.fullmatch(name):
@@ -55,7 +55,7 @@ def read_edges(weights: str) -> list[Edge]:
 
 
 def cheapest_chain(edges: Iterable[Edge], want: VersionId, have: VersionId | None = None) -> list[Edge] | None:
-    """The way to `want` that reads the fewest bytes, from nothing or from the version that is here; None if none."""
+    """The chain to `want` that reads the fewest bytes, from nothing or from `have`; None where there is none."""
     leaving: dict[VersionId | None, list[Edge]] = defaultdict(list)
     for edge in edges:
         leaving[edge.base].append(edge)
@@ -78,8 +78,8 @@ def cheapest_chain(edges: Iterable[Edge], want: VersionId, have: VersionId | Non
 
 
 def is_whole(version: PolicyVersion) -> bool:
-    """Whether whoever has nothing gets to a version from here: each folder on the way is looked at. Raises what the
-    storage raises."""
+    """Whether a chain from nothing leads to the version; each folder of it is checked. Raises what the storage
+    raises."""
     way = cheapest_chain(read_edges(version.uri.rpartition("/")[0]), version.id)
     try:
         for edge in way or ():
@@ -90,8 +90,8 @@ def is_whole(version: PolicyVersion) -> bool:
 
 
 def needed(edges: Collection[Edge], newest: int, window: int) -> set[str]:
-    """The folders without which somebody could not go on: who starts with nothing, and who is up to `window` versions
-    behind the newest one."""
+    """The URIs of the folders that must stay: for generators that start with nothing, and those up to `window` versions
+    behind the newest."""
     recent = {edge.makes for edge in edges if newest - window <= edge.makes.step <= newest}
     stays = {edge.uri for edge in edges if edge.makes in recent and edge.base in recent}
     for version in recent:

@@ -174,7 +174,7 @@ def _frames(body: memoryview, count: int) -> Iterator[memoryview]:
 def _decompress(
     decompressor: zstandard.ZstdDecompressor, frame: memoryview, count: int | None, most: int = 0
 ) -> Stream:
-    """The bytes of a frame: `count` of them, or at most `most`; its own word on that is read before memory is taken."""
+    """The bytes of a frame: `count` of them, or at most `most`; its stated size is checked before memory is taken."""
     try:
         size = zstandard.frame_content_size(frame)
         if size < 0 or (size > most if count is None else size != count):

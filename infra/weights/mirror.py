@@ -1,4 +1,4 @@
-"""A generator's copy of the published weights: brought from version to version by what has changed."""
+"""A generator's copy of the published weights, updated from version to version by differences."""
 
 import threading
 import time
@@ -54,7 +54,7 @@ class Mirror:
     @property
     def root(self) -> Path:
         """The folder with the files beside the weights: the model's configuration and its tokenizer."""
-        assert self._root is not None, "nothing was brought yet"
+        assert self._root is not None, "no version was fetched yet"
         return self._root.path
 
     @contextmanager
@@ -64,7 +64,7 @@ class Mirror:
         `check` is called while the storage is away, and may raise. Raises NotThere, Gone and Torn, and what the
         storage raises for longer than the patience.
         """
-        while not self._lock.acquire(timeout=POLL_SECONDS):  # what is brought ahead is on its way
+        while not self._lock.acquire(timeout=POLL_SECONDS):  # a prefetch has it
             check()
         try:
             self._bring(version, check)
@@ -73,8 +73,8 @@ class Mirror:
             self._lock.release()
 
     def prefetch(self, version: PolicyVersion) -> None:
-        """Begin to bring `version` in the background, if there is something to bring it from; what goes wrong is said
-        by the next `at`."""
+        """Begin to fetch `version` in the background, where a version is here that differences start from; what fails
+        is raised by the next `at`."""
         if self._version is None or (self._ahead is not None and self._ahead.is_alive()):
             return
 
@@ -89,7 +89,7 @@ class Mirror:
         self._ahead.start()
 
     def take_fetched(self) -> Fetched:
-        """What was fetched since this was asked last, in the background too."""
+        """What was fetched since the last call, in the background too."""
         with self._lock:
             taken, self._fetched = self._fetched, Fetched()
         return taken
@@ -106,14 +106,14 @@ class Mirror:
                     except Torn as error:
                         damaged[edge.uri] = error
                         break
-            except NotThere:  # removed while we looked
+            except NotThere:  # removed meanwhile
                 if attempt + 1 == ATTEMPTS:
                     raise
         if self._version != version.id:
             raise _last(damaged)
 
     def _way(self, version: PolicyVersion, damaged: dict[str, Torn], check: Callable[[], None]) -> list[Edge]:
-        """The cheapest way from here."""
+        """The cheapest chain from the version that is here."""
 
         def find() -> list[Edge]:
             try:
@@ -145,7 +145,7 @@ class Mirror:
         return RetryPolicy(self._patience, check=check)(seen, find)
 
     def _take(self, edge: Edge, check: Callable[[], None]) -> None:
-        """Go along one edge."""
+        """Fetch and apply one folder."""
         began = time.perf_counter()
         folder = RetryPolicy(self._patience, check=check)(self._folder, edge, check)
         applied = time.perf_counter()
@@ -194,7 +194,7 @@ class Mirror:
         return folder
 
     def _downloads(self, check: Callable[[], None]) -> RetryPolicy:
-        """With what comes damaged from elsewhere: the next try may find it as it was stored."""
+        """Retries of a download that arrives damaged: the next one may be intact."""
         return RetryPolicy(TORN_SECONDS if place.local_path(self.uri) is None else 0, of=(Torn,), check=check)
 
     def _forget(self) -> None:
@@ -203,7 +203,7 @@ class Mirror:
 
 
 def _last(damaged: Mapping[str, Torn]) -> Torn:
-    """The error of the folder that was tried last, which names them all."""
+    """The error of the folder that was tried last; its `damaged` names all."""
     error = list(damaged.values())[-1]
     error.damaged = tuple(damaged)
     return error

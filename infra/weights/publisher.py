@@ -57,8 +57,8 @@ class _Kept:
 
 
 class Publisher:
-    """Publishes the versions of a run, one after another. What it does last goes on in a thread of its own: longer
-    differences for those who are behind, and the removal of what nobody needs."""
+    """Publishes the versions of a run, one after another. After each, a thread of its own merges longer differences
+    for generators that are behind, and removes what no generator needs."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Publisher:
     ) -> None:
         """`window`: versions that a generator may be behind; `files`: a folder with what lies beside whole weights,
         the model's configuration and its tokenizer; `public`: the model that is version 0, which is not stored then;
-        `fence`: of the run, without which it is nobody else's."""
+        `fence`: of the run, None where no other process may take it over."""
         self._run_uri = run_uri
         self._uri = place.join(run_uri, "weights")
         self._config = config
@@ -109,16 +109,16 @@ class Publisher:
         return published
 
     def mend(self, damaged: Collection[str]) -> None:
-        """Store the version that was published last once more, whole, because nobody gets to it through the folders
-        `damaged`; whichever of them is damaged here too is removed. Raises as `publish` does."""
+        """Store the last published version once more, whole, where a generator found the folders `damaged`; those of
+        them that are damaged here too are removed. Raises as `publish` does."""
         self._thread.submit(self._mend, frozenset(damaged)).result()
 
     def finish(self) -> None:
-        """Wait until all is done that goes on in the background."""
+        """Wait for the background."""
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish, and let go of what is kept to merge."""
+        """Wait for the background, and remove the differences that were kept to merge."""
         self._thread.shutdown()
         shutil.rmtree(self._spool, ignore_errors=True)
 
@@ -159,7 +159,7 @@ class Publisher:
         )
 
     def _open(self, version: VersionId, weights: Weights) -> None:
-        """Go on from what an earlier session has published; a future that the run has left is removed."""
+        """Go on from what an earlier session has published; versions after the run's are removed."""
         edges = self._patience(read_edges, self._uri)
         for edge in edges:
             if edge.makes.step >= version.step and edge.makes != version:
@@ -189,7 +189,7 @@ class Publisher:
     def _mend(self, damaged: frozenset[str]) -> None:
         assert self._version is not None
         own = place.join(self._uri, f"v{self._version.step}")
-        # a version is looked for at its own place first
+        # readers look at a version's own place first
         self._anchor_whole(self._version, "" if own in damaged else "-whole")
         for uri in damaged - {own}:
             try:
@@ -202,8 +202,8 @@ class Publisher:
                 continue
 
     def _extend(self) -> None:
-        """Merge differences as one counts in binary: two of the same length become one of twice that, for those who
-        are behind; the longest ones all start from the root."""
+        """Merge differences as one counts in binary: two of the same length become one of twice that; the longest all
+        start from the root."""
         try:
             while len(self._stack) > 1:
                 older, newer = self._stack[-2:]
@@ -216,9 +216,9 @@ class Publisher:
             if self._version is not None and self._stack and self._needs_new_base():
                 self._anchor_whole(self._version)
             self._prune()
-        except DifferenceError:  # told as a whole somewhere: from here on only what comes later is merged
+        except DifferenceError:  # a tensor that is no difference: only later versions are merged
             self._forget_all_but(1)
-        except Exception as error:  # noqa: BLE001 - it costs those who are behind time, and the run nothing
+        except Exception as error:  # noqa: BLE001 - it costs generators that are behind time, and the run nothing
             self._warnings.append(f"for those who are behind nothing shorter was stored: {error}")
             self._forget_all_but(1)
 
@@ -227,7 +227,7 @@ class Publisher:
             self._stack.pop(0).path.unlink(missing_ok=True)
 
     def _needs_new_base(self) -> bool:
-        """Whether nobody who starts with nothing has a short way here, at a version that should have one."""
+        """Whether this version should have a short chain from nothing, and has none."""
         since = self._stack[-1].step - self._root
         return self._stack[0].base.step != self._root and since % self._config.anchor_every == 0
 

@@ -1,5 +1,5 @@
 """Published weights. A policy is a version of weights at a URI: a folder that makes them, whole or from another
-version. How they are written is `infra.weights.publisher`'s, how they are read `infra.weights.mirror`'s.
+version. `infra.weights.publisher` writes them, `infra.weights.mirror` reads them.
 
 StoreError ─ NotThere    no such version, yet
            ├ Gone        no such version any more: newer ones are there

@@ -20,7 +20,7 @@ WHOLE = "model.safetensors"
 
 @dataclass(frozen=True)
 class PublicModel:
-    """A model that every machine can load by itself."""
+    """A model that every machine loads from elsewhere than the run's storage."""
 
     name: str
     load: Callable[[str], Weights]  # its weights, in the type of this name
