@@ -16,17 +16,22 @@ SETTING = re.compile(r"RLVF_STORAGE|AWS_[A-Z0-9_]+")  # what a bundle may put in
 SECRET = 0o600
 
 
-class Bundle(BaseModel):
-    """What a machine needs to join, in one file that is as secret as the key in it."""
+class Settings(BaseModel):
+    """What a bundle says beside its certificates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     machine: str
+    scheduler: str | None = None
+    environment: dict[str, str] = Field(default={}, repr=False)  # storage settings, credentials if asked for
+
+
+class Bundle(Settings):
+    """What a machine needs to join, in one file that is as secret as the key in it."""
+
     authority: str  # PEM
     certificate: str  # PEM
     key: str = Field(repr=False)  # PEM
-    scheduler: str | None = None
-    environment: dict[str, str] = Field(default={}, repr=False)  # storage settings, credentials if asked for
 
     def write(self, path: Path) -> None:
         """Write the file, for its owner's eyes only."""

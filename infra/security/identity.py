@@ -21,26 +21,16 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from infra import disk
-from infra.security import certificates
-from infra.security.bundles import SECRET, SETTING, Bundle, check_machine_name, how_to_renew, machine_name, read_bundle
+from infra.security import bundles, certificates
+from infra.security.bundles import SECRET, SETTING, Bundle, Settings
 from infra.security.certificates import SecurityError
 
 logger = logging.getLogger(__name__)
 RENEW_DAYS = 30  # so long before its end this machine's own certificate is made anew
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-class Settings(BaseModel):
-    """What an installed bundle said beside its certificates."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    machine: str
-    scheduler: str | None = None
-    environment: dict[str, str] = Field(default={}, repr=False)
 
 
 def certs_folder(home: Path) -> Path:
@@ -113,17 +103,17 @@ def issue(
 
     Raises `SecurityError` for a name that is no file name, an address that is none, or without an authority here.
     """
-    check_machine_name(machine)
+    bundles.check_machine_name(machine)
     unknown = [name for name in settings or {} if not SETTING.fullmatch(name)]
     if unknown:
         raise SecurityError(f"a bundle carries RLVF_STORAGE and AWS_… settings, not {unknown[0]}")
     if not has_authority(home):
         raise SecurityError(f"{certs_folder(home)} has no authority to sign with: run `rlvf certs` where it was made")
-    authority = tuple((certs_folder(home) / f"authority.{kind}").read_text() for kind in ("pem", "key"))
-    certificate, key = certificates.new_leaf((authority[0], authority[1]), machine, addresses, days)
+    authority, signing_key = ((certs_folder(home) / f"authority.{kind}").read_text() for kind in ("pem", "key"))
+    certificate, key = certificates.new_leaf((authority, signing_key), machine, addresses, days)
     return Bundle(
         machine=machine,
-        authority=authority[0],
+        authority=authority,
         certificate=certificate,
         key=key,
         scheduler=scheduler,
@@ -136,7 +126,7 @@ def install_bundle(file: Path, home: Path) -> Settings:
 
     Raises `SecurityError` as `read_bundle`, and where this home is the authority of another cluster.
     """
-    bundle = read_bundle(file)
+    bundle = bundles.read_bundle(file)
     folder = certs_folder(home)
     with _writing(home):
         if has_authority(home) and (folder / "authority.pem").read_text().strip() != bundle.authority.strip():
@@ -171,7 +161,7 @@ def own_certificates(home: Path, addresses: Iterable[str] = (), say: Callable[[s
 
     A guest of another machine's authority keeps its bundle's. Raises `SecurityError` when that has expired.
     """
-    machine = machine_name()
+    machine = bundles.machine_name()
     wanted = list(dict.fromkeys([machine, *LOOPBACK, *addresses]))
     with _writing(home):
         if has_certificates(home) and not has_authority(home):
@@ -193,7 +183,7 @@ def check_certificates(home: Path) -> None:
         )
     settings = installed_settings(home)
     machine = settings.machine if settings is not None else "NAME"
-    certificates.check_dates(_installed(home), "this machine's certificate", how_to_renew(machine))
+    certificates.check_dates(_installed(home), "this machine's certificate", bundles.how_to_renew(machine))
     if not _fits(home):
         again = "rlvf up makes others" if has_authority(home) else "install the bundle again"
         raise SecurityError(f"the files of {certs_folder(home)} are not of one certificate: {again}")
