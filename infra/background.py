@@ -8,8 +8,8 @@ from queue import Full, Queue
 from types import TracebackType
 from typing import Self
 
-WAITING = 8  # jobs; whoever comes with one more waits, so that a slow storage cannot fill the memory
-END_SECONDS = 30.0  # what the jobs that are left get at the end
+WAITING = 8  # jobs, above which `submit` waits, so that a slow storage cannot fill the memory
+END_SECONDS = 30.0  # for the jobs that are left at the end
 
 
 class Background:

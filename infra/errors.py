@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-_KEY = "_rlvf_worker"  # of an exception's own attributes, which travel with it
+_KEY = "_rlvf_worker"  # attribute of an exception, which pickles with it
 
 
 def one_line(error: BaseException) -> str:

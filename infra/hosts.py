@@ -24,7 +24,9 @@ def without_proxy(*hosts: str) -> dict[str, str]:
     given = [os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
     names = [name.strip() for value in given for name in value.split(",")]
     near = [*names, "localhost", LOOPBACK, "::1", *(host.strip("[]") for host in hosts)]
-    value = "*" if "*" in names else ",".join(dict.fromkeys(filter(None, near)))  # who reads it wants a * alone
+    value = (
+        "*" if "*" in names else ",".join(dict.fromkeys(filter(None, near)))
+    )  # readers know a * only where it stands alone
     return {"NO_PROXY": value, "no_proxy": value}
 
 

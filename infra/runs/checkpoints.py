@@ -73,7 +73,7 @@ def load(run_uri: str, step: int) -> Folder:
 def newest(run_uri: str, *, warn: Callable[[str], None]) -> Folder | None:
     """The newest intact checkpoint, None if there is none; `warn` gets a line for each newer one that is not."""
     tried: set[store.Version] = set()
-    # once more after all were tried: who saves meanwhile removes the one that is just read, and another is there
+    # again after all were tried: a writer may have removed the one that was being read, and stored another
     while untried := [version for version in store.list_versions(state_uri(run_uri)) if version not in tried]:
         for version in reversed(untried):
             try:
@@ -91,7 +91,7 @@ class Best:
     uri: str
     step: int
     reward: float  # mean, by which it was chosen
-    plan: str = ""  # digest of what it was evaluated on; runs of old do not say
+    plan: str = ""  # digest of what it was evaluated on; older runs do not say
 
 
 def best_version(run_uri: str) -> Best | None:

@@ -43,7 +43,7 @@ class MetricLine:
     step: int  # the policy version
     time: int  # milliseconds since 1970
     metrics: Mapping[str, float]
-    plan: str = ""  # digest of what was evaluated; MLflow is not told
+    plan: str = ""  # digest of what was evaluated; not sent to MLflow
 
     def dumps(self) -> str:
         values = {name: plain(value) for name, value in self.metrics.items()}

@@ -129,7 +129,7 @@ class MlflowRun:
             self.run_id = run.info.run_id
             if text := description(self._params, run.info.experiment_id, run.info.run_id):
                 client.set_tag(run.info.run_id, DESCRIPTION_TAG, text)
-            self._guest = False  # it is nobody else's
+            self._guest = False  # the run is its own
             self._follow(client, run)
             run = client.get_run(run.info.run_id)
         elif not self._guest:
@@ -261,7 +261,10 @@ def import_mlflow() -> Any:
     for name in ("mlflow", "alembic"):  # the migrations of a new SQLite file would fill the screen
         if logging.getLogger(name).level < logging.WARNING:
             logging.getLogger(name).setLevel(logging.WARNING)
-    for name in ("mlflow.system_metrics", "mlflow.store.db.utils"):  # an outage, or a full disk, is said once, by us
+    for name in (
+        "mlflow.system_metrics",
+        "mlflow.store.db.utils",
+    ):  # `Tracker` says once that MLflow is away, or the disk full
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return mlflow
 
@@ -271,7 +274,7 @@ def quiet_retries() -> Iterator[None]:
     """Keeps the HTTP library from writing a line for each retry to a server that is away."""
     retries = logging.getLogger("urllib3.connectionpool")
     level = retries.level
-    # logging holds its one lock meanwhile, and Python 3.11 does not give it back if it is interrupted
+    # logging holds its one lock here, and Python 3.11 does not release it if it is interrupted
     with put_off():
         retries.setLevel(logging.ERROR)
     try:

@@ -24,9 +24,9 @@ from infra.storage.typed import DamagedError, parse_typed
 
 logger = logging.getLogger(__name__)
 
-TAIL = "tail"  # folder of what the files have more than when they were copied last
+TAIL = "tail"  # folder of what was added to the files since they were copied
 METRICS, TIMELINE, ABOUT, RESULT = "metrics.jsonl", "timeline.jsonl", "about.json", "result.json"
-EVALUATIONS = "evaluations"  # folder of what `rlvf eval` has found
+EVALUATIONS = "evaluations"  # folder of the results of `rlvf eval`
 LARGEST = 1e100  # of a figure
 PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow fsspec s3fs".split()
 
@@ -36,7 +36,7 @@ class _About(BaseModel):
 
     run: str = ""
     status: str = ""
-    why: str = ""  # it failed
+    why: str = ""  # why it failed
     began: Moment = 0.0
     ended: Moment = 0.0
     sessions: int = 1
@@ -52,9 +52,7 @@ class Record:
 
     metrics: tuple[MetricLine, ...]  # oldest first
     sessions: tuple[tuple[Span, ...], ...]  # what the workers did, by session of the run
-    about: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # when it began; status, versions, links, ... of its last session
+    about: Mapping[str, Any] = field(default_factory=dict)  # of its last session: status, versions, links, ...
 
     def curve(self, metric: str) -> dict[int, float]:
         """A metric's values by step; NaN, a gap, where one is not finite, or so large that sums of it are not."""

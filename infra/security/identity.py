@@ -29,7 +29,7 @@ from infra.security.bundles import SECRET, SETTING, Bundle, Settings
 from infra.security.certificates import SecurityError
 
 logger = logging.getLogger(__name__)
-RENEW_DAYS = 30  # so long before its end this machine's own certificate is made anew
+RENEW_DAYS = 30  # before its end, when this machine's own certificate is made anew
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -212,7 +212,7 @@ def _install(bundle: Bundle, home: Path) -> Settings:
     settings = Settings(machine=bundle.machine, scheduler=bundle.scheduler, environment=bundle.environment)
     disk.write_file(folder / "authority.pem", bundle.authority.encode())
     disk.write_file(folder / "settings.json", settings.model_dump_json(indent=2).encode(), SECRET)
-    # the key before its certificate: who is killed in between leaves none, or two that do not fit, which is seen
+    # the key before its certificate: a kill in between leaves no pair, or one that does not fit, which is noticed
     disk.write_file(folder / "machine.key", bundle.key.encode(), SECRET)
     disk.write_file(folder / "machine.pem", bundle.certificate.encode())
     return settings

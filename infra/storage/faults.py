@@ -13,7 +13,7 @@ from infra.storage.manifest import StoreError
 FULL = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 SQLITE_FULL = "database or disk is full"
-NO_SPACE = 1 << 20  # bytes free, below which whatever failed has failed for that
+NO_SPACE = 1 << 20  # bytes free, below which a full disk is taken for the cause of any failure
 # an answer rather than a failure to get one
 _ANSWERS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 
@@ -65,7 +65,7 @@ def _line_for(error: BaseException) -> str | None:
         return f"weights cannot be read ({one_line(error)}): the file is damaged or cut off; fetch or make it again"
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
         path, home = Path(os.fsdecode(error.filename)).absolute(), rlvf_home()
-        within = path == home or path in home.parents  # what is missing there could not be made
+        within = path == home or path in home.parents  # a missing one of these could not be made
         if (within and error.errno == errno.ENOENT) or ((within or home in path.parents) and error.errno in FORBIDDEN):
             return (
                 f"{path} cannot be written ({os.strerror(error.errno or 0)}); set RLVF_HOME to a folder that can, now "

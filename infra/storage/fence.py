@@ -40,13 +40,13 @@ class Fence:
                 "is written there"
             )
         claim = read_claim(content)
-        # a claim with a name of its own is nobody else's, and may be just being written: not every store replaces whole
+        # a claim under a name of its own cannot be another's; it may be half written where a store writes in place
         if not self.name and (claim is None or claim.mark != self.mark):
             raise LockLostError(
                 f"{self.run} was removed while this process trained it, and another has begun it anew; nothing more "
                 "is written there"
             )
-        # two may have thought that the epoch is theirs: it is the first name's
+        # two processes may have claimed the epoch: the first name holds it
         rivals = (name for name in there if name[:8] == mine[:8] and name < mine)
         if any(_is_held(place.join(self.run, "lock", name)) for name in rivals):
             raise LockLostError(self._taken_over())

@@ -65,7 +65,7 @@ def _filesystem(pattern: str) -> tuple[Any, str]:
     if not pattern.strip() or "\0" in pattern:
         raise PathError(f"{pattern!r} is no path; give a file, or a pattern such as problems/*.csv")
     protocol = pattern.partition("://")[0]
-    if "::" in pattern and Path(pattern).is_file():  # to fsspec it is one thing within another
+    if "::" in pattern and Path(pattern).is_file():  # fsspec takes `a::b` for a chain
         return LocalFileSystem(), str(Path(pattern).absolute())
     try:
         return place.impatient(pattern, attempts=2)
@@ -75,7 +75,7 @@ def _filesystem(pattern: str) -> tuple[Any, str]:
     except ValueError as error:
         known = "use a local path, memory://, s3:// or another protocol of fsspec"
         raise PathError(f"{pattern}: {one_line(error)}; {known}") from error
-    except Exception as error:  # github:// asks while it is made
+    except Exception as error:  # github:// sends a request in its constructor
         if not is_of_library(error):
             raise
         raise PathError(f"{pattern}: cannot be read: {one_line(error)}") from error

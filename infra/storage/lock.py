@@ -27,9 +27,9 @@ from infra.storage.claim import Claim, read_claim
 from infra.storage.fence import Fence, LockLostError, claims
 
 BEAT_SECONDS = 3.0
-DEAD_SECONDS = 30.0  # an owner who gave no sign for so long, while somebody looked, is dead
-SURE_SECONDS = DEAD_SECONDS / 3  # after a sign of one's own nobody else can hold the lock for longer than that
-SETTLE_SECONDS = 1.0  # after which a claim in a store elsewhere is seen by all
+DEAD_SECONDS = 30.0  # an owner without a heartbeat for so long, while another process watched, counts as dead
+SURE_SECONDS = DEAD_SECONDS / 3  # for so long after a heartbeat of its own an owner need not look
+SETTLE_SECONDS = 1.0  # after which every reader of a store elsewhere sees a claim
 POLL_SECONDS = 0.5
 
 
@@ -44,7 +44,7 @@ class RunLock:
         self.fence = fence
         self._claim = claim
         self._given = False  # whether writers have the fence
-        self._writing = threading.RLock()  # a claim, so that no sign of an epoch follows the next one's
+        self._writing = threading.RLock()  # of claims: no heartbeat of an epoch follows the next one's
         self._is_folder = place.local_path(fence.run) is not None
         self._lost = threading.Event()
         self._sure = _now()
@@ -88,7 +88,7 @@ class RunLock:
         """Give the run up, for others to take at once; whether this process held it until now."""
         self._over.set()
         self._thread.join(DEAD_SECONDS)
-        if self._thread.is_alive():  # in a sign that the storage has not answered
+        if self._thread.is_alive():  # in a heartbeat that the storage has not answered
             raise TimeoutError(f"no answer for {DEAD_SECONDS:.0f} s")
         with suppress(LockLostError):
             self.fence.check()
@@ -157,7 +157,7 @@ def _leave_nothing(fence: Fence) -> None:
         return
     place.remove_file(fence.claim)
     if (path := place.local_path(fence.run)) is not None:
-        with suppress(OSError):  # somebody else takes it just now
+        with suppress(OSError):  # another process takes the run just now
             (path / "lock").rmdir()
             path.rmdir()
 
@@ -197,7 +197,7 @@ def _make(path: Path, claim: Claim) -> bool:
             file.write(json.dumps(asdict(claim)))
     except (FileExistsError, FileNotFoundError):  # the latter: an owner that began no run has just left
         return False
-    disk.sweep_files(path.parent)  # half-written signs of dead owners
+    disk.sweep_files(path.parent)  # half-written claims of dead owners
     return True
 
 
@@ -274,7 +274,7 @@ def _outlive(seen: _Seen, say: Callable[[str], None]) -> None:
         time.sleep(POLL_SECONDS)
         now = _newest(run)
         if now is not None and now.claim is None:
-            now = seen  # just being written
+            now = seen  # it is being written
     if now is None or (now.claim is not None and now.claim.state == "released"):
         return
     raise RunInUseError(

@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 class StoreError(Exception):
     """What is stored cannot be used; the message is one line that names the URI and why."""
 
-    damaged: tuple[str, ...] = ()  # URIs of the folders that were looked at and cannot be used
+    damaged: tuple[str, ...] = ()  # URIs of the folders that were read and cannot be used
 
 
 class NotThere(StoreError):  # noqa: N818
@@ -46,7 +46,7 @@ class Manifest:
     """The contents of a stored folder."""
 
     files: Mapping[str, Entry]  # by path inside the folder, with "/"
-    meta: Mapping[str, JsonValue]  # the writer's
+    meta: Mapping[str, JsonValue]  # for the writer's use
     digest: str  # sha256 over files and meta: two folders are the same if theirs is
     at: str = ""  # in a store elsewhere: the folder beside the manifest in which the files lie, one for each writer
     format: Literal[1] = 1
@@ -70,9 +70,8 @@ def describe(source: Path, meta: Mapping[str, JsonValue]) -> Manifest:
         raise ValueError(f"{source} has no file to store")
     entries = {path.relative_to(source).as_posix(): _measure(path) for path in files}
     try:
-        return parse(
-            render(Manifest(entries, meta, _digest(entries, meta)))
-        )  # what cannot be read back is never written
+        # what cannot be read back is never written
+        return parse(render(Manifest(entries, meta, _digest(entries, meta))))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{source} cannot be stored: its manifest {error}") from None
 

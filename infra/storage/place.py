@@ -12,10 +12,10 @@ from infra.storage.faults import may_pass
 from infra.storage.kinds import kind_by, kind_of
 from infra.storage.manifest import MANIFEST, NotThere
 
-ANSWER_SECONDS = 15.0  # that a store gets for an answer to a small question
-ATTEMPTS = 2  # at such a question
-# With the bytes of large files it may be late for good reasons, such as a slow uplink: botocore's 60 s. s3fs asks for
-# what is missing of a part, once. Whoever wants to wait longer says so with `infra.storage.retry_policy`.
+ANSWER_SECONDS = 15.0  # in which a store must answer a small request
+ATTEMPTS = 2  # at a small request
+# For large files, as a slow uplink takes time: botocore's 60 s, and s3fs asks once for what is missing of a part. To
+# wait longer is the caller's `infra.storage.retry_policy`.
 TRANSFER_SECONDS, TRANSFER_ATTEMPTS = 60.0, 2
 
 
@@ -70,7 +70,7 @@ def remove(uri: str) -> None:
         return
     fs, root = remote(uri)
     manifest = join(root, MANIFEST)
-    # One by one: not every store that speaks S3 knows how to delete many at once
+    # One by one: not every store that speaks S3 has multi-delete
     for file in sorted(files(fs, root), key=lambda file: file != manifest):
         with suppress(FileNotFoundError):
             fs.rm_file(file)
@@ -107,7 +107,7 @@ def read(uri: str) -> bytes | None:
         except Exception as error:
             if not may_pass(error):
                 raise
-        return bytes(fs.cat_file(root))  # its body was cut off: that is asked for once by its client
+        return bytes(fs.cat_file(root))  # its body was cut off, which the client does not ask for again
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
 
@@ -119,7 +119,7 @@ def subfolders(uri: str) -> dict[str, bool]:
         return {child.name: (child / MANIFEST).is_file() for child in children if child.is_dir()}
     fs, root = remote(uri)
     found: dict[str, bool] = {}
-    for file in files(fs, root):  # one listing, where a question per folder would be a round trip each
+    for file in files(fs, root):  # one listing, not a round trip for each folder
         name, inside, rest = file.removeprefix(root).lstrip("/").partition("/")
         if inside:
             found[name] = found.get(name, False) or rest == MANIFEST

@@ -112,7 +112,7 @@ def read_folder(uri: str, into: Path | None = None) -> Folder:
         try:
             return _fetch(uri, manifest, into)
         except Torn:
-            if read_manifest(uri).digest == manifest.digest:  # else it was replaced under our hands
+            if read_manifest(uri).digest == manifest.digest:  # else it was replaced meanwhile
                 raise
 
 

@@ -25,7 +25,7 @@ class Edge:
 
     uri: str
     manifest: VersionManifest
-    bytes: int  # that are read for it
+    bytes: int  # of its files
 
     @property
     def makes(self) -> VersionId:
@@ -60,7 +60,7 @@ def cheapest_chain(edges: Iterable[Edge], want: VersionId, have: VersionId | Non
     for edge in edges:
         leaving[edge.base].append(edge)
     best: dict[VersionId | None, list[Edge]] = {}
-    order = 0  # so that ways of equal cost are never compared
+    order = 0  # so that chains of equal cost are never compared
     ways: list[tuple[int, int, VersionId | None, list[Edge]]] = [(0, 0, None, [])]
     if have is not None:
         ways.append((0, 1, have, []))
@@ -96,7 +96,7 @@ def needed(edges: Collection[Edge], newest: int, window: int) -> set[str]:
     stays = {edge.uri for edge in edges if edge.makes in recent and edge.base in recent}
     for version in recent:
         way = cheapest_chain(edges, version)
-        if way is None:  # a folder on it could not be read just now, and what is left of it must not go
+        if way is None:  # a folder of the chain could not be read just now: the others must stay
             return {edge.uri for edge in edges}
         stays.update(edge.uri for edge in way)
     return stays

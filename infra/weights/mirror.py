@@ -21,10 +21,10 @@ from infra.weights.whole import PublicModel, read_whole
 
 UNSEEN_SECONDS = 30.0  # how long a store elsewhere may hide what was written, and
 UNSEEN_HERE_SECONDS = 2.0  # a file system may
-TORN_SECONDS = 20.0  # for so long a download that came damaged is tried again
+TORN_SECONDS = 20.0  # for so long a damaged download is retried
 GROWTH = 2  # times its size is what a version may have at most, whatever a manifest says
 KEPT_WHOLE = 3  # folders in a cache
-ATTEMPTS = 4  # to find a way that holds
+ATTEMPTS = 4  # to find a chain of intact folders
 POLL_SECONDS = 0.25
 
 

@@ -86,8 +86,8 @@ class Publisher:
         self._check = store.check_of(fence)
         self._weights: Weights = {}  # of the version that was published last
         self._version: VersionId | None = None
-        self._root = -1  # the step of the whole version that all start from
-        self._stack: list[_Kept] = []  # the way from the root to the last version, by ever shorter differences
+        self._root = -1  # step of the whole version from which all differences start
+        self._stack: list[_Kept] = []  # the chain from the root to the last version, its differences ever shorter
         self._spool = Path(tempfile.mkdtemp(dir=disk.own_folder()))
         self._warnings: list[str] = []
         self._thread = ThreadPoolExecutor(1, "publisher")
