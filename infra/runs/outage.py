@@ -17,7 +17,7 @@ NAMED = 5  # files, in a line about those that are lacking
 
 
 def why(error: Exception, is_served: bool) -> str:
-    """One line for an error of MLflow or of the storage of its files. Where this process writes MLflow's database, a full
+    """One line for an error of MLflow or of the storage of its files. Where this process writes its database, a full
     disk is named: SQLAlchemy begins with other words."""
     known = None if is_served else explained(error)
     return masked(known or str(error).strip().partition("\n")[0] or type(error).__name__)[:LENGTH]
