@@ -5,7 +5,6 @@ import json
 from dataclasses import asdict
 
 from prefect import flow
-from pydantic import TypeAdapter
 
 from flows.config import EvalConfig, SftConfig
 from flows.run.failure import name_the_cause
@@ -20,9 +19,9 @@ from flows.start.runs import Run, existing_run, local_folder, saved_config, with
 from flows.start.tracked import mlflow_owner, mlflow_run
 from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.record import EVALUATIONS
-from infra.runs.tracking import open_run
+from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
-from infra.storage import store
+from infra.storage import place
 from infra.storage.typed import read_typed
 from infra.weights.version import PolicyVersion, newest_version, published_version
 from rl.config import TINY, whole_path
@@ -32,8 +31,6 @@ from tasks.evaluate import Evaluation, evaluate
 from tasks.named_set import set_name
 from tasks.problem_set import ProblemSet
 from tasks.verify import check_verifiers
-
-_EVALUATION = TypeAdapter(Evaluation)
 
 
 @flow(name="rlvf-eval", on_failure=[name_the_cause])
@@ -97,18 +94,18 @@ def chosen_policy(config: EvalConfig, workplace: Workplace) -> tuple[PolicyVersi
     if note := check_model(model, workplace.runs, also_run=True):
         workplace.display.say(note)
     return workplace.dispatch.run(
-        "evaluate", store_model, whole_path(model), config.policy, store.join(workplace.storage, "models")
+        "evaluate", store_model, whole_path(model), config.policy, place.join(workplace.storage, "models")
     ), None
 
 
 def kept(uri: str) -> Evaluation | None:
     """The evaluation that an earlier one has left there."""
-    return read_typed(uri, _EVALUATION, "remove it, and the version is evaluated again")
+    return read_typed(uri, Evaluation, "remove it, and the version is evaluated again")
 
 
 def keep(uri: str, evaluation: Evaluation) -> None:
     """Leave the evaluation with the run."""
-    store.write_text(uri, json.dumps(asdict(evaluation)) + "\n")
+    place.write_text(uri, json.dumps(asdict(evaluation)) + "\n")
 
 
 def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problems: ProblemSet) -> str:
@@ -118,13 +115,13 @@ def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problem
     asked = config.model_dump(mode="json", include={**dict.fromkeys(decide, True), "policy": {"dtype"}})
     said = json.dumps([asked, version.digest, digest_of(problems, config.samples)], sort_keys=True)
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]
-    return store.join(run.uri, EVALUATIONS, f"v{version.step}-{set_name(config.sets)}-{digest}.json")
+    return place.join(run.uri, EVALUATIONS, f"v{version.step}-{set_name(config.sets)}-{digest}.json")
 
 
 def log(config: EvalConfig, workplace: Workplace, run: Run, evaluation: Evaluation) -> None:
     """Log to the run's MLflow run, under the problem set's name, at the policy's version. The run may be training."""
     name = set_name(config.sets)
-    with open_run(
+    with Tracker(
         run.config.tracking.model_copy(update={"system_metrics": False}),  # those of the run are the trainer's
         home=workplace.home,
         experiment=set_name(run.config.sets),

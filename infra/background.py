@@ -8,8 +8,8 @@ from queue import Full, Queue
 from types import TracebackType
 from typing import Self
 
-WAITING = 8  # jobs; whoever comes with one more waits, so that a slow storage cannot fill the memory
-END_SECONDS = 30.0  # what the jobs that are left get at the end
+WAITING = 8  # jobs, above which `submit` waits, so that a slow storage cannot fill the memory
+END_SECONDS = 30.0  # for the jobs that are left at the end
 
 
 class Background:
@@ -19,7 +19,7 @@ class Background:
     """
 
     def __init__(self, say: Callable[[str], None], lacking: str, end_seconds: float = END_SECONDS) -> None:
-        """``lacking``: what lacks something where jobs are left at the end, and what does not; for people."""
+        """``lacking``: for people, where jobs are left at the end: what lacks something then, and what does not."""
         self._say = say
         self._lacking = lacking
         self._end_seconds = end_seconds
@@ -43,16 +43,16 @@ class Background:
             self._say(f"{self._lacking} (what was left to write took more than {self._end_seconds:.0f} s)")
 
     def submit(self, name: str, job: Callable[[], object]) -> None:
-        """Do the job after those that were given before; waits while too many are ahead of it."""
+        """Queues the job; waits while the queue is full."""
         self._jobs.put((name, job))
 
     def offer(self, name: str, job: Callable[[], object]) -> None:
-        """Do the job if nothing is ahead of it, else leave it out."""
+        """Queues the job where the queue is empty, else drops it."""
         if self._jobs.empty():
             self.submit(name, job)
 
     def wait(self) -> None:
-        """Wait until the jobs given so far are done, but not for ever."""
+        """Waits until the jobs queued so far are done, but not for ever."""
         done = threading.Event()
         self.submit("waiting", done.set)
         done.wait(self._end_seconds)

@@ -32,7 +32,7 @@ def _found_home() -> Path:
             raise ValueError(f"RLVF_HOME = {given}: {there} is no folder; name one, or one to be made")
         return home
     here = Path.cwd()
-    # what somebody else put there could make this user run code: a home holds addresses and verifiers
+    # another user's home could make this one run code: it holds addresses and verifiers
     if (here / NAME).is_dir() and not _is_own(here / NAME):
         raise ForeignHomeError(
             f"{here / NAME} belongs to another user, whose code it could run; set RLVF_HOME to a folder of yours"

@@ -19,17 +19,19 @@ def is_loopback(host: str) -> bool:
 
 
 def without_proxy(*hosts: str) -> dict[str, str]:
-    """The environment of a process that speaks to this machine and `hosts` directly, and to whom it did before: a proxy
-    that is asked for an address here is told the password that was for it, and finds another machine there."""
+    """The environment of a process that reaches this machine and `hosts` without a proxy, beside those that it did
+    before: a proxy would learn the password meant for an address here, and find another machine at it."""
     given = [os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
     names = [name.strip() for value in given for name in value.split(",")]
     near = [*names, "localhost", LOOPBACK, "::1", *(host.strip("[]") for host in hosts)]
-    value = "*" if "*" in names else ",".join(dict.fromkeys(filter(None, near)))  # who reads it wants a * alone
+    value = (
+        "*" if "*" in names else ",".join(dict.fromkeys(filter(None, near)))
+    )  # readers know a * only where it stands alone
     return {"NO_PROXY": value, "no_proxy": value}
 
 
 def bracketed(host: str) -> str:
-    """`host` as an address writes it."""
+    """`host` as a URL writes it: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -54,7 +56,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def interfaces() -> list[tuple[str, str]]:
-    """(address, interface) of every address of this machine that another can be given."""
+    """(address, interface) of every address of this machine, but for link-local ones."""
     found = []
     states = psutil.net_if_stats()
     for interface, entries in psutil.net_if_addrs().items():

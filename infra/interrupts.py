@@ -18,8 +18,8 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def leave_terminal() -> None:
-    """Have what is said from now on go to `<home>/logs/hangup.log` if the terminal that showed it is gone: whoever
-    writes to that fails, and what a run ends with (how to go on) is wanted later."""
+    """Redirects stdout and stderr to `<home>/logs/hangup.log` where their terminal is gone: writing to it fails, and
+    what a run ends with (how to go on) is wanted later."""
     gone = [output for output in (1, 2) if _is_closed_terminal(output)]
     if gone:
         to = _hangup_log()
@@ -45,9 +45,9 @@ def _is_closed_terminal(output: int) -> bool:
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Signals that come meanwhile take effect at the end. Other threads than the main one never see them.
+    """Defers signals to the end of the context; without effect in other threads than the main one, which gets them.
 
-    An import is such a place: what it runs takes a KeyboardInterrupt for an error of its own, or swallows it."""
+    An import is wrapped in it: what that runs takes a KeyboardInterrupt for an error of its own, or swallows it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -71,7 +71,7 @@ def put_off() -> Iterator[None]:
 
 @contextmanager
 def answered_by(stop: Callable[[], None]) -> Iterator[Sequence[int]]:
-    """The first signal that comes has `stop` called, in a thread of its own, so that the work ends by itself; it takes
+    """Calls `stop`, in a thread of its own, at the first signal, so that the work ends by itself; the signal takes
     effect at the end of the context. A second one takes effect at once, but for SIGHUP, which a closed terminal's shell
     and the system both send. Yields the signals that came so far. SIGINT and SIGHUP stay ignored where they are, as in
     a script's background job and under nohup.

@@ -11,9 +11,9 @@ class DamagedDatabaseError(ValueError):
 
 
 @contextmanager
-def damage_named(file: Path | None, remedy: str) -> Iterator[None]:
-    """An error meanwhile is a `DamagedDatabaseError` where the file is damaged. What uses it says that in its own ways:
-    by exceptions of its libraries, or by the log of another process."""
+def report_corruption(file: Path | None, remedy: str) -> Iterator[None]:
+    """Raises `DamagedDatabaseError` in the place of any error inside, where the file is damaged: a library says that by
+    exceptions of its own, a server only in its log."""
     try:
         yield
     except Exception as error:

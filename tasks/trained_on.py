@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence, Set
 from hashlib import sha256
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from rl.problems.rows import digest, normalized
 from rl.records import Problem
@@ -40,9 +40,6 @@ class TrainedOn(BaseModel):
     def prompts(self) -> frozenset[bytes]:
         """The short digests of the prompts that are trained on."""
         return frozenset(self.trained[at : at + SHORT] for at in range(0, len(self.trained), SHORT))
-
-
-BY_SET = TypeAdapter(dict[str, TrainedOn])
 
 
 def short_digest(prompt: str) -> bytes:

@@ -10,7 +10,8 @@ from prefect.cache_policies import NO_CACHE
 
 import rl
 from infra.cluster.dispatch import Dispatch
-from infra.storage import store
+from infra.storage import place, store
+from infra.storage.manifest import StoreError
 from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUp
 
@@ -27,7 +28,7 @@ def warm_up_uri(storage: str | Path, spec: WarmUp) -> str:
     digest = hashlib.sha256(json.dumps(spec.determining(), sort_keys=True).encode())
     for path in (*(Path(rl.__path__[0], f"{name}.py") for name in SOURCES), Path(calls.__file__)):
         digest.update(path.read_bytes())
-    return store.join(str(storage), "warmup", digest.hexdigest()[:16])
+    return place.join(str(storage), "warmup", digest.hexdigest()[:16])
 
 
 def is_kept(uri: str) -> bool:
@@ -35,7 +36,7 @@ def is_kept(uri: str) -> bool:
     try:
         with store.read_folder(uri):
             return True
-    except store.StoreError:
+    except StoreError:
         return False
 
 

@@ -98,6 +98,67 @@ def stream(seed, step, side):
 
 RLVF = "from flows.cli import main; main()"
 
+WEBDAV = """
+class WebDav(Kind):
+    protocols = ("webdav", "locked")
+    has_folders = False
+    packages = ("webdav4",)
+    passing = ("Locked",)
+    install = "pip install webdav4"
+
+    def options(self, connect, read, attempts):
+        return {"patience": read}
+
+    def explain(self, error):
+        return f"WebDAV: {error}; unlock the folder" if self.raised(error) else None
+"""
+
+WEBDAV_CLIENT = """
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
+class Locked(Exception): pass
+
+class FileSystem(MemoryFileSystem):
+    protocol = "webdav"
+    store, pseudo_dirs, made = {}, [""], []
+
+    def __init__(self, patience, **kwargs):
+        super().__init__(**kwargs)
+        self.patience = patience
+
+    def makedirs(self, path, exist_ok=False):
+        self.made.append(path)
+
+fsspec.register_implementation("webdav", FileSystem)
+fsspec.register_implementation("locked", "webdav5.FileSystem")
+"""
+
+KEPT_ELSEWHERE = """
+from webdav4 import FileSystem, Locked
+from infra.storage import place
+from infra.storage.faults import explained
+from infra.storage.files import PathError, open_files
+from infra.storage.retry_policy import RetryPolicy
+
+place.write_text("webdav://runs/a/config.yaml", "steps: 1")
+assert place.names("webdav://runs/a") == ["config.yaml"]
+print(f"folders made: {len(FileSystem.made)}, patience {place.remote('webdav://runs')[0].patience}")
+print(explained(Locked("423")))
+
+def job(left=[1, 1]):
+    if left:
+        left.pop()
+        raise Locked("423")
+    return "there"
+
+print("retried:", RetryPolicy(30)(job))
+try:
+    next(open_files("locked://problems.csv"))
+except PathError as error:
+    print(error)
+"""
+
 UPDATE = """
 import numpy as np
 import torch
@@ -183,30 +244,21 @@ def test_a_set_of_problems_is_one_file(copy: Path) -> None:
     assert "doubles" in ran(copy, "-c", RLVF, "train", "--help").stdout
 
 
-def test_what_a_storage_raises_is_said_and_waited_for_by_one_file(copy: Path) -> None:
-    faults = copy / "infra/storage/faults.py"
-    text = faults.read_text()
-    at = '    if package in ("botocore", "aiobotocore"):\n'
+def test_a_kind_of_storage_is_one_file(copy: Path) -> None:
+    kinds = copy / "infra/storage/kinds.py"
+    text = kinds.read_text()
+    at = "KINDS: tuple[Kind, ...] = ("
     assert text.count(at) == 1
-    text = text.replace(
-        at, f'    if package == "webdav4":\n        return f"WebDAV: {{text}}; unlock the folder"\n{at}'
-    )
-    faults.write_text(text.replace('"ClientPayloadError"}', '"ClientPayloadError", "Locked"}').replace(
-        '("aiohttp", "botocore")', '("aiohttp", "botocore", "webdav4")'
-    ))  # fmt: skip
-    (copy / "webdav4.py").write_text("class Locked(Exception): pass\n")
-    done = ran(
-        copy, "-c",
-        "from webdav4 import Locked; from infra.storage.faults import explained;"
-        "from infra.storage.retry_policy import RetryPolicy\n"
-        "def job(left=[1, 1]):\n"
-        "    if left:\n"
-        "        left.pop()\n"
-        "        raise Locked('423')\n"
-        "    return 'there'\n"
-        "print(explained(Locked('423')), RetryPolicy(30)(job))",
-    )  # fmt: skip
-    assert done.stdout == "WebDAV: 423; unlock the folder there\n", done.stderr
+    kinds.write_text(text.replace(at, f"{WEBDAV}\n\n{at}WebDav(), "))
+    (copy / "webdav4.py").write_text(WEBDAV_CLIENT)
+    done = ran(copy, "-c", KEPT_ELSEWHERE)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "folders made: 0, patience 15.0",
+        "WebDAV: 423; unlock the folder",
+        "retried: there",
+        "locked://problems.csv: locked:// paths need a package that is not installed: pip install webdav4",
+    ]
 
 
 def test_a_figure_of_a_batch_is_one_file(copy: Path) -> None:

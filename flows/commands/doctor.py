@@ -5,10 +5,8 @@ import json
 import os
 import re
 import time
-import urllib.error
 from collections.abc import Iterator
 from dataclasses import asdict
-from http.client import HTTPException
 from pathlib import Path
 
 from flows.commands.command import Command
@@ -25,7 +23,7 @@ from infra.security.certificates import SecurityError
 from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certificate, has_certificates
 from infra.security.printable import printable
 from infra.services.addresses import adopt_endpoint, running
-from infra.services.http import opener
+from infra.services.http import status_of
 from infra.services.of_home import known_addresses
 from infra.services.scheduler import ask
 
@@ -129,12 +127,9 @@ def check_service(name: str, url: str) -> Check:
     page = f"{url.rstrip('/')}/health" if name == "prefect" else re.sub(r"://[^/@]*@", "://", url)
     began = time.perf_counter()
     try:
-        opener(page).open(page, timeout=ANSWER_SECONDS).close()
-    except urllib.error.HTTPError as error:
-        error.close()
-    except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        return Check(name, "fail", f"no answer at {shown} ({reason})", "is `rlvf up` running there, and the port open?")
+        status_of(page, ANSWER_SECONDS)
+    except ConnectionError as error:
+        return Check(name, "fail", f"no answer at {shown} ({error})", "is `rlvf up` running there, and the port open?")
     return Check(name, "ok", f"{shown} in {1000 * (time.perf_counter() - began):.0f} ms")
 
 

@@ -15,7 +15,7 @@ from flows.start.runs import existing_run, with_secrets, without_secrets
 from infra.home import runs_uri
 from infra.interrupts import put_off
 from infra.runs.checkpoints import is_run
-from infra.storage.usable import looked_at
+from infra.storage.usable import named_storage_errors
 
 if TYPE_CHECKING:
     from tasks.evaluate import Evaluation
@@ -40,7 +40,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides, defaults=False)
     model = config.policy.model
-    with looked_at(model if "://" in model else runs_uri()):
+    with named_storage_errors(model if "://" in model else runs_uri()):
         asked_evaluation(with_secrets(config), given.trust)
         is_one = is_run(existing_run(model, runs_uri()))
     if not is_one:

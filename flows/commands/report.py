@@ -10,7 +10,7 @@ from flows.start.runs import known_run, local_folder
 from flows.start.trust import refuse_links
 from infra.home import rlvf_home, runs_uri
 from infra.security.printable import printable
-from infra.storage.usable import looked_at
+from infra.storage.usable import named_storage_errors
 
 EXAMPLES = """
 rlvf report 20260101-120000-tiny                       one HTML file, the picture of its reward beside it
@@ -29,7 +29,7 @@ def _run(given: argparse.Namespace) -> None:
     from flows.report.html import REPORT, write_report
     from infra.runs.record import read_record
 
-    with looked_at(given.run if "://" in given.run else runs_uri()):
+    with named_storage_errors(given.run if "://" in given.run else runs_uri()):
         uri = known_run(given.run, runs_uri())
     refuse_links(uri)
     folder = local_folder(uri, rlvf_home())

@@ -19,17 +19,17 @@ from flows.start.preflight import check_model, check_tracking, check_verifiers
 from flows.start.runs import Run, new_run, resume_run, without_secrets
 from flows.start.trust import refuse_links, refuse_swapped, trusted
 from infra.cluster.placement import PlacementError
+from infra.errors import worker_of
 from infra.home import runs_uri
 from infra.interrupts import put_off
-from infra.origin import worker_of
 from infra.runs.checkpoints import is_run
 from infra.runs.remains import CheckpointsLostError
 from infra.runs.tracking import tracking_uri
 from infra.security.printable import printable
 from infra.storage.fence import LockLostError
 from infra.storage.lock import held
-from infra.storage.store import local_path
-from infra.storage.usable import check_storage, looked_at
+from infra.storage.place import local_path
+from infra.storage.usable import named_storage_errors, probe_storage
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
@@ -63,16 +63,16 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     runs = runs_uri()
     if given.resume is not None:
-        with looked_at(given.resume if "://" in given.resume else runs):
+        with named_storage_errors(given.resume if "://" in given.resume else runs):
             run = resume_run(given.resume, runs, given.config, given.overrides)
         trusted(run, given.trust)
     else:
         config = read_config(TrainConfig, file=given.config, overrides=given.overrides)
-        with looked_at(config.run if config.run and "://" in config.run else runs):
+        with named_storage_errors(config.run if config.run and "://" in config.run else runs):
             run = new_run(config, runs)
         refuse_links(run.uri)  # a folder may be there before its run is
         if local_path(run.uri) is None:
-            check_storage(run.uri, answered=True)
+            probe_storage(run.uri, answered=True)
         check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
     problems = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
     if run.resumed:

@@ -22,8 +22,9 @@ from infra.services.addresses import Addresses, has_worker, is_up, read_up, the_
 from infra.services.ports import PORTS
 from infra.services.programs import StackConfig
 from infra.services.supervisor import ServiceError
+from infra.storage.kinds import kind_of
 from infra.storage.mark import leave_mark
-from infra.storage.usable import check_storage, storage_uri
+from infra.storage.usable import probe_storage, storage_uri
 
 EXAMPLES = """
 rlvf up                                                everything on this machine; Ctrl-C stops it
@@ -102,14 +103,14 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
     if given.storage_endpoint:
         os.environ["AWS_ENDPOINT_URL_S3"] = given.storage_endpoint
     storage = storage_uri(given.storage or rlvf_storage())
-    check_storage(storage)
+    probe_storage(storage)
     if not given.insecure:
         own_certificates(home, [host], say)
     refuse_open_address(host, home, given.insecure)
     if given.insecure:
         who = "every user of this machine" if is_loopback(host) else f"whoever reaches {host}"
         say(f"INSECURE: {who} can run any code as you, here and on every worker")
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") if storage.startswith(("s3://", "s3a://")) else None
+    endpoint = os.environ.get(kind_of(storage).endpoint)
     works = not has_worker(home) if given.with_worker is None else bool(given.with_worker)
     ports = {name: port for name in PORTS if (port := getattr(given, f"port_{name}")) is not None}
     return StackConfig(home, storage, endpoint, host, not given.insecure, ports, works)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from flows.options.plain_yaml import load_yaml
 from flows.options.tree import Option, changed_leaves, flatten, known_options, leaf_values, nest
 from flows.options.usual_names import unknown
-from infra.storage.usable import StorageError, looked_at
+from infra.storage.usable import StorageError, named_storage_errors
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -198,7 +198,7 @@ def _inside(of: Option, name: str, inner: Sequence[Any]) -> tuple[str, str, Opti
 
 def _read_yaml(file: str) -> Mapping[Any, Any]:
     try:
-        with looked_at(file), fsspec.open(file, "rb") as stream:
+        with named_storage_errors(file), fsspec.open(file, "rb") as stream:
             content = load_yaml(stream.read())
     except StorageError as error:
         raise OptionError(str(error)) from None

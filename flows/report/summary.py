@@ -13,7 +13,7 @@ from infra.home import rlvf_home, runs_uri
 from infra.services.addresses import is_up
 from infra.services.links import keyed
 from infra.services.prefect_server import server_of
-from infra.storage import store
+from infra.storage import place
 
 if TYPE_CHECKING:
     from flows.report.result import TrainResult
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def run_name(run: Run) -> str:
     """What the person may call the run: its name where it lies at home, else its URI."""
-    return run.name if run.uri == store.join(runs_uri(), run.name) else run.uri
+    return run.name if run.uri == place.join(runs_uri(), run.name) else run.uri
 
 
 def prefect_page(flow_run_id: str) -> tuple[str, str]:

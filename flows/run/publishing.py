@@ -6,7 +6,7 @@ from collections import Counter
 from prefect.futures import PrefectFuture
 
 from flows.run.workplace import Workplace
-from infra.origin import worker_of
+from infra.errors import worker_of
 from infra.runs.tracking import Tracker
 from infra.storage.manifest import NotThere, StoreError
 from infra.weights.chain import is_whole

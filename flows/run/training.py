@@ -30,8 +30,8 @@ from infra.interrupts import answered_by
 from infra.runs.checkpoints import best_version
 from infra.runs.metric_log import read_metrics
 from infra.runs.record import METRICS, RESULT, begin_record, bring_record
-from infra.runs.tracking import Tracker, open_run
-from infra.storage import store
+from infra.runs.tracking import Tracker
+from infra.storage import place
 from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.learning.learner import Learned
@@ -107,7 +107,7 @@ class Training:
             self._signals = stack.enter_context(answered_by(self.workplace.dispatch.stop))
             self._check_policy()  # with the turn: the trainer may have been another run's until now
             self.tracker = stack.enter_context(
-                open_run(
+                Tracker(
                     self.config.tracking,
                     home=self.workplace.home,
                     experiment=self.problems.name,
@@ -293,5 +293,5 @@ class Training:
             flow_run_id=flow_run.id,
         )
         self._hold.check()
-        store.write_text(str(self._folder / RESULT), json.dumps(asdict(result), indent=2) + "\n")
+        place.write_text(str(self._folder / RESULT), json.dumps(asdict(result), indent=2) + "\n")
         return result

@@ -16,8 +16,8 @@ from infra.cluster.training_lock import TrainingLocks
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.interrupts import put_off
 from infra.services.settled import import_prefect
-from infra.storage import store
-from infra.storage.usable import check_storage
+from infra.storage import place
+from infra.storage.usable import probe_storage
 from tasks.failures import Failures
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Workplace:
     @property
     def runs(self) -> str:
         """The folder of runs that are named without a URI."""
-        return store.join(self.storage, "runs")
+        return place.join(self.storage, "runs")
 
 
 _open: ContextVar[Workplace | None] = ContextVar("workplace", default=None)
@@ -72,7 +72,7 @@ def open_workplace(
 
     home, storage = rlvf_home(), rlvf_storage()
     if storage != str(home):
-        check_storage(storage)
+        probe_storage(storage)
     # nothing here needs a process pool of tokenizers, and forking one after threads started makes it warn
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with ExitStack() as stack:

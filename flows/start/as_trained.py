@@ -14,7 +14,7 @@ from flows.start.runs import Run, existing_run, saved_config, saved_problems, wi
 from flows.start.trust import refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
-from infra.storage import store
+from infra.storage import place
 from rl.config import MADE, PolicyConfig, ProblemsConfig, SamplingConfig
 from rl.problems.rows import normalized
 from tasks.named_set import set_name
@@ -175,7 +175,7 @@ def _as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig], verifier:
 
 def _place(path: str) -> str:
     """The same for each way to write where a file lies, on this machine or elsewhere."""
-    local = None if path in MADE else store.local_path(path)
+    local = None if path in MADE else place.local_path(path)
     return posixpath.normpath(path) if local is None else os.path.realpath(local)
 
 

@@ -4,15 +4,12 @@ goes on by the new one, and says so."""
 import json
 from hashlib import sha256
 
-from pydantic import TypeAdapter
-
 from infra.security.secrets import masked
-from infra.storage import store
+from infra.storage import place
 from infra.storage.typed import read_typed
 from tasks.problem_set import ProblemSet
 
 SOURCES = "sources.json"
-_DIGESTS = TypeAdapter(dict[str, str])
 
 
 def edited(uri: str, problems: ProblemSet) -> list[str]:
@@ -22,13 +19,13 @@ def edited(uri: str, problems: ProblemSet) -> list[str]:
     Raises:
         DamagedError: the file that says so is not as it was written.
     """
-    was = read_typed(store.join(uri, SOURCES), _DIGESTS, "remove it, and nothing is compared with it") or {}
+    was = read_typed(place.join(uri, SOURCES), dict[str, str], "remove it, and nothing is compared with it") or {}
     return [f"{name}: edited since" for name, digest in _digests(problems).items() if was.get(name, digest) != digest]
 
 
 def save_sources(uri: str, problems: ProblemSet) -> None:
     """Write down what the run is trained by from now on."""
-    store.write_text(store.join(uri, SOURCES), json.dumps(_digests(problems), indent=2) + "\n")
+    place.write_text(place.join(uri, SOURCES), json.dumps(_digests(problems), indent=2) + "\n")
 
 
 def _digests(problems: ProblemSet) -> dict[str, str]:

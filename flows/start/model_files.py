@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.errors import one_line
+
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
@@ -92,7 +94,7 @@ def find_on_hub(model: str) -> Found:
         case [ModelFilesError() as error]:
             raise error
         case [Exception() as error]:
-            return _cached(model, f"{constants.ENDPOINT} cannot be reached ({_line(error)})")
+            return _cached(model, f"{constants.ENDPOINT} cannot be reached ({one_line(error)})")
         case [names]:
             assert not isinstance(names, Exception)
             if CONFIG not in names:
@@ -153,7 +155,7 @@ def _check_weights(file: Path) -> None:
                 raise ModelFilesError(f"{file.name} holds no weights")
     except (SafetensorError, OSError) as error:
         raise ModelFilesError(
-            f"{file.name} ({file.stat().st_size:,} bytes) is cut off or damaged: {_line(error)}"
+            f"{file.name} ({file.stat().st_size:,} bytes) is cut off or damaged: {one_line(error)}"
         ) from error
 
 
@@ -174,8 +176,4 @@ def _json(file: Path) -> object:
     try:
         return json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelFilesError(f"{file.name} cannot be read: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        raise ModelFilesError(f"{file.name} cannot be read: {one_line(error)}") from error

@@ -1,8 +1,6 @@
 """What can be found wrong with a request before anything is started or written."""
 
 import functools
-import urllib.error
-from http.client import HTTPException
 
 from flows.start.model_files import ModelFilesError, UnknownModel, find_model
 from flows.start.runs import meant
@@ -10,7 +8,7 @@ from infra.cluster.cluster import ClusterConfig, joined_scheduler
 from infra.home import rlvf_home
 from infra.runs.checkpoints import is_run, resolve_run
 from infra.security.secrets import masked, without_userinfo
-from infra.services.http import opener
+from infra.services.http import status_of
 from rl.config import TINY
 from rl.judging import warm
 from tasks.problem_set import ProblemSet
@@ -74,12 +72,9 @@ def check_tracking(uri: str | None) -> None:
         return
     address = without_userinfo(uri)
     try:
-        opener(address).open(address, timeout=10).close()
-    except urllib.error.HTTPError:
-        pass  # somebody answers; whether it is MLflow shows later
-    except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
+        status_of(address, timeout=10)  # whether it is MLflow shows later
+    except ConnectionError as error:
         raise ValueError(
-            f"tracking.uri: no MLflow server answers at {masked(address)} ({reason}); start it, or leave it out to use "
+            f"tracking.uri: no MLflow server answers at {masked(address)} ({error}); start it, or leave it out to use "
             "a file under the home"
         ) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from flows.config import TrainConfig
 from flows.options.plain_yaml import load_yaml
@@ -25,7 +25,7 @@ from rl.config import TINY
 from rl.problems.tables import ProblemError
 from tasks.named_set import set_names
 from tasks.problem_set import ProblemSet
-from tasks.trained_on import BY_SET, TrainedOn
+from tasks.trained_on import TrainedOn
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -66,8 +66,8 @@ class Run:
     def save_config(self) -> None:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
         if not self.resumed and self.flow_run is not None:
-            store.write_text(store.join(self.uri, FLOW_RUN), self.flow_run)
-        store.write_text(store.join(self.uri, CONFIG), to_yaml(without_secrets(self.config)))
+            place.write_text(place.join(self.uri, FLOW_RUN), self.flow_run)
+        place.write_text(place.join(self.uri, CONFIG), to_yaml(without_secrets(self.config)))
 
     def changes(self) -> list[str]:
         """What the configuration says otherwise than the saved one, a line each."""
@@ -76,9 +76,8 @@ class Run:
 
     def save_problems(self, problems: ProblemSet) -> None:
         """Write down what the run is trained on, for `refuse_other_problems` and for its evaluation."""
-        store.write_text(
-            store.join(self.uri, PROBLEMS), BY_SET.dump_json(dict(problems.files), indent=2).decode() + "\n"
-        )
+        files = TypeAdapter(dict[str, TrainedOn]).dump_json(dict(problems.files), indent=2)
+        place.write_bytes(place.join(self.uri, PROBLEMS), files + b"\n")
 
     def refuse_other_problems(self, problems: ProblemSet) -> None:
         """Raise ProblemError if these are not the problems that the run has been trained on. A run of an older version
@@ -101,7 +100,7 @@ def local_folder(uri: str, home: Path) -> Path:
     one that lies elsewhere the folder's name tells all of the URI: runs of one name are many."""
     whole = uri.rstrip("/")
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
-    return store.local_path(uri) or home / "runs" / f"{whole.rpartition('/')[2]}-{digest}"
+    return place.local_path(uri) or home / "runs" / f"{whole.rpartition('/')[2]}-{digest}"
 
 
 def without_secrets(config: M) -> M:
@@ -126,7 +125,7 @@ def new_name(config: TrainConfig) -> str:
 
 def begun_by(uri: str, flow_run: str | None) -> bool:
     """Whether there is a run at ``uri`` that this flow run of Prefect's has begun."""
-    return is_run(uri) and flow_run is not None and place.read(store.join(uri, FLOW_RUN)) == flow_run.encode()
+    return is_run(uri) and flow_run is not None and place.read(place.join(uri, FLOW_RUN)) == flow_run.encode()
 
 
 def new_run(config: TrainConfig, home_runs: str) -> Run:
@@ -147,11 +146,11 @@ def new_run(config: TrainConfig, home_runs: str) -> Run:
             )
         return Run(uri, config, resumed=False)
     stem = new_name(config)
-    uri = store.join(home_runs, stem)
+    uri = place.join(home_runs, stem)
     count = 1
-    while store.exists(uri):  # two runs may begin in the same second
+    while place.exists(uri):  # two runs may begin in the same second
         count += 1
-        uri = store.join(home_runs, f"{stem}-{count}")
+        uri = place.join(home_runs, f"{stem}-{count}")
     return Run(uri, config, resumed=False)
 
 
@@ -206,9 +205,9 @@ def saved_config(uri: str) -> TrainConfig:
         OptionError: it does not fit this version of the program.
     """
     require_run(uri)
-    saved = store.join(uri, CONFIG)
+    saved = place.join(uri, CONFIG)
     try:
-        base = load_yaml(store.read_text(saved))
+        base = load_yaml(place.read_text(saved))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise NotARun(f"{saved} is damaged: {' '.join(str(error).split())}") from error
     if not isinstance(base, Mapping):
@@ -222,7 +221,7 @@ def saved_problems(uri: str) -> dict[str, TrainedOn] | None:
     Raises:
         DamagedError: the file that says so is not as it was written.
     """
-    return read_typed(store.join(uri, PROBLEMS), BY_SET, "restore it, or start a new run")
+    return read_typed(place.join(uri, PROBLEMS), dict[str, TrainedOn], "restore it, or start a new run")
 
 
 def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[str, str]) -> Run:

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter
 
 from infra.home import in_home
 from infra.runs.mlflow_run import Owner
-from infra.storage import store
+from infra.storage import place
 from infra.storage.typed import read_typed
 
 TRACKING = "tracking.json"
@@ -21,9 +21,6 @@ class Tracked:
 
     run_id: MlflowId | None
     run: str | None = None  # the URI of the run whose it is; None in a file of an older version
-
-
-_TRACKED = TypeAdapter(Tracked)
 
 
 def mlflow_run(uri: str) -> str | None:
@@ -44,13 +41,13 @@ def mlflow_run(uri: str) -> str | None:
 
 def save_mlflow_run(uri: str, run_id: str | None) -> None:
     """Write the file."""
-    store.write_text(store.join(uri, TRACKING), _TRACKED.dump_json(Tracked(run_id, uri)).decode())
+    place.write_text(place.join(uri, TRACKING), TypeAdapter(Tracked).dump_json(Tracked(run_id, uri)).decode())
 
 
 def mlflow_owner(uri: str) -> Owner:
     """Which MLflow runs are taken for the run's: those that say so, by where it lies. Of one in this home, where nobody
     else writes, also those of an older version, which say nothing, and of where its file says that it lay before."""
-    path = store.local_path(uri)
+    path = place.local_path(uri)
     if path is None or not in_home(path):
         return Owner(_tag(uri))
     found = _read(uri)
@@ -60,18 +57,18 @@ def mlflow_owner(uri: str) -> Owner:
 
 def _tag(uri: str) -> str:
     """Where a run lies, however it is written, and without what the URI may hold of secrets."""
-    path = store.local_path(uri)
+    path = place.local_path(uri)
     return hashlib.sha256((uri.rstrip("/") if path is None else str(path.resolve())).encode()).hexdigest()[:32]
 
 
 def _read(uri: str) -> Tracked | None:
     return read_typed(
-        store.join(uri, TRACKING), _TRACKED, "remove it, and the run goes on in a new MLflow run, with all its points"
+        place.join(uri, TRACKING), Tracked, "remove it, and the run goes on in a new MLflow run, with all its points"
     )
 
 
 def _same_place(one: str, other: str) -> bool:
-    here, there = store.local_path(one), store.local_path(other)
+    here, there = place.local_path(one), place.local_path(other)
     if here is None or there is None:
         return one.rstrip("/") == other.rstrip("/")
     return here.exists() and here.samefile(there)  # a home has as many paths as links lead to it
@@ -80,7 +77,7 @@ def _same_place(one: str, other: str) -> bool:
 def _within_reach(original: str, uri: str) -> bool:
     """Whether the original may be looked at: in a folder, or where the run itself lies. Anywhere else it is taken to be
     there still: who wrote the file may have named any address."""
-    return store.local_path(original) is not None or _root(original) == _root(uri)
+    return place.local_path(original) is not None or _root(original) == _root(uri)
 
 
 def _root(uri: str) -> str:

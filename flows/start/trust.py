@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from flows.config import HELD_OUT, TrainConfig
 from flows.start.runs import Run, saved_config, without_secrets
 from infra import disk
 from infra.home import in_home, rlvf_home
 from infra.security.printable import printable
-from infra.storage.store import local_path
+from infra.storage.kinds import kind_of
+from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.config import MADE, TINY
 from rl.verifiers.spec import VerifierSpec, is_file
@@ -23,7 +22,6 @@ from tasks.named_set import open_verifier
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
 NOWHERE = (*MADE, HELD_OUT)  # problems that are read from no file
-BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")  # whoever writes a run there writes the bucket
 
 
 class NotTrustedError(ValueError):
@@ -38,9 +36,6 @@ class _Remembered:
     brings: dict[str, str]
 
 
-_REMEMBERED = TypeAdapter(_Remembered)
-
-
 def trusted(run: Run, trust: bool = False) -> None:
     """Return if what the run brings may be used: it brings nothing that was not asked for here, it lies in this home,
     it is what this home saw last, `trust` says so, or somebody at the terminal does. What is trusted is remembered.
@@ -50,8 +45,8 @@ def trusted(run: Run, trust: bool = False) -> None:
     if _is_ours(run):
         return
     refuse_links(run.uri)
-    now, known = brought(run.config, run.uri), _remembered(run)
-    saved = brought(run.saved or saved_config(run.uri), run.uri)
+    now, known = untrusted_settings(run.config, run.uri), _remembered(run)
+    saved = untrusted_settings(run.saved or saved_config(run.uri), run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
     if run.model_named:
         brings.pop("policy.model", None)
@@ -69,7 +64,7 @@ def trusted(run: Run, trust: bool = False) -> None:
 
 def remember(run: Run, verifiers: Iterable[VerifierSpec] = ()) -> None:
     """This home has seen what the run brings: sources by their digest, of those that were opened as they were then."""
-    record = {"run": run.uri, "brings": {**_remembered(run), **brought(run.config, run.uri, verifiers)}}
+    record = {"run": run.uri, "brings": {**_remembered(run), **untrusted_settings(run.config, run.uri, verifiers)}}
     disk.write_file(_record(run), json.dumps(record).encode(), 0o600)
 
 
@@ -79,12 +74,12 @@ def refuse_swapped(run: Run, verifiers: Iterable[VerifierSpec]) -> None:
     if _is_ours(run):
         return
     known = _remembered(run)
-    for setting, value in brought(run.config, run.uri, verifiers).items():
+    for setting, value in untrusted_settings(run.config, run.uri, verifiers).items():
         if known.get(setting, value) != value:
             raise NotTrustedError(printable(f"{run.uri}: its {setting} was replaced while it was opened: now {value}"))
 
 
-def brought(config: TrainConfig, uri: str, opened: Iterable[VerifierSpec] = ()) -> dict[str, str]:
+def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[VerifierSpec] = ()) -> dict[str, str]:
     """What the configuration of the run at ``uri`` chooses that its owner would not have others choose, by setting:
     code that is run, and how it is confined, addresses that are told of the run, and what is read into it, with the
     rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets and models that
@@ -156,7 +151,7 @@ def _own(path: str, run: str) -> bool:
     own_protocol, _, own_rest = run.partition("://")
     if not separator or protocol != own_protocol:
         return False
-    if protocol in BUCKETS:
+    if not kind_of(path).has_folders:  # whoever writes a run there writes the bucket
         return rest.partition("/")[0] == own_rest.partition("/")[0]
     return rest.startswith(f"{own_rest.rstrip('/')}/") and ".." not in rest.split("/")
 
@@ -168,7 +163,7 @@ def _is_path(model: str) -> bool:
 
 def _remembered(run: Run) -> Mapping[str, str]:
     try:
-        found = read_typed(_record(run), _REMEMBERED, "")
+        found = read_typed(_record(run), _Remembered, "")
     except DamagedError:  # it is asked again
         return {}
     return found.brings if found is not None and found.run == run.uri else {}

@@ -5,6 +5,7 @@ from pathlib import Path
 from infra.checks.machine import Check, check_clock, check_route, check_storage, check_versions
 from infra.cluster.machine import versions
 from infra.cluster.reach import SchedulerAddress
+from infra.errors import one_line
 from infra.security.secrets import masked
 from infra.services.addresses import Addresses
 from infra.services.scheduler import Seen, answers_back
@@ -29,7 +30,7 @@ def cluster_checks(seen: Seen, address: SchedulerAddress, home: Path, host: str)
 
 
 def compared_versions(seen: Seen) -> list[Check]:
-    """This machine beside everyone: a line for each that differs, or one line when nobody does."""
+    """The versions here beside the scheduler's and each worker's: a check for each that differs, else one."""
     peers = {"the scheduler": seen.versions, **{worker.name: worker.versions for worker in seen.workers}}
     compared = [check_versions(versions(), theirs, whose) for whose, theirs in peers.items() if theirs]
     differ = [check for check in compared if check.state != "ok"]
@@ -41,8 +42,8 @@ def compared_versions(seen: Seen) -> list[Check]:
 def storage_checks(
     chosen: str | None, announced: Addresses, otherwise: str | None, whose: str, megabytes: float
 ) -> list[Check]:
-    """The storage that somebody has `chosen` here, else the one that the cluster of the scheduler on `whose` machine
-    uses now, else what was known before."""
+    """Checks of the storage `chosen` here, else of the one `announced` by the cluster whose scheduler is on the machine
+    `whose`, else of the one known before (`otherwise`)."""
     theirs = announced.storage
     if chosen and theirs and _normal(chosen) != _normal(theirs):
         differ = f"{masked(chosen)} was chosen here, and the cluster on {whose} uses {theirs}"
@@ -55,12 +56,12 @@ def storage_checks(
 
 
 def check_shared(uri: str, mark: str, whose: str) -> Check:
-    """Whether what lies at `uri` here is what lies there for the machine `whose`, which has left this mark."""
+    """Whether `uri` names the same storage here as on the machine `whose`, which has left this mark in it."""
     try:
         shared = has_mark(uri, mark)
     except Exception as error:  # noqa: BLE001  every store has exceptions of its own
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Check("shared", "fail", f"{uri}: what {whose} left there cannot be read: {reason[:200]}", "check rights")
+        unread = f"{uri}: what {whose} left there cannot be read: {one_line(error)[:200]}"
+        return Check("shared", "fail", unread, "check rights")
     if shared:
         return Check("shared", "ok", f"{uri} is the one of {whose}")
     remedy = (

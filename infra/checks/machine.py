@@ -1,9 +1,7 @@
 """Checks of a machine before it joins a cluster, and whenever a person asks: one line each, with what to do."""
 
 import re
-import secrets
 import socket
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +10,9 @@ from typing import Literal
 
 from infra.cluster.source import SOURCE, announced
 from infra.hosts import interfaces, listening_socket
+from infra.security.secrets import masked
 from infra.storage import place
+from infra.storage.usable import StorageError, probe_storage
 
 CLOCK_SECONDS = 5.0  # certificates, leases and pages assume that clocks agree so far
 ROUTE_SECONDS = 2.0
@@ -77,39 +77,21 @@ def check_clock(ahead: float) -> Check:
 
 
 def check_storage(uri: str, megabytes: float = 0.01) -> Check:
-    """Write, read and remove a file of random bytes; a large one tells how fast."""
-    payload = secrets.token_bytes(max(1, int(megabytes * MEGABYTE)))
-    shown = re.sub(r"://[^/@]*@", "://***@", uri)
-    remedy = (
-        "check RLVF_STORAGE and its credentials (`rlvf certs --with-storage` puts them into a bundle)"
-        if place.local_path(uri) is None
-        else "free space there, mount it with write access, or set RLVF_HOME or RLVF_STORAGE to another folder"
-    )
+    """Whether a file of random bytes can be written, read and removed at `uri`; a large one tells how fast."""
     try:
-        place.await_answer(uri)
-        fs, path = place.remote(place.join(uri, f".check-{secrets.token_hex(8)}"))
-        place.make_parent(fs, path)
-        began = time.perf_counter()
-        fs.pipe_file(path, payload)
-        written = time.perf_counter()
-        try:
-            fs.invalidate_cache()
-            back = fs.cat_file(path)
-            read = time.perf_counter()
-        finally:
-            fs.rm_file(path)
-    except ImportError as error:
-        return Check("storage", "fail", f"{shown}: {error}", "pip install what is named")
-    except Exception as error:  # noqa: BLE001  every store has exceptions of its own
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Check("storage", "fail", f"{shown}: {reason[:200]}", remedy)
-    if back != payload:
-        return Check("storage", "fail", f"{shown} gave back other bytes than were written", remedy)
+        written, read = probe_storage(uri, max(1, int(megabytes * MEGABYTE)))
+    except StorageError as error:
+        remedy = (
+            "`rlvf certs --with-storage` puts credentials into a bundle"
+            if place.local_path(uri) is None
+            else "RLVF_STORAGE names it, else RLVF_HOME"
+        )
+        return Check("storage", "fail", str(error).removeprefix("storage "), remedy)
     speed = ""
     if megabytes >= 1:
-        up, down = megabytes / max(written - began, 1e-9), megabytes / max(read - written, 1e-9)
+        up, down = megabytes / max(written, 1e-9), megabytes / max(read, 1e-9)
         speed = f", {up:.1f} MB/s written, {down:.1f} MB/s read ({megabytes:g} MB)"
-    return Check("storage", "ok", f"{shown} writable and readable{speed}")
+    return Check("storage", "ok", f"{masked(uri)} writable and readable{speed}")
 
 
 def check_route(host: str, label: str = "") -> Check:

@@ -21,6 +21,7 @@ from infra.cluster.durations import Durations
 from infra.cluster.exclusions import Exclusions
 from infra.cluster.placement import Offer, PlacementConfig, PlacementError, offers, unsatisfied
 from infra.cluster.timeline import Measured, Timeline, measured
+from infra.errors import causes
 
 T = TypeVar("T")
 
@@ -81,11 +82,8 @@ def nobody_listens(line: str) -> None:
 
 def is_lost(error: BaseException | None, client: Client) -> bool:
     """Whether this was raised because the client's scheduler is gone, or came back and knows nothing of its calls."""
-    chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    return client.status != "running" or any(isinstance(each, (SchedulerLostError, CommClosedError)) for each in chain)
+    lost = (SchedulerLostError, CommClosedError)
+    return client.status != "running" or any(isinstance(each, lost) for each in causes(error))
 
 
 class Calls:

@@ -30,7 +30,7 @@ from infra.cluster.leases import LeaseQueue
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.cluster.timeline import Measured, Span
 from infra.cluster.watch import ANSWER_SECONDS, Watch
-from infra.origin import mark_worker
+from infra.errors import mark_worker
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

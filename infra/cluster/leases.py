@@ -19,7 +19,7 @@ from infra.cluster.crew import Crew
 from infra.cluster.placement import Offer
 from infra.cluster.schedule import Item, Lease, Schedule
 from infra.cluster.timeline import Measured, Span
-from infra.origin import mark_worker
+from infra.errors import mark_worker
 
 POLL_SECONDS = 0.25  # that the next event is waited for
 

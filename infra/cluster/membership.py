@@ -15,6 +15,7 @@ from distributed import Security, Status
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
 from infra.cluster.role import Role, RoleNanny, logs_to, role_options, start_resource_tracker
 from infra.cluster.settings import NANNY_SETTINGS
+from infra.errors import causes, one_line
 from infra.security.certificates import SecurityError
 from infra.security.tls import dask_security
 
@@ -170,12 +171,7 @@ class JoinError(RuntimeError):
 
 def _reason(error: BaseException, name: str) -> str:
     """The innermost error, in one line: the nanny raises what its worker raised, or an error around it."""
-    chain: list[BaseException] = []
-    seen: BaseException | None = error
-    while seen is not None and seen not in chain:
-        chain.append(seen)
-        seen = seen.__cause__ or seen.__context__
-    text = " ".join(str(chain[-1]).split()) or type(chain[-1]).__name__
+    chain = list(causes(error))
     if any(f"name taken, {name}" in str(each) for each in chain):
         return "a worker of that name is there already; wait for it to go, or give this machine another --name"
-    return text[:300]
+    return one_line(chain[-1])[:300]

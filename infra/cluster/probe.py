@@ -10,7 +10,7 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import Offer
-from infra.origin import mark_worker
+from infra.errors import mark_worker
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

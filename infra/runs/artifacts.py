@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Artifacts:
-    """Those of one run. What it does raises MlflowException, and whatever the client of their storage does."""
+    """The files of one run. Its methods raise MlflowException, and whatever the client of their storage raises."""
 
     def __init__(self, client: "MlflowClient", run: "Run", is_served: bool, home: Path | None) -> None:
         """`home` is that of the database in which the run is; None for another database."""

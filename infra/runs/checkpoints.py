@@ -6,10 +6,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
-from infra.storage import store
+from infra.storage import place, store
 from infra.storage.fence import Fence
+from infra.storage.manifest import MANIFEST, NotThere, Torn
 from infra.storage.retry_policy import RetryPolicy
-from infra.storage.store import Folder, NotThere, Torn
+from infra.storage.store import Folder
 
 CONFIG = "config.yaml"
 MODEL = "model"  # the folder of a run's result
@@ -34,7 +35,7 @@ class CheckpointConfig(BaseModel):
 
 
 class NotARun(ValueError):  # noqa: N818
-    """What was named as a run is none; the message is one line that says why."""
+    """What was named is no run; the message is one line that says why."""
 
 
 def save(
@@ -50,12 +51,11 @@ def save(
     """Store the local folder `source` as the run's checkpoint of `step`, then prune to the newest `keep_last`. A
     storage elsewhere may be away for `patience` seconds. `source` is gone afterwards.
 
-    Checkpoints of later steps are removed: a run that went back to an earlier one continues from here, and they belong
-    to a future that it left. Raises LockLostError, and neither replaces nor removes anything, when the `fence`
-    says that the run is another's by now.
+    Checkpoints of later steps are removed: a run that went back continues from here. Raises LockLostError, and neither
+    replaces nor removes anything, where the `fence` says that another process has the run.
     """
     uri = state_uri(run_uri)
-    store.write_patiently(store.join(uri, str(step)), source, meta, patience, fence)
+    store.write_patiently(place.join(uri, str(step)), source, meta, patience, fence)
 
     def prune() -> None:
         reached = [version for version in store.versions(uri) if version <= step]
@@ -65,15 +65,15 @@ def save(
 
 
 def load(run_uri: str, step: int) -> Folder:
-    """The checkpoint of `step`, verified; raises `store.NotThere` and `store.Torn`."""
+    """The checkpoint of `step`, verified; raises `NotThere` and `Torn`."""
     named = [version.uri for version in store.list_versions(state_uri(run_uri)) if version.number == step]
-    return store.read_folder(named[-1] if named else store.join(state_uri(run_uri), str(step)))
+    return store.read_folder(named[-1] if named else place.join(state_uri(run_uri), str(step)))
 
 
 def newest(run_uri: str, *, warn: Callable[[str], None]) -> Folder | None:
     """The newest intact checkpoint, None if there is none; `warn` gets a line for each newer one that is not."""
     tried: set[store.Version] = set()
-    # once more after all were tried: who saves meanwhile removes the one that is just read, and another is there
+    # again after all were tried: a writer may have removed the one that was being read, and stored another
     while untried := [version for version in store.list_versions(state_uri(run_uri)) if version not in tried]:
         for version in reversed(untried):
             try:
@@ -86,17 +86,17 @@ def newest(run_uri: str, *, warn: Callable[[str], None]) -> Folder | None:
 
 @dataclass(frozen=True)
 class Best:
-    """The version that is kept as the best."""
+    """The version with the best evaluation."""
 
     uri: str
     step: int
     reward: float  # mean, by which it was chosen
-    plan: str = ""  # digest of what it was evaluated on; runs of old do not say
+    plan: str = ""  # digest of what it was evaluated on; older runs do not say
 
 
 def best_version(run_uri: str) -> Best | None:
-    """The version that was kept as the best one so far, if any was."""
-    uri = store.join(run_uri, BEST)
+    """The version that was kept as the best so far, if one was. Raises Torn."""
+    uri = place.join(run_uri, BEST)
     try:
         meta = store.read_manifest(uri).meta
     except NotThere:
@@ -104,18 +104,18 @@ def best_version(run_uri: str) -> Best | None:
     try:
         return TypeAdapter(Best).validate_python({**meta, "uri": uri})
     except ValidationError:
-        raise Torn(f"{uri} is torn: {store.MANIFEST} does not say which version it is; remove it") from None
+        raise Torn(f"{uri} is torn: {MANIFEST} does not say which version it is; remove it") from None
 
 
 def is_run(uri: str) -> bool:
     """Whether `uri` is a run's."""
-    return store.exists(store.join(uri, CONFIG))
+    return place.exists(place.join(uri, CONFIG))
 
 
 def require_run(uri: str) -> None:
     """Raise NotARun, saying why, unless `uri` is a run's."""
     if not is_run(uri):
-        why = f"it has no {CONFIG}" if store.exists(uri) else "there is nothing"
+        why = f"it has no {CONFIG}" if place.exists(uri) else "there is nothing"
         raise NotARun(f"{uri} is not a run: {why}")
 
 
@@ -128,13 +128,13 @@ def resolve_run(name_or_uri: str, home_runs: str) -> str:
     is_name = "/" not in name_or_uri and not name_or_uri.startswith(("~", "."))
     if "://" in name_or_uri:
         return name_or_uri.rstrip("/")
-    here = str(store.local_path(name_or_uri))  # absolute: its workers may stand elsewhere
+    here = str(place.local_path(name_or_uri))  # absolute: its workers may stand elsewhere
     if not is_name:
         return here
-    at_home = store.join(home_runs, name_or_uri)
+    at_home = place.join(home_runs, name_or_uri)
     return here if is_run(here) and not is_run(at_home) else at_home
 
 
 def state_uri(run_uri: str) -> str:
     """Where the checkpoints of a run lie."""
-    return store.join(run_uri, "state")
+    return place.join(run_uri, "state")

@@ -1,4 +1,4 @@
-"""The local file of a run's metrics: one JSON object a line, on disk before anything else is told of it.
+"""The local file of a run's metrics: one JSON object a line, on disk before MLflow gets it.
 
 {"step": 3, "time": 1790000000000, "reward/mean": 0.5, "loss/policy": "nan"}
 """
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _When:
-    """What every line has."""
+    """The fields of every line."""
 
     step: Annotated[int, Field(ge=0, lt=2**53)]
     time: Annotated[int, Field(ge=0, lt=2**53)]
@@ -43,7 +43,7 @@ class MetricLine:
     step: int  # the policy version
     time: int  # milliseconds since 1970
     metrics: Mapping[str, float]
-    plan: str = ""  # digest of what was evaluated; MLflow is not told
+    plan: str = ""  # digest of what was evaluated; not sent to MLflow
 
     def dumps(self) -> str:
         values = {name: plain(value) for name, value in self.metrics.items()}
@@ -58,10 +58,10 @@ class MetricLine:
 
 
 class MetricLog:
-    """Appends to the file and knows the last step of each metric; with no path it only knows."""
+    """Appends to the file, and knows the last step of each metric; without a path it keeps no file."""
 
     def __init__(self, path: Path | None, again: bool = False) -> None:
-        """`again`: what is logged of a step once more is logged beside what was."""
+        """`again`: a step may be logged more than once."""
         self.path = path
         self._again = again
         self.last: dict[str, int] = {}
@@ -77,7 +77,7 @@ class MetricLog:
         so that a resumed run may log a step again. Raises ValueError for a name that MLflow would refuse.
         """
         for name in metrics:
-            if not re.fullmatch(r"\w[\w.\- ]*(/\w[\w.\- ]*)*", name) or name in ("step", "time", "plan"):
+            if not re.fullmatch(r"\w[\w.\- ]*(/\w[\w.\- ]*)*", name) or name in _KEYS:
                 raise ValueError(f"metric name {name!r}: use letters, digits, '_', '-', '.' and '/' between words")
         fresh = {k: float(v) for k, v in metrics.items() if self._again or self.last.get(k, -1) < step}
         if not fresh:
@@ -134,7 +134,7 @@ def parse_metrics(content: bytes, name: str) -> list[MetricLine]:
 
 @cache
 def _say_once(name: str, number: int) -> None:
-    """Of a line that is left out: a run reads the file again and again."""
+    """Warn of a line that is left out, once: a run reads the file often."""
     logger.warning("%s: line %d is not a line of metrics and is left out", name, number)
 
 

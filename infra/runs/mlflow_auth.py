@@ -19,26 +19,9 @@ from infra.services.served import mlflow_address
 GIVEN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")  # MLflow sends these to whoever answers
 
 
-class OwnServer(AuthBase):
-    """What MLflow's HTTP library asks before each request: the password for the server of `home` at `where` (a host
-    and port), and nothing for another."""
+class OwnServer(RequestAuthProvider, AuthBase):
+    """What MLflow asks for the password of the server of `home` at `where` (a host and port), request by request."""
 
-    def __init__(self, home: Path, where: str) -> None:
-        self._home = home
-        self._where = where
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        """Raises `requests.ConnectionError`."""
-        if urllib.parse.urlsplit(str(request.url)).netloc != self._where:
-            return request
-        auth = auth_of(self._home, "mlflow")
-        if not proves(str(request.url), auth):
-            raise requests.ConnectionError(f"no MLflow server of this home answers at {self._where}")
-        request.headers["Authorization"] = f"Basic {basic(auth)}"
-        return request
-
-
-class _Provider(RequestAuthProvider):
     def __init__(self, home: Path, where: str) -> None:
         self._home = home
         self._where = where
@@ -46,8 +29,18 @@ class _Provider(RequestAuthProvider):
     def get_name(self) -> str:
         return f"rlvf {self._where} of {self._home}"
 
-    def get_auth(self) -> OwnServer:
-        return OwnServer(self._home, self._where)
+    def get_auth(self) -> "OwnServer":
+        return self
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """Add the password, but not for another server. Raises `requests.ConnectionError`."""
+        if urllib.parse.urlsplit(str(request.url)).netloc != self._where:
+            return request
+        auth = auth_of(self._home, "mlflow")
+        if not proves(str(request.url), auth):
+            raise requests.ConnectionError(f"no MLflow server of this home answers at {self._where}")
+        request.headers["Authorization"] = f"Basic {basic(auth)}"
+        return request
 
 
 def adopt_mlflow(home: Path, uri: str) -> None:
@@ -66,7 +59,7 @@ def adopt_mlflow(home: Path, uri: str) -> None:
         return
     for name in GIVEN:
         os.environ.pop(name, None)
-    provider = _Provider(home, urllib.parse.urlsplit(uri).netloc)
+    provider = OwnServer(home, urllib.parse.urlsplit(uri).netloc)
     providers = registry._request_auth_provider_registry
     if provider.get_name() not in [known.get_name() for known in providers]:
         providers.register(lambda: provider)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""One run in MLflow: found or created, told of points, params, tables and files, shown on a page."""
+"""One run in MLflow: found or created, its points, params, tables and files, and its page."""
 
 import json
 import logging
@@ -20,8 +20,8 @@ from infra.runs.artifacts import Artifacts
 from infra.runs.description import TAG as DESCRIPTION_TAG
 from infra.runs.description import description
 from infra.runs.metric_log import MetricLine
+from infra.runs.outage import Add
 from infra.runs.tables import Tables
-from infra.runs.uploads import Add
 from infra.security.printable import printable
 from infra.security.secrets import masked
 
@@ -51,7 +51,7 @@ FOLLOWS_TAG = "rlvf.follows"  # the id of the run that this one replaced
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose an MLflow run is, as a tag of it says: who can write where a run lies may name any as its own."""
+    """Whose an MLflow run is, by a tag of it: whoever can write a run's folder may name any MLflow run in it."""
 
     tag: str
     also: frozenset[str | None] = frozenset()  # tags that are taken for it, None for no tag
@@ -70,7 +70,7 @@ class Page:
 
 
 class MlflowRun:
-    """A run at a tracking URI. What it does raises MlflowException and OSError where MLflow is away."""
+    """A run at a tracking URI. Its methods raise MlflowException and OSError where MLflow is away."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class MlflowRun:
         return self.uri.startswith(("http://", "https://"))
 
     def page(self, port: int) -> Page:
-        """Its page. The command serves it, on `port` if that is free, to whoever opens the link that it prints."""
+        """Its page; the command serves it, on `port` if that is free."""
         tail = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}{WORKFLOW}"
         uri = masked(self.uri)
         if self.is_served:
@@ -130,7 +130,7 @@ class MlflowRun:
             self.run_id = run.info.run_id
             if text := description(self._params, run.info.experiment_id, run.info.run_id):
                 client.set_tag(run.info.run_id, DESCRIPTION_TAG, text)
-            self._guest = False  # it is nobody else's
+            self._guest = False  # the run is its own
         elif not self._guest:
             client.set_tag(run.info.run_id, OWNER_TAG, self._owner.tag)  # it may have been moved
             client.update_run(run.info.run_id, status="RUNNING")
@@ -167,7 +167,7 @@ class MlflowRun:
                 client.delete_run(each.info.run_id)
 
     def log(self, lines: Iterable[MetricLine]) -> None:
-        """Send points; one that is there already is no second one."""
+        """Send points; MLflow keeps one of those that are the same."""
         from mlflow.entities import Metric
 
         points = [
@@ -260,7 +260,10 @@ def import_mlflow() -> Any:
     for name in ("mlflow", "alembic"):  # the migrations of a new SQLite file would fill the screen
         if logging.getLogger(name).level < logging.WARNING:
             logging.getLogger(name).setLevel(logging.WARNING)
-    for name in ("mlflow.system_metrics", "mlflow.store.db.utils"):  # an outage, or a full disk, is said once, by us
+    for name in (
+        "mlflow.system_metrics",
+        "mlflow.store.db.utils",
+    ):  # `Tracker` says once that MLflow is away, or the disk full
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return mlflow
 
@@ -270,7 +273,7 @@ def quiet_retries() -> Iterator[None]:
     """Keeps the HTTP library from writing a line for each retry to a server that is away."""
     retries = logging.getLogger("urllib3.connectionpool")
     level = retries.level
-    # logging holds its one lock meanwhile, and Python 3.11 does not give it back if it is interrupted
+    # logging holds its one lock here, and Python 3.11 does not release it if it is interrupted
     with put_off():
         retries.setLevel(logging.ERROR)
     try:

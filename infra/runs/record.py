@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from infra.cluster import timeline
 from infra.cluster.machine import installed
@@ -24,19 +24,19 @@ from infra.storage.typed import DamagedError, parse_typed
 
 logger = logging.getLogger(__name__)
 
-TAIL = "tail"  # folder of what the files have more than when they were copied last
+TAIL = "tail"  # folder of what was added to the files since they were copied
 METRICS, TIMELINE, ABOUT, RESULT = "metrics.jsonl", "timeline.jsonl", "about.json", "result.json"
-EVALUATIONS = "evaluations"  # folder of what `rlvf eval` has found
+EVALUATIONS = "evaluations"  # folder of the results of `rlvf eval`
 LARGEST = 1e100  # of a figure
 PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow fsspec s3fs".split()
 
 
 class _About(BaseModel):
-    """What is known of the last session, and of the run."""
+    """Facts of the last session, and of the run."""
 
     run: str = ""
     status: str = ""
-    why: str = ""  # it failed
+    why: str = ""  # why it failed
     began: Moment = 0.0
     ended: Moment = 0.0
     sessions: int = 1
@@ -46,18 +46,13 @@ class _About(BaseModel):
     lost: dict[str, int] = {}  # calls that died with their workers
 
 
-_ABOUT = TypeAdapter(_About)
-
-
 @dataclass(frozen=True)
 class Record:
-    """What is known of a run; whatever was never written is empty."""
+    """The record of a run; what was never written is empty."""
 
     metrics: tuple[MetricLine, ...]  # oldest first
     sessions: tuple[tuple[Span, ...], ...]  # what the workers did, by session of the run
-    about: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # when it began; status, versions, links, ... of its last session
+    about: Mapping[str, Any] = field(default_factory=dict)  # of its last session: status, versions, links, ...
 
     def curve(self, metric: str) -> dict[int, float]:
         """A metric's values by step; NaN, a gap, where one is not finite, or so large that sums of it are not."""
@@ -99,7 +94,7 @@ def send_record(run_uri: str, folder: Path) -> dict[str, int]:
 
 
 def send_tail(run_uri: str, folder: Path, sent: Mapping[str, int]) -> None:
-    """Copy what the metrics have more by now than was `sent`: little enough for every step."""
+    """Copy what was added to the metrics since `send_record` returned `sent`: little enough for every step."""
     if place.local_path(run_uri) is None and (folder / METRICS).exists():
         at = sent.get(METRICS, 0)
         with (folder / METRICS).open("rb") as file:
@@ -108,7 +103,7 @@ def send_tail(run_uri: str, folder: Path, sent: Mapping[str, int]) -> None:
 
 
 def bring_record(run_uri: str, folder: Path) -> None:
-    """Copy what this machine has not of the record: another one may have trained the run meanwhile."""
+    """Copy to this machine what it lacks of the record: another one may have trained the run meanwhile."""
     if place.local_path(run_uri) is None:
         for name in (METRICS, TIMELINE):
             data = _newer(run_uri, folder, name)
@@ -117,7 +112,7 @@ def bring_record(run_uri: str, folder: Path) -> None:
 
 
 def begin_record(run_uri: str, folder: Path) -> None:
-    """A new run has no record yet: what this machine has of one that was removed at the same URI goes."""
+    """Remove what this machine has of a run that was removed at the same URI: a new one has no record yet."""
     if place.local_path(run_uri) is None:
         for path in (*folder.glob("*.jsonl"), folder / ABOUT, folder / RESULT):
             path.unlink(missing_ok=True)
@@ -134,7 +129,7 @@ def cut_evaluations(run_uri: str, folder: Path, step: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what runs here."""
+    """The versions of Python, the platform and packages of this process."""
     return {"python": platform.python_version(), "platform": platform.platform(), **installed(PACKAGES)}
 
 
@@ -154,10 +149,10 @@ def _stored(run_uri: str, name: str) -> bytes:
 
 
 def _about(data: bytes, name: str) -> Mapping[str, Any]:
-    """What the file says; a damaged one says nothing, and a warning says so."""
+    """The file's content; nothing, with a warning, of a damaged one."""
     try:
         if data:
-            return parse_typed(data, _ABOUT, name, "what it says is left out").model_dump(exclude_unset=True)
+            return parse_typed(data, _About, name, "what it says is left out").model_dump(exclude_unset=True)
         return {}
     except DamagedError as error:
         logger.warning("%s", error)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from infra.runs.checkpoints import MODEL, state_uri
 from infra.runs.record import last_step
 from infra.security.secrets import masked
-from infra.storage import store
-from infra.storage.store import StoreError
+from infra.storage import place, store
+from infra.storage.manifest import StoreError
 from infra.weights.chain import read_edges
 from infra.weights.version import weights_uri
 
@@ -17,39 +17,30 @@ SHOWN = 2  # unreadable checkpoints that are named
 class CheckpointsLostError(RuntimeError):
     """A run has got beyond version 0, and no checkpoint of it can be read: only a person can say what to do."""
 
-    def __init__(self, run_uri: str, version: int, why: str, remedy: str) -> None:
-        super().__init__(run_uri, version, why, remedy)
-        self.run_uri = run_uri
-        self.version = version  # the last that its storage knows of
-        self.why = why
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        known = f"it has been at version {self.version}" if self.version else f"it has a {MODEL}/"
-        return masked(
-            f"{self.run_uri} cannot go on: {known}, and no checkpoint of it is whole ({self.why}); to begin at step 0 "
-            f"would remove what is left of it. {self.remedy}"
-        )
-
 
 def has_versions(run_uri: str) -> bool:
     """Whether there are checkpoints or published weights, whole or not."""
-    return bool(store.list_versions(state_uri(run_uri)) or store.list_versions(store.join(run_uri, "weights"), "v"))
+    return bool(store.list_versions(state_uri(run_uri)) or store.list_versions(place.join(run_uri, "weights"), "v"))
 
 
 def refuse_to_begin_anew(run_uri: str, skipped: Sequence[str]) -> None:
     """Raise CheckpointsLostError if anything in the storage of the run knows a version above 0: a checkpoint, published
     weights, metrics, a result. For whoever has found no checkpoint whole; `skipped` says why not, the newest first.
     Nothing is written or removed."""
-    weights = store.join(run_uri, "weights")
+    weights = place.join(run_uri, "weights")
     saved = [version.number for version in store.list_versions(state_uri(run_uri))]
     published = [version.number for version in store.list_versions(weights, "v")]
     version = max(0, last_step(run_uri), *saved, *published)
-    if version == 0 and not store.exists(store.join(run_uri, MODEL)):
+    if version == 0 and not place.exists(place.join(run_uri, MODEL)):
         return
     more = f"; and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
     why = "; ".join(skipped[:SHOWN]) + more if skipped else f"there is none in {state_uri(run_uri)}"
-    raise CheckpointsLostError(run_uri, version, why, _remedy(run_uri, max(published, default=0)))
+    known = f"it has been at version {version}" if version else f"it has a {MODEL}/"
+    message = (
+        f"{run_uri} cannot go on: {known}, and no checkpoint of it is whole ({why}); to begin at step 0 would remove "
+        f"what is left of it. {_remedy(run_uri, max(published, default=0))}"
+    )
+    raise CheckpointsLostError(masked(message))
 
 
 def _remedy(run_uri: str, last: int) -> str:
@@ -60,7 +51,7 @@ def _remedy(run_uri: str, last: int) -> str:
         words[-1] += ", which --policy does not take as they are"
     if source:
         words.append(f"a new run starts from {source} by: rlvf train --policy {shlex.quote(source)}")
-        if store.local_path(source) is None:
+        if place.local_path(source) is None:
             words[-1] = f"a new run starts from a copy of {source}: rlvf train --policy COPY"
     return "; ".join(words or ["Nothing else of it is whole: start a new run under another name"])
 
@@ -70,12 +61,12 @@ def _whole(run_uri: str, last: int) -> str | None:
     ones; differences it does not take, and a version in 8 bits is no model for others."""
     edges = [
         edge
-        for edge in read_edges(store.join(run_uri, "weights"))
-        if edge.told.step > 0 and edge.base is None and edge.told.public is None and edge.told.dtype != "int8"
+        for edge in read_edges(place.join(run_uri, "weights"))
+        if edge.makes.step > 0 and edge.base is None and edge.manifest.public is None and edge.manifest.dtype != "int8"
     ]
-    newest = sorted(edges, key=lambda edge: edge.told.step, reverse=True)
-    of_last = [edge.uri for edge in newest if edge.told.step == last]
-    for uri in (*of_last, store.join(run_uri, MODEL), *(edge.uri for edge in newest)):
+    newest = sorted(edges, key=lambda edge: edge.makes.step, reverse=True)
+    of_last = [edge.uri for edge in newest if edge.makes.step == last]
+    for uri in (*of_last, place.join(run_uri, MODEL), *(edge.uri for edge in newest)):
         try:
             store.check_whole(uri)
         except StoreError:

@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 # bytes a token, and one with its prompt, in JSON's escapes, less than 1 MB.
 MOST_BYTES = 2**28
 MOST_LINE = 2**23
-LEAST_LINE = 2**10  # that a line counts for: in memory it is more than it was
+LEAST_LINE = 2**10  # bytes that a line counts for at least: parsed it takes more
 MOST_COLUMNS = 32
 
 
@@ -37,7 +37,7 @@ def read_rollouts(run_uri: str, step: int) -> list[Row]:
 
 
 def _lines(data: bytes) -> Iterator[bytes]:
-    """Those of a file, unpacked one at a time: a few bytes may stand for any number. Raises ValueError."""
+    """The lines of a file, decompressed one at a time: a few bytes may stand for any number. Raises ValueError."""
     left = MOST_BYTES
     with gzip.open(BytesIO(data)) as file:
         while line := file.readline(MOST_LINE + 1):
@@ -50,7 +50,7 @@ def _lines(data: bytes) -> Iterator[bytes]:
 
 
 def _row(line: bytes) -> Row:
-    """What a line says, if it is numbers and texts by their names."""
+    """A line's numbers and texts by name; {} for any other line."""
     row = json.loads(line)
     if not isinstance(row, dict) or len(row) > MOST_COLUMNS:
         return {}
@@ -64,7 +64,7 @@ def kept_steps(run_uri: str) -> list[int]:
 
 
 def remove_rollouts_after(run_uri: str, step: int) -> None:
-    """Remove what is kept of later steps."""
+    """Remove the completions of later steps."""
     for kept in kept_steps(run_uri):
         if kept > step:
             place.remove_file(_uri(run_uri, kept))

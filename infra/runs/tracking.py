@@ -1,4 +1,4 @@
-"""What a run tells the outside: metrics, sample completions and pictures, in MLflow and in a file beside the run.
+"""A run's metrics, sample completions and pictures, in MLflow and in a file beside the run.
 
 The local file comes first: a step's metrics are on disk before MLflow is asked. Whatever MLflow could not take is sent
 again later, so a server that is away costs neither data nor the run. Sending twice is harmless, because MLflow keeps
@@ -19,19 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.interrupts import put_off
 from infra.runs.metric_log import MetricLine, MetricLog, plain
 from infra.runs.mlflow_run import MlflowRun, Owner, Page, Status, home_database, import_mlflow, quiet_retries
-from infra.runs.outage import NOT_OURS, lacks, why
+from infra.runs.outage import NOT_OURS, Upload, Uploads, lacks, pause_after, why
 from infra.runs.tables import table_path
-from infra.runs.uploads import Upload, Uploads
 from infra.security.secrets import masked
-from infra.sqlite import damage_named, file_of
+from infra.sqlite import file_of, report_corruption
 
 if TYPE_CHECKING:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 logger = logging.getLogger(__name__)
 
-PAUSE_SECONDS = 5.0  # least pause after a failed attempt to reach MLflow
-PAUSE_RATIO = 10  # and at least this many times what the attempt took, so that an outage costs a run a tenth at most
 SYSTEM_METRICS_SECONDS = 10
 REMEDY = "move it aside; a run that goes on by --resume brings all its points into a new one, from its metrics.jsonl"
 
@@ -62,65 +59,50 @@ def tracking_uri(config: TrackingConfig) -> str | None:
     return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
-def open_run(
-    config: TrackingConfig,
-    *,
-    home: Path,
-    experiment: str,
-    run_name: str,
-    run_id: str | None,
-    params: Mapping[str, Any],
-    owner: Owner,
-    local: Path | None = None,
-    check: Callable[[], None] = lambda: None,
-    guest: bool = False,
-) -> "Tracker":
-    """Create an MLflow run, or continue `run_id`; a run that MLflow no longer knows, or that is not
-    `owner`'s, is created again from `local`.
-
-    `params` may be nested: names are joined with dots. `experiment` is used where the config names none. `local` is the
-    run's metrics.jsonl; without it nothing outlives this process while MLflow is away. `check` is called before
-    anything is written, and what it raises ends the tracking: the run is another's by then. A `guest` adds to
-    `run_id` what it has to say, also of a step of which that has been said before, and leaves its status to whoever
-    trains it.
-    Raises TrackingError when a new run cannot be created. A continued run goes on without MLflow and catches up later.
-    """
-    named = config.experiment or experiment
-    return Tracker(config, home.resolve(), named, run_name, run_id, params, owner, local, check, guest)
-
-
 class Tracker:
-    """One run's outlet; a context manager that ends the run as FINISHED, FAILED or KILLED. Safe to share by threads."""
+    """Tracks one run; a context manager that ends the run as FINISHED, FAILED or KILLED. Safe to share by threads."""
 
     def __init__(
         self,
         config: TrackingConfig,
+        *,
         home: Path,
         experiment: str,
         run_name: str,
         run_id: str | None,
         params: Mapping[str, Any],
         owner: Owner,
-        local: Path | None,
-        check: Callable[[], None],
+        local: Path | None = None,
+        check: Callable[[], None] = lambda: None,
         guest: bool = False,
     ) -> None:
+        """Creates an MLflow run, or continues `run_id`; a run that MLflow no longer knows, or that is not `owner`'s, is
+        created again from `local`, the run's metrics.jsonl: without that nothing outlives this process while MLflow is
+        away.
+
+        `experiment` is used where the config names none; names of nested `params` are joined with dots. `check` is
+        called before anything is written, and what it raises ends the tracking: the run is another's. A `guest` adds to
+        `run_id`, also points of a step that has such points, and leaves its status to whoever trains it.
+
+        Raises TrackingError when a new run cannot be created. A continued run goes on without MLflow and catches up.
+        """
+        home = home.resolve()
         self._check = check
         self._config = config
         self._log = MetricLog(local, again=guest)
         self._guest = guest
         uri = tracking_uri(config) or home_database(home)
-        self._run = MlflowRun(uri, home, experiment, run_name, run_id, params, owner, guest)
+        self._run = MlflowRun(uri, home, config.experiment or experiment, run_name, run_id, params, owner, guest)
         self._lock = threading.RLock()
         self._monitor: SystemMetricsMonitor | None = None
         self._backlog: list[MetricLine] = []
         self._have: dict[str, int] = {}  # the last step of each metric in MLflow
-        self._uploads = Uploads(masked(uri), self._run.is_served, _pause)
+        self._uploads = Uploads(masked(uri), self._run.is_served)
         self._status: Status | None = None
         self._away = False
         self._next_attempt = 0.0
         home.mkdir(parents=True, exist_ok=True)
-        with damage_named(file_of(uri), REMEDY):
+        with report_corruption(file_of(uri), REMEDY):
             failure = self._deliver()
         if failure is not None and run_id is None:
             raise TrackingError(
@@ -190,7 +172,7 @@ class Tracker:
             return frozenset(self._log.last)
 
     def samples_due(self, step: int) -> bool:
-        """Whether this step's completions belong into a table."""
+        """Whether this step's completions are logged as a table."""
         return step % self._config.samples_every == 0
 
     def log_samples(self, step: int, rows: Sequence[Mapping[str, str | float]]) -> None:
@@ -244,7 +226,7 @@ class Tracker:
                 self._send()
         except (from_mlflow.exceptions.MlflowException, OSError) as error:
             ended = time.monotonic()
-            self._next_attempt = ended + _pause(ended - started)
+            self._next_attempt = ended + pause_after(ended - started)
             failure = why(error, self._run.is_served)
             if not self._away and self.run_id is not None:
                 words = "MLflow at %s takes nothing, metrics stay in %s: %s"
@@ -274,8 +256,8 @@ class Tracker:
             self._run.end(self._status)
 
     def _lacking(self, line: MetricLine) -> MetricLine:
-        """What MLflow has not: a step that is done again, be it on a machine with another log, is none twice. What a
-        guest measured twice it has measured twice."""
+        """The metrics of the line that MLflow lacks: a step that is done again, also on a machine with another log, is
+        logged once. All of a guest's are sent: it may measure a step twice."""
         if self._guest:
             return line
         metrics = {k: v for k, v in line.metrics.items() if line.step > self._have.get(k, -1)}
@@ -293,8 +275,3 @@ class Tracker:
         if self._monitor is not None and not self._away:  # its own attempts would hold up the end by minutes
             self._monitor.finish()  # type: ignore[no-untyped-call]
         self._monitor = None
-
-
-def _pause(seconds: float) -> float:
-    """Until the next attempt, after one that failed and took so many seconds."""
-    return max(PAUSE_SECONDS, PAUSE_RATIO * seconds)

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra import disk
+from infra.errors import first_fault
 from infra.security.certificates import SecurityError, belongs, check_dates, is_signed_by, read_certificate, read_key
 
 BUNDLE_BYTES = 1 << 20
@@ -15,17 +16,22 @@ SETTING = re.compile(r"RLVF_STORAGE|AWS_[A-Z0-9_]+")  # what a bundle may put in
 SECRET = 0o600
 
 
-class Bundle(BaseModel):
-    """What a machine needs to join, in one file that is as secret as the key in it."""
+class Settings(BaseModel):
+    """What a bundle says beside its certificates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     machine: str
+    scheduler: str | None = None
+    environment: dict[str, str] = Field(default={}, repr=False)  # storage settings, credentials if asked for
+
+
+class Bundle(Settings):
+    """What a machine needs to join, in one file that is as secret as the key in it."""
+
     authority: str  # PEM
     certificate: str  # PEM
     key: str = Field(repr=False)  # PEM
-    scheduler: str | None = None
-    environment: dict[str, str] = Field(default={}, repr=False)  # storage settings, credentials if asked for
 
     def write(self, path: Path) -> None:
         """Write the file, for its owner's eyes only."""
@@ -35,7 +41,8 @@ class Bundle(BaseModel):
 def read_bundle(file: Path) -> Bundle:
     """The bundle in `file`, checked as a whole.
 
-    Raises `SecurityError`: not there, no bundle, a certificate that is over or that key and authority do not fit.
+    Raises `SecurityError` where it cannot be read, is no bundle, or its certificate has expired or does not fit its key
+    and authority.
     """
     again = "copy it once more, or make a new one with `rlvf certs`"
     try:
@@ -45,9 +52,7 @@ def read_bundle(file: Path) -> Bundle:
     except OSError as error:
         raise SecurityError(f"bundle {file}: cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]  # the input would be the key
-        field = ".".join(map(str, first["loc"]))
-        what = f"{field}: {first['msg']}" if field else first["msg"]
+        what = ": ".join(filter(None, first_fault(error)))
         raise SecurityError(f"bundle {file}: is none ({what}); {again}") from None
     check_machine_name(bundle.machine)
     unknown = [name for name in bundle.environment if not SETTING.fullmatch(name)]
@@ -81,5 +86,5 @@ def machine_name() -> str:
 
 
 def how_to_renew(machine: str) -> str:
-    """What to do about a certificate of this machine that is over."""
+    """What to do about an expired certificate of this machine."""
     return f"make a new one with `rlvf certs {machine}` where the authority is, and copy the bundle here"

@@ -7,15 +7,8 @@ from collections.abc import Iterable
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
@@ -25,7 +18,7 @@ WRITTEN = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)  # this file; a cl
 
 
 class SecurityError(ValueError):
-    """Certificates that are missing, wrong or over, or an address that must not be open without them."""
+    """Certificates that are missing, wrong or expired, or an address that must not be open without them."""
 
 
 def new_authority() -> tuple[str, str]:
@@ -46,7 +39,7 @@ def new_leaf(
 ) -> tuple[str, str]:
     """A machine's certificate, for serving and calling, over its name and addresses, and its key.
 
-    Raises `SecurityError` for an address that is neither an IP nor a host name, and an authority that is over.
+    Raises `SecurityError` for an address that is neither an IP nor a host name, and for an expired authority.
     """
     signer, signer_key = read_certificate(authority[0], "the authority"), read_key(authority[1], "the authority's key")
     check_dates(signer, "the authority", "rlvf up makes another, and then every machine needs a new bundle")
@@ -78,7 +71,7 @@ def read_certificate(pem: str, what: str) -> x509.Certificate:
 def read_key(pem: str, what: str) -> ec.EllipticCurvePrivateKey:
     """The private key in `pem`; a `SecurityError` calls it `what`."""
     try:
-        key = load_pem_private_key(pem.encode(), password=None)
+        key = serialization.load_pem_private_key(pem.encode(), password=None)
     except (ValueError, TypeError):
         raise SecurityError(f"{what} is no private key in PEM") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -88,10 +81,7 @@ def read_key(pem: str, what: str) -> ec.EllipticCurvePrivateKey:
 
 def belongs(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> bool:
     """Whether the certificate is the key's."""
-    mine, its = key.public_key(), certificate.public_key()
-    return all(isinstance(public, ec.EllipticCurvePublicKey) for public in (mine, its)) and mine.public_bytes(
-        Encoding.DER, PublicFormat.SubjectPublicKeyInfo
-    ) == its.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return key.public_key() == certificate.public_key()
 
 
 def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -115,7 +105,7 @@ def check_dates(certificate: x509.Certificate, what: str, remedy: str) -> None:
 
 
 def now() -> datetime.datetime:
-    """What the clock says."""
+    """The time in UTC."""
     return datetime.datetime.now(datetime.UTC)
 
 
@@ -126,12 +116,12 @@ def check_clock() -> None:
 
 
 def begins_later(certificate: x509.Certificate) -> bool:
-    """Whether it is not in force yet: the clock is behind, or was ahead when it was made."""
+    """Whether the certificate is not in force yet: the clock is behind, or was ahead when it was made."""
     return now() < certificate.not_valid_before_utc
 
 
 def days_left(certificate: x509.Certificate) -> float:
-    """Until it expires."""
+    """Days until the certificate expires."""
     return (certificate.not_valid_after_utc - now()) / datetime.timedelta(days=1)
 
 
@@ -188,8 +178,10 @@ def _general_name(address: str) -> x509.GeneralName:
 
 
 def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(Encoding.PEM).decode()
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> str:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()

@@ -1,4 +1,4 @@
-"""Who this machine is to the others: one authority per cluster, one certificate per machine.
+"""The certificates of this machine: one authority per cluster, one certificate per machine.
 
 A Dask connection can run any code, so only machines that hold a certificate of the cluster's authority may have one.
 The same leaf serves and calls. Dask checks that the other side's certificate is signed by the authority and not that it
@@ -21,40 +21,16 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from infra import disk
-from infra.security.bundles import SECRET, SETTING, Bundle, check_machine_name, how_to_renew, machine_name, read_bundle
-from infra.security.certificates import (
-    MACHINE_DAYS,
-    SecurityError,
-    begins_later,
-    belongs,
-    canonical,
-    check_clock,
-    check_dates,
-    days_left,
-    is_signed_by,
-    names,
-    new_authority,
-    new_leaf,
-    read_certificate,
-    read_key,
-)
+from infra.security import bundles, certificates
+from infra.security.bundles import SECRET, SETTING, Bundle, Settings
+from infra.security.certificates import SecurityError
 
 logger = logging.getLogger(__name__)
-RENEW_DAYS = 30  # so long before its end this machine's own certificate is made anew
+RENEW_DAYS = 30  # before its end, when this machine's own certificate is made anew
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-class Settings(BaseModel):
-    """What an installed bundle said beside its certificates."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    machine: str
-    scheduler: str | None = None
-    environment: dict[str, str] = Field(default={}, repr=False)
 
 
 def certs_folder(home: Path) -> Path:
@@ -63,7 +39,7 @@ def certs_folder(home: Path) -> Path:
 
 
 def has_certificates(home: Path) -> bool:
-    """Whether this home holds a machine's certificate, be it over or not."""
+    """Whether this home holds a machine's certificate, expired or not."""
     return all((certs_folder(home) / name).is_file() for name in ("authority.pem", "machine.pem", "machine.key"))
 
 
@@ -87,10 +63,10 @@ def _make_authority(home: Path, say: Callable[[str], None]) -> None:
     folder = certs_folder(home)
     if has_authority(home):
         known = _installed(home, "authority.pem")
-        fits = belongs(_key(home, "authority.key"), known)
-        if fits and days_left(known) > 0 and not begins_later(known):
+        fits = certificates.belongs(_key(home, "authority.key"), known)
+        if fits and certificates.days_left(known) > 0 and not certificates.begins_later(known):
             return
-        check_clock()
+        certificates.check_clock()
         aside = _aside(folder)
         folder.rename(aside)
         begin, end = known.not_valid_before_utc, known.not_valid_after_utc
@@ -101,13 +77,13 @@ def _make_authority(home: Path, say: Callable[[str], None]) -> None:
             "machine needs a new bundle (rlvf certs NAME), a browser the new authority.pem; "
             + (mended if fits else f"the old one is {aside.name}")
         )
-    check_clock()
+    certificates.check_clock()
     if (folder / "authority.pem").is_file():
         raise SecurityError(
             f"{folder} holds the certificates of another machine's authority: make bundles there, or remove the folder "
             "to begin a cluster of your own"
         )
-    certificate, key = new_authority()
+    certificate, key = certificates.new_authority()
     _make_private(folder)
     # the certificate last: without it the key counts for nothing, and is made anew
     disk.write_file(folder / "authority.key", key.encode(), SECRET)
@@ -118,7 +94,7 @@ def issue(
     home: Path,
     machine: str,
     addresses: Iterable[str] = (),
-    days: float = MACHINE_DAYS,
+    days: float = certificates.MACHINE_DAYS,
     settings: Mapping[str, str] | None = None,
     *,
     scheduler: str | None = None,
@@ -127,17 +103,17 @@ def issue(
 
     Raises `SecurityError` for a name that is no file name, an address that is none, or without an authority here.
     """
-    check_machine_name(machine)
+    bundles.check_machine_name(machine)
     unknown = [name for name in settings or {} if not SETTING.fullmatch(name)]
     if unknown:
         raise SecurityError(f"a bundle carries RLVF_STORAGE and AWS_… settings, not {unknown[0]}")
     if not has_authority(home):
         raise SecurityError(f"{certs_folder(home)} has no authority to sign with: run `rlvf certs` where it was made")
-    authority = tuple((certs_folder(home) / f"authority.{kind}").read_text() for kind in ("pem", "key"))
-    certificate, key = new_leaf((authority[0], authority[1]), machine, addresses, days)
+    authority, signing_key = ((certs_folder(home) / f"authority.{kind}").read_text() for kind in ("pem", "key"))
+    certificate, key = certificates.new_leaf((authority, signing_key), machine, addresses, days)
     return Bundle(
         machine=machine,
-        authority=authority[0],
+        authority=authority,
         certificate=certificate,
         key=key,
         scheduler=scheduler,
@@ -150,7 +126,7 @@ def install_bundle(file: Path, home: Path) -> Settings:
 
     Raises `SecurityError` as `read_bundle`, and where this home is the authority of another cluster.
     """
-    bundle = read_bundle(file)
+    bundle = bundles.read_bundle(file)
     folder = certs_folder(home)
     with _writing(home):
         if has_authority(home) and (folder / "authority.pem").read_text().strip() != bundle.authority.strip():
@@ -180,12 +156,12 @@ def adopt_settings(home: Path) -> Settings | None:
 
 
 def own_certificates(home: Path, addresses: Iterable[str] = (), say: Callable[[str], None] = logger.warning) -> None:
-    """See to it that this machine has a certificate that names `addresses`, is in force and lasts a while: made, or
-    made anew, one process at a time. `say` as for `make_authority`.
+    """Ensure that this machine has a certificate that names `addresses`, is in force and lasts a while; one process at
+    a time makes it, or makes it anew. `say` as for `make_authority`.
 
-    A guest of another machine's authority keeps what its bundle brought. Raises `SecurityError` when that is over.
+    A guest of another machine's authority keeps its bundle's. Raises `SecurityError` when that has expired.
     """
-    machine = machine_name()
+    machine = bundles.machine_name()
     wanted = list(dict.fromkeys([machine, *LOOPBACK, *addresses]))
     with _writing(home):
         if has_certificates(home) and not has_authority(home):
@@ -207,27 +183,27 @@ def check_certificates(home: Path) -> None:
         )
     settings = installed_settings(home)
     machine = settings.machine if settings is not None else "NAME"
-    check_dates(_installed(home), "this machine's certificate", how_to_renew(machine))
+    certificates.check_dates(_installed(home), "this machine's certificate", bundles.how_to_renew(machine))
     if not _fits(home):
         again = "rlvf up makes others" if has_authority(home) else "install the bundle again"
         raise SecurityError(f"the files of {certs_folder(home)} are not of one certificate: {again}")
 
 
 def authority(home: Path) -> str | None:
-    """The file that says whom to trust; None where there is none."""
+    """The path of the authority's certificate; None without one."""
     file = certs_folder(home) / "authority.pem"
     return str(file) if file.is_file() else None
 
 
 def certificate_names(home: Path) -> list[str]:
     """The names and addresses that this machine's certificate is for; none without one."""
-    return names(_installed(home)) if has_certificates(home) else []
+    return certificates.names(_installed(home)) if has_certificates(home) else []
 
 
 def days_of_certificate(home: Path) -> float:
-    """How long this machine's certificate will last. Raises `SecurityError` where it does not any more."""
+    """Days until this machine's certificate expires. Raises `SecurityError` where it has."""
     check_certificates(home)
-    return days_left(_installed(home))
+    return certificates.days_left(_installed(home))
 
 
 def _install(bundle: Bundle, home: Path) -> Settings:
@@ -236,7 +212,7 @@ def _install(bundle: Bundle, home: Path) -> Settings:
     settings = Settings(machine=bundle.machine, scheduler=bundle.scheduler, environment=bundle.environment)
     disk.write_file(folder / "authority.pem", bundle.authority.encode())
     disk.write_file(folder / "settings.json", settings.model_dump_json(indent=2).encode(), SECRET)
-    # the key before its certificate: who is killed in between leaves none, or two that do not fit, which is seen
+    # the key before its certificate: a kill in between leaves no pair, or one that does not fit, which is noticed
     disk.write_file(folder / "machine.key", bundle.key.encode(), SECRET)
     disk.write_file(folder / "machine.pem", bundle.certificate.encode())
     return settings
@@ -244,7 +220,7 @@ def _install(bundle: Bundle, home: Path) -> Settings:
 
 @contextmanager
 def _writing(home: Path) -> Iterator[None]:
-    """Be the only process that changes the certificates of this home."""
+    """Excludes other processes from changing the certificates of this home."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (home / ".certs.lock").open("a") as lock:  # beside the folder, which may be set aside
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -267,18 +243,18 @@ def _make_private(folder: Path) -> None:
 
 def _installed(home: Path, name: str = "machine.pem") -> x509.Certificate:
     path = certs_folder(home) / name
-    return read_certificate(path.read_text(), str(path))
+    return certificates.read_certificate(path.read_text(), str(path))
 
 
 def _key(home: Path, name: str) -> ec.EllipticCurvePrivateKey:
     path = certs_folder(home) / name
-    return read_key(path.read_text(), str(path))
+    return certificates.read_key(path.read_text(), str(path))
 
 
 def _fits(home: Path) -> bool:
     """Whether the installed certificate is of this authority, and the key its own."""
     certificate = _installed(home)
-    return belongs(_key(home, "machine.key"), certificate) and is_signed_by(
+    return certificates.belongs(_key(home, "machine.key"), certificate) and certificates.is_signed_by(
         certificate, _installed(home, "authority.pem")
     )
 
@@ -287,8 +263,8 @@ def _lasts(home: Path, addresses: Iterable[str]) -> bool:
     """Whether the installed certificate fits, names the addresses, is in force and not about to end."""
     certificate = _installed(home)
     return (
-        not begins_later(certificate)
+        not certificates.begins_later(certificate)
         and _fits(home)
-        and days_left(certificate) > RENEW_DAYS
-        and {canonical(address) for address in addresses} <= set(names(certificate))
+        and certificates.days_left(certificate) > RENEW_DAYS
+        and {certificates.canonical(address) for address in addresses} <= set(certificates.names(certificate))
     )

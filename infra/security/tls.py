@@ -19,12 +19,7 @@ def dask_security(home: Path) -> Security:
     check_certificates(home)
     folder = certs_folder(home)
     certificate, key = str(folder / "machine.pem"), str(folder / "machine.key")
-    return Security(  # type: ignore[no-untyped-call]
-        require_encryption=True,
-        tls_ca_file=str(folder / "authority.pem"),
-        **{f"tls_{role}_cert": certificate for role in ROLES},
-        **{f"tls_{role}_key": key for role in ROLES},
-    )
+    return _mutual_tls(str(folder / "authority.pem"), certificate, key)
 
 
 def temporary_security() -> Security:
@@ -35,9 +30,14 @@ def temporary_security() -> Security:
     """
     authority = new_authority()
     certificate, key = new_leaf(authority, machine_name(), [])
+    return _mutual_tls(authority[0], certificate, key)
+
+
+def _mutual_tls(authority: str, certificate: str, key: str) -> Security:
+    """`authority`, `certificate` and `key`: PEM, or files with it."""
     return Security(  # type: ignore[no-untyped-call]
         require_encryption=True,
-        tls_ca_file=authority[0],
+        tls_ca_file=authority,
         **{f"tls_{role}_cert": certificate for role in ROLES},
         **{f"tls_{role}_key": key for role in ROLES},
     )

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
 from infra import disk
 from infra.home import private_home
@@ -74,9 +74,6 @@ class _Written(BaseModel):
     machine: str = ""
 
 
-_UP = TypeAdapter(_Written)
-
-
 def write_up(home: Path, up: Up) -> None:
     """Write `<home>/up.json`."""
     content = {"pid": up.pid, "machine": up.machine, "ready": up.ready, **asdict(up.addresses)}
@@ -86,7 +83,7 @@ def write_up(home: Path, up: Up) -> None:
 def read_up(home: Path) -> Up | None:
     """The content of `<home>/up.json`; None where it is absent or damaged."""
     try:
-        found = read_typed(home / UP, _UP, "")
+        found = read_typed(home / UP, _Written, "")
     except (OSError, DamagedError):  # its lock tells whether one lives
         return None
     return None if found is None else Up(found.pid, found.ready, addresses(found.model_dump()), found.machine)

@@ -22,12 +22,23 @@ class StrangerError(ConnectionError):
 def answers(url: str, timeout: float = 5.0) -> bool:
     """Whether a Prefect API, or an MLflow server, answers at `url`, be it with a refusal."""
     try:
-        with opener(url).open(f"{url.rstrip('/')}/health", timeout=timeout):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code in (401, 403)
-    except (OSError, ValueError, HTTPException):
+        status = status_of(f"{url.rstrip('/')}/health", timeout)
+    except ConnectionError:
         return False
+    return status < 300 or status in (401, 403)
+
+
+def status_of(url: str, timeout: float = 5.0) -> int:
+    """The HTTP status with which a server answers at `url`, an error's too. Raises ConnectionError, which says why,
+    where none does."""
+    try:
+        with opener(url).open(url, timeout=timeout) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except (OSError, ValueError, HTTPException) as error:
+        raise ConnectionError(str(getattr(error, "reason", error))) from error
 
 
 def proves(url: str, auth: str, timeout: float = 5.0) -> bool:

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from infra import disk
 from infra.storage import place
@@ -21,9 +21,6 @@ class _Kept(BaseModel):
 
     storage: str  # a URI; "." is the home, which may have been moved or copied since
     mark: str | None  # left there: see `infra.storage.mark`
-
-
-_KEPT = TypeAdapter(_Kept)
 
 
 def is_within(uri: str) -> bool:
@@ -48,7 +45,7 @@ def artifact_place(home: Path, uri: str) -> str:
     if not is_within(uri):
         raise OSError(f"artifact URI {uri[:200]!r}: names no place in this home's own store")
     try:
-        kept = read_typed(home / FILE, _KEPT, "the next `rlvf up` writes it anew")
+        kept = read_typed(home / FILE, _Kept, "the next `rlvf up` writes it anew")
     except DamagedError as error:
         raise OSError(str(error)) from error
     if kept is None:

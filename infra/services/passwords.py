@@ -5,13 +5,10 @@ import json
 import secrets
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from infra import disk
 from infra.storage.typed import read_typed
 
 FILE = "secrets.json"
-_PASSWORDS = TypeAdapter(dict[str, str])  # by service
 USER = "rlvf"  # of every service
 
 
@@ -42,4 +39,4 @@ def auth_of(home: Path, name: str) -> str:
 
 
 def _read(home: Path) -> dict[str, str]:
-    return read_typed(home / FILE, _PASSWORDS, "remove it, and new passwords are made") or {}
+    return read_typed(home / FILE, dict[str, str], "remove it, and new passwords are made") or {}

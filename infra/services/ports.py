@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from infra import disk
 from infra.hosts import LOOPBACK, free_port
@@ -13,7 +13,7 @@ from infra.services import prefect_server
 from infra.services.part import TITLES
 from infra.storage.typed import DamagedError, read_typed
 
-_PORTS = TypeAdapter(dict[str, Annotated[int, Field(ge=0, le=65535)]])  # by service
+_PORTS = dict[str, Annotated[int, Field(ge=0, le=65535)]]  # by service
 PORTS = {"prefect": prefect_server.PORT, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}  # where they are free
 
 

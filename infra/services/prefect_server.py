@@ -21,7 +21,7 @@ from infra.services.passwords import USER, auth_of, kept_password
 from infra.services.prefect_api import PrefectApi
 from infra.services.served import served
 from infra.services.supervisor import Program, Service, ServiceError
-from infra.sqlite import damage_named
+from infra.sqlite import report_corruption
 
 PORT = 4200
 REMEDY = "remove it; Prefect's page forgets the runs until now, and no run is lost by that"
@@ -131,7 +131,7 @@ class PrefectServer:
         while the server started. Raises `ServiceError` when the server ends before that, `DamagedDatabaseError` where
         its database is why.
         """
-        with damage_named(self.service.folder / "prefect.db", REMEDY):
+        with report_corruption(self.service.folder / "prefect.db", REMEDY):
             return self._wait(timeout)
 
     def _wait(self, timeout: float) -> str:

@@ -104,12 +104,11 @@ class Service:
 
     def found(self) -> Found:
         """What is known of the service; nothing where `server.json` is absent or damaged: `start` writes it anew."""
-        from pydantic import TypeAdapter  # here: as a script this file has the standard library only
-
+        # here: as a script this file has the standard library only
         from infra.storage.typed import DamagedError, read_typed
 
         try:
-            return read_typed(self.folder / "server.json", TypeAdapter(Found), "") or Found()
+            return read_typed(self.folder / "server.json", Found, "") or Found()
         except (OSError, DamagedError):
             return Found()
 

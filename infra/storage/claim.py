@@ -1,4 +1,4 @@
-"""What the owner of a run's lock says of himself, as it lies in storage: see `infra.storage.lock`."""
+"""The claim of a run's lock, as it lies in storage: who holds the run, and since when. See `infra.storage.lock`."""
 
 import getpass
 import os
@@ -19,11 +19,11 @@ _Moment = Annotated[float, Field(ge=0, lt=2**37)]  # seconds since 1970, that a 
 
 @dataclass(frozen=True)
 class Claim:
-    """What an owner says of himself."""
+    """The process that holds a run's lock, or wants to."""
 
     user: str
     host: str
-    machine: str  # that started once: process ids mean the same wherever this is the same
+    machine: str  # one start of one machine, see `_machine`: where it is the same, process ids mean the same
     pid: Annotated[int, Field(ge=1, le=2**31 - 1)]
     started: _Moment  # of the process, see `_started`
     since: _Moment  # of the claim
@@ -61,7 +61,7 @@ _CLAIM = TypeAdapter(Claim)
 
 
 def read_claim(content: bytes) -> Claim | None:
-    """The claim that lies there; None where it is damaged or half written."""
+    """The claim in a file; None where it is damaged or half written."""
     try:
         return _CLAIM.validate_json(content)
     except ValueError:
@@ -69,8 +69,8 @@ def read_claim(content: bytes) -> Claim | None:
 
 
 def _started(pid: int) -> float:
-    """When a process was started, in seconds since its machine was where that is told, else since 1970: setting the
-    clock moves the latter. Raises `psutil.Error`."""
+    """When a process was started, in seconds since the start of its machine where the system says so, else since 1970,
+    which setting the clock moves. Raises `psutil.Error`."""
     process = psutil.Process(pid)
     try:
         after_the_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
@@ -80,7 +80,7 @@ def _started(pid: int) -> float:
 
 
 def _machine() -> str:
-    """What tells this machine, since it was started, from any other; a container is one of its own."""
+    """Identifies this machine, from its last start on; a container is a machine of its own."""
     boot, pids = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     if boot.exists() and pids.exists():
         return f"{boot.read_text().strip()} {pids.readlink()}"

@@ -1,29 +1,27 @@
-"""What a storage, a disk or a damaged file raises: in one line that says what to do, and whether it may pass."""
+"""Errors of a storage, a disk or a damaged file: one line that says what to do, and whether a retry may help."""
 
 import errno
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
+from infra.errors import causes, one_line, worker_of
 from infra.home import rlvf_home
-from infra.origin import worker_of
+from infra.storage.kinds import KINDS
 from infra.storage.manifest import StoreError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 SQLITE_FULL = "database or disk is full"
-NO_SPACE = 1 << 20  # bytes free, below which whatever failed has failed for that
+NO_SPACE = 1 << 20  # bytes free, below which a full disk is taken for the cause of any failure
 # an answer rather than a failure to get one
 _ANSWERS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
-# what HTTP and S3 clients raise that is no OSError; named, because not everybody has them installed
-_OF_CLIENTS = {"ClientError", "HTTPClientError", "BotoCoreError", "ServerTimeoutError", "ClientPayloadError"}
 
 
 def explained(error: BaseException) -> str | None:
-    """One line for what went wrong with a storage, the first of `error` and what caused it that is such a thing; None
-    if it was something else. It begins with the worker's name where that has raised it."""
-    chain = list(_chain(error))
+    """One line for the first fault of a storage among `error` and its causes; None where there is none. It begins with
+    the name of the worker that raised the error, if one did."""
+    chain = list(causes(error))
     worker = next((name for each in chain if (name := worker_of(each)) is not None), None)
     where = "" if worker is None else f"{worker}: "
     for each in chain:
@@ -33,23 +31,20 @@ def explained(error: BaseException) -> str | None:
             return where + _full(None, worker)
     known = next((where + line for each in chain if (line := _line_for(each)) is not None), None)
     if known is None and (space := _free(rlvf_home())) is not None and space < NO_SPACE:
-        return f"{_full(None)} ({' '.join(str(error).split())})"
+        return f"{_full(None)} ({one_line(error)})"
     return known
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later."""
+    """Whether a retry may succeed."""
     if isinstance(error, OSError):
         return not isinstance(error, _ANSWERS) and error.errno not in FULL | {errno.EROFS}
-    return any(
-        kind.__name__ in _OF_CLIENTS and kind.__module__.partition(".")[0] in ("aiohttp", "botocore")
-        for kind in type(error).__mro__
-    )
+    return any(kind.raised(error, kind.passing) for kind in KINDS if kind.passing)
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Whether a library's file system may have raised it, for what is away, refused or not installed: none of ours, and
-    none of Python's that tells of a mistake in a program."""
+    """Whether a library's file system may have raised the error, for what is away, refused or not installed: no
+    exception of ours, and none of Python's that means a mistake in a program."""
     if isinstance(error, OSError | ImportError):
         return True
     return type(error).__module__.partition(".")[0] not in ("builtins", "flows", "tasks", "rl", "infra")
@@ -57,37 +52,26 @@ def is_of_library(error: BaseException) -> bool:
 
 def unreachable(error: BaseException) -> str | None:
     """Why a server was not reached, where a file system calls its files missing for that."""
-    for each in _chain(error):
+    for each in causes(error):
         if isinstance(each, ConnectionError | TimeoutError) or "Connect" in type(each).__name__:
-            return " ".join(str(each).split()) or type(each).__name__
+            return one_line(each)
     return None
 
 
 def _line_for(error: BaseException) -> str | None:
-    kind = type(error)
-    package = kind.__module__.partition(".")[0]
-    text = " ".join(str(error).split()) or kind.__name__
     if isinstance(error, StoreError):
-        return f"{text}; a run goes on from its newest intact checkpoint by `rlvf train --resume RUN`"
-    if package in ("safetensors", "safetensors_rust"):
-        return f"weights cannot be read ({text}): the file is damaged or cut off; fetch or make it again"
-    if package in ("botocore", "aiobotocore"):
-        if "Credentials" in kind.__name__ or "Token" in kind.__name__:
-            return f"S3: {text}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        if "Endpoint" in kind.__name__ or "Connect" in kind.__name__:
-            return f"S3: {text}; is the network up, and AWS_ENDPOINT_URL_S3 the address of your store?"
-        return f"S3: {text}; check AWS_ENDPOINT_URL_S3, the name of the bucket and the credentials"
+        return f"{one_line(error)}; a run goes on from its newest intact checkpoint by `rlvf train --resume RUN`"
+    if type(error).__module__.partition(".")[0] in ("safetensors", "safetensors_rust"):
+        return f"weights cannot be read ({one_line(error)}): the file is damaged or cut off; fetch or make it again"
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
         path, home = Path(os.fsdecode(error.filename)).absolute(), rlvf_home()
-        within = path == home or path in home.parents  # what is missing there could not be made
+        within = path == home or path in home.parents  # a missing one of these could not be made
         if (within and error.errno == errno.ENOENT) or ((within or home in path.parents) and error.errno in FORBIDDEN):
             return (
                 f"{path} cannot be written ({os.strerror(error.errno or 0)}); set RLVF_HOME to a folder that can, now "
                 f"{home}"
             )
-    if isinstance(error, PermissionError | FileNotFoundError) and _is_of_s3(error):
-        return f"S3: {text}; check the name of the bucket, the credentials and AWS_ENDPOINT_URL_S3"
-    return None
+    return next((line for kind in KINDS if (line := kind.explain(error)) is not None), None)
 
 
 def _full(name: object, worker: str | None = None) -> str:
@@ -106,17 +90,3 @@ def _free(folder: Path) -> int | None:
         return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
     except OSError:
         return None
-
-
-def _is_of_s3(error: BaseException) -> bool:
-    return any(type(each).__module__.partition(".")[0] == "botocore" for each in _chain(error))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it came from."""
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        yield at
-        at = at.__cause__ or at.__context__

@@ -1,4 +1,4 @@
-"""What keeps a writer of a run whom another has succeeded from writing: the epoch of its lock, and its own claim."""
+"""The fence of a run's writers: one that another process has succeeded is refused, by the lock's epoch and claim."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class LockLostError(RuntimeError):
 
 @dataclass(frozen=True)
 class Fence:
-    """A held run, as every writer of it gets it, on whatever machine."""
+    """A held run, as each of its writers has it, on whatever machine."""
 
     run: str  # URI
     epoch: int
@@ -28,7 +28,7 @@ class Fence:
         return place.join(self.run, "lock", f"{self.epoch:08d}{'-' if self.name else ''}{self.name}.json")
 
     def check(self) -> None:
-        """Raise LockLostError if another claim counts by now, or the own one is gone. One listing and a small file."""
+        """Raise LockLostError where another claim holds the run, or its own is gone. One listing, one small file."""
         mine = self.claim.rpartition("/")[2]
         there = claims(self.run)
         if any(name[:8] > mine[:8] for name in there):
@@ -40,13 +40,13 @@ class Fence:
                 "is written there"
             )
         claim = read_claim(content)
-        # a claim with a name of its own is nobody else's, and may be just being written: not every store replaces whole
+        # a claim under a name of its own cannot be another's; it may be half written where a store writes in place
         if not self.name and (claim is None or claim.mark != self.mark):
             raise LockLostError(
                 f"{self.run} was removed while this process trained it, and another has begun it anew; nothing more "
                 "is written there"
             )
-        # two may have thought that the epoch is theirs: it is the first name's
+        # two processes may have claimed the epoch: the first name holds it
         rivals = (name for name in there if name[:8] == mine[:8] and name < mine)
         if any(_is_held(place.join(self.run, "lock", name)) for name in rivals):
             raise LockLostError(self._taken_over())

@@ -9,9 +9,11 @@ from typing import Any, BinaryIO, TextIO
 
 from fsspec.implementations.local import LocalFileSystem
 
+from infra.errors import one_line
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.faults import is_of_library, unreachable
+from infra.storage.kinds import kind_of
 
 
 class PathError(ValueError):
@@ -38,13 +40,13 @@ def open_files(pattern: str) -> Iterator[tuple[str, BinaryIO]]:
     except PermissionError as error:
         raise PathError(f"{pattern}: permission denied; check the rights on it, or the credentials") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise PathError(f"{name}: not the compressed file that its name promises ({_line(error)})") from error
+        raise PathError(f"{name}: not the compressed file that its name promises ({one_line(error)})") from error
     except PathError:
         raise
     except Exception as error:
         if not is_of_library(error):
             raise
-        raise PathError(f"{pattern}: cannot be read: {_line(error)}") from error
+        raise PathError(f"{pattern}: cannot be read: {one_line(error)}") from error
 
 
 def open_texts(pattern: str) -> Iterator[tuple[str, TextIO]]:
@@ -63,20 +65,20 @@ def _filesystem(pattern: str) -> tuple[Any, str]:
     if not pattern.strip() or "\0" in pattern:
         raise PathError(f"{pattern!r} is no path; give a file, or a pattern such as problems/*.csv")
     protocol = pattern.partition("://")[0]
-    if "::" in pattern and Path(pattern).is_file():  # to fsspec it is one thing within another
+    if "::" in pattern and Path(pattern).is_file():  # fsspec takes `a::b` for a chain
         return LocalFileSystem(), str(Path(pattern).absolute())
     try:
         return place.impatient(pattern, attempts=2)
     except ImportError as error:
-        remedy = "pip install 'rlvf[s3]'" if protocol in ("s3", "s3a") else _line(error)
+        remedy = kind_of(pattern).install or one_line(error)
         raise PathError(f"{pattern}: {protocol}:// paths need a package that is not installed: {remedy}") from error
     except ValueError as error:
         known = "use a local path, memory://, s3:// or another protocol of fsspec"
-        raise PathError(f"{pattern}: {_line(error)}; {known}") from error
-    except Exception as error:  # github:// asks while it is made
+        raise PathError(f"{pattern}: {one_line(error)}; {known}") from error
+    except Exception as error:  # github:// sends a request in its constructor
         if not is_of_library(error):
             raise
-        raise PathError(f"{pattern}: cannot be read: {_line(error)}") from error
+        raise PathError(f"{pattern}: cannot be read: {one_line(error)}") from error
 
 
 def _match(fs: Any, path: str, pattern: str) -> list[str]:
@@ -104,7 +106,3 @@ def _decode(content: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise PathError(f"{name}: line {line}: not UTF-8 text ({error.reason}); save it as UTF-8") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,14 +1,13 @@
 """One writer of a run at a time, wherever the run lies: a lock with a heartbeat, and a fencing epoch for every write.
 
 Under `<run>/lock/` lies a claim for each epoch. The highest epoch holds the run, and its owner writes its claim anew
-every few seconds. Who finds a claim that does not change for `DEAD_SECONDS` while he looks, takes the next epoch; what
-clocks say is never compared. An owner who slept meanwhile finds the newer epoch before his next write, and writes no
-more.
+every few seconds. A process that sees a claim unchanged for `DEAD_SECONDS` takes the next epoch; clocks are never
+compared. An owner that slept meanwhile finds the newer epoch before its next write, and writes no more.
 
 In a folder an epoch is one file, which the file system lets one process make; a random mark in it tells an owner that
-the folder was removed and the run begun anew, with the same epochs. A store elsewhere offers no such thing
-everywhere (some refuse `If-None-Match`): there each puts a claim of his own name, waits until all can be seen, and the
-first name holds the epoch, unless another had been confirmed before.
+the folder was removed and the run begun anew, with the same epochs. Not every store elsewhere can create a file
+exclusively (some refuse `If-None-Match`): there each process puts a claim under a name of its own and waits until all
+can be seen; the first name holds the epoch, unless another had been confirmed before.
 """
 
 import json
@@ -28,9 +27,9 @@ from infra.storage.claim import Claim, read_claim
 from infra.storage.fence import Fence, LockLostError, claims
 
 BEAT_SECONDS = 3.0
-DEAD_SECONDS = 30.0  # an owner who gave no sign for so long, while somebody looked, is dead
-SURE_SECONDS = DEAD_SECONDS / 3  # after a sign of one's own nobody else can hold the lock for longer than that
-SETTLE_SECONDS = 1.0  # after which a claim in a store elsewhere is seen by all
+DEAD_SECONDS = 30.0  # an owner without a heartbeat for so long, while another process watched, counts as dead
+SURE_SECONDS = DEAD_SECONDS / 3  # for so long after a heartbeat of its own an owner need not look
+SETTLE_SECONDS = 1.0  # after which every reader of a store elsewhere sees a claim
 POLL_SECONDS = 0.5
 
 
@@ -39,13 +38,13 @@ class RunInUseError(ValueError):
 
 
 class RunLock:
-    """A run that this process holds, until `release`. Safe to ask from several threads."""
+    """The lock of a run that this process holds until `release`. Safe to use from several threads."""
 
     def __init__(self, fence: Fence, claim: Claim) -> None:
         self.fence = fence
         self._claim = claim
         self._given = False  # whether writers have the fence
-        self._writing = threading.RLock()  # a claim, so that no sign of an epoch follows the next one's
+        self._writing = threading.RLock()  # of claims: no heartbeat of an epoch follows the next one's
         self._is_folder = place.local_path(fence.run) is not None
         self._lost = threading.Event()
         self._sure = _now()
@@ -56,15 +55,15 @@ class RunLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise LockLostError if another has taken the run, or it was removed. A folder is looked at each time; a store
-        elsewhere only when the last sign is old."""
+        """Raise LockLostError where another process has taken the run, or it was removed. A folder is read each time, a
+        store elsewhere only when the last heartbeat is old."""
         if self._is_folder or self._lost.is_set() or _now() - self._sure > SURE_SECONDS:
             with self._writing:
                 self.fence.check()
 
     def new_fence(self) -> Fence:
-        """A fence that no writer has had before: what those may still write who got an earlier one is refused from now
-        on. Raises LockLostError."""
+        """A fence that no writer has had before: writers with an earlier one are refused from now on. Raises
+        LockLostError."""
         with self._writing:
             if self._given:
                 self.fence.check()
@@ -75,21 +74,21 @@ class RunLock:
             self._given = True
             return self.fence
 
-    def when_lost(self, told: Callable[[], None]) -> None:
-        """Have `told` called, in a thread of its own, when another has taken the run."""
-        self._when_lost = told
+    def when_lost(self, act: Callable[[], None]) -> None:
+        """Have `act` called, in a thread of its own, when another process has taken the run."""
+        self._when_lost = act
         if self._lost.is_set():
-            told()
+            act()
 
-    def while_away(self, told: Callable[[], AbstractContextManager[None]]) -> None:
-        """Have what `told` makes entered from the beginning of a sign of life until the storage has taken one."""
-        self._while_away = told
+    def while_away(self, context: Callable[[], AbstractContextManager[None]]) -> None:
+        """Have a `context` entered from the beginning of a heartbeat until the storage has taken one."""
+        self._while_away = context
 
     def release(self) -> bool:
-        """Let others have the run at once; whether it was this process's until now."""
+        """Give the run up, for others to take at once; whether this process held it until now."""
         self._over.set()
         self._thread.join(DEAD_SECONDS)
-        if self._thread.is_alive():  # in a sign that the storage has not answered
+        if self._thread.is_alive():  # in a heartbeat that the storage has not answered
             raise TimeoutError(f"no answer for {DEAD_SECONDS:.0f} s")
         with suppress(LockLostError):
             self.fence.check()
@@ -128,7 +127,7 @@ _open: ContextVar[RunLock | None] = ContextVar("run lock", default=None)
 @contextmanager
 def held(uri: str, say: Callable[[str], None]) -> Iterator[RunLock]:
     """The lock of the run at `uri`: the one that is held around this already, or a new one, released at the end. `say`
-    gets a line when there is something to wait for, now or, as the lock could not be released, for who comes next.
+    gets a line when an owner without a heartbeat is waited for, and when the lock could not be released.
 
     Raises RunInUseError, at the latest after `DEAD_SECONDS`, and what the storage raises.
     """
@@ -151,20 +150,20 @@ def held(uri: str, say: Callable[[str], None]) -> Iterator[RunLock]:
 
 
 def _leave_nothing(fence: Fence) -> None:
-    """Where no run was begun after all, its place is left as it was; not where an earlier owner may be asleep, who must
-    not find an epoch of his name again."""
+    """Remove the lock where no run was begun; not where an earlier owner may be asleep, which must not find an epoch of
+    its own again."""
     others = place.names(fence.run) or [uri for uri in place.folders(fence.run) if not uri.endswith("/lock")]
     if others or fence.epoch > 1:
         return
     place.remove_file(fence.claim)
     if (path := place.local_path(fence.run)) is not None:
-        with suppress(OSError):  # somebody else takes it just now
+        with suppress(OSError):  # another process takes the run just now
             (path / "lock").rmdir()
             path.rmdir()
 
 
 def acquire(uri: str, say: Callable[[str], None]) -> RunLock:
-    """Take the run, from a dead owner too. Raises as `held` does."""
+    """Take the lock, from a dead owner too. Raises as `held` does."""
     while True:
         newest = _newest(uri)
         if newest is not None:
@@ -180,7 +179,7 @@ def _next_claim(uri: str, epoch: int) -> tuple[Fence, Claim]:
 
 
 def _take(fence: Fence, claim: Claim) -> bool:
-    """Make the claim, unless another was first; those of earlier epochs are removed then."""
+    """Whether the claim could be made: no other process was first. Claims of earlier epochs are removed then."""
     path = place.local_path(fence.claim)
     taken = _settle(fence, claim) if path is None else _make(path, replace(claim, state="held"))
     if taken:
@@ -191,19 +190,19 @@ def _take(fence: Fence, claim: Claim) -> bool:
 
 
 def _make(path: Path, claim: Claim) -> bool:
-    """In a folder: whether the claim is the first of its epoch."""
+    """In a folder: make the claim; whether it is the first of its epoch."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("x") as file:
             file.write(json.dumps(asdict(claim)))
     except (FileExistsError, FileNotFoundError):  # the latter: an owner that began no run has just left
         return False
-    disk.sweep_files(path.parent)  # half-written signs of dead owners
+    disk.sweep_files(path.parent)  # half-written claims of dead owners
     return True
 
 
 def _settle(fence: Fence, claim: Claim) -> bool:
-    """In a store elsewhere: whether the claim is the one that counts."""
+    """In a store elsewhere: make the claim; whether it holds its epoch."""
     states: tuple[Literal["claimed", "held"], ...] = ("claimed", "held")
     for state in states:
         place.write_text(fence.claim, json.dumps(asdict(replace(claim, state=state))))
@@ -220,7 +219,7 @@ def _settle(fence: Fence, claim: Claim) -> bool:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A claim as it lies there."""
+    """A claim's file."""
 
     uri: str
     epoch: int
@@ -249,12 +248,12 @@ def _of_newest_epoch(uri: str) -> list[_Seen]:
 
 
 def _newest(uri: str) -> _Seen | None:
-    """The claim that counts."""
+    """The claim that holds the run."""
     return min(_of_newest_epoch(uri), key=lambda seen: (not seen.is_held, seen.uri), default=None)
 
 
 def _outlive(seen: _Seen, say: Callable[[str], None]) -> None:
-    """Return when the owner has released the run or is dead. Raises RunInUseError at his first sign."""
+    """Wait until the owner has released the run or counts as dead. Raises RunInUseError at its first heartbeat."""
     run = seen.uri.rpartition("/lock/")[0]
     began = time.monotonic()
     said = False
@@ -275,7 +274,7 @@ def _outlive(seen: _Seen, say: Callable[[str], None]) -> None:
         time.sleep(POLL_SECONDS)
         now = _newest(run)
         if now is not None and now.claim is None:
-            now = seen  # just being written
+            now = seen  # it is being written
     if now is None or (now.claim is not None and now.claim.state == "released"):
         return
     raise RunInUseError(

@@ -1,4 +1,4 @@
-"""What a stored folder says of itself: each file's size and sha256, the writer's own words, and a digest over both.
+"""The manifest of a stored folder: each file's size and sha256, the writer's `meta`, and a digest over both.
 
 StoreError ─ NotThere   there is no manifest
            └ Torn       there is one, and a file is missing or is not what the manifest says
@@ -14,13 +14,15 @@ from typing import Literal
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from infra.errors import first_fault
+
 MANIFEST = "manifest.json"
 
 
 class StoreError(Exception):
     """What is stored cannot be used; the message is one line that names the URI and why."""
 
-    damaged: tuple[str, ...] = ()  # URIs of the folders that were looked at and cannot be used
+    damaged: tuple[str, ...] = ()  # URIs of the folders that were read and cannot be used
 
 
 class NotThere(StoreError):  # noqa: N818
@@ -33,7 +35,7 @@ class Torn(StoreError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Entry:
-    """What a manifest says of one file."""
+    """A file of a stored folder."""
 
     sha256: str  # 64 hexadecimal digits
     bytes: int
@@ -41,10 +43,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a stored folder holds."""
+    """The contents of a stored folder."""
 
     files: Mapping[str, Entry]  # by path inside the folder, with "/"
-    meta: Mapping[str, JsonValue]  # the writer's own words
+    meta: Mapping[str, JsonValue]  # for the writer's use
     digest: str  # sha256 over files and meta: two folders are the same if theirs is
     at: str = ""  # in a store elsewhere: the folder beside the manifest in which the files lie, one for each writer
     format: Literal[1] = 1
@@ -68,9 +70,8 @@ def describe(source: Path, meta: Mapping[str, JsonValue]) -> Manifest:
         raise ValueError(f"{source} has no file to store")
     entries = {path.relative_to(source).as_posix(): _measure(path) for path in files}
     try:
-        return parse(
-            render(Manifest(entries, meta, _digest(entries, meta)))
-        )  # what cannot be read back is never written
+        # what cannot be read back is never written
+        return parse(render(Manifest(entries, meta, _digest(entries, meta))))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{source} cannot be stored: its manifest {error}") from None
 
@@ -89,11 +90,8 @@ def parse(data: bytes) -> Manifest:
     try:
         manifest = _MANIFEST_TYPE.validate_json(data, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(
-            f"cannot be read: {where!r}: {first['msg']}" if where else f"cannot be read: {first['msg']}"
-        ) from None
+        field, what = first_fault(error)
+        raise ValueError(f"cannot be read: {field!r}: {what}" if field else f"cannot be read: {what}") from None
     for name in manifest.files:
         path = PurePosixPath(name)
         inside = path.parts and path.as_posix() == name and not path.is_absolute() and ".." not in path.parts

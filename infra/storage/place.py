@@ -9,15 +9,13 @@ from fsspec.core import url_to_fs
 
 from infra import disk
 from infra.storage.faults import may_pass
+from infra.storage.kinds import kind_by, kind_of
 from infra.storage.manifest import MANIFEST, NotThere
 
-# Stores without folders: creating one is needless there, and at a store's top level it would make a bucket
-_OBJECT_STORES = frozenset({"memory", "s3", "s3a", "gs", "gcs", "az", "abfs"})
-_S3_NAMES = ("s3://", "s3a://")
-ANSWER_SECONDS = 15.0  # that a store gets for an answer to a small question
-ATTEMPTS = 2  # at such a question
-# With the bytes of large files it may be late for good reasons, such as a slow uplink: botocore's 60 s. s3fs asks for
-# what is missing of a part, once. Whoever wants to wait longer says so with `infra.storage.retry_policy`.
+ANSWER_SECONDS = 15.0  # in which a store must answer a small request
+ATTEMPTS = 2  # at a small request
+# For large files, as a slow uplink takes time: botocore's 60 s, and s3fs asks once for what is missing of a part. To
+# wait longer is the caller's `infra.storage.retry_policy`.
 TRANSFER_SECONDS, TRANSFER_ATTEMPTS = 60.0, 2
 
 
@@ -72,7 +70,7 @@ def remove(uri: str) -> None:
         return
     fs, root = remote(uri)
     manifest = join(root, MANIFEST)
-    # One by one: not every store that speaks S3 knows how to delete many at once
+    # One by one: not every store that speaks S3 has multi-delete
     for file in sorted(files(fs, root), key=lambda file: file != manifest):
         with suppress(FileNotFoundError):
             fs.rm_file(file)
@@ -92,7 +90,7 @@ def remove_file(uri: str) -> None:
 
 
 def reaches(uri: str) -> bool:
-    """Whether the store that `uri` names lets us look into it. Raises whatever the store raises otherwise."""
+    """True where the store at `uri` can be listed; raises whatever the store raises where it cannot."""
     fs, root = remote(uri)
     fs.ls(root) if has_folders(fs) else fs.exists(root.partition("/")[0] or root)
     return True
@@ -109,7 +107,7 @@ def read(uri: str) -> bytes | None:
         except Exception as error:
             if not may_pass(error):
                 raise
-        return bytes(fs.cat_file(root))  # its body was cut off: that is asked for once by its client
+        return bytes(fs.cat_file(root))  # its body was cut off, which the client does not ask for again
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
 
@@ -121,7 +119,7 @@ def subfolders(uri: str) -> dict[str, bool]:
         return {child.name: (child / MANIFEST).is_file() for child in children if child.is_dir()}
     fs, root = remote(uri)
     found: dict[str, bool] = {}
-    for file in files(fs, root):  # one listing, where a question per folder would be a round trip each
+    for file in files(fs, root):  # one listing, not a round trip for each folder
         name, inside, rest = file.removeprefix(root).lstrip("/").partition("/")
         if inside:
             found[name] = found.get(name, False) or rest == MANIFEST
@@ -170,61 +168,46 @@ def files(fs: Any, root: str) -> list[str]:
 
 
 def remote(uri: str) -> tuple[Any, str]:
-    """The file system of a URI, and the path on it, for what is not done with `local_path`: small files and listings.
-    A store that stops answering is given up within half a minute."""
-    fs, root = url_to_fs(uri, **_s3(uri, ANSWER_SECONDS, ATTEMPTS))
-    return _fresh(fs, uri), root.rstrip("/")
+    """(file system, path on it) of a URI, for small files and listings. A store that stops answering is given up within
+    half a minute."""
+    fs, root = _opened(uri, ANSWER_SECONDS, ATTEMPTS)
+    return fs, root.rstrip("/")
 
 
 def transfer(uri: str) -> tuple[Any, str]:
     """As `remote`, for files of any size."""
-    fs, root = url_to_fs(uri, **_s3(uri, TRANSFER_SECONDS, 1))
-    return _fresh(fs, uri, TRANSFER_ATTEMPTS), root.rstrip("/")
+    fs, root = _opened(uri, TRANSFER_SECONDS, 1, TRANSFER_ATTEMPTS)
+    return fs, root.rstrip("/")
 
 
 def await_answer(uri: str) -> None:
-    """Ask an S3 store for a name, with little patience. Raises what its client does, but not that there is nothing."""
-    if uri.startswith(_S3_NAMES):
+    """Ask an S3 store for a name, once. Raises what its client raises, but not that nothing is there."""
+    if kind_of(uri).repeats:
         fs, root = impatient(uri, attempts=1)
         with suppress(FileNotFoundError, PermissionError):
             fs.info(root)
 
 
 def impatient(uri: str, attempts: int) -> tuple[Any, str]:
-    """The file system of a URI and the path on it, for the start of something: a server that takes connections and
-    never answers would hold it up for minutes."""
-    options = _s3(uri, ANSWER_SECONDS, attempts)
-    if uri.startswith(("http://", "https://")):
-        from aiohttp import ClientTimeout  # what fsspec asks with
-
-        limits = ClientTimeout(None, sock_connect=ANSWER_SECONDS, sock_read=ANSWER_SECONDS)
-        options["client_kwargs"] = {"timeout": limits}
-    fs, path = url_to_fs(uri, **options)
-    return _fresh(fs, uri), path
+    """As `remote`, for the start of a command, which a server that takes connections and never answers would hold up
+    for minutes."""
+    return _opened(uri, ANSWER_SECONDS, attempts)
 
 
-def _s3(uri: str, seconds: float, attempts: int) -> dict[str, Any]:
-    """What a client of S3 is made with."""
-    if not uri.startswith(_S3_NAMES):
-        return {}
-    retries = {"mode": "standard", "total_max_attempts": attempts}
-    return {"config_kwargs": {"connect_timeout": ANSWER_SECONDS, "read_timeout": seconds, "retries": retries}}
-
-
-def _fresh(fs: Any, uri: str, attempts: int = 1) -> Any:
-    """The file system, which remembers no listing: other processes write here too, and fsspec keeps it for the life of
-    the process."""
-    if uri.startswith(_S3_NAMES):
-        # s3fs's own, around those of its client; 5 otherwise, for a file's body 5 times 5, each of which times out anew
-        fs.retries = attempts
+def _opened(uri: str, seconds: float, attempts: int, repeats: int = 1) -> tuple[Any, str]:
+    """(file system, path on it). It remembers no listing: other processes write here too, and fsspec keeps it for the
+    life of the process."""
+    kind = kind_of(uri)
+    fs, path = url_to_fs(uri, **kind.options(ANSWER_SECONDS, seconds, attempts))
+    if kind.repeats:  # 5 times otherwise, for a file's body 5 times 5, each of which times out anew
+        fs.retries = repeats
     fs.invalidate_cache()
-    return fs
+    return fs, path
 
 
 def has_folders(fs: Any) -> bool:
     """Whether folders are made and removed there."""
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    return not protocols & _OBJECT_STORES
+    return kind_by([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol).has_folders
 
 
 def make_parent(fs: Any, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a storage that is away: again with growing pauses, so that a cut link costs time and nothing else."""
+"""Retries with growing pauses while a storage is away, so that a cut link costs time and nothing else."""
 
 import threading
 import time
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
+from infra.errors import one_line
 from infra.security.secrets import masked
 from infra.storage.faults import may_pass
 
@@ -19,20 +20,20 @@ _waits: dict[int, str] = {}  # what each thread of this process waits for
 
 
 def waits() -> str:
-    """What calls of this process wait for in a storage, each in a few words; empty where none does."""
+    """The errors for which calls of this process wait for a storage; empty where none waits."""
     return "; ".join(dict.fromkeys(_waits.copy().values()))
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to wait for a storage."""
+    """How long a storage may be away."""
 
     seconds: float
-    of: tuple[type[Exception], ...] = ()  # errors that may pass; none: those of a storage that is away
+    of: tuple[type[Exception], ...] = ()  # errors to retry after; none: those of a storage that is away
     check: Callable[[], None] = lambda: None  # called about four times a second in every pause; may raise
 
     def __call__(self, job: Callable[..., T], *args: Any) -> T:
-        """What `job(*args)` returns; it is tried again while it raises what may pass. Raises what it raised last."""
+        """What `job(*args)` returns; it is retried after such an error. Raises what it raised last."""
         passes = may_pass if not self.of else lambda error: isinstance(error, self.of)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(passes),
@@ -56,8 +57,9 @@ class RetryPolicy:
 
 
 def _note(state: tenacity.RetryCallState, args: tuple[Any, ...]) -> None:
-    """This thread waits, because of this error of a job with these arguments."""
-    error = state.outcome.exception() if state.outcome is not None else None
-    words = " ".join(str(error).split()) or type(error).__name__
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    assert error is not None
+    words = one_line(error)
     of = [each for each in args[:1] if isinstance(each, str) and each not in words]  # the URI, if it is one's
     _waits[threading.get_ident()] = masked(": ".join([*of, words]))[:LONGEST]

@@ -23,56 +23,14 @@ from pydantic import JsonValue
 from infra import disk
 from infra.storage import place
 from infra.storage.fence import Fence
-from infra.storage.manifest import (
-    MANIFEST,
-    Entry,
-    Manifest,
-    NotThere,
-    StoreError,
-    Torn,
-    describe,
-    parse,
-    render,
-    verify,
-)
-from infra.storage.place import exists, join, local_path, read_text, write_bytes, write_text
+from infra.storage.manifest import MANIFEST, Manifest, NotThere, StoreError, Torn, describe, parse, render, verify
 from infra.storage.retry_policy import RetryPolicy
-
-__all__ = [
-    "MANIFEST",
-    "Entry",
-    "Folder",
-    "Manifest",
-    "NotThere",
-    "StoreError",
-    "Torn",
-    "Version",
-    "check_of",
-    "check_whole",
-    "exists",
-    "join",
-    "list_versions",
-    "local_path",
-    "prune",
-    "read_folder",
-    "read_manifest",
-    "read_text",
-    "scratch",
-    "versions",
-    "write_bytes",
-    "write_folder",
-    "write_patiently",
-    "write_text",
-]
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A verified folder on this machine's file system.
-
-    As a context manager it removes itself at the end if it is a download that nobody gave a place; without `with` that
-    happens when the process ends.
-    """
+    """A verified folder on this machine's file system. As a context manager it removes a `temporary` one at the end;
+    without `with` that goes when the process ends."""
 
     path: Path
     manifest: Manifest
@@ -92,7 +50,7 @@ class Version:
 
     number: int
     uri: str
-    whole: bool  # it has a manifest; its files are not looked at
+    whole: bool  # it has a manifest; its files are not read
 
 
 def write_folder(
@@ -107,16 +65,15 @@ def write_folder(
     """Store every file of the local folder `source` at `uri`; whatever else was there is replaced.
 
     A no-op if the very same files and `meta` are stored there whole. A `manifest.json` at the top of `source` is left
-    out, so a folder that was read from a store can be written to another. With `move` the folder becomes the store's:
-    its files are renamed into place where that is possible, and `source` is gone afterwards. With a `fence` nothing is
-    replaced once its run is another's: in a store elsewhere the files lie in a folder of its epoch's own, so that not
-    even a request that was on its way meanwhile writes over another's; `flat` keeps them beside the manifest.
+    out. With `move` `source` is gone afterwards. With a `fence` nothing is replaced once another process has its run:
+    in a store elsewhere the files lie in a folder of their epoch, so that not even a late request overwrites another's;
+    `flat` keeps them beside the manifest.
 
     Raises ValueError if `source` holds no file or one whose name cannot be stored, or if `meta` is not JSON;
     LockLostError.
     """
     manifest = describe(source, meta or {})
-    path = local_path(uri)
+    path = place.local_path(uri)
     if path is None:
         _upload(uri, source, replace(manifest, at="" if flat or fence is None else f"e{fence.epoch}"), check_of(fence))
     elif not _holds(uri, manifest):
@@ -133,8 +90,8 @@ def write_folder(
 def write_patiently(
     uri: str, source: Path, meta: Mapping[str, JsonValue], patience: float, fence: Fence | None = None
 ) -> Manifest:
-    """`write_folder`, for so many seconds where the store is elsewhere and away; `source` is gone afterwards."""
-    if local_path(uri) is not None:
+    """As `write_folder`, retried for `patience` seconds in a store elsewhere; `source` is gone afterwards."""
+    if place.local_path(uri) is not None:
         return write_folder(uri, source, meta=meta, move=True, fence=fence)
     manifest = RetryPolicy(patience)(lambda: write_folder(uri, source, meta=meta, fence=fence))
     shutil.rmtree(source, ignore_errors=True)
@@ -144,9 +101,9 @@ def write_patiently(
 def read_folder(uri: str, into: Path | None = None) -> Folder:
     """The folder stored at `uri`, on this machine and verified.
 
-    Without `into` a local folder is used where it lies and any other is downloaded to a temporary place. `into` becomes
-    a copy, with its manifest: nothing is fetched if it is one already, and it is never seen half-filled. Files beside
-    those of the manifest are neither verified nor downloaded. A reader that a pruning overtakes gets NotThere.
+    Without `into` a local folder is used where it lies and any other is downloaded to a temporary one. `into` becomes
+    a copy, with its manifest: nothing is fetched if it is one already, and it is never seen half-filled. Files that the
+    manifest does not name are left out. A reader that a pruning overtakes gets NotThere.
 
     Raises NotThere, Torn (which names the file), and ValueError if `into` is a folder of something else.
     """
@@ -155,16 +112,16 @@ def read_folder(uri: str, into: Path | None = None) -> Folder:
         try:
             return _fetch(uri, manifest, into)
         except Torn:
-            if read_manifest(uri).digest == manifest.digest:  # else it was replaced under our hands
+            if read_manifest(uri).digest == manifest.digest:  # else it was replaced meanwhile
                 raise
 
 
 def read_manifest(uri: str) -> Manifest:
-    """The manifest stored at `uri`; the files that it names are not looked at.
+    """The manifest stored at `uri`; the files that it names are not read.
 
     Raises NotThere, and Torn if it cannot be read or names a file outside the folder.
     """
-    data = place.read(join(uri, MANIFEST))
+    data = place.read(place.join(uri, MANIFEST))
     if data is None:
         raise NotThere(f"there is nothing whole at {uri}: it has no {MANIFEST}")
     try:
@@ -174,9 +131,9 @@ def read_manifest(uri: str) -> Manifest:
 
 
 def check_whole(uri: str) -> None:
-    """Raise NotThere or Torn unless the folder at `uri` is whole: its files are read where they lie on this machine,
-    elsewhere their sizes are compared."""
-    path, manifest = local_path(uri), read_manifest(uri)
+    """Raise NotThere or Torn unless the folder at `uri` is whole: on this machine by its files' digests, elsewhere by
+    their sizes."""
+    path, manifest = place.local_path(uri), read_manifest(uri)
     if path is not None:
         verify(path, manifest, uri)
         return
@@ -194,7 +151,7 @@ def list_versions(uri: str, prefix: str = "") -> list[Version]:
     """The folders `<prefix><number>` under `uri`, by rising number, those without a manifest included."""
     pattern = re.compile(re.escape(prefix) + "([0-9]+)")
     found = [(match, whole) for name, whole in place.subfolders(uri).items() if (match := pattern.fullmatch(name))]
-    listed = [Version(int(match[1]), join(uri, match[0]), whole) for match, whole in found]
+    listed = [Version(int(match[1]), place.join(uri, match[0]), whole) for match, whole in found]
     return sorted(listed, key=lambda version: (version.number, version.uri))
 
 
@@ -206,23 +163,23 @@ def versions(uri: str, prefix: str = "") -> list[int]:
 def prune(uri: str, keep: Collection[int], prefix: str = "", fence: Fence | None = None) -> None:
     """Remove the versions under `uri` whose number is not in `keep`, and what dead writers left.
 
-    A version vanishes for readers before its files go. A folder without a manifest is left alone if its number is above
-    all of `keep`: somebody may be writing it.
+    A version loses its manifest before its files. A folder without a manifest stays if its number is above all of
+    `keep`: somebody may be writing it.
     """
     newest = max(keep, default=-1)
     for version in list_versions(uri, prefix):
         if version.number not in keep and (version.whole or version.number <= newest):
             check_of(fence)()
             place.remove(version.uri)
-    if (path := local_path(uri)) is not None:
+    if (path := place.local_path(uri)) is not None:
         disk.sweep(path)
 
 
 @contextmanager
 def scratch(uri: str) -> Iterator[Path]:
-    """A new local folder whose files go to `uri`: below it where that is local, so that they can be moved into place.
-    Those that killed writers left there are removed."""
-    local = local_path(uri)
+    """A new local folder for files that go to `uri`: below it where that is local, so that they can be renamed to it.
+    What killed writers left there is removed."""
+    local = place.local_path(uri)
     if local is None:
         with tempfile.TemporaryDirectory(dir=disk.own_folder(), ignore_cleanup_errors=True) as made:
             yield Path(made)
@@ -233,7 +190,7 @@ def scratch(uri: str) -> Iterator[Path]:
 
 
 def check_of(fence: Fence | None) -> Callable[[], None]:
-    """What is called before something of a run is replaced or removed."""
+    """The check to call before something of a run is replaced or removed."""
     return (lambda: None) if fence is None else fence.check
 
 
@@ -248,7 +205,7 @@ def _holds(uri: str, manifest: Manifest) -> bool:
 
 
 def _fetch(uri: str, manifest: Manifest, into: Path | None) -> Folder:
-    path = local_path(uri)
+    path = place.local_path(uri)
     if path is not None and into is None:
         verify(path, manifest, uri)
         return Folder(path, manifest)
@@ -287,9 +244,9 @@ def _upload(uri: str, source: Path, manifest: Manifest, check: Callable[[], None
         place.make_parent(fs, at)
         fs.put_file(str(source / name), at)
     check()
-    fs.pipe_file(join(root, MANIFEST), render(manifest))
+    fs.pipe_file(place.join(root, MANIFEST), render(manifest))
 
 
 def _payload(root: str, manifest: Manifest, name: str) -> str:
-    """Where a file of a folder lies in a store elsewhere."""
-    return join(root, manifest.at, name) if manifest.at else join(root, name)
+    """The path of a folder's file in a store elsewhere."""
+    return place.join(root, manifest.at, name) if manifest.at else place.join(root, name)

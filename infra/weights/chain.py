@@ -1,9 +1,9 @@
-"""The ways to a version of weights, as plain data: which stored folders to apply, and which ones must stay.
+"""Chains of stored folders that make a version of weights, as plain data: the cheapest one, and which must stay.
 
 Under `weights/` lies, for every version, `v<step>`: whole, or the difference from the version before. Every second
 version has a difference from two versions before as well (`v6-from-v4`), every fourth from four, and so on up to the
-anchors, from which on all are from the first version. So the way to any version from the first one has a folder for
-every bit that is set in its number, at most.
+anchors, from which on all are from the first version. So the chain from the first version to any other has at most a
+folder for every bit that is set in its number.
 """
 
 import heapq
@@ -14,27 +14,26 @@ from dataclasses import dataclass
 
 from infra.storage import place, store
 from infra.storage.manifest import NotThere, StoreError, Torn
-from infra.weights.version import PolicyVersion, VersionManifest, version_manifest
+from infra.weights.version import PolicyVersion, VersionId, VersionManifest, version_manifest
 
 _NAME = re.compile(r"v\d+(-from-v\d+|-whole)?")
-Version = tuple[int, str]  # step and digest
 
 
 @dataclass(frozen=True)
 class Edge:
-    """One stored folder: it makes a version of nothing, or of another version."""
+    """One stored folder: it makes a version of nothing, or of the version `base`."""
 
     uri: str
-    told: VersionManifest
-    bytes: int  # that are read for it
+    manifest: VersionManifest
+    bytes: int  # of its files
 
     @property
-    def makes(self) -> Version:
-        return self.told.step, self.told.digest
+    def makes(self) -> VersionId:
+        return VersionId(step=self.manifest.step, digest=self.manifest.digest)
 
     @property
-    def base(self) -> Version | None:
-        return None if self.told.base is None else (self.told.base.step, self.told.base.digest)
+    def base(self) -> VersionId | None:
+        return self.manifest.base
 
 
 def read_edge(uri: str) -> Edge:
@@ -44,25 +43,25 @@ def read_edge(uri: str) -> Edge:
 
 
 def read_edges(weights: str) -> list[Edge]:
-    """All whole folders under `weights`; one that cannot be read is no way to anywhere."""
+    """All whole folders under `weights`, but for those that cannot be read."""
     edges = []
     for name, whole in sorted(place.subfolders(weights).items()):
         if whole and _NAME.fullmatch(name):
             try:
-                edges.append(read_edge(store.join(weights, name)))
+                edges.append(read_edge(place.join(weights, name)))
             except (NotThere, Torn):
                 continue
     return edges
 
 
-def cheapest_chain(edges: Iterable[Edge], want: Version, have: Version | None = None) -> list[Edge] | None:
-    """The way to `want` that reads the fewest bytes, from nothing or from the version that is here; None if none."""
-    leaving: dict[Version | None, list[Edge]] = defaultdict(list)
+def cheapest_chain(edges: Iterable[Edge], want: VersionId, have: VersionId | None = None) -> list[Edge] | None:
+    """The chain to `want` that reads the fewest bytes, from nothing or from `have`; None where there is none."""
+    leaving: dict[VersionId | None, list[Edge]] = defaultdict(list)
     for edge in edges:
         leaving[edge.base].append(edge)
-    best: dict[Version | None, list[Edge]] = {}
-    order = 0  # so that ways of equal cost are never compared
-    ways: list[tuple[int, int, Version | None, list[Edge]]] = [(0, 0, None, [])]
+    best: dict[VersionId | None, list[Edge]] = {}
+    order = 0  # so that chains of equal cost are never compared
+    ways: list[tuple[int, int, VersionId | None, list[Edge]]] = [(0, 0, None, [])]
     if have is not None:
         ways.append((0, 1, have, []))
     while ways:
@@ -79,9 +78,9 @@ def cheapest_chain(edges: Iterable[Edge], want: Version, have: Version | None = 
 
 
 def is_whole(version: PolicyVersion) -> bool:
-    """Whether whoever has nothing gets to a version from here: each folder on the way is looked at. Raises what the
-    storage raises."""
-    way = cheapest_chain(read_edges(version.uri.rpartition("/")[0]), (version.step, version.digest))
+    """Whether a chain from nothing leads to the version; each folder of it is checked. Raises what the storage
+    raises."""
+    way = cheapest_chain(read_edges(version.uri.rpartition("/")[0]), version.id)
     try:
         for edge in way or ():
             store.check_whole(edge.uri)
@@ -91,13 +90,13 @@ def is_whole(version: PolicyVersion) -> bool:
 
 
 def needed(edges: Collection[Edge], newest: int, window: int) -> set[str]:
-    """The folders without which somebody could not go on: who starts with nothing, and who is up to `window` versions
-    behind the newest one."""
-    recent = {edge.makes for edge in edges if newest - window <= edge.told.step <= newest}
+    """The URIs of the folders that must stay: for generators that start with nothing, and those up to `window` versions
+    behind the newest."""
+    recent = {edge.makes for edge in edges if newest - window <= edge.makes.step <= newest}
     stays = {edge.uri for edge in edges if edge.makes in recent and edge.base in recent}
     for version in recent:
         way = cheapest_chain(edges, version)
-        if way is None:  # a folder on it could not be read just now, and what is left of it must not go
+        if way is None:  # a folder of the chain could not be read just now: the others must stay
             return {edge.uri for edge in edges}
         stays.update(edge.uri for edge in way)
     return stays

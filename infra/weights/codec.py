@@ -30,11 +30,11 @@ Bits = NDArray[np.unsignedinteger[Any]]  # [cells]: the bits of each, 1 to 8 byt
 Stream = NDArray[np.uint8]
 
 BLOCK = 1 << 20  # cells
-SAMPLED, SAMPLES = 2048, 4  # cells of a sample, and samples of a block, by which the method is chosen;
+SAMPLED, SAMPLES = 2048, 4  # cells of a sample, and samples of a block, that choose the method;
 LEAST = 256  # a short block's are shorter
 SURE = 1 / 6  # below this share of changed cells gaps are the smallest
-LEVEL = 1  # of zstd: what is left to find is not worth the time
-STORE = -50  # the level that copies where nothing is to be found
+LEVEL = 1  # of zstd: a higher one costs more time than its bytes are worth
+STORE = -50  # of zstd: copies what does not compress
 SAME, GAPS, ULP, XOR, FULL, PACKED = range(6)
 SKIP = 255
 FAR = 3  # of two bits: the number is elsewhere
@@ -174,7 +174,7 @@ def _frames(body: memoryview, count: int) -> Iterator[memoryview]:
 def _decompress(
     decompressor: zstandard.ZstdDecompressor, frame: memoryview, count: int | None, most: int = 0
 ) -> Stream:
-    """The bytes of a frame: `count` of them, or at most `most`; its own word on that is read before memory is taken."""
+    """The bytes of a frame: `count` of them, or at most `most`; its stated size is checked before memory is taken."""
     try:
         size = zstandard.frame_content_size(frame)
         if size < 0 or (size > most if count is None else size != count):

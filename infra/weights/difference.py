@@ -21,6 +21,7 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from infra.errors import first_fault
 from infra.weights.codec import BLOCK, Bits, CodecError, decode, encode
 
 DIFFERENCE = "difference"  # the file's name in a published folder
@@ -181,8 +182,7 @@ def _read(path: Path) -> dict[str, tuple[TensorPart, memoryview]]:
     try:
         header = Header.model_validate_json(bytes(content[LENGTH.size : at]))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise DifferenceError(f"{path.name}: its header cannot be read: {first['msg']}") from None
+        raise DifferenceError(f"{path.name}: its header cannot be read: {first_fault(error)[1]}") from None
     if at + sum(part.bytes for part in header.tensors) != len(content):
         raise DifferenceError(f"{path.name}: its header speaks of another length")
     parts = {}

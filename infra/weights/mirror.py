@@ -1,4 +1,4 @@
-"""A generator's copy of the published weights: brought from version to version by what has changed."""
+"""A generator's copy of the published weights, updated from version to version by differences."""
 
 import threading
 import time
@@ -10,21 +10,21 @@ from torch import Tensor
 
 from infra import disk
 from infra.cluster.timeline import Fetched
-from infra.storage import store
+from infra.storage import place, store
 from infra.storage.manifest import NotThere, Torn
 from infra.storage.retry_policy import RetryPolicy
 from infra.storage.store import Folder
-from infra.weights.chain import Edge, Version, cheapest_chain, read_edge, read_edges
+from infra.weights.chain import Edge, cheapest_chain, read_edge, read_edges
 from infra.weights.difference import DIFFERENCE, DifferenceError, Weights, apply_difference, weights_digest
-from infra.weights.version import Gone, PolicyVersion, StaleBase
+from infra.weights.version import Gone, PolicyVersion, StaleBase, VersionId
 from infra.weights.whole import PublicModel, read_whole
 
 UNSEEN_SECONDS = 30.0  # how long a store elsewhere may hide what was written, and
 UNSEEN_HERE_SECONDS = 2.0  # a file system may
-TORN_SECONDS = 20.0  # for so long a download that came damaged is tried again
+TORN_SECONDS = 20.0  # for so long a damaged download is retried
 GROWTH = 2  # times its size is what a version may have at most, whatever a manifest says
 KEPT_WHOLE = 3  # folders in a cache
-ATTEMPTS = 4  # to find a way that holds
+ATTEMPTS = 4  # to find a chain of intact folders
 POLL_SECONDS = 0.25
 
 
@@ -46,7 +46,7 @@ class Mirror:
         self._public = public
         self._lock = threading.RLock()
         self._weights: dict[str, Tensor] = {}
-        self._version: Version | None = None
+        self._version: VersionId | None = None
         self._root: Folder | None = None
         self._fetched = Fetched()
         self._ahead: threading.Thread | None = None
@@ -54,7 +54,7 @@ class Mirror:
     @property
     def root(self) -> Path:
         """The folder with the files beside the weights: the model's configuration and its tokenizer."""
-        assert self._root is not None, "nothing was brought yet"
+        assert self._root is not None, "no version was fetched yet"
         return self._root.path
 
     @contextmanager
@@ -64,7 +64,7 @@ class Mirror:
         `check` is called while the storage is away, and may raise. Raises NotThere, Gone and Torn, and what the
         storage raises for longer than the patience.
         """
-        while not self._lock.acquire(timeout=POLL_SECONDS):  # what is brought ahead is on its way
+        while not self._lock.acquire(timeout=POLL_SECONDS):  # a prefetch has it
             check()
         try:
             self._bring(version, check)
@@ -73,8 +73,8 @@ class Mirror:
             self._lock.release()
 
     def prefetch(self, version: PolicyVersion) -> None:
-        """Begin to bring `version` in the background, if there is something to bring it from; what goes wrong is said
-        by the next `at`."""
+        """Begin to fetch `version` in the background, where a version is here that differences start from; what fails
+        is raised by the next `at`."""
         if self._version is None or (self._ahead is not None and self._ahead.is_alive()):
             return
 
@@ -89,34 +89,31 @@ class Mirror:
         self._ahead.start()
 
     def take_fetched(self) -> Fetched:
-        """What was fetched since this was asked last, in the background too."""
+        """What was fetched since the last call, in the background too."""
         with self._lock:
             taken, self._fetched = self._fetched, Fetched()
         return taken
 
     def _bring(self, version: PolicyVersion, check: Callable[[], None]) -> None:
-        want = (version.step, version.digest)
         damaged: dict[str, Torn] = {}  # folders, by URI
         for attempt in range(ATTEMPTS):
-            if self._version == want:
+            if self._version == version.id:
                 return
             try:
-                for edge in self._way(version, want, damaged, check):
+                for edge in self._way(version, damaged, check):
                     try:
                         self._take(edge, check)
                     except Torn as error:
                         damaged[edge.uri] = error
                         break
-            except NotThere:  # removed while we looked
+            except NotThere:  # removed meanwhile
                 if attempt + 1 == ATTEMPTS:
                     raise
-        if self._version != want:
+        if self._version != version.id:
             raise _last(damaged)
 
-    def _way(
-        self, version: PolicyVersion, want: Version, damaged: dict[str, Torn], check: Callable[[], None]
-    ) -> list[Edge]:
-        """The cheapest way from here."""
+    def _way(self, version: PolicyVersion, damaged: dict[str, Torn], check: Callable[[], None]) -> list[Edge]:
+        """The cheapest chain from the version that is here."""
 
         def find() -> list[Edge]:
             try:
@@ -127,28 +124,28 @@ class Mirror:
                 damaged[version.uri] = error
                 edges = read_edges(self.uri)
             else:
-                if direct.makes != want:
+                if direct.makes != version.id:
                     raise Torn(f"{version.uri} holds other weights than were published as {version}")
                 if direct.base in (self._version, None) and direct.uri not in damaged:
                     return [direct]
                 edges = read_edges(self.uri)
-            way = cheapest_chain((edge for edge in edges if edge.uri not in damaged), want, self._version)
+            way = cheapest_chain((edge for edge in edges if edge.uri not in damaged), version.id, self._version)
             if way is not None:
                 return way
             if damaged:
                 raise _last(damaged)
-            newest = max((edge.told.step for edge in edges), default=-1)
+            newest = max((edge.makes.step for edge in edges), default=-1)
             if newest > version.step:
                 raise Gone(f"{version.uri} was removed: the newest version is v{newest}")
             raise NotThere(f"there is nothing whole that makes {version.uri}, yet")
 
-        unseen = UNSEEN_HERE_SECONDS if store.local_path(self.uri) is not None else UNSEEN_SECONDS
+        unseen = UNSEEN_HERE_SECONDS if place.local_path(self.uri) is not None else UNSEEN_SECONDS
         seen = RetryPolicy(unseen, of=(NotThere,), check=check)
         intact = self._downloads(check)
         return RetryPolicy(self._patience, check=check)(seen, find)
 
     def _take(self, edge: Edge, check: Callable[[], None]) -> None:
-        """Go along one edge."""
+        """Fetch and apply one folder."""
         began = time.perf_counter()
         folder = RetryPolicy(self._patience, check=check)(self._folder, edge, check)
         applied = time.perf_counter()
@@ -165,17 +162,16 @@ class Mirror:
         self._fetched.add(Fetched(edge.bytes, applied - began, time.perf_counter() - applied))
 
     def _replace(self, edge: Edge, folder: Folder) -> None:
+        manifest = edge.manifest
         self._weights.clear()  # two models need not share the memory
-        if edge.told.public is None:
+        if manifest.public is None:
             self._weights = read_whole(folder.path)
-        elif self._public is None or self._public.name != edge.told.public:
-            raise Torn(f"{edge.uri} starts from {edge.told.public}, which is not the model that is asked for")
+        elif self._public is None or self._public.name != manifest.public:
+            raise Torn(f"{edge.uri} starts from {manifest.public}, which is not the model that is asked for")
         else:
-            self._weights = dict(self._public.load(edge.told.dtype))
-        if weights_digest(self._weights) != edge.told.digest:
-            remedy = (
-                "" if edge.told.public is None else f": {edge.told.public} is another here; take --sync.base stored"
-            )
+            self._weights = dict(self._public.load(manifest.dtype))
+        if weights_digest(self._weights) != manifest.digest:
+            remedy = "" if manifest.public is None else f": {manifest.public} is another here; take --sync.base stored"
             raise Torn(f"{edge.uri} holds other weights than its manifest says{remedy}")
         self._root = folder
 
@@ -183,23 +179,23 @@ class Mirror:
         assert edge.base == self._version
         most = GROWTH * sum(tensor.nbytes for tensor in self._weights.values())
         try:
-            apply_difference(path, self._weights, edge.told.digest, most)
+            apply_difference(path, self._weights, edge.manifest.digest, most)
         except DifferenceError as error:
             raise StaleBase(f"{edge.uri}: {error}") from None
 
     def _folder(self, edge: Edge, check: Callable[[], None]) -> Folder:
         """The edge's files on this machine, verified."""
-        if store.local_path(edge.uri) is not None:
+        if place.local_path(edge.uri) is not None:
             return store.read_folder(edge.uri)
-        into = None if edge.base is not None or self._cache is None else self._cache / edge.told.digest[:32]
+        into = None if edge.base is not None or self._cache is None else self._cache / edge.manifest.digest[:32]
         folder = self._downloads(check)(store.read_folder, edge.uri, into)
         if into is not None:
             disk.keep_newest(into, KEPT_WHOLE)
         return folder
 
     def _downloads(self, check: Callable[[], None]) -> RetryPolicy:
-        """With what comes damaged from elsewhere: the next try may find it as it was stored."""
-        return RetryPolicy(TORN_SECONDS if store.local_path(self.uri) is None else 0, of=(Torn,), check=check)
+        """Retries of a download that arrives damaged: the next one may be intact."""
+        return RetryPolicy(TORN_SECONDS if place.local_path(self.uri) is None else 0, of=(Torn,), check=check)
 
     def _forget(self) -> None:
         self._weights.clear()
@@ -207,7 +203,7 @@ class Mirror:
 
 
 def _last(damaged: Mapping[str, Torn]) -> Torn:
-    """The error of the folder that was tried last, which names them all."""
+    """The error of the folder that was tried last; its `damaged` names all."""
     error = list(damaged.values())[-1]
     error.damaged = tuple(damaged)
     return error

@@ -15,7 +15,7 @@ from infra.storage import place, store
 from infra.storage.fence import Fence
 from infra.storage.manifest import NotThere, StoreError, Torn
 from infra.storage.retry_policy import RetryPolicy
-from infra.weights.chain import Version, cheapest_chain, needed, read_edges
+from infra.weights.chain import cheapest_chain, needed, read_edges
 from infra.weights.difference import (
     DIFFERENCE,
     DifferenceError,
@@ -25,8 +25,8 @@ from infra.weights.difference import (
     write_difference,
 )
 from infra.weights.mirror import Mirror
-from infra.weights.version import Base, PolicyVersion, SyncConfig, VersionManifest
-from infra.weights.whole import PublicModel, tell, write_whole
+from infra.weights.version import PolicyVersion, SyncConfig, VersionId, VersionManifest
+from infra.weights.whole import PublicModel, describe, write_whole
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class Published:
 class _Kept:
     """A difference that was stored, and a copy of it here to merge with the next."""
 
-    base: Version
+    base: VersionId
     step: int
     path: Path
 
     @property
     def length(self) -> int:
-        return self.step - self.base[0]
+        return self.step - self.base.step
 
 
 class Publisher:
-    """Publishes the versions of a run, one after another. What it does last goes on in a thread of its own: longer
-    differences for those who are behind, and the removal of what nobody needs."""
+    """Publishes the versions of a run, one after another. After each, a thread of its own merges longer differences
+    for generators that are behind, and removes what no generator needs."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class Publisher:
     ) -> None:
         """`window`: versions that a generator may be behind; `files`: a folder with what lies beside whole weights,
         the model's configuration and its tokenizer; `public`: the model that is version 0, which is not stored then;
-        `fence`: of the run, without which it is nobody else's."""
+        `fence`: of the run, None where no other process may take it over."""
         self._run_uri = run_uri
-        self._uri = store.join(run_uri, "weights")
+        self._uri = place.join(run_uri, "weights")
         self._config = config
         self._patience = RetryPolicy(config.patience)
         self._window = window
@@ -85,9 +85,9 @@ class Publisher:
         self._fence = fence
         self._check = store.check_of(fence)
         self._weights: Weights = {}  # of the version that was published last
-        self._version: Version | None = None
-        self._root = -1  # the step of the whole version that all start from
-        self._stack: list[_Kept] = []  # the way from the root to the last version, by ever shorter differences
+        self._version: VersionId | None = None
+        self._root = -1  # step of the whole version from which all differences start
+        self._stack: list[_Kept] = []  # the chain from the root to the last version, its differences ever shorter
         self._spool = Path(tempfile.mkdtemp(dir=disk.own_folder()))
         self._warnings: list[str] = []
         self._thread = ThreadPoolExecutor(1, "publisher")
@@ -109,26 +109,25 @@ class Publisher:
         return published
 
     def mend(self, damaged: Collection[str]) -> None:
-        """Store the version that was published last once more, whole, because nobody gets to it through the folders
-        `damaged`; whichever of them is damaged here too is removed. Raises as `publish` does."""
+        """Store the last published version once more, whole, where a generator found the folders `damaged`; those of
+        them that are damaged here too are removed. Raises as `publish` does."""
         self._thread.submit(self._mend, frozenset(damaged)).result()
 
     def finish(self) -> None:
-        """Wait until all is done that goes on in the background."""
+        """Wait for the background."""
         self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish, and let go of what is kept to merge."""
+        """Wait for the background, and remove the differences that were kept to merge."""
         self._thread.shutdown()
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def _publish(self, step: int, weights: Weights) -> Published:
         began = time.perf_counter()
-        digest = weights_digest(weights)
+        version = PolicyVersion(step, place.join(self._uri, f"v{step}"), weights_digest(weights))
         if self._version is None:
-            self._open((step, digest), weights)
-        version = PolicyVersion(step, store.join(self._uri, f"v{step}"), digest)
-        if self._version == (step, digest):
+            self._open(version.id, weights)
+        if self._version == version.id:
             return Published(version, warnings=self._take_warnings())
         base = self._version
         with store.scratch(self._uri) as folder:
@@ -140,18 +139,18 @@ class Publisher:
                 cells, differ = write_difference(folder / DIFFERENCE, weights, self._weights)
                 changed = differ / max(1, cells)
                 kept = self._keep(base, step, folder / DIFFERENCE)
-            told = self._tell(weights, step, digest, base, changed, public)
+            manifest = describe(weights, version.id, base, changed, self._sampling, public)
             encoded = time.perf_counter()
-            size = self._store(f"v{step}", folder, told)
+            size = self._store(f"v{step}", folder, manifest)
         if base is None:
             self._root = step
         else:
             self._stack.append(kept)
-        self._weights, self._version = weights, (step, digest)
+        self._weights, self._version = weights, version.id
         return Published(
             version,
             bytes=size,
-            full=told.bytes,
+            full=manifest.bytes,
             changed=changed,
             encode_seconds=encoded - began,
             upload_seconds=time.perf_counter() - encoded,
@@ -159,38 +158,38 @@ class Publisher:
             warnings=self._take_warnings(),
         )
 
-    def _open(self, version: Version, weights: Weights) -> None:
-        """Go on from what an earlier session has published; a future that the run has left is removed."""
+    def _open(self, version: VersionId, weights: Weights) -> None:
+        """Go on from what an earlier session has published; versions after the run's are removed."""
         edges = self._patience(read_edges, self._uri)
         for edge in edges:
-            if edge.told.step > version[0] or (edge.told.step == version[0] and edge.makes != version):
+            if edge.makes.step >= version.step and edge.makes != version:
                 self._patience(self._check)
                 self._patience(place.remove, edge.uri)
-        edges = [edge for edge in edges if edge.told.step < version[0] or edge.makes == version]
-        newest = max(edges, key=lambda edge: edge.told.step, default=None)
+        edges = [edge for edge in edges if edge.makes.step < version.step or edge.makes == version]
+        newest = max(edges, key=lambda edge: edge.makes.step, default=None)
         if newest is None or (way := cheapest_chain(edges, newest.makes)) is None:
             return
         try:
             if newest.makes != version:
                 mirror = Mirror(self._uri, patience=self._config.patience, public=self._public)
-                with mirror.at(PolicyVersion(newest.told.step, newest.uri, newest.told.digest)) as found:
+                with mirror.at(PolicyVersion(newest.makes.step, newest.uri, newest.makes.digest)) as found:
                     weights = found
             for edge in way:
                 if edge.base is None:
                     self._patience(store.check_whole, edge.uri)
                 else:
                     with self._patience(store.read_folder, edge.uri) as folder:
-                        self._stack.append(self._keep(edge.base, edge.told.step, folder.path / DIFFERENCE))
+                        self._stack.append(self._keep(edge.base, edge.makes.step, folder.path / DIFFERENCE))
         except StoreError as error:
             self._forget_all_but(0)
             self._warnings.append(f"the weights that were published before cannot be used: {error}")
             return
-        self._root, self._weights, self._version = way[0].told.step, weights, newest.makes
+        self._root, self._weights, self._version = way[0].makes.step, weights, newest.makes
 
     def _mend(self, damaged: frozenset[str]) -> None:
         assert self._version is not None
-        own = store.join(self._uri, f"v{self._version[0]}")
-        # a version is looked for at its own place first
+        own = place.join(self._uri, f"v{self._version.step}")
+        # readers look at a version's own place first
         self._anchor_whole(self._version, "" if own in damaged else "-whole")
         for uri in damaged - {own}:
             try:
@@ -203,23 +202,23 @@ class Publisher:
                 continue
 
     def _extend(self) -> None:
-        """Merge differences as one counts in binary: two of the same length become one of twice that, for those who
-        are behind; the longest ones all start from the root."""
+        """Merge differences as one counts in binary: two of the same length become one of twice that; the longest all
+        start from the root."""
         try:
             while len(self._stack) > 1:
                 older, newer = self._stack[-2:]
                 twice = newer.length + older.length
                 pair = older.length == newer.length and twice <= self._config.anchor_every
                 fits = pair and (newer.step - self._root) % twice == 0
-                if not fits and not (newer.length == self._config.anchor_every and older.base[0] == self._root):
+                if not fits and not (newer.length == self._config.anchor_every and older.base.step == self._root):
                     break
                 self._stack[-2:] = [self._merge(older, newer)]
             if self._version is not None and self._stack and self._needs_new_base():
                 self._anchor_whole(self._version)
             self._prune()
-        except DifferenceError:  # told as a whole somewhere: from here on only what comes later is merged
+        except DifferenceError:  # a tensor that is no difference: only later versions are merged
             self._forget_all_but(1)
-        except Exception as error:  # noqa: BLE001 - it costs those who are behind time, and the run nothing
+        except Exception as error:  # noqa: BLE001 - it costs generators that are behind time, and the run nothing
             self._warnings.append(f"for those who are behind nothing shorter was stored: {error}")
             self._forget_all_but(1)
 
@@ -228,65 +227,54 @@ class Publisher:
             self._stack.pop(0).path.unlink(missing_ok=True)
 
     def _needs_new_base(self) -> bool:
-        """Whether nobody who starts with nothing has a short way here, at a version that should have one."""
+        """Whether this version should have a short chain from nothing, and has none."""
         since = self._stack[-1].step - self._root
-        return self._stack[0].base[0] != self._root and since % self._config.anchor_every == 0
+        return self._stack[0].base.step != self._root and since % self._config.anchor_every == 0
 
     def _merge(self, older: _Kept, newer: _Kept) -> _Kept:
-        assert self._version is not None
-        step, digest = self._version
+        version = self._version
+        assert version is not None
         with store.scratch(self._uri) as folder:
             cells, differ = merge_differences(folder / DIFFERENCE, self._weights, newer.path, older.path)
-            told = self._tell(self._weights, step, digest, older.base, differ / max(1, cells))
-            kept = self._keep(older.base, step, folder / DIFFERENCE)
-            self._store(f"v{step}-from-v{older.base[0]}", folder, told)
+            manifest = describe(self._weights, version, older.base, differ / max(1, cells), self._sampling)
+            kept = self._keep(older.base, version.step, folder / DIFFERENCE)
+            self._store(f"v{version.step}-from-v{older.base.step}", folder, manifest)
         for each in (older, newer):
             each.path.unlink()
         return kept
 
-    def _anchor_whole(self, version: Version, ending: str = "-whole") -> None:
+    def _anchor_whole(self, version: VersionId, ending: str = "-whole") -> None:
         with store.scratch(self._uri) as folder:
             self._write_whole(folder, self._weights)
-            self._store(f"v{version[0]}{ending}", folder, self._tell(self._weights, *version, None, 1.0))
-        self._root = version[0]
+            manifest = describe(self._weights, version, None, 1.0, self._sampling)
+            self._store(f"v{version.step}{ending}", folder, manifest)
+        self._root = version.step
         self._forget_all_but(0)
 
     def _prune(self) -> None:
         assert self._version is not None
         edges = self._patience(read_edges, self._uri)
-        stays = needed(edges, self._version[0], self._window)
+        stays = needed(edges, self._version.step, self._window)
         for edge in edges:
             if edge.uri not in stays:
                 self._patience(self._check)
                 place.remove(edge.uri)
-
-    def _tell(
-        self,
-        weights: Weights,
-        step: int,
-        digest: str,
-        base: Version | None,
-        changed: float,
-        public: str | None = None,
-    ) -> VersionManifest:
-        start = None if base is None else Base(step=base[0], digest=base[1])
-        return tell(weights, step, digest, start, changed, self._sampling, public)
 
     def _write_whole(self, folder: Path, weights: Weights | None) -> None:
         shutil.copytree(self._files, folder, dirs_exist_ok=True)
         if weights is not None:
             write_whole(folder, weights)
 
-    def _store(self, name: str, folder: Path, told: VersionManifest) -> int:
+    def _store(self, name: str, folder: Path, manifest: VersionManifest) -> int:
         """Store the folder, whose files are gone then; returns the bytes."""
-        uri = store.join(self._uri, name)
-        return store.write_patiently(uri, folder, told.model_dump(mode="json"), self._config.patience, self._fence).size
+        uri, meta = place.join(self._uri, name), manifest.model_dump(mode="json")
+        return store.write_patiently(uri, folder, meta, self._config.patience, self._fence).size
 
     def _take_warnings(self) -> tuple[str, ...]:
         taken, self._warnings = tuple(self._warnings), []
         return taken
 
-    def _keep(self, base: Version, step: int, path: Path) -> _Kept:
-        kept = _Kept(base, step, self._spool / f"{base[0]}-{step}")
+    def _keep(self, base: VersionId, step: int, path: Path) -> _Kept:
+        kept = _Kept(base, step, self._spool / f"{base.step}-{step}")
         shutil.copyfile(path, kept.path)
         return kept

@@ -1,5 +1,5 @@
 """Published weights. A policy is a version of weights at a URI: a folder that makes them, whole or from another
-version. How they are written is `infra.weights.publisher`'s, how they are read `infra.weights.mirror`'s.
+version. `infra.weights.publisher` writes them, `infra.weights.mirror` reads them.
 
 StoreError ─ NotThere    no such version, yet
            ├ Gone        no such version any more: newer ones are there
@@ -12,7 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
-from infra.storage import store
+from infra.errors import first_fault
+from infra.storage import place, store
 from infra.storage.manifest import Manifest, StoreError, Torn
 
 
@@ -53,6 +54,15 @@ class SyncConfig(BaseModel):
         return every
 
 
+class VersionId(BaseModel):
+    """What tells a version from every other, wherever it is stored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    step: int = Field(ge=0)  # how many updates made it
+    digest: str  # blake3 of the weights: see `weights_digest`
+
+
 @dataclass(frozen=True)
 class PolicyVersion:
     """Weights, published and immutable."""
@@ -64,14 +74,9 @@ class PolicyVersion:
     def __str__(self) -> str:
         return f"v{self.step}"
 
-
-class Base(BaseModel):
-    """The version that a difference starts from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    step: int = Field(ge=0)
-    digest: str
+    @property
+    def id(self) -> VersionId:
+        return VersionId(step=self.step, digest=self.digest)
 
 
 class VersionManifest(BaseModel):
@@ -81,7 +86,7 @@ class VersionManifest(BaseModel):
 
     step: int = Field(ge=0)
     digest: str
-    base: Base | None  # None: the folder holds them whole, in Hugging Face layout
+    base: VersionId | None  # None: the folder holds them whole, in Hugging Face layout
     public: str | None = None  # or, without weights, what is beside those of this public model
     dtype: str  # of the floating point tensors, or int8
     bytes: int = Field(ge=0)  # of the weights in memory
@@ -91,7 +96,7 @@ class VersionManifest(BaseModel):
 
 def weights_uri(run_uri: str, step: int) -> str:
     """Where version ``step`` of a run lies."""
-    return store.join(run_uri, "weights", f"v{step}")
+    return place.join(run_uri, "weights", f"v{step}")
 
 
 def version_manifest(uri: str, manifest: Manifest) -> VersionManifest:
@@ -99,13 +104,12 @@ def version_manifest(uri: str, manifest: Manifest) -> VersionManifest:
     try:
         return VersionManifest.model_validate(manifest.meta)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise Torn(f"{uri} holds no weights of ours: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise Torn(f"{uri} holds no weights of ours: {': '.join(first_fault(error))}") from None
 
 
 def published(run_uri: str) -> list[int]:
     """The versions that a run holds, oldest first."""
-    return store.versions(store.join(run_uri, "weights"), prefix="v")
+    return store.versions(place.join(run_uri, "weights"), prefix="v")
 
 
 def newest_version(run_uri: str) -> PolicyVersion | None:
@@ -116,5 +120,5 @@ def newest_version(run_uri: str) -> PolicyVersion | None:
 
 def published_version(uri: str) -> PolicyVersion:
     """The version stored at ``uri``; raises NotThere and Torn."""
-    told = version_manifest(uri, store.read_manifest(uri))
-    return PolicyVersion(told.step, uri, told.digest)
+    manifest = version_manifest(uri, store.read_manifest(uri))
+    return PolicyVersion(manifest.step, uri, manifest.digest)

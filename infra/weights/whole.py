@@ -13,32 +13,31 @@ from torch import Tensor
 from infra.storage import store
 from infra.storage.manifest import Torn
 from infra.weights.difference import Weights, weights_digest
-from infra.weights.version import Base, PolicyVersion, VersionManifest
+from infra.weights.version import PolicyVersion, VersionId, VersionManifest
 
 WHOLE = "model.safetensors"
 
 
 @dataclass(frozen=True)
 class PublicModel:
-    """A model that every machine can load by itself."""
+    """A model that every machine loads from elsewhere than the run's storage."""
 
     name: str
     load: Callable[[str], Weights]  # its weights, in the type of this name
 
 
-def tell(
+def describe(
     weights: Weights,
-    step: int,
-    digest: str,
-    base: Base | None,
+    version: VersionId,
+    base: VersionId | None,
     changed: float,
     sampling: dict[str, JsonValue],
     public: str | None = None,
 ) -> VersionManifest:
-    """What a manifest has to say of these weights."""
+    """The manifest of weights; the parameters are its fields."""
     return VersionManifest(
-        step=step,
-        digest=digest,
+        step=version.step,
+        digest=version.digest,
         base=base,
         dtype=_dtype(weights),
         bytes=sum(tensor.nbytes for tensor in weights.values()),
@@ -51,9 +50,10 @@ def tell(
 def keep_whole(uri: str, folder: Path) -> PolicyVersion:
     """Store a local folder in Hugging Face layout as version 0 at ``uri``; ``folder`` is gone afterwards."""
     weights = load_file(folder / WHOLE)
-    told = tell(weights, 0, weights_digest(weights), None, 1.0, {})
-    store.write_folder(uri, folder, meta=told.model_dump(mode="json"), move=True)
-    return PolicyVersion(0, uri, told.digest)
+    version = PolicyVersion(0, uri, weights_digest(weights))
+    manifest = describe(weights, version.id, None, 1.0, {})
+    store.write_folder(uri, folder, meta=manifest.model_dump(mode="json"), move=True)
+    return version
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:

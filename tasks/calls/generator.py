@@ -13,7 +13,7 @@ from infra.cluster.cancellation import cancellation_check
 from infra.cluster.resident import drop, resident, resident_now
 from infra.cluster.timeline import waiting_for_weights
 from infra.home import rlvf_home
-from infra.storage import store
+from infra.storage import place, store
 from infra.weights.mirror import Mirror
 from infra.weights.quantization import restored
 from infra.weights.version import PolicyVersion, weights_uri
@@ -137,7 +137,7 @@ def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
     name = re.sub(r"[^\w.-]+", "-", model).strip("-")
     with store.scratch(home) as folder:
         save_policy(policy, folder)
-        return keep_whole(weights_uri(store.join(home, name), 0), folder)
+        return keep_whole(weights_uri(place.join(home, name), 0), folder)
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from infra.runs import checkpoints
 from infra.runs.checkpoints import MODEL, CheckpointConfig
 from infra.runs.remains import refuse_to_begin_anew
 from infra.security.secrets import masked
-from infra.storage import store
+from infra.storage import place, store
 from infra.storage.fence import Fence
+from infra.storage.manifest import NotThere
 from infra.storage.retry_policy import RetryPolicy
 from infra.weights.difference import Weights
 from infra.weights.publisher import Published, Publisher
@@ -75,7 +76,7 @@ class Trainer:
         drop("learner")
         _drop_publisher()
         learner, warnings = self._learner(None)
-        saved = store.read_manifest(store.join(checkpoints.state_uri(self.run_uri), str(learner.step)))
+        saved = store.read_manifest(place.join(checkpoints.state_uri(self.run_uri), str(learner.step)))
         figures: Any = saved.meta["figures"]
         embedding: Any = learner.policy.model.get_input_embeddings()
         return Begun(learner.step, learner.learned, figures, tuple(warnings), len(embedding.weight))
@@ -132,7 +133,7 @@ class Trainer:
         self._check()
         learner, _ = self._learner(step)
         assert learner.step == step
-        uri = store.join(self.run_uri, name)
+        uri = place.join(self.run_uri, name)
         if name == MODEL and step % self.checkpoint.every:
             with _learning:
                 self._save(learner, {})
@@ -211,7 +212,7 @@ class Trainer:
         try:
             with checkpoints.load(self.run_uri, step) as folder:  # the next update was faster
                 return as_published(read_weights(folder.path), dtype)
-        except store.NotThere:
+        except NotThere:
             raise self._steps_lost(learner.step, step) from None
 
 

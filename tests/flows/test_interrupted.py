@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from flows.start.runs import Run, local_folder, saved_config
 from flows.start.trust import remember
 from infra.runs.record import read_record
-from infra.storage import store
+from infra.storage import place, store
 from infra.storage.claim import Claim
 from tests.flows.accidents import check_steps
 from tests.processes import terminal, until
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp
     seconds = record.curve("perf/step_seconds")
     assert set(range(1, reached + 1)) - set(seconds) <= {reached - 3, reached - 2}  # that of the kill
     mlflow = MlflowClient(tracking_uri=tracked)
-    run_id = json.loads(store.read_text(f"{uri}/tracking.json"))["run_id"]
+    run_id = json.loads(place.read_text(f"{uri}/tracking.json"))["run_id"]
     for name in ("reward/mean", "groups/used", "policy/entropy"):
         assert [point.step for point in mlflow.get_metric_history(run_id, name)] == list(range(1, reached + 1))
 

@@ -16,6 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from infra.storage import place as places
 from infra.storage import store
 from infra.weights.publisher import Publisher
 from infra.weights.version import SyncConfig
@@ -225,7 +226,7 @@ def test_runs_and_the_warm_up_lie_on_the_storage_that_the_environment_names(
     result = lab.train(run="stored", **options)
     assert result.run == f"{s3}/shared/runs/stored"
     assert store.versions(f"{s3}/shared/runs/stored/weights", prefix="v")[-1] == 1
-    assert store.exists(f"{s3}/shared/warmup")
+    assert places.exists(f"{s3}/shared/warmup")
     assert lab.metrics(lab.record_folder(result.run), "reward/mean").keys() == {1}  # a copy stays at home
     assert lab.evaluate(policy="stored", problems=str(lab.problems)).step == 1  # a name is looked up there
 

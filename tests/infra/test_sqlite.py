@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.sqlite import DamagedDatabaseError, damage, damage_named, file_of
+from infra.sqlite import DamagedDatabaseError, damage, file_of, report_corruption
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def test_only_a_damaged_file_is_said_to_be_one(database: Path) -> None:
     assert damage(database) is None
     assert damage(database.parent / "none.db") is None
     assert not (database.parent / "none.db").exists()
-    with pytest.raises(KeyError), damage_named(database, "do this"):
+    with pytest.raises(KeyError), report_corruption(database, "do this"):
         raise KeyError("something else")
     whole = database.read_bytes()
     for broken in (b"no database" * 1000, whole[:8192], whole[:4096] + b"x" * (len(whole) - 4096)):
         database.write_bytes(broken)
         said = damage(database)
         assert said
-        with pytest.raises(DamagedDatabaseError) as error, damage_named(database, "do this"):
+        with pytest.raises(DamagedDatabaseError) as error, report_corruption(database, "do this"):
             raise KeyError("a library's words")
         assert str(error.value) == f"{database} is damaged ({said}): do this"
 

@@ -17,7 +17,7 @@ from distributed import Client
 from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
-from infra.origin import worker_of
+from infra.errors import worker_of
 from rl.judging import Judgement
 from rl.records import Problem
 from rl.verifiers.spec import VerifierError, VerifierSpec

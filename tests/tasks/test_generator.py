@@ -13,7 +13,7 @@ from infra.cluster.resident import drop
 from infra.storage import store
 from infra.weights.difference import weights_digest
 from infra.weights.version import PolicyVersion, weights_uri
-from infra.weights.whole import tell
+from infra.weights.whole import describe
 from rl.config import PolicyConfig, SamplingConfig
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.tiny import build_model, build_tokenizer
@@ -33,10 +33,10 @@ def published(run: Path, step: int) -> PolicyVersion:
     folder.mkdir(parents=True)
     save_policy(Policy(model, tokenizer, torch.device("cpu"), torch.float32), folder)
     weights = read_weights(folder)
-    told = tell(weights, step, weights_digest(weights), None, 1.0, {})
-    uri = weights_uri(str(run), step)
-    store.write_folder(uri, folder, meta=told.model_dump(mode="json"), move=True)
-    return PolicyVersion(step, uri, told.digest)
+    version = PolicyVersion(step, weights_uri(str(run), step), weights_digest(weights))
+    manifest = describe(weights, version.id, None, 1.0, {})
+    store.write_folder(version.uri, folder, meta=manifest.model_dump(mode="json"), move=True)
+    return version
 
 
 def test_a_call_with_another_version_waits_for_the_one_that_samples(

@@ -17,7 +17,7 @@ import pytest
 from flows.cli import main
 from flows.commands.deployments import Registration, _digest
 from infra.runs.mlflow_run import Owner
-from infra.runs.tracking import TrackingConfig, TrackingError, open_run
+from infra.runs.tracking import Tracker, TrackingConfig, TrackingError
 from infra.services import launch
 from infra.services.addresses import Addresses, Up, write_up
 from infra.services.gate import PROOF, proof
@@ -166,7 +166,7 @@ def test_what_a_run_logs(takers: SimpleNamespace, inherited: bool, monkeypatch: 
         ours(takers, monkeypatch)
     config = TrackingConfig(uri=takers.known.mlflow, system_metrics=False)
     with pytest.raises(TrackingError):
-        open_run(config, home=takers.home, experiment="x", run_name="x", run_id=None, params={}, owner=Owner("x"))
+        Tracker(config, home=takers.home, experiment="x", run_name="x", run_id=None, params={}, owner=Owner("x"))
     assert takers.mlflow.was_asked_for_its_proof()
 
 

@@ -17,7 +17,7 @@ from flows.train import DivergedError
 from infra.cluster.timeline import read_sessions
 from infra.runs.record import read_record
 from infra.runs.rollouts import kept_steps, read_rollouts, write_rollouts
-from infra.storage import store
+from infra.storage import place, store
 from tests.flows.report.read_back import Page
 
 SECTIONS = ["learning", "samples", "machines", "config", "versions", "links"]
@@ -211,7 +211,7 @@ def test_a_run_in_a_bucket_is_reported_from_anywhere(
 ) -> None:
     uri = f"{s3}/deep/reported"
     lab.train(run=uri, steps="2", tracking__report="true")
-    assert store.exists(f"{uri}/report.html")
+    assert place.exists(f"{uri}/report.html")
     shutil.rmtree(lab.record_folder(uri))  # as on a machine that has never seen it
     monkeypatch.setenv("RLVF_HOME", str(tmp_path / "elsewhere"))
     written = Path(report(capsys, uri))

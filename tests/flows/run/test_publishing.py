@@ -10,7 +10,7 @@ import torch
 
 from flows.run import publishing
 from flows.run.publishing import MENDS, Publishing
-from infra.origin import mark_worker
+from infra.errors import mark_worker
 from infra.storage.manifest import NotThere, Torn
 from infra.weights.publisher import Published
 from infra.weights.version import PolicyVersion, weights_uri

@@ -18,6 +18,7 @@ from flows.start import runs
 from flows.start.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, saved_config, saved_problems
 from flows.start.tracked import mlflow_run, save_mlflow_run
 from infra.runs.checkpoints import CONFIG, NotARun
+from infra.storage import place as places
 from infra.storage import store
 from infra.storage.typed import DamagedError
 from rl.problems.tables import ProblemError
@@ -102,8 +103,8 @@ def test_a_run_keeps_the_id_of_its_mlflow_run(saved: Run) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"run_id": 7}', '{"run_id": "../x"}', "{"])
 def test_a_damaged_record_of_the_mlflow_run_is_named_with_its_remedy(saved: Run, content: str) -> None:
-    at = store.join(saved.uri, "tracking.json")
-    store.write_text(at, content)
+    at = places.join(saved.uri, "tracking.json")
+    places.write_text(at, content)
     with pytest.raises(
         DamagedError, match=rf"^{re.escape(at)} is damaged \(.+\); remove it, and the run goes on in a n"
     ):
@@ -135,12 +136,12 @@ def test_a_run_goes_on_by_its_name_its_path_or_its_uri(
     saved: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    before = store.read_text(store.join(saved.uri, CONFIG))
+    before = places.read_text(places.join(saved.uri, CONFIG))
     run = resume_run(name.format(uri=saved.uri), str(tmp_path / "runs"), None, {})
     assert os.path.abspath(run.uri) == saved.uri  # noqa: PTH100
     assert run.config == saved.config
     assert run.resumed
-    assert store.read_text(store.join(saved.uri, CONFIG)) == before
+    assert places.read_text(places.join(saved.uri, CONFIG)) == before
 
 
 def test_a_run_that_is_none_cannot_go_on(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_fewer_steps_than_were_made_are_refused(saved: Run, tmp_path: Path) -> N
     for step in (11, 12):
         (tmp_path / "made").mkdir()
         (tmp_path / "made" / "weights").write_text("w")
-        store.write_folder(store.join(saved.uri, "state", str(step)), tmp_path / "made", move=True)
+        store.write_folder(places.join(saved.uri, "state", str(step)), tmp_path / "made", move=True)
     with pytest.raises(OptionError, match=r"^--steps 3: .* has made 12 already; give more, or leave it out$"):
         resume_run(saved.uri, "", None, {"steps": "3"})
     assert resume_run(saved.uri, "", None, {"steps": "12"}).config.steps == 12

@@ -14,8 +14,8 @@ from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
 from infra.home import rlvf_home
 from infra.runs.mlflow_run import OWNER_TAG
 from infra.runs.record import METRICS
-from infra.runs.tracking import Tracker, TrackingConfig, open_run
-from infra.storage import store
+from infra.runs.tracking import Tracker, TrackingConfig
+from infra.storage import place
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def named(folder: Path) -> Run:
 def tracked(run: Run, *, local: str = METRICS, guest: bool = False) -> Tracker:
     """As a flow begins or goes on with the tracking of a run."""
     folder = local_folder(run.uri, rlvf_home())
-    tracker = open_run(
+    tracker = Tracker(
         TrackingConfig(system_metrics=False),
         home=rlvf_home(),
         experiment="sums",
@@ -90,9 +90,9 @@ def test_a_run_that_was_moved_keeps_its_mlflow_run_also_where_its_old_name_is_an
 def test_a_run_whose_original_cannot_be_seen_is_taken_for_a_copy_and_one_of_before_keeps_what_it_has() -> None:
     at = f"memory://{uuid.uuid4().hex}/run"
     run = Run(at, TrainConfig(), resumed=True)
-    store.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd", "run": "http://127.0.0.1:9/run"}))
+    place.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd", "run": "http://127.0.0.1:9/run"}))
     assert mlflow_run(run.uri) is None
-    store.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd"}))
+    place.write_text(f"{at}/tracking.json", json.dumps({"run_id": "0123abcd"}))
     assert mlflow_run(run.uri) == "0123abcd"
 
 

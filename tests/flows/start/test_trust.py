@@ -11,7 +11,7 @@ from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
 from flows.start.as_trained import asked_evaluation
 from flows.start.runs import Run, resume_run
-from flows.start.trust import NotTrustedError, brought, refuse_swapped, remember, trusted
+from flows.start.trust import NotTrustedError, refuse_swapped, remember, trusted, untrusted_settings
 from tasks.named_set import open_verifier
 
 
@@ -190,7 +190,7 @@ def test_what_lies_with_the_run_is_its_own(tmp_path: Path, run: str, path: str, 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "link.jsonl").symlink_to("/etc/passwd")
     config = read_config(TrainConfig, file=None, overrides={"problems": path.format(folder=tmp_path)})
-    assert (brought(config, run.format(folder=tmp_path)) == {}) is own
+    assert (untrusted_settings(config, run.format(folder=tmp_path)) == {}) is own
 
 
 @pytest.mark.parametrize(

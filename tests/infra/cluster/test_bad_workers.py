@@ -15,7 +15,7 @@ from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.exclusions import Exclusions
 from infra.cluster.placement import Offer, PlacementConfig
-from infra.origin import worker_of
+from infra.errors import worker_of
 
 GENERATORS = [f"generator-{at}" for at in range(3)]
 

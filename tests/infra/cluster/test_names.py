@@ -11,7 +11,7 @@ from infra.cluster.cluster import ClusterConfig, cluster
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, offers, worker_name
 from infra.runs.mlflow_run import Owner
-from infra.runs.tracking import TrackingConfig, open_run
+from infra.runs.tracking import Tracker, TrackingConfig
 from tests.conftest import StartScheduler
 from tests.infra.cluster.processes import dask
 from tests.processes import until
@@ -47,7 +47,7 @@ def test_a_worker_without_a_name_is_told_apart_and_logged(start_scheduler: Start
         (offer,) = offers(client)
     assert span.worker == offer.name == worker_name(offer.address)
     config = TrackingConfig(system_metrics=False)
-    with open_run(
+    with Tracker(
         config,
         home=tmp_path,
         experiment="sums",

@@ -13,7 +13,9 @@ from fsspec.core import url_to_fs
 from pydantic import ValidationError
 
 from infra.runs import checkpoints
+from infra.storage import place as places
 from infra.storage import store
+from infra.storage.manifest import NotThere, Torn
 
 
 def state(tmp_path: Path, step: int) -> Path:
@@ -44,7 +46,7 @@ def test_the_newest_is_found_by_number(place: str, tmp_path: Path) -> None:
         assert (folder.path / "state.json").read_text().startswith("state.json 1000\n")
     with checkpoints.load(place, 9) as folder:
         assert folder.manifest.meta == {"step": 9}
-    with pytest.raises(store.NotThere, match=r"state/10: it has no manifest.json"):
+    with pytest.raises(NotThere, match=r"state/10: it has no manifest.json"):
         checkpoints.load(place, 10)
 
 
@@ -172,10 +174,10 @@ def test_what_is_a_run(place: str) -> None:
     with pytest.raises(checkpoints.NotARun, match=r"run is not a run: there is nothing$") as raised:
         checkpoints.require_run(place)
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
-    store.write_text(f"{place}/notes.txt", "mine")
+    places.write_text(f"{place}/notes.txt", "mine")
     with pytest.raises(checkpoints.NotARun, match=r"run is not a run: it has no config.yaml$"):
         checkpoints.require_run(place)
-    store.write_text(f"{place}/config.yaml", "steps: 1\n")
+    places.write_text(f"{place}/config.yaml", "steps: 1\n")
     assert checkpoints.is_run(place)
     checkpoints.require_run(place + "/")
 
@@ -190,9 +192,9 @@ def test_a_run_is_named_by_uri_path_or_folder(tmp_path: Path, monkeypatch: pytes
     assert checkpoints.resolve_run("~/a", home) == str(Path("~/a").expanduser())
     assert checkpoints.resolve_run("s3://bucket/run/", home) == "s3://bucket/run"
     assert checkpoints.resolve_run("a", home) == f"{home}/a"
-    store.write_text("a/config.yaml", "")
+    places.write_text("a/config.yaml", "")
     assert checkpoints.resolve_run("a", home) == str(tmp_path / "a")
-    store.write_text(f"{home}/a/config.yaml", "")
+    places.write_text(f"{home}/a/config.yaml", "")
     assert checkpoints.resolve_run("a", home) == f"{home}/a"
 
 
@@ -208,7 +210,7 @@ def test_a_best_version_that_does_not_say_which_it_is_is_torn(tmp_path, meta):
     made.mkdir()
     (made / "model.safetensors").write_bytes(b"best")
     store.write_folder(f"{tmp_path}/run/{checkpoints.BEST}", made, meta=meta)
-    with pytest.raises(store.Torn, match="does not say which version it is; remove it"):
+    with pytest.raises(Torn, match="does not say which version it is; remove it"):
         checkpoints.best_version(f"{tmp_path}/run")
 
 

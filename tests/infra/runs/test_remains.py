@@ -9,6 +9,7 @@ import torch
 
 from infra.runs.metric_log import MetricLine
 from infra.runs.remains import CheckpointsLostError, refuse_to_begin_anew
+from infra.storage import place as places
 from infra.storage import store
 from infra.weights.publisher import Publisher
 from infra.weights.version import SyncConfig
@@ -24,7 +25,7 @@ def stored(uri: str, tmp_path: Path) -> None:
 
 
 def metrics(uri: str, step: int) -> None:
-    store.write_text(uri, "".join(MetricLine(at, 0, {"reward/mean": 0.5}).dumps() + "\n" for at in range(step + 1)))
+    places.write_text(uri, "".join(MetricLine(at, 0, {"reward/mean": 0.5}).dumps() + "\n" for at in range(step + 1)))
 
 
 def test_nothing_above_version_0_may_begin(place: str, tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_nothing_above_version_0_may_begin(place: str, tmp_path: Path) -> None:
     metrics(f"{place}/metrics.jsonl", 0)
     for uri in (f"{place}/state/0", f"{place}/weights/v0"):
         stored(uri, tmp_path)
-    store.write_text(f"{place}/config.yaml", "steps: 3\n")
+    places.write_text(f"{place}/config.yaml", "steps: 3\n")
     refuse_to_begin_anew(place, ("checkpoint 0 is skipped: state/0 is torn",))
 
 
@@ -40,7 +41,7 @@ def test_nothing_above_version_0_may_begin(place: str, tmp_path: Path) -> None:
     ("left", "known"),
     [
         (lambda run, made: stored(f"{run}/state/3", made), "it has been at version 3"),
-        (lambda run, _: store.write_text(f"{run}/state/3/model.safetensors", "torn"), "it has been at version 3"),
+        (lambda run, _: places.write_text(f"{run}/state/3/model.safetensors", "torn"), "it has been at version 3"),
         (lambda run, made: stored(f"{run}/weights/v3", made), "it has been at version 3"),
         (lambda run, _: metrics(f"{run}/metrics.jsonl", 3), "it has been at version 3"),
         (lambda run, made: stored(f"{run}/model", made), "it has a model/"),
@@ -62,7 +63,7 @@ def test_whatever_knows_a_later_version_is_enough(
 
 def test_the_tail_of_the_metrics_counts(place: str) -> None:
     tail = MetricLine(1, 0, {"reward/mean": 0.5}).dumps()
-    store.write_text(f"{place}/tail/metrics.jsonl", f"0\n{tail}\n")
+    places.write_text(f"{place}/tail/metrics.jsonl", f"0\n{tail}\n")
     with pytest.raises(CheckpointsLostError, match="it has been at version 1,"):
         refuse_to_begin_anew(place, TORN)
 

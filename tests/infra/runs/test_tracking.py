@@ -70,9 +70,9 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from infra.runs.mlflow_run import Owner
-from infra.runs.tracking import TrackingConfig, open_run
+from infra.runs.tracking import TrackingConfig, Tracker
 home, local = Path(sys.argv[1]), Path(sys.argv[2])
-tracker = open_run(TrackingConfig(system_metrics=False), home=home, experiment="sums", run_name="first", run_id=None,
+tracker = Tracker(TrackingConfig(system_metrics=False), home=home, experiment="sums", run_name="first", run_id=None,
                    params={}, owner=Owner("of the first"), local=local)
 for step in range(5):
     tracker.log(step, {"a": step})

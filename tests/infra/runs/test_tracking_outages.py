@@ -9,15 +9,15 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from infra.runs import tracking
+from infra.runs import outage
 from infra.runs.outage import lacks
 from infra.runs.tracking import TrackingConfig, TrackingError
 from tests.infra.runs.tracked import points, start, table
 
 
 def test_an_answer_that_got_lost_does_not_log_twice(home, client, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 0)
-    monkeypatch.setattr(tracking, "PAUSE_RATIO", 0)
+    monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(outage, "PAUSE_RATIO", 0)
     with start(home, local=tmp_path / "metrics.jsonl") as tracker:
         real = MlflowClient.log_batch
 
@@ -41,8 +41,8 @@ def server(home, request):
 
 
 def test_an_outage_loses_nothing_and_is_said_once(server, home, client, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 0)
-    monkeypatch.setattr(tracking, "PAUSE_RATIO", 0)
+    monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(outage, "PAUSE_RATIO", 0)
     config = TrackingConfig(uri=server.uri, system_metrics=False)
     picture = tmp_path / "reward.png"
     picture.write_bytes(b"picture")
@@ -77,7 +77,7 @@ def test_an_outage_loses_nothing_and_is_said_once(server, home, client, tmp_path
 
 
 def test_a_server_that_stays_away_is_left_alone_for_a_while(server, home, tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 3600)
+    monkeypatch.setattr(outage, "PAUSE_SECONDS", 3600)
     with start(home, TrackingConfig(uri=server.uri, system_metrics=False), local=tmp_path / "m.jsonl") as tracker:
         server.stop()
         tracker.log(0, {"a": 0})
@@ -88,8 +88,8 @@ def test_a_server_that_stays_away_is_left_alone_for_a_while(server, home, tmp_pa
 
 
 def test_a_resumed_run_starts_without_the_server_and_catches_up(server, home, client, tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 0)
-    monkeypatch.setattr(tracking, "PAUSE_RATIO", 0)
+    monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(outage, "PAUSE_RATIO", 0)
     config, local = TrackingConfig(uri=server.uri, system_metrics=False), tmp_path / "metrics.jsonl"
     first = start(home, config, local=local)
     first.log(0, {"a": 0})
@@ -143,8 +143,8 @@ def fill(home):
 
 
 def test_a_full_disk_under_mlflow_is_called_that_and_what_it_lacks_is_said(small_home, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 0)
-    monkeypatch.setattr(tracking, "PAUSE_RATIO", 0)
+    monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(outage, "PAUSE_RATIO", 0)
     local = tmp_path / "metrics.jsonl"  # on another disk
     with start(small_home, local=local) as first:
         first.log(0, {"a": 0})

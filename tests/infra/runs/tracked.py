@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 from infra.runs.mlflow_run import Owner
-from infra.runs.tracking import TrackingConfig, open_run
+from infra.runs.tracking import Tracker, TrackingConfig
 
 QUIET = TrackingConfig(system_metrics=False)
 OWNER = Owner("of the first")
 
 
 def start(home, config=QUIET, run_id=None, params=None, local=None, guest=False, owner=OWNER):
-    return open_run(
+    return Tracker(
         config,
         home=home,
         experiment="sums",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fsspec.core import url_to_fs
 
-from infra.storage import store
+from infra.storage.manifest import MANIFEST
 
 FILES = {"model.safetensors": b"weights" * 1000, "config.json": b"{}", "empty": b"", "nested/deep/tokens.txt": b"a b"}
 
@@ -17,7 +17,7 @@ def fill(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != store.MANIFEST)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 

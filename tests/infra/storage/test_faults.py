@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from infra.origin import mark_worker
+from infra.errors import mark_worker
 from infra.storage import store
 from infra.storage.faults import explained
 from infra.storage.manifest import NotThere, Torn

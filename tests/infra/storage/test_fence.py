@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from infra.runs import checkpoints
-from infra.storage import lock, place, store
+from infra.storage import lock, store
+from infra.storage import place as places
 from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import RunInUseError, acquire, held
+from infra.storage.manifest import MANIFEST
 from infra.storage.place import remove
 from tests.infra.storage.owners import other_process, taken
 from tests.processes import until
@@ -76,7 +78,7 @@ def test_who_slept_while_another_took_over_changes_nothing_any_more(
 def everything(run: str) -> dict[str, bytes | None]:
     """All manifests and checkpoints of the run that can be read."""
     return {
-        each.uri: place.read(store.join(each.uri, store.MANIFEST))
+        each.uri: places.read(places.join(each.uri, MANIFEST))
         for each in store.list_versions(f"{run}/state")
         if each.whole
     }
@@ -94,7 +96,7 @@ def test_a_run_that_was_removed_and_begun_anew_has_one_owner(place: str, monkeyp
         with pytest.raises(LockLostError, match="was removed while this process trained it") as lost:
             first.fence.check()
         assert "\n" not in str(lost.value)
-        if store.local_path(run) is not None:  # elsewhere that is seen at its next sign
+        if places.local_path(run) is not None:  # elsewhere that is seen at its next sign
             with pytest.raises(LockLostError):
                 first.check()
         assert first.release() is False
@@ -115,7 +117,7 @@ def test_who_holds_a_run_that_was_removed_makes_nothing_there_again(place: str, 
         (made / "model.safetensors").write_bytes(b"of nobody")
         with pytest.raises(LockLostError, match="nothing more is written there"):
             checkpoints.save(run, 1, made, {}, 2, fence=mine.fence)
-    assert not store.exists(f"{run}/lock")
+    assert not places.exists(f"{run}/lock")
     assert store.versions(f"{run}/state") == []
 
 
@@ -153,7 +155,7 @@ def test_what_was_sent_before_a_sleep_and_arrives_after_it_writes_over_nothing(s
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Fence, "check", check)
-            patch.setattr(place, "remove", lambda _: None)  # done before the new owner wrote
+            patch.setattr(places, "remove", lambda _: None)  # done before the new owner wrote
             with pytest.raises(LockLostError, match="late"):
                 store.write_folder(f"{run}/state/8", made, fence=first.fence)
         with checkpoints.load(run, 8) as whole:

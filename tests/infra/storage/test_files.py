@@ -16,7 +16,7 @@ import s3fs
 from moto.server import ThreadedMotoServer
 
 from infra.storage.files import PathError, open_texts
-from infra.storage.usable import StorageError, looked_at
+from infra.storage.usable import StorageError, named_storage_errors
 
 MATH_1K = Path(__file__).parents[3] / "../shared/data/math_1k.csv"
 
@@ -262,12 +262,15 @@ def test_what_a_librarys_file_system_raises_is_one_line_and_our_own_mistakes_are
 ) -> None:
     fsspec.register_implementation("away", Away, clobber=True)
     assert refusal("away://x/y.csv") == "away://x/y.csv: cannot be read: the hub is away"
-    with pytest.raises(StorageError, match=r"^away://runs: cannot be used: the hub is away$"), looked_at("away://runs"):
+    with (
+        pytest.raises(StorageError, match=r"^away://runs: cannot be used: the hub is away$"),
+        named_storage_errors("away://runs"),
+    ):
         raise httpx.ConnectError("the hub is away")
     monkeypatch.setattr(Away, "fault", TypeError("a mistake"))
     with pytest.raises(TypeError):
         next(open_texts("away://x/y.csv"))
-    with pytest.raises(TypeError), looked_at("away://runs"):
+    with pytest.raises(TypeError), named_storage_errors("away://runs"):
         raise TypeError("a mistake")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import lock, store
+from infra.storage import lock
+from infra.storage import place as places
 from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import RunInUseError, RunLock, acquire, held
 from tests.infra.storage.owners import of_another_machine, other_process, taken
@@ -43,8 +44,8 @@ def test_what_is_held_around_a_command_is_held_by_its_flow(tmp_path: Path) -> No
 
 def test_a_sign_that_is_just_being_written_is_ones_own_where_a_store_writes_in_place(place: str) -> None:
     with taken(f"{place}/run") as mine, mine._writing:
-        store.write_text(mine.fence.claim, "")
-        if store.local_path(place) is None:
+        places.write_text(mine.fence.claim, "")
+        if places.local_path(place) is None:
             mine.fence.check()
         else:  # a folder's is there whole or not at all
             with pytest.raises(LockLostError):
@@ -88,7 +89,7 @@ def test_an_owner_elsewhere_is_dead_when_its_sign_stands_still_whatever_its_cloc
     with taken(place) as first:
         name = first.fence.claim
     away = replace(of_another_machine(), since=4e9)
-    store.write_text(name, json.dumps(away.__dict__))
+    places.write_text(name, json.dumps(away.__dict__))
     with taken(place) as mine:
         assert mine.fence.epoch == 2
         with pytest.raises(LockLostError, match="was taken over by another process"):
@@ -99,7 +100,7 @@ def test_who_is_waited_for_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = str(tmp_path / "run")
     with taken(run) as first:
         name = first.fence.claim
-    store.write_text(name, json.dumps(of_another_machine().__dict__))
+    places.write_text(name, json.dumps(of_another_machine().__dict__))
     monkeypatch.setattr(lock, "DEAD_SECONDS", 0.5)
     said: list[str] = []
     acquire(run, said.append).release()
@@ -129,11 +130,11 @@ def test_a_folder_by_its_uri_is_that_folder(tmp_path: Path, monkeypatch: pytest.
 def test_a_run_that_was_begun_keeps_its_lock_and_one_that_was_not_leaves_nothing(place: str) -> None:
     run = f"{place}/run"
     with held(run, print):
-        assert store.exists(run)
+        assert places.exists(run)
     assert lock.claims(run) == []
     with held(run, print):
-        store.write_text(f"{run}/config.yaml", "steps: 1")
-    assert store.exists(f"{run}/lock")
+        places.write_text(f"{run}/config.yaml", "steps: 1")
+    assert places.exists(f"{run}/lock")
 
 
 def test_a_storage_that_hangs_at_the_end_is_given_up_with_a_line(

@@ -14,7 +14,7 @@ from infra.storage import place
 from infra.storage.files import PathError, open_texts
 from infra.storage.manifest import MANIFEST
 from infra.storage.store import read_folder, write_folder
-from infra.storage.usable import StorageError, check_storage, looked_at
+from infra.storage.usable import StorageError, named_storage_errors, probe_storage
 from tests.faulty_s3 import FaultyS3
 from tests.processes import until
 
@@ -35,10 +35,13 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_it_is_said_in_seconds_whatever_it_is_asked_for(silent: str) -> None:
     began = time.monotonic()
-    with pytest.raises(StorageError, match=r"^s3://there/run: S3: .*[Tt]imeout"), looked_at("s3://there/run"):
+    with (
+        pytest.raises(StorageError, match=r"^s3://there/run: S3: .*[Tt]imeout"),
+        named_storage_errors("s3://there/run"),
+    ):
         pytest.fail("nobody looks there")
     with pytest.raises(StorageError, match=r"^storage s3://there/run: cannot be used: .*[Tt]imeout"):
-        check_storage("s3://there/run")
+        probe_storage("s3://there/run")
     check = machine.check_storage("s3://there")
     assert check.state == "fail"
     for pattern in ("s3://there/*.csv", f"{silent}/x.csv"):

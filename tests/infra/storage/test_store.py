@@ -10,6 +10,8 @@ import pytest
 from fsspec.core import url_to_fs
 
 from infra.storage import manifest, store
+from infra.storage import place as places
+from infra.storage.manifest import NotThere, Torn
 from tests.infra.storage.folders import FILES, content, everything, fill
 
 
@@ -66,7 +68,7 @@ def test_moving_gives_the_source_away(place: str, tmp_path: Path) -> None:
     assert not source.exists()
     with store.read_folder(f"{place}/v1") as folder:
         assert content(folder.path) == FILES
-        if store.local_path(place):
+        if places.local_path(place):
             assert (folder.path / "model.safetensors").stat().st_ino == node
 
 
@@ -103,7 +105,7 @@ def test_writing_the_same_again_mends_what_is_torn(place: str, tmp_path: Path) -
     source = fill(tmp_path / "source", FILES)
     store.write_folder(f"{place}/v1", source)
     put(f"{place}/v1/model.safetensors", b"WEIGHTS" * 1000)
-    with pytest.raises(store.Torn):
+    with pytest.raises(Torn):
         store.read_folder(f"{place}/v1")
     store.write_folder(f"{place}/v1", source)
     with store.read_folder(f"{place}/v1") as folder:
@@ -132,15 +134,15 @@ def test_what_is_torn_is_refused_by_name(
         before = fs.cat_file(root)
         assert damage(before) != before
         fs.pipe_file(root, damage(before))
-    with pytest.raises(store.Torn) as raised:
+    with pytest.raises(Torn) as raised:
         store.read_folder(f"{place}/v1")
-    with pytest.raises(store.Torn):
+    with pytest.raises(Torn):
         store.read_folder(f"{place}/v1", tmp_path / "into")
     assert why in str(raised.value)
     assert str(raised.value).startswith(f"{place}/v1 is torn: ")
     assert "\n" not in str(raised.value)
     again = pickle.loads(pickle.dumps(raised.value))
-    assert (type(again), str(again)) == (store.Torn, str(raised.value))
+    assert (type(again), str(again)) == (Torn, str(raised.value))
     assert not (tmp_path / "into").exists()
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
@@ -164,7 +166,7 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, damage: Callable[[bytes],
     before = path.read_bytes()
     path.write_bytes(damage(before))
     assert path.read_bytes() != before
-    with pytest.raises(store.Torn) as raised:
+    with pytest.raises(Torn) as raised:
         store.read_folder(str(tmp_path / "v1"))
     assert why in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -175,7 +177,7 @@ def test_without_a_manifest_nothing_is_there(place: str, tmp_path: Path) -> None
     fs, root = url_to_fs(f"{place}/v1/manifest.json")
     fs.rm_file(root)
     for uri in (f"{place}/v1", f"{place}/v2", f"{place}/v1/config.json"):
-        with pytest.raises(store.NotThere, match=r"has no manifest\.json") as raised:
+        with pytest.raises(NotThere, match=r"has no manifest\.json") as raised:
             store.read_folder(uri)
         assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
     assert store.versions(place, "v") == []
@@ -191,7 +193,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path, name: str) -> 
     entries = {name: manifest.Entry("0" * 64, 3)}
     said = manifest.Manifest(entries, {}, manifest._digest(entries, {}))
     (tmp_path / "v1" / "manifest.json").write_bytes(manifest.render(said))
-    with pytest.raises(store.Torn, match=r"is torn: manifest.json names .*, which is no file inside the folder"):
+    with pytest.raises(Torn, match=r"is torn: manifest.json names .*, which is no file inside the folder"):
         store.read_folder(str(tmp_path / "v1"), tmp_path / "into")
 
 
@@ -205,7 +207,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(place: str,
         store.write_folder(f"{place}/v1", fill(tmp_path / "nan", FILES), meta={"loss": float("nan")})
     with pytest.raises(ValueError, match="not JSON serializable"):
         store.write_folder(f"{place}/v1", tmp_path / "nan", meta={"path": tmp_path})  # type: ignore[dict-item]
-    assert not store.exists(place)
+    assert not places.exists(place)
 
 
 def test_a_stored_folder_can_be_written_elsewhere(tmp_path: Path, place: str) -> None:
@@ -221,8 +223,8 @@ def test_versions_are_numbers_in_order_and_junk_is_passed_over(place: str, tmp_p
         store.write_folder(f"{place}/{name}", source)
     put(f"{place}/v13", b"a file")
     put(f"{place}/v14", b"")
-    if store.local_path(place):
-        (store.local_path(place) / "v15").mkdir()
+    if places.local_path(place):
+        (places.local_path(place) / "v15").mkdir()
     assert store.versions(place, "v") == [0, 7, 999, 1000]
     assert store.versions(place + "/", "v") == [0, 7, 999, 1000]
     assert store.versions(place) == [12]
@@ -240,7 +242,7 @@ def test_a_listing_is_never_stale(s3: str, s3_client: Any, tmp_path: Path) -> No
         assert content(folder.path) == {"a": b"1"}
     s3_client.delete_object(Bucket=bucket, Key="run/v1/manifest.json")
     assert store.versions(f"{s3}/run", "v") == [2]
-    assert not store.exists(f"{s3}/run/v1/manifest.json")
+    assert not places.exists(f"{s3}/run/v1/manifest.json")
 
 
 @pytest.mark.usefixtures("s3")
@@ -261,7 +263,7 @@ def test_pruning_keeps_what_it_is_told(place: str, tmp_path: Path) -> None:
     store.prune(place, keep={1000, 1001}, prefix="v")
     left = ["other3", "v1000", "v1001", "v1002"]  # 1002 may be being written
     assert sorted({file.split("/")[0] for file in everything(place)}) == left
-    if (path := store.local_path(place)) is not None:
+    if (path := places.local_path(place)) is not None:
         assert sorted(child.name for child in path.iterdir()) == left
     store.prune(place, keep=[], prefix="v")
     assert store.versions(place, "v") == []
@@ -269,22 +271,22 @@ def test_pruning_keeps_what_it_is_told(place: str, tmp_path: Path) -> None:
 
 
 def test_texts(place: str) -> None:
-    with pytest.raises(store.NotThere, match=r"there is no .*config\.yaml"):
-        store.read_text(f"{place}/config.yaml")
-    assert not store.exists(f"{place}/config.yaml")
+    with pytest.raises(NotThere, match=r"there is no .*config\.yaml"):
+        places.read_text(f"{place}/config.yaml")
+    assert not places.exists(f"{place}/config.yaml")
     for text in ("steps: 1\r\n", "naïve ∑\n", ""):
-        store.write_text(f"{place}/config.yaml", text)
-        assert store.read_text(f"{place}/config.yaml") == text
-    assert store.exists(f"{place}/config.yaml")
-    assert store.exists(place)
+        places.write_text(f"{place}/config.yaml", text)
+        assert places.read_text(f"{place}/config.yaml") == text
+    assert places.exists(f"{place}/config.yaml")
+    assert places.exists(place)
     assert everything(place) == ["config.yaml"]
 
 
 def test_the_local_path_of_a_uri(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
-    assert store.local_path("runs/a") == tmp_path / "runs" / "a"
-    assert store.local_path("~/runs/a#1") == Path("/home/someone/runs/a#1")
-    assert store.local_path("file:///data/run") == Path("/data/run")
-    assert store.local_path("s3://bucket/run") is None
-    assert store.local_path("simplecache::s3://bucket/run") is None
+    assert places.local_path("runs/a") == tmp_path / "runs" / "a"
+    assert places.local_path("~/runs/a#1") == Path("/home/someone/runs/a#1")
+    assert places.local_path("file:///data/run") == Path("/data/run")
+    assert places.local_path("s3://bucket/run") is None
+    assert places.local_path("simplecache::s3://bucket/run") is None

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from infra import disk
 from infra.storage import manifest, store
+from infra.storage import place as places
+from infra.storage.manifest import NotThere, Torn
 from tests.infra.storage.folders import FILES, content, everything, fill
 
 
@@ -40,14 +42,14 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     store.write_folder(str(tmp_path / "run" / "v1"), fill(tmp_path / "source", FILES))
-    store.write_text(str(tmp_path / "run" / "note"), "old")
+    places.write_text(str(tmp_path / "run" / "note"), "old")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         store.write_folder(str(tmp_path / "run" / "v1"), fill(tmp_path / "other", {"a": b"1"}))
     with pytest.raises(OSError, match="No space"):
-        store.write_text(str(tmp_path / "run" / "note"), "new")
+        places.write_text(str(tmp_path / "run" / "note"), "new")
     assert content(store.read_folder(str(tmp_path / "run" / "v1")).path) == FILES
-    assert store.read_text(str(tmp_path / "run" / "note")) == "old"
+    assert places.read_text(str(tmp_path / "run" / "note")) == "old"
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["note", "v1"]
 
 
@@ -70,7 +72,7 @@ def test_a_reader_beside_a_writer_sees_one_or_the_other(tmp_path: Path) -> None:
     while not finished.is_set():
         try:
             seen.append(content(store.read_folder(uri, tmp_path / "copy").path))
-        except store.NotThere:
+        except NotThere:
             continue
     writer.join()
     assert len(seen) > 3
@@ -96,7 +98,7 @@ def test_a_reader_that_is_overtaken_reads_what_came_or_says_that_it_went(
     overtake(lambda: store.write_folder(uri, new))
     assert content(store.read_folder(uri, tmp_path / "copy").path) == {"a": b"2"}
     overtake(lambda: store.prune(str(tmp_path / "run"), keep=[], prefix="v"))
-    with pytest.raises(store.NotThere):
+    with pytest.raises(NotThere):
         store.read_folder(uri, tmp_path / "other")
 
 
@@ -157,7 +159,7 @@ def test_a_writer_that_dies_at_any_moment_leaves_the_old_the_new_or_nothing(frai
             with store.read_folder(uri) as folder:
                 outcomes.append({True: "old", False: "new"}[content(folder.path) == FILES])
                 assert content(folder.path) in (FILES, new)
-        except store.NotThere:
+        except NotThere:
             outcomes.append("nothing")
         if not died:
             break
@@ -238,7 +240,7 @@ def test_after_any_damage_what_is_read_is_what_was_written(stored: Path, data: s
         folder = store.read_folder(str(stored))
         assert path.name == "manifest.json"  # where a blank may differ
         assert folder.manifest == written
-    except store.Torn:
+    except Torn:
         pass
     finally:
         path.write_bytes(before[path])

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
 
 from infra.services.addresses import UP, Addresses, Up, read_up, write_up
 from infra.services.passwords import FILE, kept_password, password
@@ -23,9 +22,9 @@ class Kept:
 
 def test_what_is_there_is_read_and_what_is_not_is_none(tmp_path: Path) -> None:
     file = tmp_path / "kept.json"
-    assert read_typed(file, TypeAdapter(Kept), "remove it") is None
+    assert read_typed(file, Kept, "remove it") is None
     file.write_text('{"count": 3, "names": {"a": 0.5}}')
-    assert read_typed(f"file://{file}", TypeAdapter(Kept), "remove it") == Kept(3, {"a": 0.5})
+    assert read_typed(f"file://{file}", Kept, "remove it") == Kept(3, {"a": 0.5})
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, '{"count": 1, "names": {"a": "\ud800"}}', "[" * 10**5])
@@ -33,7 +32,7 @@ def test_a_damaged_file_is_a_line_with_its_name_and_what_to_do(tmp_path: Path, c
     file = tmp_path / "kept.json"
     file.write_bytes(content.encode("utf-8", "surrogatepass"))
     with pytest.raises(DamagedError) as refused:
-        read_typed(file, TypeAdapter(Kept), "remove it")
+        read_typed(file, Kept, "remove it")
     line = str(refused.value)
     assert line.startswith(f"{file} is damaged (")
     assert line.endswith("); remove it")

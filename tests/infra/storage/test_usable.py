@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.usable import StorageError, check_storage, storage_uri
+from infra.storage.usable import StorageError, probe_storage, storage_uri
 
 
 def test_a_folder_is_absolute_whatever_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,19 +18,19 @@ def test_a_folder_is_absolute_whatever_it_was_called(tmp_path: Path, monkeypatch
 
 
 def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
-    check_storage(str(tmp_path / "store"))
+    probe_storage(str(tmp_path / "store"))
     assert list((tmp_path / "store").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be used"):
-        check_storage(str(tmp_path / "file" / "store"))
+        probe_storage(str(tmp_path / "file" / "store"))
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(StorageError, match="you may not write to"):
-        check_storage(str(tmp_path / "closed" / "store"))
+        probe_storage(str(tmp_path / "closed" / "store"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no folder, whoever makes one, on Linux alone")
@@ -40,10 +40,10 @@ def test_a_home_that_cannot_be_written_is_told_from_another_folder(monkeypatch: 
     with pytest.raises(
         StorageError, match=r"/proc/\.rlvf cannot be written \(.+\); set RLVF_HOME to a folder that can"
     ):
-        check_storage("/proc/.rlvf")
+        probe_storage("/proc/.rlvf")
     monkeypatch.setenv("RLVF_HOME", "/elsewhere")
     with pytest.raises(StorageError, match=r"/proc/\.rlvf: cannot be used: .+; mount it, or name another folder"):
-        check_storage("/proc/.rlvf")
+        probe_storage("/proc/.rlvf")
 
 
 @pytest.mark.parametrize("given", ["", " ", "sftp://me:secret@host/store"])
@@ -79,7 +79,7 @@ def endpoint() -> Iterator[str]:
 
 
 def test_a_bucket_is_checked_through_its_endpoint(endpoint: str) -> None:
-    check_storage("s3://checked/rlvf")
+    probe_storage("s3://checked/rlvf")
     import boto3
 
     assert "Contents" not in boto3.client("s3", endpoint_url=endpoint).list_objects_v2(Bucket="checked")
@@ -88,6 +88,6 @@ def test_a_bucket_is_checked_through_its_endpoint(endpoint: str) -> None:
 @pytest.mark.usefixtures("endpoint")
 def test_a_bucket_that_is_not_there_is_refused_in_one_line() -> None:
     with pytest.raises(StorageError, match=r"storage s3://nowhere/rlvf: cannot be used: .*make the bucket") as refused:
-        check_storage("s3://nowhere/rlvf")
+        probe_storage("s3://nowhere/rlvf")
     assert "\n" not in str(refused.value)
     assert "planted" not in str(refused.value)

@@ -7,7 +7,7 @@ import pytest
 
 from infra.storage import place as places
 from infra.storage import store
-from infra.storage.store import NotThere, Torn
+from infra.storage.manifest import NotThere, Torn
 from infra.weights.publisher import Publisher
 from infra.weights.version import PolicyVersion, StaleBase, newest_version
 from tests.infra.weights.versions import damage, fresh, publish_all, same, version
@@ -47,7 +47,7 @@ def test_a_difference_from_other_weights_is_refused(place: str, open_publisher: 
     with reader.at(done[2].version) as found:  # noticed by its digest, and all is read anew
         assert same(found, version(2))
     uri = done[2].version.uri
-    told = json.loads(store.read_text(f"{uri}/manifest.json"))["meta"]
+    told = json.loads(places.read_text(f"{uri}/manifest.json"))["meta"]
     told["digest"] = "f" * 64
     with store.scratch(str(places.join(place, "other"))) as folder:
         (folder / "difference").write_bytes(places.read(f"{uri}/difference") or b"")

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from infra.storage.store import NotThere, Torn
+from infra.storage.manifest import NotThere, Torn
 from infra.weights import chain, mirror, publisher
 from infra.weights.chain import read_edges
 from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
 from infra.weights.publisher import Publisher
 from infra.weights.version import Gone, PolicyVersion, SyncConfig, newest_version, published, published_version
-from tests.infra.weights.versions import WINDOW, fresh, publish_all, same, version
+from tests.infra.weights.versions import WINDOW, fresh, publish_all, same, version, version_id
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -49,17 +49,17 @@ def test_what_is_kept_stays_small_and_the_way_short(place: str, open_publisher: 
         publish_all(writer, range(step, step + 1))
         edges = read_edges(f"{place}/weights")
         assert len(edges) <= 14
-        newest = (step, weights_digest(version(step)))
+        newest = version_id(step)
         way = chain.cheapest_chain(edges, newest)
         assert way is not None
         assert len(way) <= 5  # the first version, an anchor, and a difference for each of three bits
         for behind in range(max(0, step - WINDOW), step):
-            short = chain.cheapest_chain(edges, newest, (behind, weights_digest(version(behind))))
+            short = chain.cheapest_chain(edges, newest, version_id(behind))
             assert short is not None
             assert short[0].base is not None
             assert sum(edge.bytes for edge in short) < way[0].bytes
     assert {0, 34, 33, 32, 31} <= set(published(place))
-    assert newest_version(place) == PolicyVersion(34, f"{place}/weights/v34", newest[1])
+    assert newest_version(place) == PolicyVersion(34, f"{place}/weights/v34", newest.digest)
 
 
 def test_a_new_trainer_goes_on_with_differences(place: str, open_publisher: Callable[..., Publisher]) -> None:
@@ -142,7 +142,7 @@ def test_what_fails_in_the_background_is_said_with_the_next_version_and_costs_no
         (done,) = publish_all(writer, range(step, step + 1))
         with fresh(place).at(done.version) as weights:
             assert same(weights, version(step))
-    way = chain.cheapest_chain(read_edges(f"{place}/weights"), (17, done.version.digest))
+    way = chain.cheapest_chain(read_edges(f"{place}/weights"), done.version.id)
     assert way is not None
     assert len(way) <= 5
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from infra.storage import retry_policy, store
-from infra.storage.store import NotThere, StoreError, Torn
+from infra.storage import place, retry_policy
+from infra.storage.manifest import NotThere, StoreError, Torn
 from infra.weights import mirror
 from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
@@ -57,7 +57,7 @@ class Run:
         self.follower = self.fresh()
 
     def fresh(self) -> Mirror:
-        return Mirror(store.join(self.uri, "weights"), patience=self.patience)
+        return Mirror(place.join(self.uri, "weights"), patience=self.patience)
 
     def publish(self, step: int) -> PolicyVersion:
         version = self.publisher.publish(step, TRAINED[step]).version

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from infra.storage import place as places
-from infra.storage import store
+from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
 from infra.weights.publisher import Published, Publisher
-from infra.weights.version import SyncConfig
+from infra.weights.version import SyncConfig, VersionId
 
 CELLS = 4000
 CONFIG = SyncConfig(anchor_every=8, patience=0.0)
@@ -26,6 +26,10 @@ def version(step: int, seed: int = 0) -> dict[str, Tensor]:
     return made
 
 
+def version_id(step: int) -> VersionId:
+    return VersionId(step=step, digest=weights_digest(version(step)))
+
+
 def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
     return set(found) == set(wanted) and all(
         found[name].dtype == tensor.dtype
@@ -35,7 +39,7 @@ def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
 
 
 def fresh(place: str) -> Mirror:
-    return Mirror(store.join(place, "weights"), patience=0.0)
+    return Mirror(places.join(place, "weights"), patience=0.0)
 
 
 def publish_all(publisher: Publisher, steps: range) -> list[Published]:

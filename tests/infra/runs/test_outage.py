@@ -8,8 +8,8 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact import s3_artifact_repo
 
-from infra.runs import tracking
-from infra.runs.uploads import Uploads
+from infra.runs import outage
+from infra.runs.outage import Uploads
 from tests.conftest import free_port
 from tests.infra.runs.tracked import points, start
 
@@ -50,8 +50,8 @@ def test_one_that_fails_keeps_neither_others_nor_metrics_nor_status_from_mlflow(
 
 
 def test_one_that_failed_is_tried_again(home, client, tmp_path, unwritable, monkeypatch, caplog):
-    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 0)
-    monkeypatch.setattr(tracking, "PAUSE_RATIO", 0)
+    monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(outage, "PAUSE_RATIO", 0)
     (tmp_path / "report.html").write_text("<p>")
     with start(home) as tracker:
         tracker.log_file(tmp_path / "report.html")
@@ -86,7 +86,7 @@ def test_an_artifact_store_that_fails_in_its_own_words_keeps_only_files_from_mlf
     for name, value in {**there, **nothing, "AWS_EC2_METADATA_DISABLED": "true", **environment}.items():
         monkeypatch.setenv(name, value)
     client.create_experiment("sums", artifact_location=location)
-    monkeypatch.setattr(tracking, "PAUSE_SECONDS", 3600)
+    monkeypatch.setattr(outage, "PAUSE_SECONDS", 3600)
     with start(home, local=tmp_path / "metrics.jsonl") as tracker:
         for step in (1, 2):
             tracker.log(step, {"a": step})
@@ -100,14 +100,16 @@ def test_an_artifact_store_that_fails_in_its_own_words_keeps_only_files_from_mlf
     assert all(f"samples/00000{step}.json" in lines[1] for step in (1, 2))
 
 
-def test_a_store_that_is_away_is_asked_once_for_all_files():
+def test_a_store_that_is_away_is_asked_once_for_all_files(monkeypatch):
+    monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(outage, "PAUSE_RATIO", 0)
     asked = []
 
     def upload(path):
         asked.append(path)
         raise ConnectionError("away")
 
-    uploads = Uploads("sqlite:///mlflow.db", is_served=False, pause=lambda _: 0.0)
+    uploads = Uploads("sqlite:///mlflow.db", is_served=False)
     for path in ("one", "two"):
         uploads.add(path, partial(upload, path))
     uploads.send(last=False)
@@ -125,7 +127,7 @@ def test_an_upload_that_a_signal_ends_is_not_forgotten():
             raise KeyboardInterrupt
         stored.append("whole")
 
-    uploads = Uploads("sqlite:///mlflow.db", is_served=False, pause=lambda _: 0.0)
+    uploads = Uploads("sqlite:///mlflow.db", is_served=False)
     uploads.add("one", interrupted)
     with pytest.raises(KeyboardInterrupt):
         uploads.send(last=False)
