@@ -12,15 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO, Literal
 
-CSV, JSONL, PARQUET = "csv", "jsonl", "parquet"
 Format = Literal["csv", "jsonl", "parquet"]
-_ENDINGS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
+_ENDINGS: dict[Format, tuple[str, ...]] = {"jsonl": (".jsonl", ".ndjson", ".json"), "parquet": (".parquet", ".pq")}
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SNIFFED_ROWS = 20
 _PACKED = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4", ".snappy")
@@ -57,7 +50,7 @@ def file_format(name: str) -> Format:
     stem = name.lower()
     for packed in _PACKED:
         stem = stem.removesuffix(packed)
-    return next((form for ending, form in _ENDINGS.items() if stem.endswith(ending)), "csv")
+    return next((form for form, endings in _ENDINGS.items() if stem.endswith(endings)), "csv")
 
 
 def read_csv(lines: Iterable[str], name: str) -> Table:
