@@ -41,7 +41,7 @@ class Table:
     rows: Iterable[Row]
 
     def at(self, number: int) -> str:
-        """How a message about a row begins."""
+        """The beginning of a message about a row."""
         return f"{self.name}: {self.unit} {number}"
 
 
@@ -107,7 +107,7 @@ def _listed(text: str) -> list[dict[str, Any]] | None:
 
 
 def read_parquet(content: BinaryIO, name: str) -> Table:
-    """Raises ProblemError."""
+    """The rows of a Parquet file. Raises ProblemError."""
     import pyarrow
     import pyarrow.parquet
 
