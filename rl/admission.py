@@ -1,6 +1,5 @@
-"""What a generator and a verifier may return. It is looked at before it enters a batch: a machine with broken memory,
-another version of a library, or somebody else's program returns anything, and one such lease spoils an update for
-everybody.
+"""Checks of what a generator or a verifier returns, before it enters a batch: a machine with broken memory, another
+version of a library, or somebody else's program returns anything, and one such lease spoils an update for everybody.
 
 Legend: P problems, G completions per problem, S prompt tokens, T completion tokens.
 """
@@ -20,7 +19,7 @@ TOLERANCE = 1e-3  # nats above 0 that rounding may make of the log-prob of a cer
 
 @dataclass(frozen=True)
 class Asked:
-    """What one generator was asked for."""
+    """A request to one generator."""
 
     problems: tuple[Problem, ...]  # [P]
     samples: int  # G
@@ -30,15 +29,15 @@ class Asked:
 
 
 def refusal(returned: object, asked: Asked) -> str:
-    """Why this may not be trained on, in a few words; empty if it is what was asked for."""
+    """Why this is not trained on, in a few words; empty if it is what was asked for."""
     if not isinstance(returned, Rollouts):
         return f"it is {type(returned).__name__}, and not rollouts"
     return _shapes(returned, asked) or _values(returned, asked)
 
 
 def refused_judgement(returned: object, problems: int, samples: int) -> str:
-    """Why these are no verdicts on so many completions of so many problems, in a few words; empty if they are. What is
-    wrong in a completion or in a user's function is a verdict as well: this is about who judged."""
+    """Why these are no verdicts on so many completions of so many problems, in a few words; empty if they are. A
+    verifier that failed gives a verdict too: only a machine that returns something else is refused."""
     if not isinstance(returned, Judgement):
         return f"it is {type(returned).__name__}, and not a judgement"
     if why := _unlike_rewards("rewards", returned.rewards, (problems, samples)):
@@ -55,7 +54,7 @@ def refused_judgement(returned: object, problems: int, samples: int) -> str:
 
 
 def _unlike_rewards(name: str, given: Any, shape: tuple[int, int]) -> str:
-    """Why these are no rewards, or parts of such; NaN is a verdict that is missing."""
+    """Why these are no rewards or parts of rewards; NaN is a missing verdict."""
     if not _is_array(given, "f", 2) or given.shape != shape:
         return f"{name} are {_shape(given)}, not {list(shape)}"
     odd = given[np.abs(given) > MAX_REWARD]
@@ -90,27 +89,31 @@ def _shapes(of: Rollouts, asked: Asked) -> str:
 
 def _values(of: Rollouts, asked: Asked) -> str:
     T = of.tokens.shape[2]  # noqa: N806
-    if of.lengths.min() < 1 or of.lengths.max() > T:
-        return f"a completion has {of.lengths.min() if of.lengths.min() < 1 else of.lengths.max()} of {T} tokens"
+    if (bad := _outside(of.lengths, 1, T)) is not None:
+        return f"a completion has {bad} of {T} tokens"
     inside = np.arange(T) < of.lengths[:, :, None]
     tokens = np.concatenate([of.tokens[inside], *of.prompts])
     highest = np.iinfo(np.int32).max if asked.vocabulary is None else asked.vocabulary - 1
-    if tokens.min() < 0 or tokens.max() > highest:
-        bad = tokens.min() if tokens.min() < 0 else tokens.max()
+    if (bad := _outside(tokens, 0, highest)) is not None:
         return f"token id {bad} is not in the vocabulary, 0 to {highest}"
     logprobs = of.logprobs[inside]
     if not np.isfinite(logprobs).all() or logprobs.max() > TOLERANCE:
-        bad = logprobs[~np.isfinite(logprobs) | (logprobs > TOLERANCE)][0]
-        return f"a log-prob is {bad:g}"
-    versions = of.versions[inside]
-    if versions.min() < asked.versions.start or versions.max() >= asked.versions.stop:
-        bad = versions.min() if versions.min() < asked.versions.start else versions.max()
-        return f"a token was sampled with v{bad}, not with v{asked.versions.start} to v{asked.versions.stop - 1}"
+        odd = logprobs[~np.isfinite(logprobs) | (logprobs > TOLERANCE)][0]
+        return f"a log-prob is {odd:g}"
+    oldest, newest = asked.versions.start, asked.versions.stop - 1
+    if (bad := _outside(of.versions[inside], oldest, newest)) is not None:
+        return f"a token was sampled with v{bad}, not with v{oldest} to v{newest}"
     return ""
 
 
+def _outside(given: Any, lowest: int, highest: int) -> int | None:
+    """An element of an array that is out of bounds, None where there is none."""
+    least, most = given.min(), given.max()
+    return int(least) if least < lowest else int(most) if most > highest else None
+
+
 def _is_array(given: Any, kinds: str, dimensions: int) -> bool:
-    """Whether it is an array of one of these kinds of numbers (`dtype.kind`)."""
+    """Whether this is an array of one of these kinds of numbers (`dtype.kind`)."""
     return isinstance(given, np.ndarray) and given.dtype.kind in kinds and given.ndim == dimensions
 
 

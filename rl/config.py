@@ -16,10 +16,14 @@ from pydantic.fields import FieldInfo
 from rl.algorithms import ALGORITHMS, Algorithm
 
 TINY = "tiny"  # the policy that is made in code
+PICKLED = (
+    "pickled weights (pytorch_model.bin) are never read, because they can run code; convert them where you trust them, "
+    "with save_pretrained"
+)
 
 
 def _modules(*room: str) -> tuple[str, ...]:
-    """The names of the modules of a room beside this file, which are not imported for that."""
+    """Names of the modules in a room beside this file; none of them is imported."""
     return tuple(sorted(file.stem for file in Path(__file__).parent.joinpath(*room).glob("[a-z]*.py")))
 
 
@@ -30,8 +34,8 @@ AUTO = "auto"  # the verifier that goes with the problems
 
 
 def whole_path(model: str) -> str:
-    """The same model for processes that stand elsewhere: a folder, which comes before an id of the hub as transformers
-    has it, by its absolute path."""
+    """The model by a name that holds in any working directory: a folder by its absolute path. As in transformers, a
+    folder comes before an id of the hub."""
     return str(Path(model).absolute()) if model != TINY and Path(model).is_dir() else model
 
 
@@ -72,7 +76,7 @@ class SamplingConfig(BaseModel):
 
     @property
     def limit(self) -> int:
-        """The number of tokens; what nobody has given is resolved before anything is sampled."""
+        """`max_tokens`, which is resolved before anything is sampled."""
         assert self.max_tokens is not None
         return self.max_tokens
 
@@ -178,7 +182,7 @@ class OptimizerConfig(BaseModel):
 
     @property
     def rate(self) -> float:
-        """The learning rate; what nobody has given is resolved before anything is trained."""
+        """The learning rate, which is resolved before anything is trained."""
         assert self.lr is not None
         return self.lr
 
@@ -228,7 +232,7 @@ class ProblemsConfig(BaseModel):
 
 
 def _meant(template: str) -> str:
-    """Which place of a template was to be the problem's, as a question; empty where none looks like it."""
+    """The place of a template that looks like the problem's, as a question; empty where none does."""
     for place in re.findall(r"\{(\w+)\}", template):
         if get_close_matches(place.lower(), QUESTIONS, 1, 0.75):
             return f"; did you mean {{prompt}} for {{{place}}}?"
@@ -278,8 +282,3 @@ class VerifierConfig(BaseModel):
     env: tuple[str, ...] = Field(
         (), description="environment variables that my_reward.py gets, such as OPENAI_API_KEY; it sees no others"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given

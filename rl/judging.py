@@ -20,7 +20,7 @@ from rl.verifiers.verdicts import NOT_TRIED
 
 MESSAGES = 8  # of failures that a judgement carries
 TRIED = 8  # problems of a set that are tried before anything starts, at some ms each
-_worked: WeakSet[Verifier] = WeakSet()  # those of this process that were warm once
+_worked: WeakSet[Verifier] = WeakSet()  # in this process, at least once
 
 
 class BrokenVerifierError(ValueError):
@@ -35,7 +35,7 @@ class Judgement:
     reasons: tuple[tuple[str, ...], ...]  # [P] of [G]
     parts: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # [P, G] each; NaN where there is none
     messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G]: why there is no verdict, "" where there is one
-    failed: bool = False  # on every completion; that some were cut, and are worth 0 for it, does not change that
+    failed: bool = False  # on every completion, before those that were cut got a reward of 0
 
     @property
     def broken(self) -> bool:
@@ -44,7 +44,7 @@ class Judgement:
 
     @classmethod
     def of(cls, verdicts: Sequence[Sequence[Verdict]]) -> "Judgement":
-        """[P] of [G] verdicts."""
+        """The judgement of [P] of [G] verdicts."""
         names = dict.fromkeys(name for row in verdicts for verdict in row for name in verdict.parts)
         return cls(
             rewards=np.array([[verdict.reward for verdict in row] for row in verdicts], dtype=np.float32),
@@ -58,7 +58,7 @@ class Judgement:
 
     @classmethod
     def join(cls, judgements: Sequence["Judgement"]) -> "Judgement":
-        """Several, one below the other."""
+        """Several judgements as one, in order."""
         names = dict.fromkeys(name for judgement in judgements for name in judgement.parts)
         return cls(
             rewards=np.concatenate([judgement.rewards for judgement in judgements]),
@@ -69,8 +69,8 @@ class Judgement:
         )
 
     def without_ends(self, truncated: NDArray[np.bool_]) -> "Judgement":
-        """The same with a reward of 0, in all its parts, and the reason "truncated" where a completion lacks the end
-        that it is judged by, whether or not its verifier failed: truncated is [P, G]."""
+        """The judgement with a reward of 0, in all its parts, and the reason "truncated" for the completions that were
+        cut, [P, G], whether or not their verifier failed."""
         if not truncated.any():
             return self
         return replace(
@@ -114,14 +114,13 @@ def judge(
     verifiers: Mapping[str, VerifierSpec],
     home: Path | None = None,
 ) -> Judgement:
-    """Judge G completions for each of P problems; `verifiers` says what judges the problems of a set;
-    `home` is rlvf's on this machine.
+    """Judge G completions for each of P problems; `verifiers` are by problem set, `home` is rlvf's on this machine.
 
-    A verifier that fails is no reward of 0: see :class:`Judgement`.
+    A verifier that fails gives no reward, not one of 0: see :class:`Judgement`.
 
     Raises:
-        VerifierError: a verifier has never worked on this machine and cannot be opened, loaded or reached here, which
-            is no fault of these completions. One that did work and fails now fails on them.
+        VerifierError: a verifier that has never worked in this process cannot be opened, loaded or reached here. One
+            that has worked before, and fails now, fails on these completions.
     """
     verdicts: list[Sequence[Verdict]] = [()] * len(problems)
     rows: dict[VerifierSpec, list[int]] = {}
@@ -136,11 +135,11 @@ def judge(
     return Judgement.of(verdicts)
 
 
-def _ready(spec: VerifierSpec, home: Path | None) -> Verifier:
-    """The verifier of this process, which has worked here."""
+def _ready(spec: VerifierSpec, home: Path | None, again: bool = False) -> Verifier:
+    """The verifier as this process holds it, warmed up; with ``again`` even if it has worked before."""
     try:
         verifier = opened(spec, home)
-        if verifier not in _worked:
+        if again or verifier not in _worked:
             verifier.warm()
     except ValueError as error:
         raise VerifierError(str(error)) from error
@@ -149,7 +148,7 @@ def _ready(spec: VerifierSpec, home: Path | None) -> Verifier:
 
 
 def _worth(verdict: Verdict, spec: VerifierSpec) -> Verdict:
-    """The verdict, with what a time-out is worth."""
+    """The verdict, with `timeout_reward` for a time-out."""
     if spec.timeout_reward is None or verdict.reason != "timeout" or not verdict.error:
         return verdict
     return Verdict(spec.timeout_reward, verdict.reason)
@@ -158,9 +157,8 @@ def _worth(verdict: Verdict, spec: VerifierSpec) -> Verdict:
 def warm(
     verifiers: Mapping[str, VerifierSpec], problems: Iterable[Problem] = (), home: Path | None = None
 ) -> tuple[str, ...]:
-    """Open the verifiers on this machine, by the set that they judge, and look at one problem of each set that there is
-    one of; at TRIED where the verifier knows what a right completion is. What a person should know of them, a line
-    each.
+    """Open the verifier of each set on this machine and try it on one problem of that set, or on TRIED of them where it
+    knows a right completion. Returns notes for people, a line each.
 
     Raises VerifierError with one line for the first that cannot work here, fails on a problem's own target and on an
     empty completion, or finds a problem's own target wrong.
@@ -168,12 +166,7 @@ def warm(
     some = first(problems)
     notes: dict[str, None] = {}
     for name, spec in verifiers.items():
-        try:
-            verifier = opened(spec, home)
-            verifier.warm()
-        except ValueError as error:
-            raise VerifierError(str(error)) from error
-        _worked.add(verifier)
+        verifier = _ready(spec, home, again=True)
         if verifier.about:
             notes[f"verifier {spec.name}: {verifier.about}"] = None
         own = [problem for problem in some if problem.set == name]
@@ -193,7 +186,7 @@ def warm(
 
 
 def first(problems: Iterable[Problem]) -> list[Problem]:
-    """The first of each set, TRIED at most."""
+    """The first problems of each set, TRIED at most."""
     sets: dict[str, list[Problem]] = {}
     for problem in problems:
         sets.setdefault(problem.set, []).append(problem)

@@ -8,17 +8,9 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from rl.config import PolicyConfig
+from rl.config import PICKLED, PolicyConfig
 from rl.model.head import attention_for
 from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype, copied_weights
 from rl.parity import require_parity
@@ -32,10 +24,9 @@ def load_policy(
     weights: Mapping[str, Tensor] | None = None,
     check: bool = True,
 ) -> Policy:
-    """Load a model and its tokenizer from a hub id or a folder.
+    """Load a model and its tokenizer from a hub id or a folder, ``path``; ``config`` says where and how to compute.
 
     Args:
-        path: hub id or folder; ``config`` says only where and how to compute.
         master: keep the parameters in float32 whatever the arithmetic's dtype, as a learner needs them.
         weights: take these instead of those in the folder.
         check: see that sampler and learner agree with it; false for a model that neither will use.
@@ -46,11 +37,11 @@ def load_policy(
     """
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
-    load: Any = AutoModelForCausalLM.from_pretrained  # its type leaves out that it can return a pair
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its type leaves out that it can return a pair
     try:
         # neither code nor pickles of a model run here: a folder may come from anywhere
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        settings = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        settings = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
         kept = torch.float32 if master else dtype
         given: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
         if weights is not None:
@@ -66,7 +57,7 @@ def load_policy(
             **given,
         )
         if weights is not None and Path(path, GENERATION_CONFIG_NAME).is_file():
-            model.generation_config = GenerationConfig.from_pretrained(path)
+            model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {_reason(error)}") from error
     if missing := sorted(loading["missing_keys"]):
@@ -84,11 +75,11 @@ def load_policy(
     return policy
 
 
-def _class_of(settings: PretrainedConfig) -> Any:
+def _class_of(settings: transformers.PretrainedConfig) -> Any:
     """The class that the configuration names. Raises ValueError where transformers has no such model."""
     named = next(iter(settings.architectures or ()), None)
     found = getattr(transformers, str(named), None)
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise ValueError(f"architectures of its config.json names no model that transformers knows: {named!r}")
     return found
 
@@ -99,8 +90,5 @@ def _reason(error: Exception) -> str:
     if "custom code" in words or "trust_remote_code" in words:
         return "it needs code of its own, which is never run here; take a model that transformers knows"
     if "no file named model.safetensors" in words or "safetensors variant" in words:
-        return (
-            "it has no model.safetensors, and pickled weights (pytorch_model.bin) are never read, because they can run "
-            "code; convert them where you trust them, with save_pretrained"
-        )
+        return f"it has no model.safetensors, and {PICKLED}"
     return words.splitlines()[0] if words else type(error).__name__

@@ -31,7 +31,7 @@ BY_PLACE = {"gpt_neo": "its local attention counts places in a row, where the co
 
 @dataclass(frozen=True)
 class Parity:
-    """How far log-probs are from those of the model's own forward pass, in nats."""
+    """Distance of log-probs from those of the model's own forward pass, in nats."""
 
     sampler: float
     learner: float

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Instructions:
-    """What a model is told beside a problem: through its chat template, or in a text with places for both."""
+    """System prompt and examples of a problem: through a chat template, or in a text with places for both."""
 
     system: str
     examples: tuple[tuple[str, str], ...] = ()  # question and answer
@@ -37,7 +37,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of one completion. A verifier that failed says so in `error`, and its reward is NaN."""
+    """A verifier's verdict on one completion. Where the verifier failed, `error` says so, and the reward is NaN."""
 
     reward: float
     reason: str  # "right", "wrong_value", "unparsable", ...; "verifier_error" or "timeout" for a failure
@@ -83,8 +83,7 @@ class Batch:
 
     @property
     def with_signal(self) -> NDArray[np.bool_]:
-        """[P]: groups whose rewards differ, of those that are known, which are two at least; the others have nothing to
-        teach."""
+        """[P]: groups whose known rewards differ; the others have nothing to teach."""
         unknown = np.isnan(self.rewards)
         highest = np.where(unknown, -np.inf, self.rewards).max(axis=1, initial=-np.inf)
         lowest = np.where(unknown, np.inf, self.rewards).min(axis=1, initial=np.inf)

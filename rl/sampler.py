@@ -87,7 +87,7 @@ class Completions:
 
 
 class StopStrings:
-    """Texts that end a completion. Only its last tokens are decoded at each step: a text of n bytes spans at most n
+    """Texts that end a completion. Only the last tokens are decoded at each step: a text of n bytes spans at most n
     tokens that say anything, and one more, because some tokenizers drop the space that a text begins with."""
 
     def __init__(self, policy: Policy, stop: Sequence[str]) -> None:
@@ -207,13 +207,13 @@ def sample(
     greedy: bool = False,
     between_tokens: Callable[[], None] = lambda: None,
 ) -> Rollouts:
-    """Draw ``samples`` completions of each problem. One ends with an end token of the model or with a stop string; both
-    are among its tokens, with their log-probs, and neither is in its text.
+    """Draw ``samples`` completions of each problem. The end token or stop string of one is among its tokens, with its
+    log-prob, and not in its text.
 
     Args:
         version: of the weights that ``policy`` holds, recorded with every token.
         groups: [P] the problems' numbers within the step: they name the noise.
-        greedy: take the most likely token instead; log-probs are still those of the distribution.
+        greedy: take the most likely token; log-probs are still those of the distribution.
         between_tokens: called before each; what it raises ends the sampling.
 
     Raises:

@@ -36,7 +36,7 @@ class NamedSet:
         except PathError as error:
             if near := get_close_matches(self.config.path, MADE, n=1):
                 raise PathError(f"{error}; did you mean {near[0]}?") from error
-            if _OF_THE_HUB.fullmatch(self.config.path) and tables.file_format(self.config.path) == tables.CSV:
+            if _OF_THE_HUB.fullmatch(self.config.path) and tables.file_format(self.config.path) == "csv":
                 files = f"hf://datasets/{self.config.path}/**/train*.parquet"
                 raise PathError(f"{error}; of a data set on the hub name its files, such as '{files}'") from error
             raise

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.errors import one_line
+from rl.config import PICKLED
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -161,10 +162,7 @@ def _check_weights(file: Path) -> None:
 
 def _no_weights(names: Sequence[str]) -> str:
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
-        return (
-            f"no {WEIGHTS}, and pickled weights (pytorch_model.bin) are never read, because they can run code; convert "
-            "them where you trust them, with save_pretrained"
-        )
+        return f"no {WEIGHTS}, and {PICKLED}"
     if any(name.endswith(".gguf") for name in names):
         return f"no {WEIGHTS}, and GGUF files cannot be trained; take the model they were made of"
     if "adapter_config.json" in names:

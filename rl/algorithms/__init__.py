@@ -1,5 +1,5 @@
-"""Algorithms: what turns a batch's rewards into a loss. A module of this room whose name is an algorithm's holds all of
-it, as its ``ALGORITHM``: formulas, options, metrics."""
+"""Algorithms turn a batch's rewards into a loss. Each module of this room but `algorithm` is one, by its ``ALGORITHM``:
+formulas, options, metrics."""
 
 from importlib import import_module
 from pkgutil import iter_modules

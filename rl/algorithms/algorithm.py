@@ -1,8 +1,8 @@
-"""What an algorithm is: its options are its fields, its formulas its methods.
+"""The contract of an algorithm: its options are its fields, its formulas its methods.
 
 Legend: P groups, G completions per group, N completion tokens. r: reward; pi: the policy being trained; mu: the
-behaviour policy that sampled; rho = pi / mu per token. Nothing here imports torch when it is loaded: a command line is
-read with these options.
+behaviour policy that sampled; rho = pi / mu per token. Loading this module does not import torch: a
+command line is read with these options.
 """
 
 from abc import ABC, abstractmethod
@@ -30,11 +30,11 @@ class Algorithm(BaseModel, ABC):
     """A policy-gradient loss with its advantages and the weights of its tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    summary: ClassVar[str]  # one line for whoever chooses
+    summary: ClassVar[str]  # one line, for `--help`
 
     @abstractmethod
     def advantages(self, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[P, G] advantages of [P, G] rewards, of which those that are not known are NaN and have advantage 0."""
+        """[P, G] advantages of [P, G] rewards; an unknown reward is NaN, its advantage 0."""
 
     @abstractmethod
     def token_weights(self, lengths: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -26,7 +26,7 @@ from rl.records import Batch, Rollouts
 
 @dataclass(frozen=True)
 class Learned:
-    """What one update did."""
+    """The outcome of one update."""
 
     step: int  # the policy version that it made
     applied: bool  # False: nothing to learn from, or refused
@@ -42,7 +42,7 @@ class _State:
     """What a learner counts; a field that another version of this file knew is passed over."""
 
     step: int
-    applied: int
+    applied: int  # optimizer steps
     refusals: int
     learned: Learned | None
 
@@ -74,7 +74,7 @@ def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.opti
 
 
 def loss_scale(dtype: torch.dtype, tokens: int) -> float:
-    """What a loss is multiplied by before the backward pass, and its gradient divided by after it.
+    """The factor of a loss before the backward pass, by which its gradient is divided after it.
 
     In float16, whose smallest normal number is 6e-5, a token's share of the gradient would vanish: from a weight of
     1/tokens in the loss it is brought to about 2^-4, by a power of two, so that scaling itself rounds nothing
@@ -87,11 +87,7 @@ def token_scores(policy: Policy, packed: Packed, temperature: float) -> tuple[Te
     """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies (detached)."""
     with policy.autocast():
         hidden = hidden_states(
-            policy.model,
-            mask=packed.mask,
-            input_ids=packed.tokens,
-            position_ids=packed.positions,
-            use_cache=False,
+            policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
         )
         logits = head_logits(policy.model, hidden[packed.rows, packed.logit_positions])
     scores = (logits / temperature).log_softmax(-1)
@@ -107,7 +103,7 @@ class Learner:
         self.policy = policy
         self.config = config
         self.step = step
-        self.applied = 0  # updates that changed the weights
+        self.optimizer_steps = 0  # that changed the weights
         self.refusals = 0  # non-finite updates in a row
         self.learned: Learned | None = None
         self.decay = 1.0  # share of the learning rate that the next update takes: see rl.learning.schedules
@@ -116,12 +112,8 @@ class Learner:
 
     @property
     def microbatch_tokens(self) -> int:
-        """Positions per forward pass. On a CPU larger ones only leave its caches."""
+        """Positions per forward pass; on a CPU few, because more would only leave its caches."""
         return self.config.microbatch_tokens or (1024 if self.policy.device.type == "cpu" else 16384)
-
-    def token_scores(self, packed: Packed, temperature: float) -> tuple[Tensor, Tensor]:
-        """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies (detached)."""
-        return token_scores(self.policy, packed, temperature)
 
     def optimizer_step(self, scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
         """Divide the gradient by ``loss_scale``, clip it, take one optimizer step at ``scale`` times the learning rate,
@@ -133,12 +125,12 @@ class Learner:
             torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], 1 / loss_scale)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm))
         if math.isfinite(norm):
-            rise = scale * self.decay * min(1.0, (self.applied + 1) / max(1, self.config.warmup_steps))
+            rise = scale * self.decay * min(1.0, (self.optimizer_steps + 1) / max(1, self.config.warmup_steps))
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.config.rate * rise
                 optimizer.step()
-            self.applied += 1
+            self.optimizer_steps += 1
         self.policy.model.zero_grad(set_to_none=True)
         return norm
 
@@ -201,15 +193,15 @@ class Learner:
         temperature: float,
         scale: float,
     ) -> tuple[float, dict[str, float]]:
-        """Add ``scale`` times the loss's gradient to the parameters'; the loss, and what else is seen of its tokens,
-        each as a sum over them."""
+        """Add ``scale`` times the loss's gradient to the parameters'. Returns the loss, and each metric as a sum over
+        tokens."""
         device = self.policy.device
         advantage, weight = advantage.to(device), weight.to(device)
         behaviour = torch.from_numpy(rollouts.logprobs).to(device)
         total, sums = 0.0, dict[str, float]()
         for groups in microbatches(rollouts, used, self.microbatch_tokens):
             packed = pack(rollouts, groups, device)
-            logprobs, entropy = self.token_scores(packed, temperature)
+            logprobs, entropy = token_scores(self.policy, packed, temperature)
             mu = behaviour[packed.group, packed.sample, packed.token_index]
             terms = algorithm.token_loss(logprobs, mu, advantage[packed.group, packed.sample])
             value = (weight[packed.group, packed.sample] * terms.value).sum()
@@ -234,7 +226,7 @@ class Learner:
         )
 
     def save(self, folder: Path) -> None:
-        """Write everything that a new process needs to go on: weights, optimizer, random state, counters."""
+        """Write what a new process needs to go on: weights, optimizer, random state, counters."""
         save_policy(self.policy, folder)
         tensors = {"rng": torch.get_rng_state()}
         for index, parameter in enumerate(self.parameters):
@@ -242,7 +234,7 @@ class Learner:
                 for name, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
         save_file(tensors, folder / "optimizer.safetensors")
-        state = _State(self.step, self.applied, self.refusals, self.learned)
+        state = _State(self.step, self.optimizer_steps, self.refusals, self.learned)
         (folder / "learner.json").write_text(json.dumps(asdict(state)))
 
     def restore(self, folder: Path) -> None:
@@ -258,4 +250,5 @@ class Learner:
             # a step counter stays where a fused AdamW keeps it: beside its parameter
             self.optimizer_of(parameter).state[parameter][name] = value.to(self.policy.device)
         state = _STATE.validate_json((folder / "learner.json").read_bytes())
-        self.step, self.applied, self.refusals, self.learned = state.step, state.applied, state.refusals, state.learned
+        self.step, self.optimizer_steps = state.step, state.applied
+        self.refusals, self.learned = state.refusals, state.learned

@@ -54,7 +54,7 @@ def microbatches(rollouts: Rollouts, groups: Sequence[int], microbatch_tokens: i
 
 
 def pack(rollouts: Rollouts, groups: Sequence[int], device: torch.device) -> Packed:
-    """Lay the named groups out, a row each."""
+    """The named groups, a row each."""
     length = max(row_length(rollouts, group) for group in groups)
     tokens = np.zeros((len(groups), length), dtype=np.int64)
     positions = np.zeros_like(tokens)

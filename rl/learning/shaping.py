@@ -1,4 +1,4 @@
-"""The batch as a loss sees it, whatever the algorithm.
+"""Penalties and masks on a batch, the same for every algorithm.
 
 Legend: P groups, G completions per group.
 """
@@ -13,9 +13,9 @@ from rl.records import Batch
 
 
 def shaped(batch: Batch, config: LossConfig, max_tokens: int) -> Batch:
-    """The batch as the loss sees it: rewards less the penalty on long completions, and no tokens in completions without
-    a verdict, nor with ``mask_truncated`` in those that were cut at ``max_tokens``, whose rewards still count in the
-    mean of their group."""
+    """The batch with the penalty on long completions in its rewards, and without the tokens of completions that have no
+    verdict or, with ``mask_truncated``, were cut at ``max_tokens``; the rewards of these still count in the mean of
+    their group."""
     of, rewards = batch.rollouts, batch.rewards
     if config.overlong:
         rewards = rewards + overlong_penalty(of.lengths, max_tokens, config.overlong)

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rl.learning.learner import Learner, loss_scale
+from rl.learning.learner import Learner, loss_scale, token_scores
 from rl.learning.packing import microbatches, pack
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 
 
 def demonstrations(policy: Policy, problems: Sequence[Problem]) -> Rollouts:
-    """Each problem with its own target as the one completion (G = 1), ended."""
+    """The problems with their own targets as the one completion of each (G = 1)."""
     answers = [
         [*policy.tokenizer(problem.target, add_special_tokens=False)["input_ids"], policy.end] for problem in problems
     ]
@@ -41,7 +41,7 @@ def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:
     weight = 1.0 / shown.generated_tokens
     enlarged = loss_scale(learner.policy.dtype, shown.generated_tokens)
     for groups in microbatches(shown, range(len(shown.problems)), learner.microbatch_tokens):
-        logprobs, _ = learner.token_scores(pack(shown, groups, learner.policy.device), temperature=1.0)
+        logprobs, _ = token_scores(learner.policy, pack(shown, groups, learner.policy.device), temperature=1.0)
         loss = -weight * logprobs.sum()
         (loss * enlarged).backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())

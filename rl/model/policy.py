@@ -13,11 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import (
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from rl.model.prompting import prompt_tokens, turn_end
@@ -46,8 +42,8 @@ class Policy:
 
     @property
     def window(self) -> int | None:
-        """How many positions back its attention reaches in some layer, None if all the way. Sampler and learner lay out
-        their own masks, which know no window: they must not be longer than it."""
+        """How many positions back attention reaches in the most limited layer, None if all the way. Sampler and learner
+        lay out masks without a window, so no sequence may be longer."""
         kinds = getattr(self.text, "layer_types", None)
         slides = kinds is None or {"sliding_attention", "chunked_attention"} & set(kinds)
         sizes = [getattr(self.text, name, None) for name in ("sliding_window", "attention_chunk_size")]
@@ -55,8 +51,8 @@ class Policy:
 
     @property
     def positions(self) -> int | None:
-        """How many tokens the model can tell apart by position, None if it has no such limit. With `longrope` (Phi-3)
-        those of its first training: beyond them the longest row of a batch says how all are rotated."""
+        """How many tokens the model can tell apart by position, None without a limit. With `longrope` (Phi-3) those of
+        its first training: beyond them the rotation of every row depends on the longest row of the batch."""
         rope = getattr(self.text, "rope_parameters", None) or {}
         own = "original_" if rope.get("rope_type") == "longrope" else ""
         size = getattr(self.text, f"{own}max_position_embeddings", None) or rope.get(f"{own}max_position_embeddings")
@@ -164,14 +160,14 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write it in Hugging Face layout: config, tokenizer, ``model.safetensors`` (floating point in ``dtype``)."""
+    """Write Hugging Face layout: config, tokenizer, ``model.safetensors`` (floating point in ``dtype``)."""
     save_files(policy, folder, dtype)
     save_file(copied_weights(policy.weights(), dtype), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def save_files(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write what Hugging Face layout has beside the weights: config (of weights in ``dtype``), tokenizer, and settings
-    of generation, which name all tokens that ended a completion here: others look into no chat template for them."""
+    """Write what Hugging Face layout has beside the weights: config (of weights in ``dtype``), tokenizer, generation
+    settings, which name all end tokens: other programs do not look into the chat template for them."""
     folder.mkdir(parents=True, exist_ok=True)
     config = deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]  # a model that was built in code does not say

@@ -15,16 +15,11 @@ _ANSWER = "Forty-two."  # an assistant's turn; its words are looked for in what 
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, problem: str, instructions: Instructions | None = None
 ) -> list[int]:
-    """Token ids of the prompt.
-
-    With a template of the user's the text is that, its places filled; with a chat template the system line, the worked
-    examples and the problem go through it, the system line in the first turn where the template has no such role; a
-    model without one gets the problem and a line break. A chat template writes the beginning-of-sequence token itself;
-    elsewhere it comes first if the tokenizer puts it there.
+    """Token ids of the prompt: through the user's template, else through the chat template, the system prompt in the
+    first turn where that has no such role; else the problem and a line break.
 
     Raises:
-        ValueError: the instructions are required, and there is nothing to say them through; or a chat template leaves
-            them out.
+        ValueError: the instructions are required, and the model has no chat template, or one that leaves them out.
     """
     if instructions is not None and instructions.template is not None:
         words = {"prompt": problem, "system": instructions.system}
@@ -64,7 +59,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def _with_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    begin = tokenizer.bos_token_id
+    begin = tokenizer.bos_token_id  # which a chat template writes itself
     # not what else the tokenizer adds: one that ends its texts would end the prompt
     if begin is None or tokenizer(text)["input_ids"][:1] != [begin] or bare[:1] == [begin]:
         return bare

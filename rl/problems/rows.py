@@ -1,7 +1,4 @@
-"""Problems: found in the rows of tables, divided into training and held-out sets, drawn for a step.
-
-P problems.
-"""
+"""Problems: found in the rows of tables, divided into training and held-out sets, drawn for a step."""
 
 import json
 import shlex
@@ -19,7 +16,7 @@ import numpy as np
 from rl.problems.tables import ProblemError, Row, Table, inside, short
 from rl.records import Problem
 
-# what columns are called where nobody says it; the project's own names come first and win
+# names of columns that are looked for where none is given; the first wins
 PROMPTS = ("natural_language", "question", "problem", "prompt")
 TARGETS = ("python_expression", "answer", "target", "solution")
 HELD_OUT = 200  # distinct prompts, where no number is given and there are enough
@@ -110,7 +107,6 @@ def _rows(total: int, stream: int, step: int, position: int, own: int) -> Iterat
 
 @lru_cache(maxsize=16)
 def _order(total: int, stream: int, epoch: int) -> tuple[int, ...]:
-    """The rows in the order of an epoch."""
     generator = np.random.default_rng(np.random.SeedSequence([stream, epoch], spawn_key=EPOCHS))
     return tuple(generator.permutation(total).tolist())
 
@@ -182,7 +178,7 @@ def _below(value: Any, column: str, columns: Columns) -> str:
 
 
 def _emptiness(row: Row, column: str) -> str:
-    """What there is instead of a value."""
+    """What a row has instead of a value, in words."""
     above, _, key = column.rpartition(".")
     if column in row.fields or not above:
         return f"{column} is empty"
@@ -201,10 +197,10 @@ def _text(value: Any) -> str:
 
 
 def normalized(prompt: str) -> str:
-    """What two prompts have in common that differ by case and blanks alone: who has learned one knows the other."""
+    """The prompt without differences of case and blanks: a model that has learned one such prompt knows the others."""
     return " ".join(prompt.lower().split())
 
 
 def digest(prompt: str) -> bytes:
-    """By which problems are ranked."""
+    """The rank of a prompt."""
     return sha256(prompt.encode(errors="surrogatepass")).digest()

@@ -12,15 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO, Literal
 
-CSV, JSONL, PARQUET = "csv", "jsonl", "parquet"
 Format = Literal["csv", "jsonl", "parquet"]
-_ENDINGS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
+_ENDINGS: dict[Format, tuple[str, ...]] = {"jsonl": (".jsonl", ".ndjson", ".json"), "parquet": (".parquet", ".pq")}
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SNIFFED_ROWS = 20
 _PACKED = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4", ".snappy")
@@ -48,7 +41,7 @@ class Table:
     rows: Iterable[Row]
 
     def at(self, number: int) -> str:
-        """How a message about a row begins."""
+        """The beginning of a message about a row."""
         return f"{self.name}: {self.unit} {number}"
 
 
@@ -57,7 +50,7 @@ def file_format(name: str) -> Format:
     stem = name.lower()
     for packed in _PACKED:
         stem = stem.removesuffix(packed)
-    return next((form for ending, form in _ENDINGS.items() if stem.endswith(ending)), "csv")
+    return next((form for form, endings in _ENDINGS.items() if stem.endswith(endings)), "csv")
 
 
 def read_csv(lines: Iterable[str], name: str) -> Table:
@@ -114,7 +107,7 @@ def _listed(text: str) -> list[dict[str, Any]] | None:
 
 
 def read_parquet(content: BinaryIO, name: str) -> Table:
-    """Raises ProblemError."""
+    """The rows of a Parquet file. Raises ProblemError."""
     import pyarrow
     import pyarrow.parquet
 

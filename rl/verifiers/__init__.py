@@ -1,1 +1,1 @@
-"""What says whether a completion is right: one file per verifier, and what runs the ones that cannot be trusted."""
+"""Verifiers judge completions: one file each, and the isolation of those that cannot be trusted."""

@@ -12,25 +12,25 @@ class Verifier(Protocol):
 
     @property
     def about(self) -> str:
-        """What a person should know of how it runs here; nothing where there is nothing."""
+        """A note for people on how it runs here, or nothing."""
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         """A verdict on each completion of the problem beside it, failures included."""
 
     def warm(self) -> None:
-        """Raise ValueError, one line, if it cannot work."""
+        """Have it ready. Raises ValueError, one line, if it cannot work."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its processes and connections."""
 
 
 def accept(problem: Problem) -> None:
-    """The check of a verifier that any problem will do for."""
+    """The check of a verifier that accepts any problem."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What is known of a verifier by its name: what a file of `rl.verifiers.built_in` says of its own, as VERIFIER."""
+    """What is known of a verifier by its name. Each file of `rl.verifiers.built_in` declares its own, as VERIFIER."""
 
     instructions: Instructions | None = None  # None: the problems say what they want
     tokens: int = 512  # of an answer that does what the instructions ask for; what is longer is cut

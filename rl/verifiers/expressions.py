@@ -29,7 +29,7 @@ _DEGREES = re.compile(
 
 
 def expression(latex: str) -> list[Any]:
-    """As math-verify sees it, and as text; that alone where it cannot parse it, and empty if there is nothing."""
+    """The expression as math-verify parses it, and as text; the text alone where it cannot, nothing of an empty one."""
     latex = _CHOOSE.sub(r"\\binom{\1}{\2}", _PLAIN.sub(_in_latex, latex))
     either, latex = bool(_OR.search(latex)), _OR.sub(r"\\text{ or }", latex)
     if _ANGLE.search(latex):  # else it passes over them
@@ -79,13 +79,13 @@ def same(wanted: list[Any], stated: list[Any], interval: bool = False, imaginary
 
 
 def compact(latex: str) -> str:
-    r"""Without \left and \right and the blanks that divide neither numbers nor words: it is compared as text."""
+    r"""The text that is compared: without \left, \right and the blanks that divide neither numbers nor words."""
     single = _BLANK.sub(" ", _SIZED.sub(" ", latex)).strip()
     return re.sub(r"(?<![0-9]) (?=[0-9])|(?<![A-Za-z]) (?=[A-Za-z])| (?![0-9A-Za-z])", "", single)
 
 
 def is_imaginary(found: Any) -> bool:
-    """Whether the one letter in it is i, and that of a number such as 2+3i or e^{i\\pi}, no index: i(i+1)."""
+    """Whether its one letter is i, and the imaginary unit, as in 2+3i or e^{i\\pi}, no index, as in i(i+1)."""
     parts = elements(found)
     unit = {name for part in parts for name in part.free_symbols}
     return {str(name) for name in unit} == {"i"} and all(
@@ -94,18 +94,18 @@ def is_imaginary(found: Any) -> bool:
 
 
 def bases(found: list[Any]) -> list[str]:
-    """The indices of its numerals, 10 aside: that is every other one's."""
+    """The bases of its numerals that are not 10."""
     latex = next((each for each in found if isinstance(each, str)), "")
     return sorted(index for each in _BASE.finditer(latex) if (index := each[1] or each[2] or "") != "10")
 
 
 def is_range(found: Any) -> bool:
-    """Whether it says what lies between bounds, which no list of numbers does."""
+    """Whether an expression is a range between bounds, and no list of numbers."""
     return isinstance(found, Basic) and (isinstance(found, (Interval, Union)) or bool(found.has(Gt, Ge, Lt, Le)))
 
 
 def is_interval(found: Any) -> bool:
-    """Whether it is one for sure: (2,5) may be a pair."""
+    """Whether an expression is an interval for sure: (2,5) may be a pair."""
     if not isinstance(found, Interval):
         return False
     return not (found.left_open and found.right_open and found.start.is_finite and found.end.is_finite)
@@ -131,9 +131,7 @@ def exact(found: Any, imaginary: bool = False) -> Any:
     found = closed(found)
     if not isinstance(found, Basic):
         return found
-    if imaginary and not found.has(
-        Relational, Interval, *UNBOUNDED
-    ):  # which are of real numbers, or have it as an index
+    if imaginary and not found.has(Relational, Interval, *UNBOUNDED):  # of real numbers, or with i as an index
         found = found.xreplace({each: I for each in found.free_symbols if str(each) == "i"})
     found = found.xreplace({each: Symbol(each.name, real=True) for each in found.free_symbols if each.is_real is False})
     return found.xreplace({each: Rational(str(each)) for each in found.atoms(Float)})

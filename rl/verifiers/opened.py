@@ -1,4 +1,4 @@
-"""Verifiers as this process holds them: opened at their first call and kept, with their processes and connections."""
+"""The verifiers that this process holds open, from their first call on, with their processes and connections."""
 
 import threading
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ KEPT = 4  # of one name: a user who edits a file makes a new verifier each time
 
 
 class Here:
-    """A verifier that is exact and bounded, so that it runs in this process."""
+    """A verifier whose cost is bounded, so that it runs in this process."""
 
     about = ""
 
@@ -41,7 +41,7 @@ class Here:
 
 
 class Isolated(Pool):
-    """A function that may not end, the user's or one of ours, in processes that can be killed."""
+    """A function that may not end, the user's or a built-in one, in processes that can be killed."""
 
     def __init__(self, spec: VerifierSpec, home: Path | None) -> None:
         spec.require_package()

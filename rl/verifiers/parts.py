@@ -7,5 +7,5 @@ TAKEN = ("mean", "pass_rate", "error_rate")  # names of metrics beside those of 
 
 
 def is_part_name(name: object) -> bool:
-    """Whether a part may be called so: `reward/<name>` is then a metric of its own."""
+    """Whether a part may have this name: `reward/<name>` is a metric."""
     return isinstance(name, str) and name.isidentifier() and name.isascii() and name not in TAKEN

@@ -37,7 +37,7 @@ class ServiceError(ValueError):
 
 
 class ServiceHangsError(ServiceError):
-    """One that took a request and gave no answer in time."""
+    """A service that took a request and gave no answer in time."""
 
 
 class Service:
@@ -76,7 +76,7 @@ class Service:
         return verdicts
 
     def warm(self) -> None:
-        """Raise ServiceError unless somebody answers there."""
+        """Raise ServiceError unless the service answers."""
         self._request("GET", "/health", None, CONNECT_SECONDS)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Service:
             return failed("service_error", f"{self.shown}: {wrong}")
 
     def _request(self, method: str, path: str, content: Any, seconds: float) -> dict[str, Any]:
-        """The JSON object that it answers with. Raises ServiceError."""
+        """The JSON object of the service's answer. Raises ServiceError."""
         said = ""
         for attempt in range(ATTEMPTS):
             if attempt:

@@ -1,4 +1,4 @@
-"""What determines a verifier: plain data that travels with every call."""
+"""A verifier and its limits as plain data, which travels with every call."""
 
 import ast
 import re
@@ -37,12 +37,12 @@ class VerifierSpec:
 
     @property
     def declared(self) -> Declared:
-        """What is known of it by its name."""
+        """The declaration of its name."""
         return table.declared(self.name)
 
     @property
     def runs_here(self) -> bool:
-        """Whether it runs in the process that asks, and can be opened anywhere."""
+        """Whether the verifier runs in the process that asks, and can be opened anywhere."""
         return self.declared.verify is not None
 
     @property
@@ -51,8 +51,8 @@ class VerifierSpec:
 
     @property
     def source(self) -> str:
-        """What it judges by: the text of the user's file, or of a built-in one's; empty for a service, of which nothing
-        can be known."""
+        """The program that it judges by: the text of the user's file, or of the built-in one's files; empty for a
+        service, whose program is not known."""
         return self.text + table.source(self.name)
 
     @property
@@ -92,12 +92,12 @@ class VerifierSpec:
         return self.declared.built_in
 
     def example(self, problem: Problem) -> str:
-        """A completion that should be right, as far as one is known: what the verifier says, or the target as it is."""
+        """A completion that should be right: the verifier's example, or else the target as it is."""
         return self.declared.example(problem) if self.declared.example is not None else problem.target
 
 
 def named(name: str, problems: str) -> str:
-    """The verifier's name, with `auto` as what goes with these problems."""
+    """The verifier's name, with `auto` resolved for these problems."""
     if name != AUTO:
         return name
     return problems if problems in MADE and problems in VERIFIERS else ARITHMETIC
@@ -122,8 +122,8 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def _meant(name: str) -> str | None:
-    """What comes close to a name that is none: a function of a file here, in Python's own notation of modules; a
-    built-in verifier."""
+    """The verifier that is closest to an unknown name: a function of a file here, where the name is written as Python
+    writes modules, or a built-in one."""
     module, _, function = name.partition(":")
     ways = [(module, function or "reward"), (module.replace(".", "/"), function or "reward")]
     if not function and "." in module:

@@ -32,9 +32,7 @@ _SPACED = re.compile(
 _SEVERAL = re.compile(  # 6\text{ hours and }5\text{ minutes}, and no list
     r"[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}(?:\s|~|\\[,;:! ])*[0-9]"
 )
-_PRIME = re.compile(
-    r"(?<=[0-9})\]])\s*(?:'|’|\^\s*\{?\s*\\prime)"
-)  # of feet or of an arc, which math-verify passes over
+_PRIME = re.compile(r"(?<=[0-9})\]])\s*(?:'|’|\^\s*\{?\s*\\prime)")  # of feet or arcs: math-verify passes over it
 _DEGREES = re.compile(r"°|\\degree\b")
 _MONEY = re.compile(r"\\\$|[€£]|\\pounds(?![A-Za-z])")
 _STYLE = re.compile(  # which changes how it looks
@@ -58,9 +56,7 @@ _WORD = re.compile(r"(\\(?:text|textbf|textit|mathrm|mbox)\s*\{)?\s*([A-Za-z]{2,
 _VERDICT = re.compile("yes|no|true|false", re.IGNORECASE)  # which are no products of letters without a text, either
 _OPTION = re.compile(r"\A\s*\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*\([A-E]\)\s*\}(?:\s|~|\\[,;:! ])*(?=\S)")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
-_COMPLEX = re.compile(
-    r"\bcomplex\b|\bimaginary\b|\bi\s*\^\s*\{?2|\\sqrt\s*\{?\s*-\s*1", re.IGNORECASE
-)  # in what is asked
+_COMPLEX = re.compile(r"\bcomplex\b|\bimaginary\b|\bi\s*\^\s*\{?2|\\sqrt\s*\{?\s*-\s*1", re.IGNORECASE)  # asked for
 _LIST = re.compile(r"[^()\[\]{}=]+(?:,[^()\[\]{}=]+)+")
 _BETWEEN = r"(?:\s|~|\\[,;:! ]|\\q?quad\b)"
 _UNIT = re.compile(  # behind a number
@@ -78,8 +74,8 @@ _NAMES = re.compile(
 
 
 def tidied(latex: str) -> str:
-    """Without what changes no value: a label, dollars around it, a trailing dot, a percent sign, separators of
-    thousands; decimals that repeat, or are longer than a float, as fractions."""
+    """The expression without what changes no value: a label, dollars around it, a trailing dot, a percent sign,
+    separators of thousands; decimals that repeat, or are longer than a float, as fractions."""
     latex = _LABEL.sub("", latex, count=1) if _LABEL.match(latex) else latex
     latex = _NATURAL.sub(r"\\ln ", _OPTION.sub("", latex))
     latex = _BIG.sub(r"\\\1 ", _UPRIGHT.sub(r" \1\2", latex))
@@ -121,23 +117,23 @@ def unitless(latex: str, target: bool = False, prompt: str = "") -> str:
 
 
 def doubts(latex: str) -> set[str]:
-    """Words in it that take a value back, or make another one of it."""
+    """Words of an expression that take its value back, or make another one of it."""
     words = {text.strip().lower() for text in TEXT.findall(latex)}
     return {each for each in words if any(kind.search(each) for kind in DOUBTS)}
 
 
 def has_variable(latex: str) -> bool:
-    """Whether it has letters that are no words of a text."""
+    """Whether an expression has letters that are no words of a text."""
     return bool(re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", TEXT.sub("", latex))))
 
 
 def is_loose(stated: str, wanted: str) -> bool:
-    """Whether it says several numbers side by side, or one with more to come, where the target does not."""
+    """Whether an answer has several numbers side by side, or one with more to come, where the target has not."""
     return any(kind.search(stated) and not kind.search(wanted) for kind in (_SPACED, _ABOUT, _SEVERAL, _PRIME))
 
 
 def is_name(latex: str) -> bool:
-    r"""Whether it names what is asked for, as x, P(A), AB, \theta or a+b do, and is no value or equation: 3, \sqrt4."""
+    r"""Whether an expression is a name, as x, P(A), AB, \theta or a+b are, and no value or equation: 3, \sqrt4."""
     latex = re.sub(r"\\left|\\right", "", latex)
     if re.fullmatch(r"\s*\((?:\s*[A-Za-z]\s*,)*\s*[A-Za-z]\s*\)\s*", latex):
         return True  # (x, y)
@@ -167,7 +163,7 @@ def same_word(wanted: str, stated: str) -> bool | None:
 
 
 def letter(latex: str) -> str:
-    r"""The one letter that it is, in brackets or \text, too; nothing where it is none."""
+    r"""The letter that an expression is, in brackets or \text, too; empty where it is more than one."""
     bare = re.sub(r"\\(?:text|textbf|textit|mathrm|mbox)(?![A-Za-z])|[\s(){}.]", "", latex)
     return bare if re.fullmatch("[A-Za-z]", bare) else ""
 
@@ -182,7 +178,7 @@ def has_other_case(wanted: str, stated: str) -> bool:
 
 
 def sides(latex: str) -> list[str]:
-    """What its equals signs divide, those within brackets aside."""
+    """The sides of an equation; equals signs within brackets do not divide."""
     found, start, depth = [], 0, 0
     for sign in _SIGNS.finditer(latex):
         depth += (sign[0] in "([{") - (sign[0] in ")]}")
@@ -218,7 +214,7 @@ def value(stated: str, wanted: str, prompt: str, interval: bool) -> str | None:
 
 
 def brackets(latex: str) -> str:
-    """What is around it: { for a set, ( for a pair or an open interval, else nothing."""
+    """The brackets around an expression: { of a set, ( of a pair or an open interval, else none."""
     latex = re.sub(r"\\left|\\right|\s", "", latex)
     if latex.startswith("\\{") and latex.endswith("\\}"):
         return "{"

@@ -15,7 +15,7 @@ TABLE: dict[str, Declared] = {name: import_module(f"rl.verifiers.built_in.{name}
 
 
 def declared(name: str) -> Declared:
-    """What the verifier of that name is; whatever is neither built in nor an address is a function of the user's."""
+    """The declaration of a verifier; a name that is neither built in nor an address is a function of the user's."""
     return TABLE.get(name) or (SERVICE if name.startswith(ADDRESSES) else FUNCTION)
 
 

@@ -30,7 +30,7 @@ _SAID = re.compile(  # behind the number of an answer
 
 
 def asked(target: str) -> str:
-    """Of a worked solution what stands in its last box, or else behind its last ####, as `gsm8k` has it; anything else
+    """The answer of a worked solution: in its last box, or else behind its last ####, as `gsm8k` has it; anything else
     as it is."""
     held = boxed(target, MAX_CHARACTERS)
     if held is not None:
@@ -59,7 +59,7 @@ def check(problem: Problem) -> None:
 
 
 def counted(latex: str) -> tuple[str, str] | None:
-    """Of a number with words behind it (``72 apples``) the number and the words, None of anything else."""
+    """The number and the words of a target such as ``72 apples``; None of anything else."""
     found = _COUNTED.fullmatch(latex.strip())
     if found is None or any(kind.search(found["unit"]) for kind in (*DOUBTS, _MATHEMATICS)):
         return None
@@ -67,7 +67,7 @@ def counted(latex: str) -> tuple[str, str] | None:
 
 
 def in_unit(stated: str, unit: str) -> str | None:
-    """An answer without the words of that unit, as many of them as it says; None where it says others."""
+    """An answer without the words of a unit, of which it may leave some out; None where it has others."""
     found = _SAID.fullmatch(stated)
     if found is None:
         return stated
@@ -76,5 +76,5 @@ def in_unit(stated: str, unit: str) -> str | None:
 
 
 def _nouns(words: str) -> set[str]:
-    """Its words, of one apple as of many."""
+    """The words of a text, each in the singular."""
     return {word.lower().removesuffix("s") for word in re.findall("[A-Za-z]+|[^A-Za-z\\s./-]", words)}

@@ -21,8 +21,8 @@ PERCENT = sp.UnevaluatedExpr  # how math-verify marks one: it takes 9% for 9
 
 
 def _is_vast(found: Any) -> bool:
-    """Whether it holds a number of more than MAX_BITS, such as 9^(9^9), or a sum or product of more than MAX_TERMS,
-    which nobody is to work out."""
+    """Whether an expression holds a number of more than MAX_BITS, such as 9^(9^9), or a sum or product of more than
+    MAX_TERMS: it is not to be evaluated."""
     return isinstance(found, sp.Basic) and (
         any(not part.free_symbols and _bits(part) > MAX_BITS for part in found.atoms(sp.Pow, sp.factorial, sp.binomial))
         or any(_terms(part) > MAX_TERMS for part in found.atoms(sp.Sum, sp.Product))
@@ -30,8 +30,8 @@ def _is_vast(found: Any) -> bool:
 
 
 def _terms(found: Any) -> float:
-    """How many terms a sum or product has, those of others in it counted each time; one with a bound that is no number,
-    or none that is finite, counts as one."""
+    """How many terms a sum or product has, times those of the largest one in it; one with a symbolic or infinite bound
+    counts as one."""
     count = 1.0
     for _, *bounds in found.limits:
         if len(bounds) == 2 and not any(bound.free_symbols or bound.is_infinite for bound in bounds):
@@ -47,7 +47,7 @@ def _index(bound: Any) -> int | None:
 
 
 def closed(found: Any) -> Any:
-    """With its sums of powers of whole numbers in closed form, however many terms they have."""
+    """The expression with its sums of powers of whole numbers in closed form, however many terms they have."""
     if not isinstance(found, sp.Basic):
         return found
     sums = {each: each.doit() for each in found.atoms(sp.Sum) if _is_of_powers(each) and not _is_vast(each.function)}
@@ -93,7 +93,7 @@ def differ(one: Any, other: Any) -> bool:
 
 
 def elements(found: Any) -> list[Any]:
-    """The expressions that it is made of; none where they cannot be compared one by one."""
+    """The elements of a set, tuple or matrix, or the expression; none where they cannot be compared one by one."""
     match found:
         case sp.Interval():
             parts = [found.start, found.end]
@@ -107,7 +107,7 @@ def elements(found: Any) -> list[Any]:
 
 
 def _value(expression: Any, point: dict[str, Any]) -> Any:
-    """Its value to DIGITS digits, None where it has none that is sure."""
+    """The value to DIGITS digits, None where that is not sure."""
     try:
         value = expression.evalf(DIGITS, subs={each: point[each.name] for each in expression.free_symbols}, strict=True)
     # 0/0, cot(0), what has no numerical method, an element of an unknown matrix, the factorial of -3
@@ -123,7 +123,7 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def _bits(found: Any) -> float:
-    """At least the binary logarithm of its size, and of what is worked out on the way to it; of numbers alone."""
+    """An upper bound on the binary logarithm of a number, and of all numbers on the way to it."""
     match found:
         case sp.Float() | sp.NumberSymbol():
             return 64.0

@@ -143,8 +143,8 @@ _DOUBT = re.compile(  # pieces of fruit are no doubt
 
 
 def said_in_a_sentence(text: str) -> str | None:
-    """Of a short sentence that says one number and nothing that makes another one of it, the rest from that number on;
-    None where it is no such sentence."""
+    """The end of a short sentence, from its number on; None where the text is no sentence that says one number and
+    nothing that makes another one of it."""
     found = _STATED.match(text)
     if found is None or _NO_SUBJECT.search(found["subject"]) or _DOUBT.search(text, found.end()):
         return None
@@ -195,6 +195,6 @@ def compares(stated: str, prompt: str) -> bool:
 
 
 def _question(prompt: str) -> str:
-    """The last sentence that asks, or the last one."""
+    """The last sentence with a question mark, or else the last one."""
     sentences = re.split(r"(?<=[.?!])\s+", prompt)
     return next((one for one in reversed(sentences) if "?" in one), sentences[-1])

@@ -43,7 +43,7 @@ class WrongEquation(ValueError):  # noqa: N818  the name says what is wrong with
 
 
 def answered(text: str) -> str:
-    """What stands in the last ``<answer>``, or else behind the thinking, without the end of the turn."""
+    """The inside of the last ``<answer>``, or else what is behind the thinking, without the end of the turn."""
     text = text.rpartition("</think>")[2]
     if ends := _END.search(text, max(0, len(text) - MAX_CHARACTERS)):
         text = text[: ends.start()]
@@ -61,13 +61,13 @@ def fenced(text: str) -> str:
 
 
 def _printed(text: str) -> str:
-    """What a text prints, if that is all that it does."""
+    """What a program prints, if that is all that it does."""
     found = _PRINTED.fullmatch(text)
     return (found["value"] or found["inside"] or "").strip(AROUND) if found else text
 
 
 def in_box(box: re.Match[str], most: int) -> str | None:
-    """What is in a box that BOX has found; None if it is not closed within ``most`` characters."""
+    """The inside of a box that BOX has found; None if it is not closed within ``most`` characters."""
     if box["bare"]:
         return box["bare"]
     text, start, depth = box.string, box.end(), 1

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl import sampler
-from rl.config import OptimizerConfig, SamplingConfig
-from rl.learning.learner import Learner
+from rl.config import SamplingConfig
+from rl.learning.learner import token_scores
 from rl.learning.packing import pack
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
@@ -59,7 +59,7 @@ def test_log_probs_are_the_trainers_and_those_of_each_sequence_alone(
 
     packed = pack(rollouts, range(len(problems)), policy.device)
     with torch.no_grad():
-        trainer, _ = Learner(policy, OptimizerConfig(lr=3e-4)).token_scores(packed, temperature)
+        trainer, _ = token_scores(policy, packed, temperature)
     assert trainer.dtype == torch.float32
     assert len(trainer) == rollouts.generated_tokens  # no padding, every token
     behaviour = torch.from_numpy(rollouts.logprobs)[packed.group, packed.sample, packed.token_index]
@@ -79,7 +79,7 @@ def test_log_probs_of_a_policy_in_bfloat16_are_float32_and_near(make_policy: Mak
     rollouts = draw(policy, problems)
     packed = pack(rollouts, range(len(problems)), policy.device)
     with torch.no_grad():
-        scores, entropy = Learner(half, OptimizerConfig(lr=3e-4)).token_scores(packed, 1.0)
+        scores, entropy = token_scores(half, packed, 1.0)
     behaviour = torch.from_numpy(rollouts.logprobs)[packed.group, packed.sample, packed.token_index]
     assert scores.dtype == entropy.dtype == torch.float32
     assert 1e-5 < (scores - behaviour).abs().mean() < 0.1

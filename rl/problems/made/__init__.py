@@ -11,6 +11,6 @@ Side = Literal["train", "held_out"]
 
 
 def stream_of(name: str) -> Callable[[int, int, Side], Iterator[Problem]]:
-    """The stream of the set of this name: of (seed, step, side)."""
+    """The stream of a set, a function of (seed, step, side)."""
     stream: Callable[[int, int, Side], Iterator[Problem]] = import_module(f"{__name__}.{name}").stream
     return stream

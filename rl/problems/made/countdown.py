@@ -23,7 +23,7 @@ STREAM = (2,)  # keeps these draws apart from others with the same seed
 
 
 def is_held_out(numbers: list[int], target: int) -> bool:
-    """Which side a problem belongs to."""
+    """Whether a problem is held out."""
     return hashlib.sha256(f"{sorted(numbers)} {target}".encode()).digest()[0] % HELD_OUT_SHARE == 0
 
 

@@ -166,7 +166,7 @@ class Wording:
 
 
 def is_held_out(prompt: str) -> bool:
-    """Which side a prompt belongs to, whatever the seed: so the two sides never share one."""
+    """Whether a prompt is held out, for every seed: so the two sides never share one."""
     return hashlib.sha256(prompt.encode()).digest()[0] % HELD_OUT_SHARE == 0
 
 
@@ -180,6 +180,6 @@ def stream(seed: int, step: int, side: Side = "train", key: tuple[int, ...] = ST
 
 
 def to_warm_up(seed: int, step: int, how_many: int) -> list[Problem]:
-    """Problems of one update of the warm-up, none of them held out. With the same seed and step they are others than
-    `stream` gives; of all that a default run draws, one in 500 has the very words of one of them, by chance."""
+    """Problems of one update of the warm-up, none of them held out, drawn apart from `stream` with the same seed and
+    step; of all that a default run draws, one in 500 has the very words of one of these, by chance."""
     return list(islice(stream(seed, step, key=WARM_UP), how_many))

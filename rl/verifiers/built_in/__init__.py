@@ -1,1 +1,1 @@
-"""The verifiers that are there, one a file: each has its name from the file, and says in `VERIFIER` what it is."""
+"""The built-in verifiers, one a file, which gives it its name; `VERIFIER` in it declares what it is."""

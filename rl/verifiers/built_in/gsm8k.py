@@ -93,7 +93,7 @@ def answer(text: str) -> str | None:
 
 
 def _line(text: str) -> str:
-    """What stands on the first line; where that is nothing or a label alone, on the next one that is not blank."""
+    """The first line; where that is empty or a label alone, the next one that is not blank."""
     first, _, below = text.partition("\n")
     if first.strip().strip("#") and not _LABEL_ALONE.fullmatch(first[:MAX_CHARACTERS]):
         return first.strip()
@@ -149,8 +149,8 @@ def number(text: str) -> Fraction:
 
 
 def _equal_sides(text: str) -> str:
-    """Of ``6 * 7 = 42 apples`` what stands last, of ``42 = 6 * 7`` what stands first, if the sides are the same number;
-    else the text as it is."""
+    """The last side of ``6 * 7 = 42 apples``, the first of ``42 = 6 * 7``, if the sides are the same number; else the
+    text as it is."""
     *first, last = text.split("=")
     if not first or not any(side.strip(" $*`") for side in first):
         return text

@@ -1,1 +1,1 @@
-"""Code that cannot be trusted to end, or to keep its hands to itself, in processes that can be killed."""
+"""Untrusted code, run in processes that are confined and can be killed."""

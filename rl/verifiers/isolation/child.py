@@ -1,5 +1,5 @@
-"""The process that runs a function of the user's; `rl.verifiers.isolation.supervisor` starts it. Of ours it
-imports what confines it, nothing else.
+"""The process that runs a function of the user's; `rl.verifiers.isolation.supervisor` starts it. Of rlvf it imports
+what confines it, nothing else.
 
 Arguments: the descriptor of a socket, the folder to work in, how many processes its user may have. Messages are 4 bytes
 of length and JSON. The first one says what to load and the limits, its answer is {} or {"error"}; each further one is
@@ -21,7 +21,7 @@ import threading
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from rl.verifiers.isolation.confinement import Confinement, confine
@@ -116,12 +116,11 @@ def load(text: str, file: str, function: str) -> Any:
     """Run the file and return its function."""
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     code: CodeType = compile(text, file, "exec", dont_inherit=True)
-    module: dict[str, Any] = {"__name__": "verifier", "__file__": file}
-    module_object = type(sys)("verifier")
-    module_object.__dict__.update(module)
-    sys.modules["verifier"] = module_object  # where dataclasses and pickle look for it
-    exec(code, module_object.__dict__)
-    found = module_object.__dict__.get(function)
+    module = ModuleType("verifier")
+    module.__file__ = file
+    sys.modules["verifier"] = module  # where dataclasses and pickle look for it
+    exec(code, module.__dict__)
+    found = module.__dict__.get(function)
     if not callable(found):
         raise TypeError(f"{function} is no function")
     try:
@@ -215,7 +214,7 @@ def _positional(function: Any, follow_wrapped: bool) -> list[str]:
 
 
 def _means(names: list[str], meant: frozenset[str], other: frozenset[str]) -> bool:
-    """Whether one has a word of the one kind (in the plural too) and none of the other; `problem_text` is a problem."""
+    """Whether a name has a word of one kind (in the plural too) and none of the other; `problem_text` is a problem."""
     words = {word.removesuffix("s") for name in names for word in name.lower().split("_")}
     words = words - {"text"} or words
     return bool(words & meant) and not words & other
@@ -240,13 +239,12 @@ def _short(value: object) -> str:
 
 
 def _log(error: BaseException, about: str) -> None:
-    """The whole story, beside what the function has printed."""
+    """Print the whole traceback, beside what the function has printed."""
     with suppress(BaseException):
         print(f"{about}:", "".join(traceback.format_exception(error)), file=sys.stderr)
 
 
 def _bound_log(most: int) -> None:
-    """Begin the log anew where it has grown too long."""
     with suppress(OSError):
         if os.fstat(1).st_size > most:
             os.ftruncate(1, 0)

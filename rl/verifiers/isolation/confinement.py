@@ -1,8 +1,9 @@
 """What a verifier's process gives up before it runs a line of the user's: it can take none of it back.
 
-Everywhere hard limits on address space, files and what they hold. On Linux also new privileges; root, which no limit on
-processes holds, becomes a user of its own without any capability (one to read would open every file by its handle), and
-without bubblewrap Landlock closes the rest, where the kernel has it. In both sandboxes seccomp refuses further calls.
+Everywhere: hard limits on address space and files. On Linux also new privileges, and root becomes a user of its own
+without capabilities: no limit on processes binds root, and with a capability to read it would open every file by its
+handle. Without bubblewrap, Landlock closes the rest, where the kernel has it. In both sandboxes seccomp refuses further
+calls.
 """
 
 import ctypes
@@ -28,7 +29,7 @@ CAPABILITIES_VERSION = 0x20080522
 
 @dataclass(frozen=True)
 class Confinement:
-    """How a process is kept apart."""
+    """The bounds of a process."""
 
     sandbox: str  # bubblewrap, landlock or none: what stands around it beside its limits
     network: bool
@@ -44,7 +45,7 @@ def is_linux() -> bool:
 
 
 def confine(to: Confinement) -> None:
-    """Give up what this process does not need. Raises OSError where the kernel refuses what it was asked before."""
+    """Give up what this process does not need. Raises OSError."""
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, to.memory_mb * 2**20)
     limit(resource.RLIMIT_FSIZE, FILE_BYTES)
@@ -80,20 +81,18 @@ def limit(which: int, amount: int) -> None:
 
 
 def close_environment() -> None:
-    """Keep other processes of this user from reading this one's memory and environment. Nothing but on Linux."""
+    """Keep other processes of this user from reading this one's memory and environment; on Linux alone."""
     if is_linux():
         _prctl(SET_DUMPABLE, 0)
 
 
 def _leave_root() -> None:
-    """Become a user without rights."""
     os.setgroups([])
     os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
-    if _libc.capset(
-        header, (ctypes.c_uint32 * 6)()
-    ):  # those that programs would inherit stay otherwise; capabilities(7)
+    # those that programs would inherit stay otherwise; capabilities(7)
+    if _libc.capset(header, (ctypes.c_uint32 * 6)()):
         raise OSError(ctypes.get_errno(), "capset")
     _prctl(SET_DUMPABLE, 1)  # so that its supervisor sees what it holds, in a container too
 

@@ -1,4 +1,4 @@
-"""Processes and what they have started, as /proc shows it; by ps elsewhere."""
+"""Processes and their descendants, by /proc; by ps where there is none."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def children(pid: int) -> list[int]:
 
 
 def below(pid: int) -> list[int]:
-    """Every process below, in those that run now."""
+    """Every descendant of a process, found from parent to child."""
     found, above = [], [pid]
     while above:
         above = [child for one in above for child in children(one)]
@@ -33,14 +33,14 @@ def below(pid: int) -> list[int]:
 
 
 def is_second(pid: int) -> bool:
+    """Whether the process is the second of its namespace of processes."""
     with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-        return any(line.startswith("NSpid:") and line.split()[-1] == "2" for line in lines)
+        return status(pid).get("NSpid", "").split()[-1:] == ["2"]
     return True  # it has gone
 
 
 def descendants() -> list[int]:
-    """All of them that run."""
+    """Every descendant of this process that runs, found in one list of all processes."""
     tree, found, below = running(), [], [os.getpid()]
     while below:
         children = tree.get(below.pop(), [])
@@ -74,11 +74,16 @@ def processes_of(user: int | None) -> int:
         return 0
     for name in _numbers():
         with suppress(OSError):
-            lines = Path("/proc", name, "status").read_text(errors="replace").splitlines()
-            of = dict(line.split(":", 1) for line in lines if line.startswith(("Uid:", "Threads:")))
+            of = status(name)
             if of["Uid"].split()[0] == wanted:
                 count += int(of["Threads"])
     return count
+
+
+def status(pid: int | str) -> dict[str, str]:
+    """The fields of /proc/<pid>/status, see proc_pid_status(5). Raises OSError."""
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines)
 
 
 def _numbers() -> list[str]:

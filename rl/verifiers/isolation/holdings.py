@@ -26,7 +26,7 @@ Key = tuple[int, int]  # device and number of a file
 
 @dataclass
 class Held:
-    """What some processes hold, in bytes; what several of them do counts once."""
+    """What some processes hold, in bytes; what several of them share counts once."""
 
     own: int = 0  # memory of their own
     tasks: int = 0  # processes and threads
@@ -48,7 +48,7 @@ class Held:
 
 
 def held(pids: Iterable[int], private: bool) -> tuple[list[int], Held]:
-    """Those that let nobody see what they hold, and what the others do; ``private`` says that they have a /dev/shm of
+    """The processes that cannot be looked into, and what the others hold; ``private`` says that they have a /dev/shm of
     their own, in memory."""
     closed, found = [], Held()
     for pid in pids:
@@ -151,7 +151,7 @@ def _runs(pid: int) -> bool:
 
 
 def _socket_bytes() -> int:
-    """What one socket may hold: twice as much as may be asked for, socket(7)."""
+    """The most that one socket holds: twice as much as may be asked for, socket(7)."""
     with suppress(OSError, ValueError):
         return 2 * int(_read("/proc/sys/net/core/wmem_max"))
     return 2 * 212_992

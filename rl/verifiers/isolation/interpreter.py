@@ -20,7 +20,7 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True)
 class View:
-    """What others may enter, where the files themselves do not let them."""
+    """A view of the files in which others may enter what only root may otherwise."""
 
     closed: tuple[str, ...] = ()  # folders to replace by empty ones
     kept: tuple[str, ...] = ()  # what stays in them, none inside another
@@ -30,7 +30,7 @@ NOTHING_CLOSED = View()
 
 
 def folders() -> list[str]:
-    """What Python and its packages are read from: as they are named, and where that leads."""
+    """The folders that Python and its packages are read from, as they are named and where links lead."""
     links: list[str] = []
     link = Path(sys.executable).absolute()
     while link.is_symlink() and len(links) < 40:
@@ -42,8 +42,8 @@ def folders() -> list[str]:
 
 
 def view() -> View:
-    """What the user that root becomes has to be shown so that it can run Python; nothing for other users, who stay what
-    they are. Raises UnreadableError where that is not enough."""
+    """The view in which the user that root becomes can run Python; for other users, who stay what they are, nothing is
+    closed. Raises UnreadableError where no view is enough."""
     if os.geteuid():
         return NOTHING_CLOSED
     closed: dict[str, set[str]] = {}

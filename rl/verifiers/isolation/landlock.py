@@ -35,7 +35,7 @@ class _Beneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version that this kernel has, 0 for none."""
+    """The version of Landlock that this kernel has, 0 for none."""
     return max(0, int(_libc.syscall(CREATE, None, 0, VERSION)))
 
 

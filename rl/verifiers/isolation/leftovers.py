@@ -1,4 +1,4 @@
-"""What supervisors that were killed themselves have left: their folders, and processes in sessions of their own."""
+"""Removes what supervisors that were killed have left: their folders, and processes in sessions of their own."""
 
 import fcntl
 import os
@@ -21,9 +21,8 @@ END_SECONDS = 5.0
 
 
 def sweep(owners: Collection[int], supervisor: int | None = None) -> None:
-    """Remove the folders of supervisors that have ended, and end what was below them; of one alone where its id is
-    given. Folders of other users, and what is no folder, stay: whoever may write to the temporary folder can put there
-    what has such a name."""
+    """Remove the folders of supervisors that have ended, and end the processes below them; of one supervisor where its
+    id is given. What belongs to other users, or is no folder, stays: anybody may write to the temporary folder."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*" if supervisor is None else f"{PREFIX}{supervisor}-*"):
         with suppress(OSError):
             opened = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -54,7 +53,7 @@ def _end(folder: str, owner: int) -> None:
 
 
 def _marked(folder: str, owner: int) -> set[int]:
-    """The user's processes whose environment has the mark, as far as they let it be seen."""
+    """The user's processes whose environment can be read and has the mark."""
     found, mark = set(), f"{MARK}={folder}".encode()
     for pid in (child for children in family.running().values() for child in children):
         with suppress(OSError):
@@ -64,7 +63,7 @@ def _marked(folder: str, owner: int) -> set[int]:
 
 
 def _lost(owner: int) -> set[int]:
-    """The user's processes that are below no supervisor for sure: all that is above them, up to the first, is seen."""
+    """The user's processes that are below no supervisor for sure: every process above them is known."""
     parents = {child: parent for parent, children in family.running().items() for child in children}
     found = set()
     for pid in parents:
@@ -84,5 +83,4 @@ def _supervises(pid: int, owner: int) -> bool:
 
 
 def _user(pid: int) -> int:
-    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Uid:")]
-    return int(line.split()[1])
+    return int(family.status(pid)["Uid"].split()[0])

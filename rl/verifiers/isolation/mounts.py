@@ -36,7 +36,7 @@ def show(view: View, folder: str) -> None:
 
 
 def _bind(opened: int, path: Path, view: View) -> None:
-    """Show what was opened at its place, if that is gone."""
+    """Show what was opened at its path, if a closed folder covers that."""
     if not any(path.is_relative_to(closed) for closed in view.closed):
         return
     if Path(f"/proc/self/fd/{opened}").is_dir():

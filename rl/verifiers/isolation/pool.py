@@ -29,7 +29,7 @@ _READ_ONLY = re.compile(r"Errno 30\b|Read-only file system")
 
 
 class Pool:
-    """A few processes that each hold the function. Any thread may call it."""
+    """A few processes, each with the function loaded. Any thread may call a pool."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Pool:
 
     @property
     def about(self) -> str:
-        """What stands around its processes."""
+        """The sandbox of its processes, in words."""
         network = "" if self.cell.sandbox == sandbox.NONE else f", {'with' if self.cell.network else 'no'} network"
         return f"sandbox {self.cell.sandbox}{network}{sandbox.leaves_open(self.cell.sandbox)}"
 
@@ -144,7 +144,7 @@ class Pool:
             self._timeouts = self._timeouts + 1 if timeout else 0
 
     def _denied(self, error: str) -> str:
-        """What to do about an error that looks like its sandbox's."""
+        """The remedy for an error that its sandbox is likely to cause; empty for others."""
         if self.cell.sandbox == sandbox.NONE:
             return ""
         if not self.cell.network and _NETWORK.search(error):

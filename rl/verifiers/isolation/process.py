@@ -42,7 +42,7 @@ class LostError(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """What is around a process."""
+    """The sandbox, environment and log of a process."""
 
     sandbox: str  # one of those in `rl.verifiers.isolation.sandbox`, not auto
     network: bool = False
@@ -62,20 +62,20 @@ class Cell:
         return {**named, "PYTHONPATH": os.pathsep.join(paths), **ONE_THREAD}
 
     def command(self, channel: int) -> list[str]:
-        """For the supervisor, which knows the folder. Raises UnreadableError."""
+        """The command line; the supervisor fills in the folder. Raises UnreadableError."""
         bubblewrapped = self.sandbox == sandbox.BUBBLEWRAP
         folder = "/tmp" if bubblewrapped else "{folder}"
         around = sandbox.bubblewrap("{folder}", self.hidden, network=self.network) if bubblewrapped else []
         return [*around, sys.executable, "-P", str(CHILD), str(channel), folder, "{processes}"]
 
     def confinement(self) -> dict[str, Any]:
-        """What its process is told. Raises UnreadableError."""
+        """How its process is to confine itself. Raises UnreadableError."""
         told = {"sandbox": self.sandbox, "network": self.network, "hidden": list(self.hidden)}
         return told if self.sandbox == sandbox.BUBBLEWRAP else {**told, "view": asdict(view())}
 
 
 class Process:
-    """One process, loaded."""
+    """One process with the function loaded."""
 
     def __init__(self, load: dict[str, Any], cell: Cell) -> None:
         environment = cell.environment()
@@ -192,7 +192,7 @@ class Process:
         return bytes(content)
 
     def _end(self) -> tuple[str, str]:
-        """The reason and a line for a process that is gone, as its supervisor tells."""
+        """The reason and a line for a process that has ended, by its supervisor's report."""
         try:
             self._control.settimeout(1)  # its socket closes a moment before it ends
             said = json.loads(self._control.recv(4096) or b"{}")
@@ -213,7 +213,7 @@ class Process:
 
 
 def folder_owner() -> int:
-    """The user that the folder of a process is given to: its own."""
+    """The user that a process runs as, who owns its folder."""
     return UNPRIVILEGED if is_linux() and os.geteuid() == 0 else os.geteuid()
 
 

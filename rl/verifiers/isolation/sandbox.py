@@ -1,4 +1,4 @@
-"""What stands around a verifier's process on this machine, beside the limits that it always has.
+"""The sandbox around a verifier's process on this machine, beside the limits that it always has.
 
 bubblewrap  nothing outside is in reach: read-only files, a temporary folder of its own, no other process, no network
 landlock    the same files and folder; other processes can be seen, not looked into; no network
@@ -46,7 +46,7 @@ def chosen(asked: str) -> str:
 
 @cache
 def missing(sandbox: str) -> str:
-    """Why it does not work on this machine; nothing where it does."""
+    """Why a sandbox does not work on this machine; empty where it does."""
     if sandbox == LANDLOCK:
         return "" if is_linux() and landlock.abi() else "the kernel has no Landlock"
     if sandbox == NONE:
@@ -75,11 +75,7 @@ def bubblewrap(folder: str, hidden: Sequence[str], *, network: bool) -> list[str
     needed = [path for path in interpreter.folders() if _below(path, COVERED)]
     needed += [path for path in shown.kept if not _below(path, COVERED)]
     if folder != "/":
-        words += [
-            "--bind",
-            folder,
-            "/tmp",
-        ]
+        words += ["--bind", folder, "/tmp"]
         for path in needed:  # bwrap itself would make the folders above for root alone
             above = [str(one) for one in reversed(Path(path).parents) if _below(str(one), (*COVERED, *shown.closed))]
             words += [word for one in above for word in ("--dir", one)] + ["--ro-bind", path, path]
@@ -101,15 +97,15 @@ def bubblewrap(folder: str, hidden: Sequence[str], *, network: bool) -> list[str
 
 
 def leaves_open(sandbox: str) -> str:
-    """What of the network it does not close on this machine, and the remedy."""
+    """What of the network a sandbox leaves open on this machine, and the remedy."""
     if sandbox != LANDLOCK or seccomp.works():
         return ""
     return ", but Unix sockets and UDP are open (no seccomp here); on Debian and Ubuntu: apt install bubblewrap"
 
 
 def hidden(home: Path | None) -> list[str]:
-    """What holds secrets on this machine: where people keep theirs, and rlvf's home; resolved, and only what is there.
-    A folder that Python or a package lies in stays."""
+    """The files and folders with secrets on this machine: people's own, and rlvf's home; resolved, and only what is
+    there. A folder that Python or a package lies in is left out."""
     mine = Path.home() if "HOME" in os.environ else None
     found = [mine / name for name in SECRETS] if mine is not None else []
     found += [home] if home is not None else []

@@ -47,7 +47,7 @@ class _Program(ctypes.Structure):
 
 
 def works() -> bool:
-    """Whether this kernel has filters, and we know how it numbers its calls."""
+    """Whether this kernel has filters, and its numbers of calls are known here."""
     if sys.platform != "linux" or os.uname().machine not in MACHINES or sys.maxsize < 2**32:
         return False
     _set(None)  # never succeeds
@@ -90,7 +90,7 @@ def _filter(machine: str, network: bool) -> list[Instruction]:
 
 
 def _when(value: int, then: Sequence[Instruction]) -> list[Instruction]:
-    """``then``, which ends in a return, for what was loaded being ``value``."""
+    """``then``, which ends in a return, where ``value`` was loaded."""
     return [(EQUAL, 0, len(then), value), *then]
 
 

@@ -1,11 +1,11 @@
-"""The process above a verifier's: it ends everything that one has started, whatever became of it, and clears up.
+"""The process above a verifier's: it ends everything that the verifier has started, and removes its folder.
 
 Arguments: the descriptor of a socket, whose other end closes when the verifier is to end; of the verifier's own socket;
 and JSON: the `command` to run in a folder of its own, {folder} and {processes} in it filled in, the `owner` of that
 folder, and `memory_mb` that all below may hold together.
 Says on the first socket how the command ended: {"exit": 3} or {"signal": 9}, or {"stopped": why}.
 
-It is run with nothing but the standard library and what it measures with: it has to start fast and stay small.
+It imports the standard library and what it measures with, nothing else: it has to start fast and stay small.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _watch(control: socket.socket, wakes: int, watched: Watched) -> dict[str, object]:
-    """How it came to an end."""
+    """How the command ended."""
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
     waiting.register(wakes, select.POLLIN)
@@ -102,7 +102,7 @@ def _collect() -> dict[int, int]:
 
 
 def _end_orphans(child: int, bubblewrapped: bool) -> None:
-    """End what has lost its parent: in a verifier, nobody waits for it. It comes to this process, or to the first of
+    """End the processes that have lost their parent. They become children of this process, or of the first one in
     bubblewrap's namespace, in which the verifier is the second."""
     lost = set(family.children(os.getpid())) - {child}
     if bubblewrapped:

@@ -1,4 +1,4 @@
-"""What the processes below a supervisor may hold together, looked at again and again."""
+"""Bounds on what the processes below a supervisor hold together, measured again and again."""
 
 import os
 import sys
@@ -15,11 +15,11 @@ UNSEEN_SECONDS = 1.0  # that a process may be closed, as one is that starts, and
 
 
 class TooMuchError(Exception):
-    """What is below holds more than it may."""
+    """The processes below a supervisor hold more than they may."""
 
 
 class Watched:
-    """What is below, and how much it may hold."""
+    """The processes below a supervisor, and how much they may hold."""
 
     def __init__(self, child: int, folder: Path, bubblewrapped: bool, owner: int | None, memory_bytes: int) -> None:
         self.child, self.bubblewrapped = child, bubblewrapped
@@ -28,7 +28,7 @@ class Watched:
         self._unseen: dict[object, float] = {}  # since when, by the clock
 
     def measure(self) -> float:
-        """How much of what it may hold it does, 0 to 1. Raises TooMuchError."""
+        """The largest share of a bound that is used, 0 to 1. Raises TooMuchError."""
         share = self._once()
         if share > 1:
             time.sleep(AGAIN_SECONDS)
@@ -73,7 +73,7 @@ class Watched:
             os.setegid(0)
 
     def _unseen_for(self, now_unseen: list[object]) -> float:
-        """For how many seconds one of these has been so, from look to look; at least what makes the next look soon."""
+        """For how many seconds one of these has been unseen without a break; at least what makes the next look soon."""
         now = time.monotonic()
         self._unseen = {one: self._unseen.get(one, now) for one in now_unseen}
         longest = max((now - since for since in self._unseen.values()), default=0.0)

@@ -82,7 +82,7 @@ def test_nothing_to_learn_from_advances_the_step_and_leaves_everything(
     learned = learner.update(judged(batch.rollouts, rewards), REINFORCE, 1.0)
     assert (learned.step, learned.applied, learned.refused, learned.groups) == (2, False, "", 0)
     assert learner.step == 2
-    assert learner.applied == 1
+    assert learner.optimizer_steps == 1
     assert identical(weights(learner), before)
     assert identical(moments(learner), inside)
 
@@ -118,7 +118,7 @@ def test_a_non_finite_update_is_refused_and_leaves_everything_and_refusals_in_a_
         assert not learned.applied
         what = "gradient" if fault == "gradient" else "loss"
         assert learned.refused == f"the {what} of update {row + 1} is not finite"
-        assert (learned.refusals, learned.step, learner.step, learner.applied) == (row, row + 1, row + 1, 1)
+        assert (learned.refusals, learned.step, learner.step, learner.optimizer_steps) == (row, row + 1, row + 1, 1)
         assert identical(moments(learner), inside)
         assert identical(weights(learner), before)
     if hook:

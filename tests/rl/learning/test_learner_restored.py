@@ -81,7 +81,7 @@ def test_restoring_takes_over_counters_and_random_state_and_goes_on_bit_for_bit(
     other.update(drawn(other.policy), REINFORCE, 1.0)  # another state, to be replaced
     other.restore(tmp_path)
     assert torch.equal(torch.rand(3), next_numbers)
-    assert (other.step, other.applied, other.refusals) == (6, 1, 0)
+    assert (other.step, other.optimizer_steps, other.refusals) == (6, 1, 0)
     assert other.learned is not None
     assert (other.learned.step, other.learned.applied) == (6, True)
     other.update(batch, REINFORCE, 1.0)
@@ -97,5 +97,5 @@ def test_a_learner_that_has_not_learned_yet_is_saved_and_restored(
     other.update(drawn(other.policy), REINFORCE, 1.0)  # moments that have to go
     assert moments(other)
     other.restore(tmp_path)
-    assert (other.step, other.applied, other.learned, moments(other)) == (3, 0, None, {})
+    assert (other.step, other.optimizer_steps, other.learned, moments(other)) == (3, 0, None, {})
     assert identical(weights(other), weights(Learner(make_policy(), PLAIN)))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.config import OptimizerConfig
-from rl.learning.learner import Learner
+from rl.learning.learner import token_scores
 from rl.learning.packing import microbatches, pack, row_length
 from rl.model.policy import Policy
 from rl.records import Rollouts
@@ -30,7 +29,7 @@ def filled(make: Make, groups: list[tuple[int, list[int]]]) -> Rollouts:
 
 def scores(policy: Policy, rollouts: Rollouts, groups: list[int]) -> Tensor:
     with torch.no_grad():
-        logprobs, _ = Learner(policy, OptimizerConfig(lr=3e-4)).token_scores(pack(rollouts, groups, CPU), 1.0)
+        logprobs, _ = token_scores(policy, pack(rollouts, groups, CPU), 1.0)
     return logprobs
 
 

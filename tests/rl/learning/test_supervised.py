@@ -65,7 +65,7 @@ def test_imitating_lowers_the_loss(make_policy: Make, shown: list[Problem]) -> N
     rollouts = demonstrations(learner.policy, shown)
     losses = [imitate(learner, rollouts) for _ in range(25)]
     assert losses[-1] < 0.5 * losses[0]
-    assert learner.applied == 25
+    assert learner.optimizer_steps == 25
     assert learner.step == 0  # the version counts updates by reinforcement
 
 
