@@ -32,7 +32,7 @@ HELD_OUT = "held_out"  # as the path of an evaluation: the problems that are kep
 class EvaluationConfig(ProblemsConfig):
     """A set that the policy is evaluated on while it trains."""
 
-    OWN: ClassVar = ("every", "samples", "limit")  # what a set to train on has not
+    OWN: ClassVar = ("every", "samples", "limit")  # fields that a set to train on lacks
 
     path: str = Field(
         HELD_OUT, min_length=1, description="held_out: what is kept out of training; else as problems.path"

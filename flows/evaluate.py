@@ -99,18 +99,18 @@ def chosen_policy(config: EvalConfig, workplace: Workplace) -> tuple[PolicyVersi
 
 
 def kept(uri: str) -> Evaluation | None:
-    """The evaluation that an earlier one has left there."""
+    """The evaluation kept at ``uri``, if there is one."""
     return read_typed(uri, Evaluation, "remove it, and the version is evaluated again")
 
 
 def keep(uri: str, evaluation: Evaluation) -> None:
-    """Leave the evaluation with the run."""
+    """Keep the evaluation with the run."""
     place.write_text(uri, json.dumps(asdict(evaluation)) + "\n")
 
 
 def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problems: ProblemSet) -> str:
-    """Where the evaluation of a version lies; the name tells what decides its figures: these weights and their
-    arithmetic, how is sampled, the problems and the verifiers as they are now. What a service judges by is unknown."""
+    """The URI of a version's evaluation. Its name has a digest of what decides the figures: weights, dtype, sampling,
+    problems, and verifiers as they are now. What a service judges by is unknown."""
     decide = ("problems", "mix", "verifier", "held_out", "samples", "sampling", "seed")
     asked = config.model_dump(mode="json", include={**dict.fromkeys(decide, True), "policy": {"dtype"}})
     said = json.dumps([asked, version.digest, digest_of(problems, config.samples)], sort_keys=True)

@@ -19,8 +19,8 @@ def warm_up_spec(config: SftConfig) -> WarmUp:
 
 
 def kept_warm_up(config: SftConfig, workplace: Workplace) -> str | None:
-    """Where this warm-up is kept, None if it has yet to be made. One that lies in the home is brought to a storage
-    elsewhere."""
+    """Where this warm-up is kept, None if it has yet to be made. One that is kept in the home is copied to a
+    storage elsewhere."""
     spec = warm_up_spec(config)
     uri, at_home = warm_up_uri(workplace.storage, spec), warm_up_uri(workplace.home, spec)
     return uri if is_kept(uri) or bring(at_home, uri) else None

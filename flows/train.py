@@ -35,8 +35,8 @@ class DivergedError(RuntimeError):
 
 
 def title() -> str:
-    """What Prefect's pages call the run: as its folder. One that Prefect starts again keeps its name, which has a part
-    of its id where nobody named it: several may begin in one second."""
+    """The flow run's name in Prefect: that of the run's folder. Where none was given it has a part of the flow run's
+    id, as several may begin in one second; one that Prefect starts again keeps it."""
     given = flow_run.parameters
     named = given.get("resume") or given["config"].run
     if named is None and flow_run.run_count > 0:  # the count is of before this start, as long as it has no name
@@ -61,7 +61,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
 
 def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, progress: Progress) -> TrainResult:
     """The run, from its beginning or its newest checkpoint to its last step."""
-    with Training(open_run(config, resume, workplace), workplace) as run:
+    with Training(chosen_run(config, resume, workplace), workplace) as run:
         policy = run.begin(first_weights(config, workplace))
         run.evaluate(policy)
         run.started()
@@ -118,14 +118,14 @@ def collect(run: Training, step: int) -> Collecting:
 
 
 def first_weights(config: TrainConfig, workplace: Workplace) -> str:
-    """Where version 0 comes from: the model named, or the tiny policy, warmed up now if it was not before."""
+    """The source of version 0: the model named, or the tiny policy, warmed up now if it was not before."""
     if config.policy.model != TINY:
         return config.policy.model
     warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
     return kept_warm_up(warm, workplace) or sft(warm)
 
 
-def open_run(config: TrainConfig, resume: str | None, workplace: Workplace) -> Run:
+def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) -> Run:
     """The run to train. One that this flow run has begun before, as Prefect or `with_recovery` starts it again, is
     resumed."""
     resume = resume or own_run_name(config, workplace)

@@ -43,7 +43,7 @@ class Evaluation:
     sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the figures of each set, if there are more
 
     def figures(self) -> dict[str, float]:
-        """By the last part of a metric's name; ``k`` is in none of them."""
+        """The figures by the last part of their metric's name."""
         return {
             "reward": self.reward,
             "reward_sampled": self.reward_sampled,
@@ -92,8 +92,8 @@ def evaluate(
     saw: Callable[[Judgement], None] = lambda _: None,
     batch: BatchConfig = TRAINED_BY_DEFAULT,
 ) -> Evaluation:
-    """Solve the held-out problems greedily and with ``generator.samples`` samples each; ``saw`` gets each judgement. No
-    lease has more sequences than one of training, of ``batch``: a generator that can train can evaluate.
+    """Solve the held-out problems greedily and with ``generator.samples`` samples each; ``saw`` gets each judgement. A
+    lease has at most as many sequences as one of training by ``batch``, which a generator is known to have room for.
 
     Raises:
         BrokenVerifierError: every completion failed in its verifier, or one took too long again and again.

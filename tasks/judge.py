@@ -17,6 +17,6 @@ def judge(
 
 
 def warm(verifiers: Mapping[str, VerifierSpec], problems: Sequence[Problem] = ()) -> tuple[str, ...]:
-    """Raise VerifierError with one line for a verifier that cannot work on this machine, with one problem of each set.
-    What a person should know of the others."""
+    """Try each verifier on this machine with one problem of its set; returns notes for a person. Raises VerifierError
+    for one that cannot work here."""
     return judging.warm(verifiers, problems, rlvf_home())

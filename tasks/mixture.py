@@ -18,8 +18,8 @@ Draw = Callable[[int, int, int], list[Problem]]  # (step, how many, how many of 
 class Source:
     """Where the problems of one set come from.
 
-    ``draw(step, position, own, count, skip)``: `count` of the set's problems in a step, after `skip` of them; `own` of
-    them are drawn first and not to replace others, and `position` such were drawn in the steps before.
+    ``draw(step, position, own, count, skip)`` returns `count` problems of the set in a step, after its first `skip`.
+    The step's first `own` replace no others; `position` such were drawn in the steps before.
     """
 
     weight: float

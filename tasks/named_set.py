@@ -63,12 +63,12 @@ class NamedSet:
             raise ProblemError(f"{self.config.path}: {error}") from error
 
     def made(self, held_out: int | None) -> list[Problem]:
-        """So many problems of the side that is never trained on, where it is made in code."""
+        """``held_out`` problems of a set that is made in code, from the side that is never trained on."""
         count = rows.HELD_OUT if held_out is None else held_out
         return self.marked(list(islice(stream_of(self.config.path)(0, 0, "held_out"), count)))
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
-        """The problems as of this set, with what a chat model is told."""
+        """The problems with this set's name and its instructions (system prompt, template)."""
         instructions = self.verifier.declared.instructions
         if self.config.system is not None:
             instructions = Instructions(self.config.system, required=True) if self.config.system else None

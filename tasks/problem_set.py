@@ -35,17 +35,16 @@ class ProblemSet:
 
     @property
     def trained(self) -> frozenset[bytes]:
-        """What tells the prompts of its files that ``draw`` gives, see `tasks.trained_on.seen_among`."""
+        """Short digests of the prompts of its files that ``draw`` gives, for `tasks.trained_on.seen_among`."""
         return prompts_of(self.files.values())
 
     def longest(self) -> list[Problem]:
-        """What no policy may be too short for: the held-out problems, some of the first step, and those of the files
-        with the most characters. Tokens are not counted, as that takes the tokenizer of the policy on its worker; the
-        longest by characters are nearly the longest by tokens, so that of many of them one is."""
+        """Problems among which is the longest prompt: the held-out ones, some of the first step, and those of the files
+        with the most characters. Tokens are not counted, as that takes the tokenizer of the policy on its worker."""
         return [*self.some(), *longest(self.drawn)]
 
     def some(self) -> list[Problem]:
-        """A few problems to look at."""
+        """The held-out problems, and the first ones of step 0."""
         return [*self.held_out, *self.draw(0, 64, 0)]
 
 
@@ -60,9 +59,8 @@ def open_problems(
     """The problems of the sets, mixed by weight.
 
     Args:
-        held_out: how many problems of each set are kept out of training, the same ones for every seed; None: see
-            `rl.problems.rows.split`.
-        prompts: how many a step draws at first; whatever it draws after these replaces some of them.
+        held_out: problems of each set kept out of training, the same for every seed; None: as `rl.problems.rows.split`.
+        prompts: how many a step draws at first; further ones replace some of them.
 
     Raises:
         ProblemError: a file that is missing, empty or broken, or too small to keep ``held_out`` of its problems out.
@@ -113,12 +111,12 @@ def problems_to_solve(
     trained: Set[bytes] = frozenset(),
     made: int | None = None,
 ) -> ProblemSet:
-    """What an evaluation solves, as the held-out part of a set.
+    """The problems of an evaluation, as the held-out part of a set.
 
     Args:
-        held_out: the part of each set that training with that ``held_out`` keeps out; 0 for everything in the files;
-            None for everything but problems that ``trained`` tells, case and blanks aside, in the order of a split.
-        made: how many problems are taken where they are made in code, always of the side that is never trained on.
+        held_out: as in training: the part that is kept out; 0: everything in the files; None: everything but the
+            prompts in ``trained`` (short digests), in the order of a split.
+        made: how many problems of a set that is made in code, from the side that is never trained on.
 
     Raises:
         ProblemError: as `open_problems`, or all of the problems are among ``trained``.

@@ -19,8 +19,8 @@ def publish(
     begun: Callable[[], None] = lambda: None,
     done: Callable[[Published], None] = lambda _: None,
 ) -> Published:
-    """Publish version ``step`` beside the trainer's next update, which may be submitted once ``begun`` was called. Who
-    samples from the version before begins to fetch it at once."""
+    """Publish version ``step`` beside the trainer's next update, which may be submitted once ``begun`` was called.
+    Generators that sample from the version before begin to fetch it at once."""
     published = dispatch.run("train", trainer.publish, step, background="publish", begun=begun)
     done(published)
     dispatch.tell("generate", prefetch, published.version)

@@ -87,7 +87,7 @@ class RolloutBatch:
         return sum(self.reasons.values())
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every completion, for people and their programs."""
+        """A row for each completion, as `rollouts/` keeps them."""
         of, rewards, reasons = self.everything.rollouts, self.everything.rewards.tolist(), self.everything.reasons
         lengths, versions = of.lengths.tolist(), of.versions[:, :, 0].tolist()  # the first token's: the oldest
         for group, problem in enumerate(of.problems):
@@ -106,7 +106,7 @@ class RolloutBatch:
                 }
 
     def figures(self) -> dict[str, float]:
-        """What is logged of it, by metric name."""
+        """Its metrics by name."""
         return {
             "reward/mean": self.reward,
             "reward/pass_rate": self.pass_rate,
@@ -130,7 +130,7 @@ def pass_rate(rewards: NDArray[np.float32]) -> float:
 
 
 def mean_reward(rewards: NDArray[np.float32]) -> float:
-    """Of the rewards that are known; NaN where none is."""
+    """Mean of the known rewards; NaN where none is known."""
     known = rewards[~np.isnan(rewards)]
     return float(known.mean(dtype=np.float64)) if known.size else math.nan
 
@@ -155,8 +155,8 @@ def counted(reasons: Mapping[str, int]) -> dict[str, int]:
 
 
 def few_reasons(figures: Mapping[str, float], logged: Iterable[str]) -> dict[str, float]:
-    """The figures with no more than REASONS names of reasons in a run that has `logged` these metrics: those that came
-    first, the rest as `other`. A reason that quotes its completion is another one each time."""
+    """``figures`` with at most REASONS metrics of reasons in a run, whose metrics so far are `logged`: further reasons
+    are counted as `other`. A reason that quotes its completion would be a new metric each time."""
     kept, other = {name for name in logged if name.startswith("reasons/")} - {"reasons/other"}, "reasons/other"
     found: dict[str, float] = {}
     for name, value in figures.items():

@@ -20,7 +20,7 @@ class TrainedOn(BaseModel):
 
     rows: int
     digest: str  # of every prompt and target, in the order of a split
-    trained: bytes  # short digests of the prompts that are trained on, normalized; runs of old have them as they stand
+    trained: bytes  # short digests of the prompts that are trained on, normalized; not so in runs of older versions
 
     @classmethod
     def of(cls, split: tuple[Sequence[Problem], Sequence[Problem]], trained: Iterable[Problem]) -> Self:
@@ -34,7 +34,7 @@ class TrainedOn(BaseModel):
         return cls(rows=sum(map(len, split)), digest=sums.hexdigest(), trained=b"".join(prompts))
 
     def same_files(self, other: Self | None) -> bool:
-        """Whether both are of the same rows; what another set keeps out of training is that one's matter."""
+        """Whether both are of the same rows; the prompts trained on may differ, as another set may hold some out."""
         return other is not None and (self.rows, self.digest) == (other.rows, other.digest)
 
     def prompts(self) -> frozenset[bytes]:
@@ -43,13 +43,13 @@ class TrainedOn(BaseModel):
 
 
 def short_digest(prompt: str) -> bytes:
-    """By which a prompt is known again."""
+    """The digest by which a prompt is recognized."""
     return digest(prompt)[:SHORT]
 
 
 def seen_among(problems: Iterable[Problem], trained: Set[bytes]) -> frozenset[str]:
-    """The prompts among these, normalized, that were trained on, in whatever case and with whatever blanks;
-    ``trained`` has the short digests of what was."""
+    """The normalized prompts of these problems that are in ``trained``, the short digests of what was trained on; case
+    and blanks do not count."""
     if not trained:
         return frozenset()
     return frozenset(
@@ -60,5 +60,5 @@ def seen_among(problems: Iterable[Problem], trained: Set[bytes]) -> frozenset[st
 
 
 def prompts_of(sets: Iterable[TrainedOn]) -> frozenset[bytes]:
-    """The short digests of the prompts of all of these sets that are trained on."""
+    """The short digests of the prompts that are trained on, of all these sets."""
     return frozenset().union(*(each.prompts() for each in sets))

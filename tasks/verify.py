@@ -41,9 +41,13 @@ def verify(
 def check_verifiers(
     dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec], problems: Sequence[Problem] = ()
 ) -> tuple[str, ...]:
-    """Raise VerifierError if one of them cannot work where it would run: a file that cannot be imported there, one that
-    fails on the first of the problems of its set, a service that does not answer. Where that is so on some of the
-    workers alone, they are left out. What a person should know of them."""
+    """Try the verifiers on the workers that would run them; returns notes for a person. A worker on which one fails is
+    left out.
+
+    Raises:
+        VerifierError: on all workers a file cannot be imported, a verifier fails on the first problem of its set, or
+            a service does not answer.
+    """
     isolated = {name: spec for name, spec in verifiers.items() if not spec.runs_here}
     if not isolated:
         return ()
@@ -68,8 +72,8 @@ def judged(
     order: tuple[int, ...] = (),
     refused: Callable[[str], object] = lambda _: None,
 ) -> Judgement:
-    """The verdicts on these completions, spread over the verifiers; `order` as in `Dispatch.lease`. Where a worker
-    returns none, `refused` gets why, and another one is asked."""
+    """The verdicts on these completions, spread over the verifiers; `order` as in `Dispatch.lease`. A result that
+    is no judgement of these is refused: `refused` gets the reason, and another worker the call."""
     workers = len(workers_with(dispatch.client, dispatch.placement.tags("verify")))
     share = ceil(len(rollouts.problems) / max(1, workers))
     starts = range(0, len(rollouts.problems), share)

@@ -15,7 +15,7 @@ from infra.storage.manifest import StoreError
 from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUp
 
-SECONDS = 2.0  # a call, on whatever machine: how often the display moves
+SECONDS = 2.0  # of updates in one call: how often the display moves
 SOURCES = (  # of rl
     *("config", "records", "problems/made/grammar"),
     *("model/head", "model/policy", "model/prompting", "model/tiny"),
@@ -41,7 +41,7 @@ def is_kept(uri: str) -> bool:
 
 
 def bring(source: str, uri: str) -> bool:
-    """Copy a warm-up that is kept elsewhere; whether there was one."""
+    """Copy the warm-up that is kept at ``source``; False if there is none."""
     if not is_kept(source):
         return False
     with store.read_folder(source) as kept:

@@ -15,7 +15,7 @@ from flows.options.reading import add_options, read_config
 from flows.report.summary import run_name, summary
 from flows.run.display import Display
 from flows.run.plans import plans
-from flows.start.preflight import check_model, check_tracking, check_verifiers
+from flows.start.preflight import check_model, check_tracking, check_verifiers_here
 from flows.start.runs import Run, new_run, resume_run, without_secrets
 from flows.start.trust import refuse_links, refuse_swapped, trusted
 from infra.cluster.placement import PlacementError
@@ -78,7 +78,7 @@ def _run(given: argparse.Namespace) -> None:
     if run.resumed:
         refuse_swapped(run, problems.verifiers.values())
         run.refuse_other_problems(problems)
-    check_verifiers(problems, run.config.cluster)
+    check_verifiers_here(problems, run.config.cluster)
     plans(run.config, problems)
     check_model(run.config.policy.model, runs)
     began = time.monotonic()

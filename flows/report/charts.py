@@ -22,7 +22,7 @@ from flows.report.run_pictures import (
 )
 from infra.runs.record import Record
 
-ROUGH = {"mean", "pass_rate", "error_rate"}  # of reward/, what is no part of the reward
+TOTALS = {"mean", "pass_rate", "error_rate"}  # metrics under reward/ that are no part of it
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Chart:
 
 
 def drawn(charts: Iterable[Chart]) -> list[Chart]:
-    """With their drawings as elements of a page."""
+    """The charts with their SVG elements."""
     with tempfile.TemporaryDirectory() as folder:
         found = []
         for chart in charts:
@@ -67,7 +67,7 @@ def reward(title: str, record: Record) -> Chart:
 
 
 def learning(title: str, record: Record) -> Iterator[Chart]:
-    """What the policy did."""
+    """Charts of learning."""
     yield reward(title, record)
     rewards, rates = record.curve("reward/mean"), record.curve("reward/pass_rate")
     if any(not math.isclose(rates[step], rewards.get(step, math.nan)) for step in rates):
@@ -93,7 +93,7 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
     parts = sorted(name.partition("/")[2] for name in names if name.startswith("reward/") and name.count("/") == 1)
     yield from _lines(
         "parts", "Parts of the reward", "Mean of each.", record,
-        {name: f"reward/{name}" for name in parts if name not in ROUGH},
+        {name: f"reward/{name}" for name in parts if name not in TOTALS},
     )  # fmt: skip
     evals = sorted(name.split("/")[1] for name in names if name.startswith("eval/") and name.endswith("/reward"))
     yield from _lines(
@@ -127,7 +127,7 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
 
 
 def machines(record: Record) -> Iterator[Chart]:
-    """What took the time."""
+    """Charts of time, staleness and bytes."""
     stages = {stage: record.curve(f"perf/{stage}_seconds") for stage in STAGES}
     stages = {stage: curve for stage, curve in stages.items() if curve}
     if stages:

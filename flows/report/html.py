@@ -32,7 +32,7 @@ class NothingToReport(ValueError):  # noqa: N818
 
 
 class _Whole(BaseModel):
-    """What of a kept completion is shown."""
+    """The fields of a kept completion that are shown."""
 
     prompt: str
     target: str
@@ -47,7 +47,7 @@ class _Whole(BaseModel):
 
 @dataclass(frozen=True)
 class Text:
-    """A text that may be of any length."""
+    """A text, cut for the page."""
 
     shown: str
     left_out: int  # characters
@@ -104,7 +104,7 @@ def draw_reward(run_uri: str, record: Record, path: Path) -> None:
 
 
 def _links(record: Record, status: str) -> dict[str, Any]:
-    """Those that lead somewhere: the dashboard ends with the run's cluster."""
+    """The links of the run; the dashboard's only while it runs, as it ends with the cluster."""
     links: dict[str, Any] = dict(masked(record.about).get("links", {}))
     if status != "running":
         links.pop(DASHBOARD, None)

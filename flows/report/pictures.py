@@ -101,7 +101,7 @@ def blank(title: str, height: float = SIZE_INCHES[1]) -> "tuple[Figure, Axes]":
 
 
 def _rewards(title: str, label: str, known: Sequence[float]) -> "tuple[Figure, Axes]":
-    """From 0 to 1, and as far beyond as what is known goes."""
+    """An empty picture whose y-axis spans 0 to 1 and all ``known`` rewards."""
     figure, axes = blank(title)
     axes.set_ylabel(label, color=INK)
     low, high = min([0.0, *known]), max([1.0, *known])

@@ -8,7 +8,7 @@ MISMATCH = 0.1  # nats per token
 
 
 class Advice:
-    """Looks at one step after another."""
+    """Hints on a run, and why a step had no update."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens

@@ -15,12 +15,12 @@ from prefect.runtime import flow_run
 from infra.background import Background
 from infra.security.secrets import masked
 
-PAUSE_SECONDS = 1.0  # between two words on the progress
-END_SECONDS = 4.0  # what the last words get when Prefect is away
+PAUSE_SECONDS = 1.0  # between two updates of the progress
+END_SECONDS = 4.0  # for the last updates when Prefect is away
 
 
-class Artifacts:
-    """A context manager. Everything is told in the background: a step costs nothing, and Prefect away costs a line."""
+class PrefectArtifacts:
+    """A context manager. Writes in the background: no step waits for it, and a Prefect that is away costs a line."""
 
     def __init__(self, run: str, say: Callable[[str], None], serves: Callable[[], bool] = lambda: True) -> None:
         """`serves` says whether Prefect's server is there, and not a stranger's."""
@@ -44,12 +44,12 @@ class Artifacts:
         self._background.__exit__(kind, error, at)
 
     def link(self, name: str, url: str, note: str = "") -> None:
-        """A link to what is called so."""
+        """Create an artifact with a link."""
         url, note = masked(url), masked(f"{name}: {note}" if note else name)
         self._submit(lambda: self._create("markdown", name, f"[{url}]({url})", note))
 
     def progress(self, done: int, total: int, *, last: bool = False) -> None:
-        """So many steps are done; told once a second at most, save the last word."""
+        """Update the progress, once a second at most unless it is the ``last`` time."""
         now = time.monotonic()
         if now - self._told < PAUSE_SECONDS and not last:
             return
@@ -82,7 +82,7 @@ class Artifacts:
         return UUID(str(made.id))
 
     def _api(self) -> SyncPrefectClient:
-        """One client for all words: making one takes longer than a word does. Raises `OSError` without a server."""
+        """One client for all requests: making one takes longer than a request. Raises `OSError` without a server."""
         if not self._serves():
             raise OSError("its server is away")
         if self._client is None:

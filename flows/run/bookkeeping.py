@@ -14,7 +14,7 @@ from prefect.runtime import flow_run
 
 from flows.report.html import DASHBOARD, PICTURE, REPORT, draw_reward, write_report
 from flows.report.summary import prefect_page
-from flows.run.artifacts import Artifacts
+from flows.run.artifacts import PrefectArtifacts
 from flows.run.hold import Lost
 from flows.run.workplace import Workplace
 from flows.start.runs import Run
@@ -36,8 +36,8 @@ SEND_SECONDS = 60.0  # between two copies of the record of a run that lies elsew
 
 
 class Bookkeeping:
-    """A context manager within the tracker's. None of it ends a run, or costs a step more than a millisecond and a
-    small file in the run's storage: what goes wrong is said. At the end it makes the report, however it ended."""
+    """A context manager within the tracker's. Its faults are said and end no run; a step costs a millisecond and a
+    small file in the run's storage. Exiting makes the report, however the run ended."""
 
     def __init__(
         self, run: Run, workplace: Workplace, folder: Path, tracker: Tracker, check: Callable[[], None]
@@ -50,7 +50,7 @@ class Bookkeeping:
             "the last completions, or the last copy of the record, may be missing from the run's storage; its "
             "checkpoints are whole, and so are its figures on this machine",
         )
-        self._artifacts = Artifacts(run.name, workplace.display.say, workplace.prefect.serves)
+        self._artifacts = PrefectArtifacts(run.name, workplace.display.say, workplace.prefect.serves)
         self._about: dict[str, Any] = {}
         self._sent = time.monotonic()
         self._mlflow_run = tracker.run_id  # as the run's storage has it
@@ -107,9 +107,9 @@ class Bookkeeping:
             self._submit("copying the record", lambda: send_record(self._run.uri, self._folder))
 
     def logged(self) -> None:
-        """A step is logged: what the record has more than its last copy is copied before the next update, whose
-        checkpoint would be the newest: so whoever goes on elsewhere lacks nothing. One small file where the run lies in
-        a store, else nothing; a storage that is away costs a line."""
+        """Copy what was added to the record since its last copy, where the run lies in a store: before the next update,
+        whose checkpoint would be the newest, so that a resume elsewhere lacks nothing. One small file; a storage that
+        is away costs a line."""
         try:
             with self._workplace.dispatch.waiting_for(f"the storage of {masked(self._run.uri)}"):
                 send_tail(self._run.uri, self._folder, self._copied or {})
@@ -122,13 +122,13 @@ class Bookkeeping:
             self._lags = True
 
     def _send(self) -> None:
-        """All of the record, to where the run lies."""
+        """Copy the whole record to the run's storage."""
         self._check()
         self._copied = send_record(self._run.uri, self._folder)
         self._sent = time.monotonic()
 
     def go_back(self, step: int) -> None:
-        """Forget what is kept and logged of steps after ``step``, that of the newest checkpoint: all made again."""
+        """Remove what is kept and logged of steps after ``step``, the newest checkpoint's: they are made again."""
         logged = self._tracker.last_step("reward/mean") or 0
         self._check()
         cut_evaluations(self._run.uri, self._folder, step)
@@ -154,7 +154,7 @@ class Bookkeeping:
         return {"MLflow": [page.url, _served_by(page.command)]}
 
     def _link(self, name: str, url: str, note: str) -> None:
-        """On Prefect's page, which knows who looks at it; what lies with the run gets no key."""
+        """A link with its server's key, on Prefect's page alone: what is kept with the run gets no key."""
         self._artifacts.link(name, keyed(self._workplace.home, name.split()[-1].lower(), url), note)
 
     def _submit(self, name: str, write: Callable[[], object]) -> None:
@@ -174,8 +174,7 @@ class Bookkeeping:
             )
 
     def step(self, step: int) -> dict[str, float]:
-        """Note that ``step`` is done, and what is logged of it: what generators have fetched, and how long they waited
-        for it."""
+        """Note that ``step`` is done; returns the metrics of what generators have fetched, and how long they waited."""
         spans = self._write_spans()
         self._artifacts.progress(step, self._run.config.steps, last=step == self._run.config.steps)
         if self._copied is None or time.monotonic() - self._sent > SEND_SECONDS:

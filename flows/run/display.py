@@ -21,7 +21,7 @@ PACE_STEPS = 20  # the time left follows the pace of so many steps
 
 
 class Display:
-    """A context manager; every call returns at once and none fails because nobody listens any more."""
+    """A context manager; every call returns at once, and none fails where stderr is closed."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(file=cast("IO[str]", _Forgiving(sys.stderr)))

@@ -32,7 +32,7 @@ class Evaluations:
 
     @property
     def verifiers(self) -> dict[str, Any]:
-        """What judges them, by a name for each."""
+        """The verifiers of all plans, by a name for each."""
         return {f"{plan.name}:{name}": spec for plan in self.plans for name, spec in plan.problems.verifiers.items()}
 
     def begin(
@@ -67,7 +67,7 @@ class Evaluations:
             )
 
     def due(self, step: int) -> list[Plan]:
-        """What is still to be evaluated at this version."""
+        """The plans that are still to be evaluated at this version."""
         last = self._config.steps
         return [plan for plan in self.plans if plan.is_due(step, last) and (plan.name, step) not in self._made]
 
@@ -84,11 +84,11 @@ class Evaluations:
             self._log(plan, made)
 
     def held_out(self, step: int) -> Evaluation | None:
-        """How this version did on the problems kept out of training."""
+        """The evaluation of this version on the problems kept out of training, if it was made."""
         return self._made.get(("", step))
 
     def _keep_if_best(self, plan: Plan, made: Evaluation) -> None:
-        """Exported before it is logged: what is logged as the best is there."""
+        """Before it is logged, so that what is logged as the best exists."""
         best = best_version(self._run_uri)
         stands = best is not None and best.plan == plan.digest and best.step < made.step  # else it is made again
         beaten = best is None or not stands or made.reward_sampled > best.reward

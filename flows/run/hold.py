@@ -1,4 +1,4 @@
-"""What a training run holds while it goes on: the lock of the run, and the training lock of the cluster."""
+"""The locks that a training run holds while it goes on: the run's own, and the training lock of the cluster."""
 
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
@@ -20,8 +20,8 @@ Lost = (LockLostError, TrainingLockLostError)  # another process has the run, or
 
 
 class Hold:
-    """A context manager; entering it waits for the training lock. Raises RunInUseError, ValueError for a new run that
-    another process has begun meanwhile, and DispatchStoppedError when the run's calls are stopped while it waits."""
+    """A context manager; entering it waits for both locks. Raises RunInUseError, ValueError for a new run that another
+    process has begun meanwhile, and DispatchStoppedError when the run's calls are stopped while it waits."""
 
     def __init__(self, run: Run, workplace: Workplace) -> None:
         self.ending = False
@@ -41,7 +41,7 @@ class Hold:
             )
             self._lock.when_lost(self._workplace.dispatch.stop)
             self._lock.while_away(self._waiting)  # whoever else waits for it: the background, a worker
-            # The one who held it around this may have had a trainer before, which is asleep and has that one's fence.
+            # A trainer of an earlier try may be asleep, with the fence of that one.
             self.fence = self._lock.new_fence()
             self._stack = stack.pop_all()
         return self

@@ -31,10 +31,10 @@ class CancelledOnPage(Abort):
 
 @contextmanager
 def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], bool]) -> Iterator[threading.Event]:
-    """Do what the page says: setting a state there changes nothing by itself, so the state is asked for once a second.
+    """Follow the state that a person sets on Prefect's page: it changes nothing by itself, and is polled once a second.
 
     While the run is paused no lease is handed out, those under way are taken back, and an update under way comes to its
-    end. When the run is cancelled the work stops; yields the event that says so. Who was stopped by that ends with
+    end. When the run is cancelled the work stops; yields the event that says so. What is stopped by that ends with
     `CancelledOnPage`. `serves` says whether Prefect's server is there.
     """
     cancelled = threading.Event()

@@ -26,7 +26,7 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """What people are told."""
+        """Its name in messages."""
         return self.name or "held-out"
 
     @cached_property
@@ -44,7 +44,7 @@ class Plan:
 
 
 def digest_of(problems: ProblemSet, samples: int) -> str:
-    """Of the problems that an evaluation solves, what judges them, and the samples of each."""
+    """A digest of an evaluation's problems, their verifiers, and the samples of each problem."""
     asked = [
         [problem.prompt, problem.target, problem.set, repr(problem.instructions), problem.extra]
         for problem in problems.held_out
@@ -83,8 +83,8 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
     return found
 
 
-def to_look_at(training: ProblemSet, of: Sequence[Plan]) -> list[Problem]:
-    """What no policy may be too short for: the problems that are trained and evaluated on, the held-out ones once."""
+def problems_to_check(training: ProblemSet, of: Sequence[Plan]) -> list[Problem]:
+    """Problems among which is the longest prompt of all that the run trains and is evaluated on."""
     return [*training.longest(), *(problem for plan in of if plan.name for problem in longest(plan.problems.held_out))]
 
 

@@ -45,15 +45,15 @@ class PrefectSession:
         self._open = False
         if self._outbox is not None and (events := self._outbox.close(END_SECONDS)):
             self._missed.insert(0, f"{events} events of its tasks")
-        self._confess()
+        self._say_missed()
 
     def serves(self) -> bool:
         """Whether Prefect's server is there, and the one meant."""
         return self._link is None or self._link.serves()
 
     def bind(self) -> None:
-        """Have the flow that runs here tell its states within bounds, its last one above all: Prefect's own client
-        asks a dead server for minutes, and whoever took its port, and the flow ends with an error then."""
+        """Bound the time that the flow of this process takes to set its states, the last one above all: Prefect's own
+        client retries a dead server for minutes, or whoever took its port, and the flow ends with an error then."""
         context = FlowRunContext.get()
         client = None if context is None else context.client
         if self._link is None or not isinstance(client, SyncPrefectClient) or "set_flow_run_state" in vars(client):
@@ -64,20 +64,20 @@ class PrefectSession:
             until = time.monotonic() + STATE_SECONDS
             while self._is_back(until):
                 try:
-                    # a fault is met by the next round here, which looks first who is there
+                    # a fault is met by the next round here, which first checks who is there
                     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), _answered_by(client, until):
                         return told(flow_run_id, state, force)
                 except httpx.TransportError:  # it has died just now, or hangs
                     time.sleep(POLL_SECONDS)
             self._missed.append(f"that the run is {state.name}")
             if not self._open:
-                self._confess()
+                self._say_missed()
             return OrchestrationResult(state=state, status=SetStateStatus.ACCEPT, details=StateAcceptDetails())
 
         vars(client)["set_flow_run_state"] = tell  # of this one client, which the flow's engine uses
 
     def _is_back(self, until: float) -> bool:
-        """Whether the server is there; it is waited for until then."""
+        """Wait for the server until then; whether it is there."""
         assert self._link is not None
         said = False
         while (left := until - time.monotonic()) > 0:
@@ -89,7 +89,7 @@ class PrefectSession:
             time.sleep(POLL_SECONDS)
         return False
 
-    def _confess(self) -> None:
+    def _say_missed(self) -> None:
         if self._missed and self._link is not None:
             what, self._missed = " and ".join(self._missed), []
             self._say(
@@ -99,7 +99,7 @@ class PrefectSession:
 
 @contextmanager
 def _answered_by(client: SyncPrefectClient, until: float) -> Iterator[None]:
-    """This client waits for an answer until then, where it would wait for a minute."""
+    """Requests of this client time out at ``until``, not after a minute."""
     http = client._client  # whose limits Prefect sets once, when it is made
     usual, http.timeout = http.timeout, httpx.Timeout(max(POLL_SECONDS, until - time.monotonic()))
     try:

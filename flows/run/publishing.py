@@ -19,7 +19,7 @@ MENDS = 8  # of one version: several batches may find it damaged at once
 
 
 class Publishing:
-    """Safe to ask from several threads; one begins versions."""
+    """Safe to use from several threads, but for `begin`."""
 
     def __init__(self, workplace: Workplace, trainer: Trainer, tracker: Tracker, step: int) -> None:
         """Publishes version ``step``, at which the trainer is, before it returns."""
@@ -42,19 +42,19 @@ class Publishing:
         begun.wait()
 
     def end(self) -> PolicyVersion:
-        """The version that was begun last, once it is published. Raises what kept it from that."""
+        """Wait for the version that was begun last, and return it. Raises what its publication raised."""
         if self._under_way is not None:
             self._under_way.result()
         return self.policy
 
     def newest(self, at_least: int) -> PolicyVersion:
-        """The newest version that is published now, if that is none before ``at_least``; else that one, when it is."""
+        """The newest version that is published; waits for the one under way where that is before ``at_least``."""
         return self.policy if self.policy.step >= at_least else self.end()
 
     def mend(self, error: StoreError) -> None:
-        """Have the trainer publish the newest version once more, whole, which a generator cannot get at. Raises
-        ``error`` where that was of no use before. What this process finds in place is none to mend: the worker that
-        does not find it is tried again, or another."""
+        """Have the trainer publish the newest version again, whole, as a generator cannot read it. A version that is
+        whole for this process is left: that worker is tried again, or another. Raises ``error`` where neither has
+        helped MENDS times."""
         with self._mending:
             step = self.policy.step
             self._mended[step] += 1

@@ -12,7 +12,7 @@ from distributed import Client
 
 from flows.run.hold import Lost, TrainerLost
 from flows.run.page import CancelledOnPage, watch_run_state
-from flows.run.workplace import IMPORTS, Workplace, opened
+from flows.run.workplace import IMPORTS, Workplace, present
 from infra.cluster.calls import SchedulerLostError, is_lost, poisoned
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, joined_scheduler
 from infra.cluster.placement import PlacementError, check_placement
@@ -56,7 +56,7 @@ def with_recovery(
         stack.callback(_inside.reset, _inside.set(True))
         while True:
             try:
-                with opened(now):
+                with present(now):
                     return work(now)
             except TrainerLost as error:
                 lost, at = (lost + 1, at) if progress.step == at else (1, progress.step)

@@ -18,7 +18,7 @@ from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
 from flows.run.page import CancelledOnPage, watch_run_state
-from flows.run.plans import to_look_at
+from flows.run.plans import problems_to_check
 from flows.run.publishing import Publishing
 from flows.run.workplace import Workplace
 from flows.start.edited import edited, save_sources
@@ -92,8 +92,8 @@ class Training:
             return
         if self.config.policy.model != TINY:
             self.workplace.display.stage("load the policy")
-        given = (self.config.policy, to_look_at(self.problems, self.evaluations.plans), self.config.sampling.limit)
-        for note in self.workplace.dispatch.run("train", check_policy, *given):
+        policy, problems = self.config.policy, problems_to_check(self.problems, self.evaluations.plans)
+        for note in self.workplace.dispatch.run("train", check_policy, policy, problems, self.config.sampling.limit):
             self.workplace.display.say(note)
 
     def __enter__(self) -> Self:
@@ -105,7 +105,7 @@ class Training:
             self._hold = stack.enter_context(Hold(self.run, self.workplace))
             (bring_record if self.run.resumed else begin_record)(self.run.uri, self._folder)
             self._signals = stack.enter_context(answered_by(self.workplace.dispatch.stop))
-            self._check_policy()  # with the turn: the trainer may have been another run's until now
+            self._check_policy()  # with the training lock: the trainer may have been another run's until now
             self.tracker = stack.enter_context(
                 Tracker(
                     self.config.tracking,

@@ -61,10 +61,10 @@ def open_workplace(
     Raises ``PlacementError`` before any work if no worker satisfies one of the calls, or one runs another source of
     rlvf, ``StorageError`` if $RLVF_STORAGE cannot be written.
     """
-    present = _open.get()
-    if present is not None:
-        present.prefect.bind()
-        yield present
+    outer = _open.get()
+    if outer is not None:
+        outer.prefect.bind()
+        yield outer
         return
     with put_off():
         import_prefect()
@@ -87,13 +87,13 @@ def open_workplace(
         prefect = stack.enter_context(PrefectSession(home, display.say))
         prefect.bind()
         workplace = Workplace(home, display, dispatch, Failures(display.say), storage, prefect)
-        stack.enter_context(opened(workplace))
+        stack.enter_context(present(workplace))
         yield workplace
 
 
 @contextmanager
-def opened(workplace: Workplace) -> Iterator[None]:
-    """`open_workplace` gives this one meanwhile."""
+def present(workplace: Workplace) -> Iterator[None]:
+    """The workplace that `open_workplace` yields inside."""
     token = _open.set(workplace)
     try:
         yield

@@ -22,12 +22,12 @@ from tasks.problem_set import ProblemSet, open_problems, problems_to_solve
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
 C = TypeVar("C", bound=BaseModel)
-OWN = ("policy.model", "policy.device", "again", "cluster", "placement", "tracking")  # not of what is measured
+OWN = ("policy.model", "policy.device", "again", "cluster", "placement", "tracking")  # change no figure
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An evaluation of which nothing is left open."""
+    """An evaluation with every setting resolved."""
 
     config: EvalConfig
     problems: ProblemSet
@@ -35,10 +35,10 @@ class Asked:
 
 
 def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
-    """What is to be evaluated, in full; nothing is started or written. A run's own code is used if it is `trusted`.
+    """Resolve what an evaluation asks for; nothing is started or written.
 
     Raises:
-        NotTrustedError: it is not.
+        NotTrustedError: the code of a run that is not `trusted`.
         ValueError: what was asked for cannot be read or makes no sense; one line.
     """
     uri = _run_of(existing_run(config.policy.model, runs_uri()))
@@ -155,10 +155,10 @@ def _sampling(trained: SamplingConfig, asked: SamplingConfig) -> SamplingConfig:
 
 
 def _as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig], verifier: bool) -> ProblemsConfig:
-    """A set that the run was trained on keeps its columns, its verifier and its words; another file gets what all of
-    the run's have alike: words, and the verifier too where the evaluation names none."""
-    where = _place(asked.path)
-    if same := [each for each in sets if _place(each.path) == where]:
+    """A set that the run was trained on keeps its columns, its verifier, its system prompt and its template. Another
+    file gets those that all sets of the run share; the verifier only where the evaluation names none."""
+    where = _canonical(asked.path)
+    if same := [each for each in sets if _canonical(each.path) == where]:
         return _over(same[0], asked)
     if asked.path in MADE:
         return asked
@@ -173,8 +173,8 @@ def _as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig], verifier:
     )
 
 
-def _place(path: str) -> str:
-    """The same for each way to write where a file lies, on this machine or elsewhere."""
+def _canonical(path: str) -> str:
+    """One spelling for all paths of a file, on this machine or elsewhere."""
     local = None if path in MADE else place.local_path(path)
     return posixpath.normpath(path) if local is None else os.path.realpath(local)
 

@@ -1,5 +1,4 @@
-"""The options that depend on what is trained, where nobody has given them. Resolved once, when a run begins, and saved
-with it."""
+"""Defaults of the options that depend on what is trained: resolved once, when a run begins, and saved with it."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -25,7 +24,7 @@ def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     if config.optimizer.lr is None:
         size = parameters(config.policy.model)
         rate = next((rate for below, rate in RATES if size < below), RATE)
-        lines.append(f"optimizer.lr {rate:g}: for a policy of {_said(size)} parameters")
+        lines.append(f"optimizer.lr {rate:g}: for a policy of {_short(size)} parameters")
         config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": rate})})
     sampling, why = _sampling(config.sampling, config.policy.model, config.sets, config.verifier)
     if config.loss.overlong > sampling.limit:
@@ -50,7 +49,7 @@ def _sampling(
         return sampling, []
     size = parameters(model)
     if size < SMALL:
-        tokens, reason = SHORT, f"for a policy of {_said(size)} parameters"
+        tokens, reason = SHORT, f"for a policy of {_short(size)} parameters"
     else:
         names = [named(each.verifier or verifier.name, each.path) for each in sets]
         tokens, name = max((declared(name).tokens, name) for name in names)
@@ -75,5 +74,5 @@ def parameters(model: str) -> int:
         return int(build(settings).num_parameters())
 
 
-def _said(size: int) -> str:
+def _short(size: int) -> str:
     return f"{size / 1e9:.1f}B" if size >= 1e9 else f"{size / 1e6:.1f}M"

@@ -1,5 +1,5 @@
-"""What gives a run its rewards, known again by digests: `sources.json` under its URI. A run whose verifier was edited
-goes on by the new one, and says so."""
+"""Digests of what gives a run its rewards: `sources.json` under its URI. A run whose verifier was edited goes on by the
+new one, and says so."""
 
 import json
 from hashlib import sha256
@@ -13,8 +13,8 @@ SOURCES = "sources.json"
 
 
 def edited(uri: str, problems: ProblemSet) -> list[str]:
-    """What is not as it was when the run was trained last, a line each. What that was is unknown of a run of an older
-    version, and of a service.
+    """A line for each source that was edited since the run was trained last. Unknown of a run of an older version, and
+    of a service.
 
     Raises:
         DamagedError: the file that says so is not as it was written.
@@ -24,13 +24,13 @@ def edited(uri: str, problems: ProblemSet) -> list[str]:
 
 
 def save_sources(uri: str, problems: ProblemSet) -> None:
-    """Write down what the run is trained by from now on."""
+    """Save the digests of what the run is trained by from now on."""
     place.write_text(place.join(uri, SOURCES), json.dumps(_digests(problems), indent=2) + "\n")
 
 
 def _digests(problems: ProblemSet) -> dict[str, str]:
-    """By what they are of: the verifiers, and what they are given of the files beside prompts and targets, whose other
-    words `Run.refuse_other_problems` refuses."""
+    """Digests by name: of the verifiers' sources, and of the columns that they are given beside prompt and target, of
+    which `Run.refuse_other_problems` refuses others."""
     texts = {f"verifier {masked(spec.name)}": spec.source for spec in problems.verifiers.values()}
     for name in problems.files:
         rows = [

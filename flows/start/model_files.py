@@ -25,7 +25,7 @@ class ModelFilesError(ValueError):
 
 
 class UnknownModel(ModelFilesError):  # noqa: N818
-    """A hub id that nobody knows."""
+    """A hub id that neither the hub nor its cache knows."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _cached(model: str, why: str) -> Found:
 
 
 def _check_weights(file: Path) -> None:
-    """Its header is that of a file of its length."""
+    """Raises ModelFilesError unless the header is that of a file of this length."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -16,8 +16,7 @@ from tasks.problem_set import ProblemSet
 
 @functools.cache  # a command asks before it starts anything, its flow before it makes a run
 def check_model(model: str, runs: str, *, also_run: bool = False) -> str:
-    """Refuse a model that cannot be loaded, before anything starts or is written. What a person should know of one that
-    can.
+    """Refuse a model that cannot be loaded, before anything starts or is written; returns a note for a person.
 
     Args:
         runs: where runs lie; the model is none of them.
@@ -58,7 +57,7 @@ def _check_kind(source: str) -> None:
         raise ModelFilesError("it has no tokenizer files (tokenizer.json, or tokenizer.model, vocab.json and the like)")
 
 
-def check_verifiers(problems: ProblemSet, cluster: ClusterConfig) -> None:
+def check_verifiers_here(problems: ProblemSet, cluster: ClusterConfig) -> None:
     """Refuse a verifier that cannot work, or fails on the first problem of its set, before anything starts or is
     written. Where a cluster judges, the flow asks that: this machine may lack what a verifier imports."""
     if joined_scheduler(cluster) is None:

@@ -55,9 +55,9 @@ class Run:
     uri: str
     config: TrainConfig
     resumed: bool
-    saved: TrainConfig | None = None  # what lay there when `config` was made of it
-    model_named: bool = False  # whoever goes on with it names its model, too
-    flow_run: str | None = None  # the id of Prefect's that begins it
+    saved: TrainConfig | None = None  # the configuration that `config` was made from
+    model_named: bool = False  # the command that resumes it names its model, too
+    flow_run: str | None = None  # the id of Prefect's flow run that begins it
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class Run:
 
     def refuse_other_problems(self, problems: ProblemSet) -> None:
         """Raise ProblemError if these are not the problems that the run has been trained on. A run of an older version
-        of the program does not know."""
+        of the program has no record of them."""
         kept = saved_problems(self.uri)
         if kept is None:
             return
@@ -96,8 +96,8 @@ class Run:
 
 
 def local_folder(uri: str, home: Path) -> Path:
-    """Where this machine keeps the log and pictures of the run at ``uri``: in the run itself where that is local. Of
-    one that lies elsewhere the folder's name tells all of the URI: runs of one name are many."""
+    """Where this machine keeps the log and pictures of the run at ``uri``: in the run itself where that is local. The
+    folder of a run that lies elsewhere has a digest of its URI in its name: many runs share a name."""
     whole = uri.rstrip("/")
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     return place.local_path(uri) or home / "runs" / f"{whole.rpartition('/')[2]}-{digest}"
@@ -118,7 +118,7 @@ def with_secrets(config: M, path: str = "") -> M:
 
 
 def new_name(config: TrainConfig) -> str:
-    """What a run is called that nobody has named."""
+    """The name of a run that was given none."""
     model = config.policy.model.rstrip("/").rpartition("/")[2]
     return f"{datetime.now():%Y%m%d-%H%M%S}-{model}"
 
@@ -155,7 +155,7 @@ def new_run(config: TrainConfig, home_runs: str) -> Run:
 
 
 def meant(name: str, home_runs: str) -> str:
-    """The names of runs that are most like one that is none, for a message; empty where none is."""
+    """The end of a message with the nearest names of runs; empty where none is near."""
     try:
         there = [uri.rpartition("/")[2] for uri in place.folders(home_runs)]
     except (OSError, ValueError):  # the message is about something else
@@ -165,8 +165,7 @@ def meant(name: str, home_runs: str) -> str:
 
 
 def existing_run(name: str, home_runs: str) -> str:
-    """The URI of the run of that name, or of the newest one that has made a step; it need not be there unless it is the
-    newest.
+    """The URI of a run by its name, whether or not it exists; for `newest`, of the newest run that has made a step.
 
     Raises:
         NotARun: no run has made a step.
@@ -216,7 +215,7 @@ def saved_config(uri: str) -> TrainConfig:
 
 
 def saved_problems(uri: str) -> dict[str, TrainedOn] | None:
-    """What the run was trained on, by the name of each set that is read from files; None if it does not know.
+    """What the run was trained on, by the name of each set that is read from files; None of a run of an older version.
 
     Raises:
         DamagedError: the file that says so is not as it was written.

@@ -20,7 +20,7 @@ class Tracked:
     """What the file says."""
 
     run_id: MlflowId | None
-    run: str | None = None  # the URI of the run whose it is; None in a file of an older version
+    run: str | None = None  # the URI of the run that it belongs to; None in a file of an older version
 
 
 def mlflow_run(uri: str) -> str | None:

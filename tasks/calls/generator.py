@@ -142,8 +142,8 @@ def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
 
 @contextmanager
 def _alone(check: Callable[[], None]) -> Iterator[None]:
-    """Nobody else samples inside: a call with another version, such as an evaluation's, would put its weights in the
-    place of those whose version is on every token. ``check`` is called while another one is waited for."""
+    """One call samples at a time: another one with another version, such as an evaluation's, would replace the weights
+    under it. ``check`` is called while that is waited for."""
     while not _sampling.acquire(timeout=POLL_SECONDS):
         check()
     try:
@@ -153,5 +153,5 @@ def _alone(check: Callable[[], None]) -> Iterator[None]:
 
 
 def _versions(version: PolicyVersion) -> str:
-    """Where the versions of its run lie."""
+    """The URI of the versions of its run."""
     return version.uri.rpartition("/")[0]

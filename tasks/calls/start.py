@@ -15,12 +15,12 @@ from rl.records import Problem
 
 
 def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int) -> list[str]:
-    """Load a model before a run exists, and see that it can be trained on such problems; what a person should know. The
-    run that begins next on this worker takes it as loaded.
+    """Load a model before a run exists, and check that it can be trained on such problems; returns notes for a person.
+    The run that begins next on this worker takes the loaded model.
 
     Raises:
         UnknownModelError: it cannot be loaded, or not driven.
-        ValueError: a prompt and ``max_tokens`` are more than it can attend to, or it cannot be told what is asked.
+        ValueError: a prompt and ``max_tokens`` exceed its context, or its chat template cannot take a prompt.
     """
     if policy.model == TINY:
         tokenizer = build_tokenizer()

@@ -82,8 +82,8 @@ class Trainer:
         return Begun(learner.step, learner.learned, figures, tuple(warnings), len(embedding.weight))
 
     def update(self, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
-        """Make version ``step + 1`` from ``step`` and save it, if it is its turn; if it was made before, say what that
-        update did.
+        """Make version ``step + 1`` from ``step`` and save it, if it is its turn; if it was made before, return
+        the record of that update.
 
         ``figures`` of the batch are kept with the checkpoint, so that a run that is killed before they are logged has
         them.
@@ -117,7 +117,7 @@ class Trainer:
 
     def mend(self, step: int, damaged: Sequence[str]) -> None:
         """Publish version ``step``, the last that was published, once more and whole: generators found these folders
-        damaged, or missed some, and cannot get at it."""
+        damaged, or missed some."""
         self._check()
         with _learning:
             publisher = resident("publisher", self._published_by(), self._publisher)
@@ -148,8 +148,8 @@ class Trainer:
 
     def _learner(self, step: int | None) -> tuple[Learner, list[str]]:
         """The resident learner at version ``step`` or the one after it, from the newest checkpoint if it must be loaded
-        (whatever that holds if ``step`` is None), with the warnings that loading gave. A run that has got nowhere yet
-        begins with version 0, which is its first checkpoint. Raises StepsLostError and CheckpointsLostError."""
+        (whatever that holds if ``step`` is None), with the warnings that loading gave. A run without a checkpoint
+        begins with version 0, which becomes its first. Raises StepsLostError and CheckpointsLostError."""
         warnings: list[str] = []
 
         def load() -> Learner:
@@ -217,7 +217,7 @@ class Trainer:
 
 
 def _drop_publisher() -> None:
-    """That of a session which has ended; others may have published since."""
+    """Drop the publisher of a session that has ended; others may have published since."""
     earlier = resident_now("publisher")
     if isinstance(earlier, Publisher):
         earlier.close()

@@ -14,7 +14,7 @@ from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config
 from flows.report.summary import summary
 from flows.run.evaluations import Evaluations
-from flows.run.plans import plans, to_look_at
+from flows.run.plans import plans, problems_to_check
 from flows.start.runs import Run
 from infra.cluster.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
@@ -128,7 +128,7 @@ def test_what_is_evaluated_on_is_never_trained_on(tmp_path: Path) -> None:
     assert len(made.problems.held_out) == 200
     assert held_out.problems is problems
     assert [step for step in range(12) if more.is_due(step, 11)] == [0, 5, 10, 11]
-    looked = Counter((problem.set, problem.source) for problem in to_look_at(problems, [more, made, held_out]))
+    looked = Counter((problem.set, problem.source) for problem in problems_to_check(problems, [more, made, held_out]))
     for asked in (more, made, held_out):  # each that is evaluated on, and that once
         assert {looked[problem.set, problem.source] for problem in asked.problems.held_out} == {1}
     assert {(problem.set, problem.source) for problem in problems.drawn} <= set(looked)
