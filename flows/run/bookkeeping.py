@@ -23,7 +23,17 @@ from infra.background import Background
 from infra.cluster import timeline
 from infra.cluster.placement import offers
 from infra.disk import sweep_files
-from infra.runs.record import ABOUT, TAIL, TIMELINE, cut_evaluations, read_record, send_record, send_tail, versions
+from infra.runs.record import (
+    ABOUT,
+    METRICS,
+    TAIL,
+    TIMELINE,
+    cut_evaluations,
+    read_record,
+    send_record,
+    send_tail,
+    versions,
+)
 from infra.runs.rollouts import remove_rollouts_after, write_rollouts
 from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
@@ -128,13 +138,20 @@ class Bookkeeping:
         self._sent = time.monotonic()
 
     def go_back(self, step: int) -> None:
-        """Remove what is kept and logged of steps after ``step``, the newest checkpoint's: they are made again."""
+        """Remove what is kept and logged of steps after ``step``, the newest checkpoint's: they are made again. Where
+        the metrics do not reach it, say so."""
         logged = self._tracker.last_step("reward/mean") or 0
+        if logged < step - 1:  # what is logged of the step itself is in its checkpoint
+            self._workplace.display.say(
+                f"warning: the newest checkpoint is of step {step}, and {_steps_are(logged + 1, step - 1)} missing "
+                f"from {METRICS}, so from the report too; if there is a whole copy of that file, stop this run, put "
+                "the copy in its place, and resume"
+            )
         self._check()
         cut_evaluations(self._run.uri, self._folder, step)
         if not self._tracker.go_back(step):
             return
-        again = f"step {logged} is" if logged == step + 1 else f"steps {step + 1} to {logged} are"
+        again = _steps_are(step + 1, logged)
         self._workplace.display.say(f"the newest checkpoint is of step {step}: {again} made again")
         self._save_mlflow_run()
         self._check()
@@ -216,6 +233,10 @@ class Bookkeeping:
             self._submit("copying the report", lambda: place.write_bytes(there, data))
         page = self._tracker.page()  # a browser follows no link from Prefect's page to a file
         self._artifacts.link("report", page.artifact(REPORT), _served_by(page.command) or str(path))
+
+
+def _steps_are(first: int, last: int) -> str:
+    return f"step {first} is" if first == last else f"steps {first} to {last} are"
 
 
 def _served_by(command: str | None) -> str:

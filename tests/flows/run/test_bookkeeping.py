@@ -15,9 +15,9 @@ from infra.cluster.placement import PlacementConfig
 from infra.runs.metric_log import MetricLog, read_metrics
 
 
-def books(run: Run, tracker: Any) -> Bookkeeping:
+def books(run: Run, tracker: Any, said: list[str] | None = None) -> Bookkeeping:
     """Those of a run that has no cluster, not entered."""
-    said: list[str] = []
+    said = [] if said is None else said
     workplace = SimpleNamespace(
         display=SimpleNamespace(say=said.append),
         dispatch=Calls(cast("Any", SimpleNamespace(cluster=None)), PlacementConfig()),
@@ -51,3 +51,12 @@ def test_evaluations_of_steps_that_are_made_again_go_though_nothing_else_of_them
     tracker = SimpleNamespace(run_id=None, last_step=lambda _: 2, go_back=lambda _: False)
     books(run, tracker).go_back(2)
     assert [line.step for line in read_metrics(Path(run.uri, "eval-sums.jsonl"))] == [1, 2]
+
+
+@pytest.mark.parametrize(("logged", "missing"), [(None, "steps 1 to 3 are"), (2, "step 3 is"), (3, None), (4, None)])
+def test_metrics_that_do_not_reach_the_checkpoint_are_said(run: Run, logged: int | None, missing: str | None) -> None:
+    said: list[str] = []
+    tracker = SimpleNamespace(run_id=None, last_step=lambda _: logged, go_back=lambda _: False)
+    books(run, tracker, said).go_back(4)
+    start = f"warning: the newest checkpoint is of step 4, and {missing} missing from metrics.jsonl"
+    assert [line[: len(start)] for line in said] == ([start] if missing else [])
