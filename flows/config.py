@@ -174,7 +174,8 @@ class TrainConfig(ConfigTree):
     @field_validator("policy")
     @classmethod
     def _whole_path(cls, policy: PolicyConfig) -> PolicyConfig:
-        return policy.model_copy(update={"model": whole_path(policy.model)})  # its workers stand elsewhere
+        model = whole_path(policy.model)  # its workers stand elsewhere
+        return policy if model == policy.model else policy.model_copy(update={"model": model})
 
     @model_validator(mode="after")
     def _public_base(self) -> Self:

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from prefect import flow
+from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
@@ -16,8 +17,10 @@ from flows.run.workplace import Workplace, open_workplace
 from flows.sft import kept_warm_up, sft
 from flows.start.defaults import with_defaults
 from flows.start.preflight import check_model
-from flows.start.runs import Run, begun_by, new_name, new_run, refuse_contradictions, saved_config, with_secrets
+from flows.start.resume import resume_with
+from flows.start.runs import Run, begun_by, new_name, new_run, with_secrets
 from flows.start.trust import refuse_links, trusted
+from infra.home import runs_uri
 from infra.runs.checkpoints import resolve_run
 from rl.config import TINY
 from rl.learning.learner import Learned
@@ -48,20 +51,22 @@ def title() -> str:
 
 @flow(name="rlvf", flow_run_name=title, on_failure=[name_the_cause])
 def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
-    """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one. When a trainer is
-    lost with steps that no checkpoint holds, or the scheduler of a joined cluster, the run goes on from its newest
-    checkpoint."""
+    """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one, as it was saved but for
+    what ``config`` gives. When a trainer is lost with steps that no checkpoint holds, or the scheduler of a joined
+    cluster, the run goes on from its newest checkpoint."""
     config = with_secrets(config)
+    whole = config if resume is None else resume_with(resume, runs_uri(), config, form=from_prefect())[0].config
     progress = Progress()
-    with open_workplace(config.cluster, config.placement) as workplace:
+    with open_workplace(whole.cluster, whole.placement) as workplace:
         return with_recovery(
-            workplace, config.cluster, lambda now: run_training(config, resume, now, progress), progress
+            workplace, whole.cluster, lambda now: run_training(config, resume, now, progress), progress
         )
 
 
 def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, progress: Progress) -> TrainResult:
     """The run, from its beginning or its newest checkpoint to its last step."""
     with Training(chosen_run(config, resume, workplace), workplace) as run:
+        config = run.config
         policy = run.begin(first_weights(config, workplace))
         run.evaluate(policy)
         run.started()
@@ -129,21 +134,26 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
     """The run to train. One that this flow run has begun before, as Prefect or `with_recovery` starts it again, is
     resumed."""
     resume = resume or own_run_name(config, workplace)
-    if resume is None:
-        if note := check_model(config.policy.model, workplace.runs):
-            workplace.display.say(note)
-        config, chosen = with_defaults(config)
-        for line in chosen:
+    if resume is not None:
+        run, kept = resume_with(resume, workplace.runs, config, form=from_prefect())
+        for line in kept:
             workplace.display.say(line)
-        run = new_run(config.model_copy(update={"run": name_of(config)}), workplace.runs)
-        refuse_links(run.uri)
-        return replace(run, flow_run=flow_run.id)
-    config, _ = with_defaults(config)  # one that Prefect starts again has them as they were asked for
-    uri = resolve_run(resume, workplace.runs)
-    run = Run(uri, config, resumed=True, saved=(saved := saved_config(uri)))
-    refuse_contradictions(resume, saved, config)
-    trusted(run)
-    return run
+        trusted(run)
+        return run
+    if note := check_model(config.policy.model, workplace.runs):
+        workplace.display.say(note)
+    config, chosen = with_defaults(config)
+    for line in chosen:
+        workplace.display.say(line)
+    run = new_run(config.model_copy(update={"run": name_of(config)}), workplace.runs, "resume: ")
+    refuse_links(run.uri)
+    return replace(run, flow_run=flow_run.id)
+
+
+def from_prefect() -> bool:
+    """Whether the run was asked for at Prefect, by its form, its API or its command."""
+    context = FlowRunContext.get()
+    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
 
 
 def own_run_name(config: TrainConfig, workplace: Workplace) -> str | None:

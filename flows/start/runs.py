@@ -2,12 +2,12 @@
 
 import hashlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, TypeAdapter
@@ -128,8 +128,9 @@ def begun_by(uri: str, flow_run: str | None) -> bool:
     return is_run(uri) and flow_run is not None and place.read(place.join(uri, FLOW_RUN)) == flow_run.encode()
 
 
-def new_run(config: TrainConfig, home_runs: str) -> Run:
-    """The run that ``config`` describes; nothing is written yet.
+def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> Run:
+    """The run that ``config`` describes; nothing is written yet. ``resume`` is how whoever reads a message asks for
+    another run to go on.
 
     Raises:
         ValueError: a run of that name exists, or what is left of one, which would be gone on with.
@@ -138,7 +139,7 @@ def new_run(config: TrainConfig, home_runs: str) -> Run:
         uri = resolve_run(config.run, home_runs)
         if is_run(uri):
             named = shlex.quote(config.run)
-            raise ValueError(f"run {config.run!r} exists; go on with it by --resume {named}, or name another")
+            raise ValueError(f"run {config.run!r} exists; go on with it by {resume}{named}, or name another")
         if has_versions(uri):
             raise ValueError(
                 f"run {config.run!r}: {uri} holds checkpoints or weights and no {CONFIG}, as when a run was removed in "
@@ -230,18 +231,28 @@ def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[s
         NotARun: there is no such run.
         OptionError: a change contradicts what the run has learned so far.
     """
+
+    def over(base: Mapping[str, Any]) -> TrainConfig:
+        return read_config(TrainConfig, file=file, overrides=overrides, base=base)
+
+    return resumed(name, home_runs, over, "--")
+
+
+def resumed(name: str, home_runs: str, over: Callable[[Mapping[str, Any]], TrainConfig], dashes: str = "") -> Run:
+    """The saved run with its settings as ``over`` changes the saved ones; messages name an option with ``dashes``.
+    Raises as `resume_run` does."""
     uri = known_run(name, home_runs)
     saved = saved_config(uri)
     base = saved.model_dump(mode="json")
-    now = with_secrets(read_config(TrainConfig, file=file, overrides=overrides, base=base))
+    now = with_secrets(over(base))
     base["policy"]["model"] = TINY
-    named = read_config(TrainConfig, file=file, overrides=overrides, base=base).policy.model != TINY
+    named = over(base).policy.model != TINY
     refuse_contradictions(name, saved, now)
     made = max(store.versions(state_uri(uri)), default=0)
     if now.steps < made:
-        raise OptionError(f"--steps {now.steps}: {name} has made {made} already; give more, or leave it out")
+        raise OptionError(f"{dashes}steps {now.steps}: {name} has made {made} already; give more, or leave it out")
     if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
-        raise OptionError(f"--resume {name} and run {now.run!r} are different runs; leave one of them out")
+        raise OptionError(f"{dashes}resume {name} and run {now.run!r} are different runs; leave one of them out")
     return Run(uri, now, resumed=True, saved=saved, model_named=named)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from infra.cluster.reach import parse_address
 from infra.services.http import get_json
@@ -32,6 +33,16 @@ def working(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plac
         until(lambda: not where.alive(), 30)
 
 
+def watched(place: Place, deployment: str, **parameters: Any) -> subprocess.CompletedProcess[str]:
+    """Run a deployment as a person does who waits for its end."""
+    given = [word for name, value in parameters.items() for word in ("--param", f"{name}={json.dumps(value)}")]
+    run = ["prefect", "deployment", "run", deployment, *given, "--watch"]
+    command = ["sh", "-c", f'{place.rlvf("status", "--shell")}\n exec "$0" -m "$@"', sys.executable, *run]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "COLUMNS": "2000"}
+    )
+
+
 @pytest.mark.slow
 def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) -> None:
     workers = working.status()["workers"]
@@ -39,13 +50,7 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
     assert working.home.stat().st_mode & 0o777 == 0o700
     assert has_mark(working.up()["storage"], working.up()["storage_mark"])  # by which its worker has joined
     assert "shared      " in (working.home / "logs" / "machine.log").read_text()
-    config = json.dumps({"placement": {"train": ["CUDA", "TRAINER"]}})
-    run = ["prefect", "deployment", "run", "rlvf/train", "--param", f"config={config}", "--watch"]
-    settings = working.rlvf("status", "--shell")
-    command = ["sh", "-c", f'{settings}\n exec "$0" -m "$@"', sys.executable, *run]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "2000"}
-    )
+    done = watched(working, "rlvf/train", config={"placement": {"train": ["CUDA", "TRAINER"]}})
     *_, last = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
     assert done.returncode == 1, done
     assert "placement.train needs CUDA and TRAINER but no worker offers CUDA" in last
@@ -55,6 +60,33 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
     # the home's database began as a copy of the lab's, whose failed runs are no deployment's
     found = until(lambda: [run for run in get_json(f"{api}/flow_runs/filter", auth, failed) if run["deployment_id"]])
     assert ["placement.train needs CUDA and TRAINER" in run["state"]["message"] for run in found] == [True], found
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_prefect_as_it_was_saved(lab: Any, working: Place) -> None:
+    (working.home / "my_reward.py").write_text(
+        "def reward(problem, completion):\n    return float(len(completion) % 2)\n"
+    )
+    config = {
+        "run": "kept",
+        "steps": 1,
+        "verifier": "my_reward.py:reward",
+        "held_out": 8,
+        "evals": [{"path": "held_out", "every": 1}],
+        "checkpoint": {"keep_best": True},
+        "policy": str(lab.policy),
+        "batch": {"prompts": 2, "samples": 2},
+        "sampling": {"max_tokens": 8},
+        "tracking": {"system_metrics": False, "report": False},
+    }
+    begun = watched(working, "rlvf/train", config=config)
+    assert begun.returncode == 0, begun
+    saved = working.home / "runs" / "kept" / "config.yaml"
+    before = yaml.safe_load(saved.read_text())
+    form = {"steps": 2, "verifier": "auto", "seed": 0, "evals": [], "held_out": None, "checkpoint": None}
+    done = watched(working, "rlvf/train", resume="kept", config=form)
+    assert done.returncode == 0, done
+    assert yaml.safe_load(saved.read_text()) == {**before, "steps": 2}
 
 
 @pytest.mark.slow

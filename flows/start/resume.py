@@ -1,0 +1,37 @@
+"""How a run goes on whose changes Prefect has sent: over what is saved, as `rlvf train --resume` lays them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flows.config import TrainConfig
+from flows.options.reading import read_config
+from flows.options.tree import flatten, known_options, leaf_values, nest
+from flows.start.defaults import with_defaults
+from flows.start.runs import Run, resumed
+
+
+def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = False) -> tuple[Run, list[str]]:
+    """The saved run with what is set in ``config``, and a line for each setting that stays as saved although it was
+    sent. With ``form`` a setting that is sent at its default stays: Prefect's form sends the defaults that it shows.
+    Nothing is written yet.
+
+    Raises:
+        NotARun: there is no such run.
+        OptionError: a change contradicts what the run has learned so far.
+    """
+    options = known_options(TrainConfig)
+    sent = dict(flatten(options, config.model_dump(mode="json", exclude_unset=True)))
+    given = dict(flatten(options, config.model_dump(mode="json", exclude_unset=True, exclude_defaults=form)))
+
+    def over(base: Mapping[str, Any]) -> TrainConfig:
+        whole = nest({**dict(flatten(options, base)), **given})
+        return with_defaults(read_config(TrainConfig, file=None, overrides={}, base=whole))[0]
+
+    run = resumed(name, home_runs, over)
+    before, unchanged = dict(leaf_values(run.saved or run.config)), dict(leaf_values(config))
+    kept = [
+        f"{path} stays {before[path]!r}, as saved: {unchanged[path]!r} is the default, which a form sends unasked"
+        for path in sent.keys() - given.keys() - {"run"}
+        if before[path] != unchanged[path]
+    ]
+    return run, sorted(kept)

@@ -1,0 +1,85 @@
+"""Runs that go on with the changes that Prefect sends: a few from its API, all that it shows from its form."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.config import TrainConfig
+from flows.options.reading import OptionError
+from flows.start.defaults import with_defaults
+from flows.start.resume import resume_with
+from flows.start.runs import Run
+from infra.runs.checkpoints import NotARun
+from infra.storage import store
+
+OWN = {
+    "verifier": "my_reward.py:reward",
+    "steps": 2,
+    "held_out": 20,
+    "evals": [{"path": "held_out", "every": 1}],
+    "checkpoint": {"keep_best": True},
+    "batch": {"prompts": 4},
+}
+FORM = {  # what Prefect's form sends untouched: each default that its schema shows, and no more
+    name: shown["default"]
+    for name, shown in TrainConfig.model_json_schema()["properties"].items()
+    if shown.get("default") is not None
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Run:
+    """A run with settings of its own."""
+    asked = TrainConfig.model_validate({"run": "mine", **OWN})
+    run = Run(str(tmp_path / "mine"), with_defaults(asked)[0], resumed=False)
+    run.save_config()
+    return run
+
+
+def gone_on(saved: Run, sent: Any, *, form: bool = True) -> tuple[TrainConfig, list[str]]:
+    run, kept = resume_with("mine", str(Path(saved.uri).parent), TrainConfig.model_validate(sent), form=form)
+    assert (run.uri, run.resumed, run.saved) == (saved.uri, True, saved.config)
+    return run.config, kept
+
+
+def changed(saved: Run, **values: Any) -> TrainConfig:
+    return TrainConfig.model_validate({**saved.config.model_dump(), **values})
+
+
+def test_what_is_not_given_is_as_saved(saved: Run) -> None:
+    assert gone_on(saved, {}) == (saved.config, [])
+    assert gone_on(saved, {"held_out": 20}) == (saved.config, [])
+    assert gone_on(saved, {"steps": 5, "checkpoint": {"every": 3}}) == (
+        changed(saved, steps=5, checkpoint={"every": 3, "keep_best": True}),
+        [],
+    )
+    policy = {"policy": {"device": "cpu"}}  # the model beside it is none that was given
+    assert gone_on(saved, policy, form=False)[0].policy.device == "cpu"
+
+
+def test_a_form_that_sends_the_defaults_it_shows_changes_nothing_by_them(saved: Run) -> None:
+    assert FORM["steps"] == 200
+    assert FORM["verifier"] == "auto"
+    config, kept = gone_on(saved, FORM)
+    assert config == saved.config
+    assert [line.partition(" ")[0] for line in kept] == ["evals", "steps", "verifier.name"]
+    assert "steps stays 2, as saved: 200 is the default, which a form sends unasked" in kept
+    assert gone_on(saved, {**FORM, "steps": 5})[0] == changed(saved, steps=5)
+
+
+def test_a_command_sends_no_default_unasked(saved: Run) -> None:
+    assert gone_on(saved, {"steps": 200}, form=False) == (changed(saved, steps=200), [])
+
+
+@pytest.mark.parametrize("form", [True, False])
+def test_a_contradiction_is_refused(saved: Run, tmp_path: Path, form: bool) -> None:
+    with pytest.raises(OptionError, match="mine cannot be resumed with seed: saved 0, now 1; leave it out"):
+        gone_on(saved, {"seed": 1}, form=form)
+    with pytest.raises(NotARun, match="did you mean mine"):
+        resume_with("mime", str(Path(saved.uri).parent), TrainConfig(), form=form)
+    (made := tmp_path / "made").mkdir()
+    (made / "weights").write_text("w")
+    store.write_folder(store.join(saved.uri, "state", "4"), made, move=True)
+    with pytest.raises(OptionError, match=r"^steps 3: mine has made 4 already; give more"):
+        gone_on(saved, {"steps": 3}, form=form)
