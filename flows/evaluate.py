@@ -7,6 +7,7 @@ from dataclasses import asdict
 from prefect import flow
 
 from flows.config import EvalConfig, SftConfig
+from flows.report.summary import evaluation_outcome
 from flows.run.failure import name_the_cause
 from flows.run.plans import digest_of
 from flows.run.recovery import with_recovery
@@ -57,7 +58,7 @@ def evaluated(config: EvalConfig, problems: ProblemSet, workplace: Workplace) ->
     uri = None if run is None else evaluation_uri(run, version, config, problems)
     if run is not None and uri is not None and not config.again and (known := kept(uri)):
         workplace.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
-        return known
+        return concluded(known, run, workplace)
     public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
     generator = Generator(config.policy, config.sampling, config.samples, config.seed, public=public)
     workplace.display.stage("evaluate")
@@ -66,6 +67,13 @@ def evaluated(config: EvalConfig, problems: ProblemSet, workplace: Workplace) ->
     if run is not None and uri is not None:
         log(config, workplace, run, evaluation)
         keep(uri, evaluation)
+    return concluded(evaluation, run, workplace)
+
+
+def concluded(evaluation: Evaluation, run: Run | None, workplace: Workplace) -> Evaluation:
+    """The evaluation, which Prefect is told."""
+    of = "" if run is None else f"{run.name}: "
+    workplace.prefect.conclude([f"{of}{evaluation_outcome(evaluation)}"])
     return evaluation
 
 

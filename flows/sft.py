@@ -3,6 +3,7 @@
 from prefect import flow
 
 from flows.config import SftConfig
+from flows.run.artifacts import PrefectArtifacts
 from flows.run.failure import name_the_cause
 from flows.run.recovery import with_recovery
 from flows.run.workplace import Workplace, open_workplace
@@ -44,5 +45,11 @@ def warmed_up(config: SftConfig, workplace: Workplace) -> str:
     uri = warm_up_uri(workplace.storage, spec)
     workplace.display.stage("warm-up")
     workplace.display.total(spec.steps)
-    warm_up(workplace.dispatch, spec, uri, lambda step, loss: workplace.display.step(step, loss=loss))
+    with PrefectArtifacts("warm-up", workplace.display.say, workplace.prefect.serves) as page:
+
+        def report(step: int, loss: float) -> None:
+            workplace.display.step(step, loss=loss)
+            page.progress(step, spec.steps, last=step == spec.steps)
+
+        warm_up(workplace.dispatch, spec, uri, report)
     return uri

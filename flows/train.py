@@ -10,6 +10,7 @@ from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
 from flows.report.result import TrainResult
+from flows.report.summary import outcome
 from flows.run.failure import name_the_cause
 from flows.run.recovery import Progress, with_recovery
 from flows.run.training import Training
@@ -89,7 +90,9 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
             if run.evaluations.due(step + 1):
                 with run.timed("evaluate"):
                     run.evaluate(run.publishing.end())
-        return run.finished()
+        result = run.finished()
+        workplace.prefect.conclude(outcome(run.run, result))
+        return result
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from flows.commands.command import Command
 from flows.commands.workplace import in_workplace
 from flows.config import EvalConfig
 from flows.options.reading import add_options, read_config
+from flows.report.summary import evaluation_outcome
 from flows.run.display import Display
 from flows.start.as_trained import asked_evaluation
 from flows.start.preflight import check_model
@@ -58,11 +59,7 @@ def _run(given: argparse.Namespace) -> None:
         figures |= {"greedy": found.greedy, "sampled": found.sampled}
         print(json.dumps({**figures, "pass_at_k": found.pass_at_k, "k": found.k, "version": found.step}))
     else:
-        print(
-            f"{found.problems} problems, policy v{found.step}: reward {found.reward:.3f} greedy, "
-            f"{found.reward_sampled:.3f} sampled; pass@1 {found.greedy:.3f} greedy, {found.sampled:.3f} sampled; "
-            f"pass@{found.k} {found.pass_at_k:.3f}"
-        )
+        print(evaluation_outcome(found))
 
 
 COMMAND = Command(

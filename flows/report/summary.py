@@ -17,6 +17,7 @@ from infra.storage import place
 
 if TYPE_CHECKING:
     from flows.report.result import TrainResult
+    from tasks.evaluate import Evaluation
 
 
 def run_name(run: Run) -> str:
@@ -44,12 +45,7 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
         url, command = prefect_page(result.flow_run_id)
         pages.append(("Prefect", command or None, url))
     rows = [
-        (
-            "run",
-            f"{run_name(run)}: {result.steps} steps; {seconds:.0f} s with start, warm-up and evaluations; "
-            f"{result.rollouts_per_second:.0f} rollouts/s",
-        ),
-        *_learning(result),
+        *_went(run, result, seconds),
         ("time", shares),
         *([("lost", f"{lost}, done again elsewhere")] if lost else []),
         *([("report", result.report)] if result.report and Path(result.report).exists() else []),
@@ -71,6 +67,26 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
         ],
     ]
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def outcome(run: Run, result: "TrainResult") -> list[str]:
+    """How the run went, without the links to its pages, whose keys are for the terminal alone."""
+    return [f"{name} {text}".strip() for name, text in _went(run, result, result.seconds)]
+
+
+def evaluation_outcome(found: "Evaluation") -> str:
+    """The figures of an evaluation in one line."""
+    return (
+        f"{found.problems} problems, policy v{found.step}: reward {found.reward:.3f} greedy, "
+        f"{found.reward_sampled:.3f} sampled; pass@1 {found.greedy:.3f} greedy, {found.sampled:.3f} sampled; "
+        f"pass@{found.k} {found.pass_at_k:.3f}"
+    )
+
+
+def _went(run: Run, result: "TrainResult", seconds: float) -> list[tuple[str, str]]:
+    pace = f"{result.rollouts_per_second:.0f} rollouts/s"
+    took = f"{seconds:.0f} s with start, warm-up and evaluations"
+    return [("run", f"{run_name(run)}: {result.steps} steps; {took}; {pace}"), *_learning(result)]
 
 
 def _learning(result: "TrainResult") -> list[tuple[str, str]]:

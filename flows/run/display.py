@@ -4,7 +4,8 @@ import io
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Any, Self, cast
 
@@ -17,6 +18,7 @@ from infra.security.printable import printable
 from infra.security.secrets import masked
 
 LINE_SECONDS = 2.0  # plain step lines come no faster
+TELL_SECONDS = 10.0  # nor, in a log elsewhere, than this
 PACE_STEPS = 20  # the time left follows the pace of so many steps
 
 
@@ -46,6 +48,9 @@ class Display:
         self._paces: deque[tuple[float, int]] = deque(maxlen=PACE_STEPS + 1)  # (when, step)
         self._unsaid: str | None = None  # the newest step, not yet written as a line
         self._last_line = float("-inf")
+        self._listener: Callable[[str], None] = lambda _: None
+        self._untold: str | None = None  # the newest step that the listener has not got
+        self._last_told = float("-inf")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -57,12 +62,22 @@ class Display:
         self._end_stage()
         self._progress.stop()
 
+    @contextmanager
+    def heard_by(self, listener: Callable[[str], None]) -> Iterator[None]:
+        """Meanwhile the listener, who must return at once, gets what is said, each stage, and a step now and then."""
+        before, self._listener = self._listener, listener
+        try:
+            yield
+        finally:
+            self._listener = before
+
     def stage(self, name: str) -> None:
         """A new stage begins: its steps are counted anew."""
         self._end_stage()
+        self._listener(name)
         self._stage, self._stage_began, self._total = name, self._clock(), None
         self._paces.clear()
-        self._last_line = float("-inf")
+        self._last_line = self._last_told = float("-inf")
         if self._live:
             self._progress.reset(
                 self._task,
@@ -94,9 +109,11 @@ class Display:
         )
         if self._live:
             self._progress.update(self._task, completed=step, count=count, figures=printable(shown), refresh=True)
-        self._unsaid = f"{self._stage}  step {count}  {shown}".strip()
+        self._unsaid = self._untold = f"{self._stage}  step {count}  {shown}".strip()
         if not self._live and self._clock() - self._last_line >= LINE_SECONDS:
             self._say_unsaid()
+        if self._clock() - self._last_told >= TELL_SECONDS:
+            self._tell_untold()
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar, without secrets."""
@@ -104,6 +121,7 @@ class Display:
         if not self._live:
             self._say_unsaid()
         self._line(text)
+        self._listener(text)
 
     def _left(self, step: int) -> float | None:
         """Seconds until the last step at the pace of the last ones; None while there is no pace."""
@@ -117,11 +135,17 @@ class Display:
         if self._live and self._stage:
             self._unsaid = f"{self._unsaid or self._stage}  ({_duration(self._clock() - self._stage_began)})"
         self._say_unsaid()
+        self._tell_untold()
 
     def _say_unsaid(self) -> None:
         if self._unsaid is not None:
             self._line(self._unsaid)
             self._unsaid, self._last_line = None, self._clock()
+
+    def _tell_untold(self) -> None:
+        if self._untold is not None:
+            self._listener(self._untold)
+            self._untold, self._last_told = None, self._clock()
 
     def _line(self, text: str) -> None:
         self._console.print(Text(printable(text)), soft_wrap=True)

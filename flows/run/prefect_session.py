@@ -1,7 +1,7 @@
 """What this process tells Prefect while it has a workplace: within bounds, and nothing to a stranger on its port."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -15,11 +15,14 @@ from prefect.client.schemas.responses import SetStateStatus, StateAcceptDetails
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFECT_CLOUD_API_URL, temporary_settings
 
+from infra.security.printable import printable
+from infra.security.secrets import masked
 from infra.services.prefect_events import Outbox
 from infra.services.prefect_link import PrefectLink
+from infra.services.prefect_log import PrefectLog
 
 STATE_SECONDS = 12.0  # what a server gets at the end to take the last state, be it to be started again before
-END_SECONDS = 4.0  # and to take the events that are left
+END_SECONDS = 4.0  # and to take the events and the lines of the log that are left
 POLL_SECONDS = 0.25
 
 
@@ -31,6 +34,8 @@ class PrefectSession:
         cloud = not url or url.startswith(str(PREFECT_CLOUD_API_URL.value()))
         self._link = None if cloud else PrefectLink(home, url)  # whose clients know how to wait for it
         self._outbox = None if self._link is None else Outbox(url, self._link.serves)
+        self.log = PrefectLog(self.serves)  # of the outermost flow that runs here
+        self._outcome: str | None = None
         self._say = say
         self._missed: list[str] = []
         self._open = False
@@ -39,28 +44,44 @@ class PrefectSession:
         self._open = True
         if self._outbox is not None:
             self._outbox.open()
+        self.log.open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open = False
+        until = time.monotonic() + END_SECONDS
+        self.log.end()
         if self._outbox is not None and (events := self._outbox.close(END_SECONDS)):
             self._missed.insert(0, f"{events} events of its tasks")
+        if lines := self.log.close(max(0.0, until - time.monotonic())):
+            self._missed.insert(0, f"{lines} lines of its log")
         self._say_missed()
 
     def serves(self) -> bool:
         """Whether Prefect's server is there, and the one meant."""
         return self._link is None or self._link.serves()
 
+    def conclude(self, lines: Sequence[str]) -> None:
+        """How the flow ended, for its log and as the message of its last state."""
+        for line in lines:
+            self.log.say(line)
+        self._outcome = printable(masked("; ".join(lines)))
+
     def bind(self) -> None:
         """Bound the time that the flow of this process takes to set its states, the last one above all: Prefect's own
         client retries a dead server for minutes, or whoever took its port, and the flow ends with an error then."""
         context = FlowRunContext.get()
+        if context is not None and context.flow_run is not None and context.flow_run.parent_task_run_id is None:
+            self.log.begin(context.flow_run.id)
+            self._outcome = None
         client = None if context is None else context.client
         if self._link is None or not isinstance(client, SyncPrefectClient) or "set_flow_run_state" in vars(client):
             return
         told = client.set_flow_run_state
 
         def tell(flow_run_id: UUID | str, state: State[Any], force: bool = False) -> OrchestrationResult[Any]:
+            if state.is_completed() and state.message is None:
+                state = state.model_copy(update={"message": self._outcome})
             until = time.monotonic() + STATE_SECONDS
             while self._is_back(until):
                 try:

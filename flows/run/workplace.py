@@ -85,6 +85,7 @@ def open_workplace(
         dispatch = stack.enter_context(Dispatch(client, placement, display.say))
         prefect_ready()
         prefect = stack.enter_context(PrefectSession(home, display.say))
+        stack.enter_context(display.heard_by(prefect.log.say))
         prefect.bind()
         workplace = Workplace(home, display, dispatch, Failures(display.say), storage, prefect)
         stack.enter_context(present(workplace))

@@ -11,6 +11,7 @@ The two processes share a socket: the engine's writes its error there before it 
 """
 
 import importlib
+import logging
 import os
 import runpy
 import signal
@@ -104,6 +105,7 @@ def _engine(watcher: socket.socket, entrypoint: str) -> None:
     threading.Thread(target=_end_with, args=(watcher,), name="watcher", daemon=True).start()
     try:
         import_prefect()
+        logging.getLogger("prefect.flow_runs").addFilter(_in_one_line)
         importlib.import_module(entrypoint.partition(":")[0])
         os.environ[ENTRYPOINT] = entrypoint
         sys.argv = ["prefect.engine"]
@@ -115,6 +117,14 @@ def _engine(watcher: socket.socket, entrypoint: str) -> None:
     except BaseException as error:
         _confess(watcher, error)
         raise
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """A refusal is one line in the log, as on the command line."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, ValueError) and not os.environ.get("RLVF_TRACEBACK"):
+        record.exc_info = None
+    return True
 
 
 def _end_with(watcher: socket.socket) -> None:

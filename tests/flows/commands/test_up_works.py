@@ -55,6 +55,7 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
     assert done.returncode == 1, done
     assert "placement.train needs CUDA and TRAINER but no worker offers CUDA" in last
     assert f"rlvf worker {working.up()['scheduler']} --roles trainer --device cuda" in last
+    assert "Traceback" not in (working.home / "logs" / "worker.log").read_text()
     api, auth = working.up()["prefect"], server_password(working.home)
     failed = {"flow_runs": {"state": {"name": {"any_": ["Failed"]}}}}  # as Prefect's page filters
     # the home's database began as a copy of the lab's, whose failed runs are no deployment's
@@ -87,6 +88,25 @@ def test_a_run_goes_on_from_prefect_as_it_was_saved(lab: Any, working: Place) ->
     done = watched(working, "rlvf/train", resume="kept", config=form)
     assert done.returncode == 0, done
     assert yaml.safe_load(saved.read_text()) == {**before, "steps": 2}
+    worker_log = (working.home / "logs" / "worker.log").read_text()
+    for line in (
+        "verifier.name stays 'my_reward.py:reward', as saved: 'auto' is the default, which a form sends unasked",
+        "going on from step 1 of 2",
+    ):
+        assert line in done.stdout  # --watch shows the log of the page
+        assert worker_log.count(line) == 1
+    assert "train  step 2/2  reward" in done.stdout
+    assert "run kept: 2 steps; " in done.stdout
+    evaluated = watched(working, "rlvf-eval/scheduled")
+    assert evaluated.returncode == 0, evaluated
+    assert "kept: 8 problems, policy v2: reward " in evaluated.stdout
+    api, auth = working.up()["prefect"], server_password(working.home)
+    by_deployment = {
+        "deployments": {"name": {"any_": ["scheduled"]}},
+        "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
+    }
+    (ended,) = get_json(f"{api}/flow_runs/filter", auth, by_deployment)
+    assert ended["state"]["message"].startswith("kept: 8 problems, policy v2: reward ")
 
 
 @pytest.mark.slow

@@ -46,6 +46,29 @@ def test_a_pipe_gets_every_stage_and_a_step_line_now_and_then():
     assert "\x1b" not in console.file.getvalue()
 
 
+@pytest.mark.parametrize("console", [piped, terminal])
+def test_a_listener_gets_what_is_said_each_stage_and_a_step_every_ten_seconds(console):
+    clock, heard = Clock(), []
+    with Display(console(), clock) as shown:
+        shown.say("before")
+        with shown.heard_by(heard.append):
+            shown.stage("train")
+            shown.total(50)
+            for step in range(1, 51):
+                clock.now += 0.5
+                shown.step(step, reward=0.5)
+            shown.say("said")
+            shown.stage("evaluate")
+        shown.say("after")
+    assert [line.partition("  reward")[0] for line in heard] == [
+        "train",
+        *(f"train  step {step}/50" for step in (1, 21, 41)),
+        "said",
+        "train  step 50/50",
+        "evaluate",
+    ]
+
+
 def test_the_last_step_of_a_stage_is_never_left_out():
     console, clock = piped(), Clock()
     with Display(console, clock) as shown:

@@ -84,6 +84,8 @@ def test_a_run_has_the_name_or_the_uri_that_was_asked_for_once(tmp_path: Path, p
     run.save_config()
     with pytest.raises(ValueError, match=f"^run '{given[place]}' exists; go on with it by --resume {given[place]}, or"):
         new_run(asked, home_runs)
+    with pytest.raises(ValueError, match=f"go on with it by resume: {given[place]}, or name another$"):
+        new_run(asked, home_runs, "resume: ")
 
 
 def test_a_saved_configuration_is_the_one_that_the_run_had(saved: Run) -> None:
