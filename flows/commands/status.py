@@ -90,7 +90,7 @@ def _run(given: argparse.Namespace) -> None:
     running = found.get("running") or []
     if given.json:
         addresses = {name: getattr(known, name) for name in (*SERVICES, "dashboard")}
-        print(json.dumps({**addresses, "answers": alive, "workers": workers, "running": running}))
+        print(json.dumps({**addresses, "answers": alive, "workers": workers, "running": [run for run, _ in running]}))
     else:
         shown = [*lines(known, alive, workers, running, trouble), *_pages(found.get("links") or {})]
         print(printable("\n".join(shown), lines=True))
@@ -114,7 +114,11 @@ def shell_settings(home: Path, known: Addresses) -> dict[str, str]:
 
 
 def lines(
-    known: Addresses, alive: Mapping[str, bool], workers: list[dict[str, Any]], running: list[str], trouble: str
+    known: Addresses,
+    alive: Mapping[str, bool],
+    workers: list[dict[str, Any]],
+    running: list[tuple[str, str]],
+    trouble: str,
 ) -> list[str]:
     """The status as lines for people."""
     shown = {name: getattr(known, name) for name in SERVICES}
@@ -141,7 +145,8 @@ def lines(
         if not workers:
             rows.append(f"none yet; on any machine: rlvf worker {known.scheduler}")
     if running:
-        rows += ["", f"training: {', '.join(running)}"]
+        runs = [f"{run}, {step}" if step else run for run, step in running]
+        rows += ["", f"training: {'; '.join(runs)}"]
     return rows
 
 
@@ -185,7 +190,7 @@ def _is_to_be_made(storage: str | None) -> bool:
         return False
 
 
-def _running(home: Path, prefect: str | None) -> list[str]:
+def _running(home: Path, prefect: str | None) -> list[tuple[str, str]]:
     return prefect_api(home, prefect).running("rlvf") if prefect else []
 
 

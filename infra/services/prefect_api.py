@@ -38,10 +38,15 @@ class PrefectApi:
         workers = self._ask(f"work_pools/{POOL}/workers/filter", {})
         return any(each["name"] == name and each["status"] == "ONLINE" for each in workers)
 
-    def running(self, flow: str) -> list[str]:
-        """The names of this flow's unfinished runs."""
+    def running(self, flow: str) -> list[tuple[str, str]]:
+        """This flow's unfinished runs: the name of each, and its progress, such as `step 3 of 20`; empty before the
+        first step."""
         body = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PAUSED"]}}}}
-        return [str(run["name"]) for run in self._ask("flow_runs/filter", body)]
+        names = {str(run["id"]): str(run["name"]) for run in self._ask("flow_runs/filter", body)}
+        shown = {"flow_run_id": {"any_": list(names)}, "type": {"any_": ["progress"]}}
+        progress = self._ask("artifacts/filter", {"artifacts": shown}) if names else []
+        steps = {str(each["flow_run_id"]): str(each["description"]) for each in progress}
+        return [(name, steps.get(run, "")) for run, name in names.items()]
 
     def end_runs(self, seconds: float = 0.0) -> list[str]:
         """Mark the runs of the work pool whose process on this machine is gone as crashed, and return their names. A

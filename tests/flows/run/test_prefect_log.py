@@ -7,7 +7,10 @@ from uuid import UUID
 
 import pytest
 
+from flows.commands.status import SERVICES, lines
 from flows.config import SftConfig
+from infra.services.addresses import Addresses
+from infra.services.prefect_api import PrefectApi
 from infra.services.prefect_log import PrefectLog
 from tests.flows.run.test_artifacts import artifacts
 from tests.processes import until
@@ -33,14 +36,14 @@ def test_prefect_has_what_a_run_says_and_the_terminal_has_it_once(lab: Any) -> N
     assert code == 0, err
     assert "Prefect missed" not in err
     run = flow_run(lab, "told")
-    lines = [text for _, text in logged(lab, run["id"])]
-    steps = [text for text in lines if re.match(r"train  step \d/3  reward ", text)]
+    said = [text for _, text in logged(lab, run["id"])]
+    steps = [text for text in said if re.match(r"train  step \d/3  reward ", text)]
     assert steps[0].startswith("train  step 1/3")
     assert steps[-1].startswith("train  step 3/3")
-    (outcome,) = [text for text in lines if text.startswith("run told: 3 steps; ")]
-    (reward,) = [text for text in lines if text.startswith("reward ") and "greedy on held-out" in text]
+    (outcome,) = [text for text in said if text.startswith("run told: 3 steps; ")]
+    (reward,) = [text for text in said if text.startswith("reward ") and "greedy on held-out" in text]
     assert run["state"]["message"].startswith(f"{outcome}; {reward}")
-    assert not {text for text in lines if err.splitlines().count(text) > lines.count(text)}
+    assert not {text for text in said if err.splitlines().count(text) > said.count(text)}
     assert "Finished in state" not in err
     with pytest.raises(ValueError, match=r"run 'told' exists; go on with it by resume: told, or name another"):
         lab.train(run="told")
@@ -59,6 +62,19 @@ def test_the_page_of_a_warm_up_moves(lab: Any, monkeypatch: pytest.MonkeyPatch) 
     shown = artifacts(lab, str(state.state_details.flow_run_id))
     assert shown["warm-up-progress"].data == 100
     assert shown["warm-up-progress"].description == "step 2 of 2"
+
+
+def test_a_run_under_way_is_shown_with_its_step(lab: Any) -> None:
+    flow = lab.api("flows/", {"name": "of this test"})["id"]
+    for name in ("begins", "trains"):
+        run = lab.api("flow_runs/", {"flow_id": flow, "name": name, "state": {"type": "RUNNING"}})["id"]
+    told = {"type": "progress", "key": "trains-progress", "data": 15.0, "description": "step 3 of 20"}
+    lab.api("artifacts/", {**told, "flow_run_id": run})
+    found = PrefectApi(lab.url, lab.auth).running("of this test")
+    assert sorted(found) == [("begins", ""), ("trains", "step 3 of 20")]
+    assert lines(Addresses(), dict.fromkeys(SERVICES, False), [], found, "")[-1] == (
+        "training: begins; trains, step 3 of 20"
+    )
 
 
 @pytest.fixture
