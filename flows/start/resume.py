@@ -1,4 +1,4 @@
-"""How a run goes on whose changes Prefect has sent: over what is saved, as `rlvf train --resume` lays them."""
+"""Resuming a run with the settings of a flow run, laid over the saved ones as `rlvf train --resume` does."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,8 @@ from flows.start.runs import Run, resumed
 
 
 def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = False) -> tuple[Run, list[str]]:
-    """The saved run with what is set in ``config``, and a line for each setting that stays as saved although it was
-    sent. With ``form`` a setting that is sent at its default stays: Prefect's form sends the defaults that it shows.
-    Nothing is written yet.
+    """The saved run with the settings that are set in ``config``, and a line for each that was set in vain: with
+    ``form`` a default changes nothing, as Prefect's form sends the defaults that it shows. Nothing is written yet.
 
     Raises:
         NotARun: there is no such run.
