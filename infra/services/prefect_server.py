@@ -157,6 +157,9 @@ class PrefectServer:
         command, secret = served("prefect", self.url, self.home, server_password(self.home), listening)
         settings = {
             "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+            # a run's log goes to `--watch`, too
+            "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",
+            "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
             "PREFECT_SERVER_UI_API_URL": "/api",  # by whatever name the page was opened
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.url.removesuffix("/api"),
             "PREFECT_SERVER_API_AUTH_STRING": "",  # the gate asks for it, and knows browsers by a cookie

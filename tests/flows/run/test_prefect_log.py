@@ -72,7 +72,7 @@ def test_a_run_under_way_is_shown_with_its_step(lab: Any) -> None:
     lab.api("artifacts/", {**told, "flow_run_id": run})
     found = PrefectApi(lab.url, lab.auth).running("of this test")
     assert sorted(found) == [("begins", ""), ("trains", "step 3 of 20")]
-    assert lines(Addresses(), dict.fromkeys(SERVICES, False), [], found, "")[-1] == (
+    assert lines(Addresses(), dict.fromkeys(SERVICES, False), [], sorted(found), "")[-1] == (
         "training: begins; trains, step 3 of 20"
     )
 
