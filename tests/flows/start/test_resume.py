@@ -80,6 +80,6 @@ def test_a_contradiction_is_refused(saved: Run, tmp_path: Path, form: bool) -> N
         resume_with("mime", str(Path(saved.uri).parent), TrainConfig(), form=form)
     (made := tmp_path / "made").mkdir()
     (made / "weights").write_text("w")
-    store.write_folder(store.join(saved.uri, "state", "4"), made, move=True)
+    store.write_folder(f"{saved.uri}/state/4", made, move=True)
     with pytest.raises(OptionError, match=r"^steps 3: mine has made 4 already; give more"):
         gone_on(saved, {"steps": 3}, form=form)
