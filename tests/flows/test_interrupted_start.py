@@ -17,7 +17,7 @@ def test_it_ends_whenever_it_is_asked_to_and_leaves_nothing(lab: Any, tmp_path: 
     with lab.command("train", options=options, home=tmp_path / "home") as command:
         time.sleep(seconds)
         command.process.send_signal(signal.SIGINT)
-        code, out, err = command.finish(60)
+        code, out, err = command.finish(120)
         assert (code, out) == (130, ""), err
         assert "Traceback" not in err
         assert "Error" not in err

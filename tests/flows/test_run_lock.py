@@ -34,7 +34,7 @@ def test_one_run_has_one_trainer_whoever_sleeps_meanwhile(
     with lab.command("train", options=options, home=home, **lab.access) as first:
         until(lambda: 2 in lab.metrics(run, "groups/used") or first.process.poll() is not None)
         with lab.command("train", "--resume", run.name, options={}, home=home) as second:
-            code, out, err = second.finish(60)
+            code, out, err = second.finish(120)
         assert (code, out) == (2, "")
         (line,) = err.strip().splitlines()
         assert f"{run} is in use by " in line

@@ -65,7 +65,7 @@ def serving(folder: Path, *words: str, port: tuple[str, ...] = ("--port", "0")) 
         assert first, process.communicate()[1]
         yield json.loads(first)["url"]
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=90)
         assert (out, "Traceback" in err) == ("", False), err
         (folder / "said.log").write_text(err)
 

@@ -70,7 +70,7 @@ def test_the_first_signal_stops_the_work_and_takes_effect_at_the_end() -> None:
     def work() -> None:
         with answered_by(stopped.set) as came:
             signal.raise_signal(signal.SIGINT)
-            assert stopped.wait(10)  # in another thread: this one was not interrupted
+            assert stopped.wait(90)  # in another thread: this one was not interrupted
             done.append("all of it")
             assert list(came) == [signal.SIGINT]
 
@@ -111,7 +111,7 @@ def test_what_stops_may_need_a_lock_that_the_interrupted_work_holds() -> None:
         with answered_by(stop):
             with lock:
                 signal.raise_signal(signal.SIGINT)
-            assert stopped.wait(10)
+            assert stopped.wait(90)
 
     with pytest.raises(KeyboardInterrupt):
         work()

@@ -64,7 +64,7 @@ class Server:
 
     def run(self, *words: str) -> str:
         with self.prefect(*words) as process:
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=90)
             assert process.returncode == 0, out
             return out
 
@@ -252,7 +252,7 @@ def test_who_stops_a_run_stops_its_engine(launched: Callable[[str], Launched]) -
     asked = launched("time.sleep(100)")
     until(lambda: asked.pid.exists() and bool(asked.pid.read_text()))
     asked.process.terminate()
-    assert asked.process.wait(30) == 128 + signal.SIGTERM
+    assert asked.process.wait(90) == 128 + signal.SIGTERM
     assert asked.state()["type"] == "PENDING"  # whoever asked says what that means
 
 

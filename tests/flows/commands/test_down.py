@@ -42,4 +42,4 @@ def test_down_ends_an_up_that_has_not_said_yet_which_process_it_is(home_folder: 
         assert up.stdout is not None
         assert up.stdout.readline() == "begun\n"
         main(["down"])
-        assert up.wait(30) == -signal.SIGTERM
+        assert up.wait(90) == -signal.SIGTERM

@@ -85,7 +85,7 @@ def test_status_tells_where_everything_is_and_that_it_answers(up: Place) -> None
 def test_whoever_knows_the_scheduler_learns_the_rest(up: Place, tmp_path: Path) -> None:
     assert up.up()["scheduler"].startswith("tls://127.0.0.1:")  # another user of this machine reaches it
     with Place(tmp_path).started("status", "--scheduler", up.up()["scheduler"]) as stranger:
-        said, _ = stranger.communicate(timeout=60)
+        said, _ = stranger.communicate(timeout=90)
         assert up.up()["storage"] not in said
         assert "certificate" in said
     issue(up.home, "other").write(tmp_path / "other.bundle")
@@ -237,7 +237,7 @@ def test_an_up_that_is_killed_takes_its_services_along_and_down_cleans_up(up: Pl
     orphan = up.supervisor("scheduler")
     os.kill(orphan, signal.SIGKILL)  # its service has lost both who would end it
     up.rlvf("down")
-    until(lambda: not up.alive(), 20)
+    until(lambda: not up.alive(), 90)
     assert can_listen(known["prefect"])
     assert can_listen(known["mlflow"])
     assert not (up.home / "up.json").exists()
@@ -273,10 +273,10 @@ def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> No
                 "worker"
             }
             os.killpg(process.pid, signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=90)
         assert process.returncode == 0
         assert "stopped the Prefect worker" in err
-        until(lambda: not again.alive(), 10)
+        until(lambda: not again.alive(), 90)
         assert lab.api("health") is True
         assert asked(found["RLVF_SCHEDULER"], again.home).workers
         mlflow.shutdown()

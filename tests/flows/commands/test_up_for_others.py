@@ -139,7 +139,7 @@ def test_other_machines_meet_certificates_and_passwords(lab: Any, tmp_path: Path
         assert "planted-database" not in shown
         assert holding(home, "planted-database") == []
         there.rlvf("down")
-        until(lambda: not first.alive(), 20)
+        until(lambda: not first.alive(), 90)
         if not databases:
             pytest.skip("PostgreSQL is not installed (apt-get install postgresql): all of this was true on SQLite")
         assert {path: path.stat().st_size for path in before} == before  # nothing went there

@@ -30,7 +30,7 @@ def working(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plac
         where.rlvf("up", "--detach", *ANY_PORT)
         yield where
         where.rlvf("down")
-        until(lambda: not where.alive(), 30)
+        until(lambda: not where.alive(), 90)
 
 
 def watched(place: Place, deployment: str, **parameters: Any) -> subprocess.CompletedProcess[str]:

@@ -151,7 +151,7 @@ def test_a_run_that_waits_for_its_turn_ends_when_asked_to_and_leaves_nothing(
             command.process.send_signal(SIGINT)
         else:
             set_state(lab, identity, "CANCELLING")
-        code, out, _ = command.finish(60)
+        code, out, _ = command.finish(120)
     assert (code, out) == (130 if asked == "Ctrl-C" else 1, "")
     ended = err.read_text()
     assert "Traceback" not in ended

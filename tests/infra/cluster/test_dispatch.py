@@ -72,7 +72,7 @@ def test_a_call_aside_goes_on_while_the_next_one_runs(dispatch: Dispatch, tmp_pa
     begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(lambda: dispatch.run("train", beside, background="publish", begun=begun.set))
-        assert begun.wait(30)
+        assert begun.wait(90)
         assert dispatch.run("train", run) == where
         assert other.result(30) == (where, True)
     assert sorted(span.call for span in dispatch.timeline.take()) == ["publish", "train", "train"]
@@ -140,7 +140,7 @@ def test_stopping_frees_every_thread_that_waits(dispatch: Dispatch, tmp_path: Pa
     until(lambda: (tmp_path / "train").exists() and (tmp_path / "verify").exists())
     dispatch.stop()
     for thread in threads:
-        thread.join(10)
+        thread.join(90)
     (tmp_path / "go").touch()  # the workers finish what they were at
     assert len(raised) == 2
     with pytest.raises(DispatchStoppedError):
@@ -187,7 +187,7 @@ def test_a_held_dispatch_can_be_stopped(dispatch: Dispatch) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     dispatch.stop()
-    thread.join(5)
+    thread.join(90)
     assert len(raised) == 1
 
 

@@ -150,7 +150,7 @@ def test_a_listener_that_says_nothing_is_no_scheduler(tmp_path: Path) -> None:
         thread = threading.Thread(target=hang_up, daemon=True)
         thread.start()
         assert "hung up at once; is it a Dask scheduler?" in refusal(address, tmp_path)
-        thread.join(5)
+        thread.join(90)
 
 
 @pytest.mark.parametrize(

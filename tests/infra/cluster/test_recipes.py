@@ -75,7 +75,7 @@ def ssh(tmp_path: Path) -> Any:
         yield {"port": port, "username": getpass.getuser(), "client_keys": [str(key)], "known_hosts": None}
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(90)
 
 
 def _listens(port: int) -> bool:

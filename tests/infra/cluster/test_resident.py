@@ -54,17 +54,17 @@ def test_threads_share_one_build() -> None:
     def build() -> Model:
         built.append(1)
         entered.set()
-        assert go_on.wait(10)
+        assert go_on.wait(90)
         return Model()
 
     got: list[Model] = []
     threads = [threading.Thread(target=lambda: got.append(resident("model", 1, build))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert entered.wait(10)
+    assert entered.wait(90)
     go_on.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(90)
     assert len(built) == 1
     assert len(got) == 4
     assert len(set(map(id, got))) == 1
@@ -75,7 +75,7 @@ def test_another_name_is_built_while_one_is_being_built() -> None:
         other: list[object] = []
         thread = threading.Thread(target=lambda: other.append(resident("tokenizer", 1, object)))
         thread.start()
-        thread.join(10)
+        thread.join(90)
         assert other
         return Model()
 

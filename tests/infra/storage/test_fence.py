@@ -63,7 +63,7 @@ def test_who_slept_while_another_took_over_changes_nothing_any_more(
                     checkpoints.save(run, ahead, folder, {"owner": "second"}, 2, fence=mine.fence)
                 kept = everything(run)
                 os.kill(holder.pid, signal.SIGCONT)
-                rest, _ = holder.communicate(timeout=60)
+                rest, _ = holder.communicate(timeout=90)
                 assert "was taken over by another process while this one gave no sign" in rest
                 assert "Traceback" not in rest
                 assert everything(run) == kept
@@ -128,7 +128,7 @@ def test_a_sleeper_notices_by_itself_and_is_told(tmp_path: Path) -> None:
         told = threading.Event()
         mine.when_lost(told.set)
         Path(run, "lock", "00000009.json").write_text("{}")
-        until(told.is_set, 20)
+        until(told.is_set, 90)
         with pytest.raises(LockLostError):
             mine.check()
     assert Path(run, "lock", "00000009.json").read_text() == "{}"  # released was what is not held any more

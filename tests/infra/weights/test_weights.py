@@ -173,7 +173,7 @@ def test_a_version_is_brought_ahead_while_another_is_used(place: str, open_publi
         reader.prefetch(done[2].version)
     for thread in threading.enumerate():
         if thread.name == "weights":
-            thread.join(10)
+            thread.join(90)
     before = reader.take_fetched().bytes
     with reader.at(done[2].version) as weights:
         assert same(weights, version(2))
