@@ -55,8 +55,11 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one, as it was saved but for
     what ``config`` gives. When a trainer is lost with steps that no checkpoint holds, or the scheduler of a joined
     cluster, the run goes on from its newest checkpoint."""
-    config = with_secrets(config)
-    whole = config if resume is None else resume_with(resume, runs_uri(), config, form=from_prefect())[0].config
+    whole = config = with_secrets(config)
+    if resume is not None:
+        saved, _ = resume_with(resume, runs_uri(), config, form=from_prefect())
+        trusted(saved)  # before anything that it names is asked
+        whole, resume = saved.config, saved.uri  # `newest` is another run by the time that this one goes on
     progress = Progress()
     with open_workplace(whole.cluster, whole.placement) as workplace:
         return with_recovery(

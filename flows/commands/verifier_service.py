@@ -31,8 +31,8 @@ class ProblemGiven(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     prompt: Text
-    target: Text | None = None  # what asks for the target of a problem without one fails, and says why
-    no_target: str = Field("the problem that was sent has no target", max_length=1000)
+    target: Text | None = None
+    no_target: str = Field("", max_length=1000)  # why it has none: a function that asks for it fails with that
     source: str = Field("", max_length=1000)
     extra: dict[str, Any] = Field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class Health(BaseModel):
 
 def problem_of(given: ProblemGiven) -> Problem:
     """The problem that the verifier gets."""
-    why = given.no_target if given.target is None else ""
+    why = given.no_target or ("the problem that was sent has no target" if given.target is None else "")
     return Problem(given.prompt, given.target or "", given.source, given.extra, no_target=why)
 
 

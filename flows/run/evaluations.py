@@ -90,8 +90,7 @@ class Evaluations:
     def _keep_if_best(self, plan: Plan, made: Evaluation) -> None:
         """Before it is logged, so that what is logged as the best exists."""
         best = best_version(self._run_uri)
-        stands = best is not None and best.plan == plan.digest and best.step < made.step  # else it is made again
-        beaten = best is None or not stands or made.reward_sampled > best.reward
+        beaten = best is None or best.plan != plan.digest or made.reward_sampled > best.reward
         if math.isfinite(made.reward_sampled) and beaten:
             self._export(made.step, BEST, {"step": made.step, "reward": made.reward_sampled, "plan": plan.digest})
 

@@ -34,7 +34,7 @@ class Addresses:
 
     def or_else(self, other: "Addresses") -> "Addresses":
         """These, and of `other` what is lacking here; another storage's endpoint and mark are not."""
-        if self.storage not in (None, other.storage):
+        if self.storage is not None and self.storage.rstrip("/") != (other.storage or "").rstrip("/"):
             other = replace(other, storage_endpoint=None, storage_mark=None)
         return Addresses(**{name: value or getattr(other, name) for name, value in asdict(self).items()})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra.security.identity import installed_settings
 from infra.security.secrets import without_userinfo
-from infra.services.addresses import Addresses, read_up
+from infra.services.addresses import Addresses, is_up, read_up
 from infra.services.part import TITLES, end_stragglers
 from infra.services.prefect_server import server_of, service_of
 from infra.services.supervisor import Service
@@ -19,7 +19,7 @@ def known_addresses(home: Path, scheduler: str | None = None, *, up_first: bool 
 
     A `scheduler` that the command names stands alone: its services are others. Else each address is that of the
     environment, which is what `rlvf train` joins, of this home's `rlvf up`, or of the installed bundle; with `up_first`
-    the first two change places.
+    the first two change places. What an `rlvf up` that was killed has left comes last.
     """
     if scheduler is not None:
         return Addresses(scheduler=scheduler)
@@ -35,6 +35,8 @@ def known_addresses(home: Path, scheduler: str | None = None, *, up_first: bool 
     bundle = Addresses()
     if settings is not None:
         bundle = Addresses(scheduler=settings.scheduler, storage=settings.environment.get("RLVF_STORAGE"))
+    if up is not None and not is_up(home):
+        return environment.or_else(bundle).or_else(own)
     known = own.or_else(environment) if up_first else environment.or_else(own)
     return known.or_else(bundle)
 

@@ -13,6 +13,7 @@ from rl.verifiers.spec import VerifierSpec
 from rl.verifiers.verdicts import failed
 
 KEPT = 4  # of one name: a user who edits a file makes a new verifier each time
+KEPT_ALL = 32  # with their processes, of all names
 
 
 class Here:
@@ -72,7 +73,7 @@ def opened(spec: VerifierSpec, home: Path | None = None) -> Verifier:
         verifier = _kept.pop(spec, None) or _open(spec, home)
         _kept[spec] = verifier  # the last one used is the last one to go
         versions = [each for each in _kept if each.name == spec.name]
-        for old in versions[:-KEPT]:
+        for old in {*versions[:-KEPT], *list(_kept)[:-KEPT_ALL]}:
             _kept.pop(old).close()
         return verifier
 

@@ -12,7 +12,7 @@ from sympy import Basic, FiniteSet
 
 from rl.verifiers.expressions import expression, is_imaginary, is_interval, is_range, same
 from rl.verifiers.targets import MAX_CHARACTERS, asked, counted, in_unit
-from rl.verifiers.wording import DOUBTS, RATIO, asks_for, clock, names_variable
+from rl.verifiers.wording import DOUBTS, RATIO, asks_for, asks_only_for, clock, names_variable
 from rl.verifiers.written import TEXT, boxed
 
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
@@ -34,7 +34,7 @@ _SEVERAL = re.compile(  # 6\text{ hours and }5\text{ minutes}, and no list
 )
 _PRIME = re.compile(r"(?<=[0-9})\]])\s*(?:'|’|\^\s*\{?\s*\\prime)")  # of feet or arcs: math-verify passes over it
 _DEGREES = re.compile(r"°|\\degree\b")
-_MONEY = re.compile(r"\\\$|[€£]|\\pounds(?![A-Za-z])")
+_MONEY = re.compile(r"\\\$|(?<![0-9])[€£]|[€£](?!\s*[0-9])|\\pounds(?![A-Za-z])")
 _STYLE = re.compile(  # which changes how it looks
     r"\\(?:bf|rm|displaystyle|textstyle|Large|large|boldsymbol|mathbf|bm|underline)(?![A-Za-z])|\\color\s*\{[^{}]*\}"
 )
@@ -204,7 +204,7 @@ def value(stated: str, wanted: str, prompt: str, interval: bool) -> str | None:
     claims = sides(stated)
     if len(claims) == 1 or len(claims) == len(sides(wanted)):
         return stated
-    passed = [claim for claim in claims if is_name(claim) or (has_variable(claim) and asks_for(prompt, claim))]
+    passed = [claim for claim in claims if is_name(claim) or (has_variable(claim) and asks_only_for(prompt, claim))]
     passed = [] if all(is_power(name, prompt) for name in passed) else passed
     values = [claim for claim in claims if claim not in passed] or claims[-1:]  # x = e^2
     seen = [expression(claim) for claim in values]

@@ -16,8 +16,8 @@ def failed(reason: str, error: str) -> Verdict:
 
 def as_json(problem: Problem) -> dict[str, Any]:
     """What a verifier in another process is given of a problem."""
-    target = {"no_target": problem.no_target} if problem.no_target else {"target": problem.target}
-    return {"prompt": problem.prompt, **target, "source": problem.source, "extra": dict(problem.extra)}
+    given = {"prompt": problem.prompt, "target": problem.target, "source": problem.source, "extra": dict(problem.extra)}
+    return given | ({"no_target": problem.no_target} if problem.no_target else {})
 
 
 def checked(reward: Any, reason: Any, parts: Any) -> Verdict:

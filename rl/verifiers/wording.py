@@ -118,6 +118,14 @@ _COUNTED = re.compile(rf"\bhow\s+many\s+(?:more\s+)?({_SCALES}|ten)s?\b", re.IGN
 _MATHEMATICS = re.compile(r"(?P<unit>\b(?:in|per) )?(?:\$+([^$]+)\$+|\\\((.+?)\\\))")
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}")
 RATIO = re.compile(r"\bratios?\b|\bproportion|\bodds\b", re.IGNORECASE)  # in what is asked
+_ASKING = re.compile(  # what an expression is asked for with, before it
+    r"\b(?:find|evaluate|compute|calculate|determine|simplify|what(?:['’]s|\s+is|\s+are)|value\s+of)\s*"
+    r"(?:the\s+(?:exact\s+)?value\s+of\s*)?(?:\$+|\\[(\[])?\s*\Z",
+    re.IGNORECASE,
+)
+_ASKED = re.compile(  # and what follows it then
+    r"\s*(?:\$+|\\[)\]])?\s*(?:[.?!,;:]|\Z|(?:if|when|where|given|in|for|at)\b)", re.IGNORECASE
+)
 _CLOCK = re.compile(r"0?([0-9]{1,2}):([0-5][0-9])([ap]m)?")
 _VERBS = (
     "has|have|had|is|are|was|were|be|needs?|needed|sells?|sold|pays?|paid|spends?|spent|takes?|took|costs?|earns?|earned"
@@ -183,6 +191,17 @@ def asks_for(prompt: str, name: str) -> bool:
         bare[: found.start()].rstrip()[-1:] not in tuple("+-*/^_=<>")
         and bare[found.end() :].lstrip()[:1] not in tuple("+-*/^_=<>")
         and not (bare[: found.start()][-1:].isalnum() or bare[found.end() :][:1].isalnum())
+        for found in re.finditer(r"\s*".join(signs), bare)
+    )
+
+
+def asks_only_for(prompt: str, expression: str) -> bool:
+    """Whether a problem asks for an expression and for nothing made of it, as in "Find $2x+1$." does,
+    and "What is $2x$ plus $3x$?" does not."""
+    signs = [re.escape(sign) for sign in re.sub(r"[\s{}]", "", expression)]
+    bare = re.sub(r"[{}]", "", prompt)
+    return any(
+        _ASKING.search(bare[: found.start()]) and _ASKED.match(bare[found.end() :])
         for found in re.finditer(r"\s*".join(signs), bare)
     )
 

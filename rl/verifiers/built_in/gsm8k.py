@@ -222,8 +222,9 @@ def verify(problem: Problem, completion: str) -> Verdict:
 
 
 def example(problem: Problem) -> str:
-    """A right completion: the worked solution of a data set, or what is asked for."""
-    return problem.target if answer(problem.target) is not None else f"#### {problem.target}"
+    """A right completion, with the target's number alone where that is a whole one."""
+    value = target_value(problem.target)
+    return f"#### {value if value.denominator == 1 else problem.target}"
 
 
 VERIFIER = Declared(INSTRUCTIONS, tokens=512, check=check, example=example, verify=verify)

@@ -66,6 +66,13 @@ class ProblemWithoutTarget(_Fields):
         raise AttributeError(self.no_target)
 
 
+def problem_of(given: dict[str, Any]) -> Problem | ProblemWithoutTarget:
+    """What the function gets, of what was sent."""
+    if "no_target" not in given:
+        return Problem(**given)
+    return ProblemWithoutTarget(**{name: value for name, value in given.items() if name != "target"})
+
+
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)  # programs that the function runs would answer in its place
@@ -102,8 +109,7 @@ def main() -> None:
         _bound_log(asked["max_log"])
         answer: dict[str, Any]
         try:
-            kind = ProblemWithoutTarget if "no_target" in given["problem"] else Problem
-            answer = verdict(function(kind(**given["problem"]), given["completion"]))
+            answer = verdict(function(problem_of(given["problem"]), given["completion"]))
         except BaseException as error:  # noqa: BLE001
             answer = {"error": described(error, asked["file"]), "retire": isinstance(error, MemoryError)}
             _log(error, given["problem"]["source"])

@@ -82,8 +82,9 @@ def processes_of(user: int | None) -> int:
 
 def status(pid: int | str) -> dict[str, str]:
     """The fields of /proc/<pid>/status, see proc_pid_status(5). Raises OSError."""
-    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    return dict(line.split(":", 1) for line in lines)
+    text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    # a process may have any name: the kernel escapes a line feed in it, and nothing else that divides lines
+    return dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
 
 
 def _numbers() -> list[str]:

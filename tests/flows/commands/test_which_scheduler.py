@@ -1,6 +1,8 @@
 """Which scheduler a command means: of its option, else the environment, this home's `rlvf up`, the bundle."""
 
+import fcntl
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,16 @@ ENVIRONMENT, UP, BUNDLE = (f"tcp://127.0.0.1:{port}" for port in (7, 8, 9))  # n
 
 
 @pytest.fixture
-def home(home_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(home_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home with an `rlvf up` and a bundle, in an environment that names a third scheduler."""
     own_certificates(home_folder)
     (home_folder / "up.json").write_text(json.dumps({"scheduler": UP, "pid": 1}))
     (home_folder / "certs" / "settings.json").write_text(json.dumps({"machine": "box", "scheduler": BUNDLE}))
     monkeypatch.setenv("RLVF_SCHEDULER", ENVIRONMENT)
-    return home_folder
+    (home_folder / "services").mkdir(exist_ok=True)
+    with (home_folder / "services" / "up.lock").open("a") as lock:  # as an `up` that lives holds it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield home_folder
 
 
 def forget(home: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
@@ -67,3 +72,18 @@ def test_what_the_command_itself_says_wins(
 def test_a_shell_with_an_outdated_environment_is_told_of_this_homes_up(capsys: pytest.CaptureFixture[str]) -> None:
     main(["status", "--shell"])
     assert f"export RLVF_SCHEDULER={UP}\n" in capsys.readouterr().out
+
+
+def test_what_a_killed_up_has_left_comes_last(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLVF_SCHEDULER")
+    assert known_addresses(home).scheduler == UP
+    (home / "services" / "up.lock").unlink()
+    assert known_addresses(home).scheduler == BUNDLE
+    (home / "certs" / "settings.json").unlink()
+    assert known_addresses(home).scheduler == UP
+
+
+def test_a_storage_written_with_a_slash_is_the_same_one() -> None:
+    own = Addresses(storage="s3://b/rlvf", storage_endpoint="http://here")
+    assert Addresses(storage="s3://b/rlvf/").or_else(own).storage_endpoint == "http://here"
+    assert Addresses(storage="s3://c").or_else(own).storage_endpoint is None

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,14 +12,12 @@ from flows.commands.train import MEASURED
 from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config
 from flows.report.summary import summary
-from flows.run.evaluations import Evaluations
 from flows.run.plans import plans, problems_to_check
 from flows.start.runs import Run
 from infra.cluster.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
 from infra.storage import store
 from rl.problems.tables import ProblemError
-from tasks.evaluate import Evaluation
 from tasks.problem_set import open_problems
 
 GRADED = """
@@ -32,29 +29,6 @@ FIGURES = {"reward", "reward_sampled", "pass_at_1", "sampled", "pass_at_k", "err
 
 def configured(**options: str) -> TrainConfig:
     return read_config(TrainConfig, file=None, overrides={key.replace("__", "."): of for key, of in options.items()})
-
-
-def test_a_best_version_of_steps_that_are_made_again_is_the_best_no_more(tmp_path: Path) -> None:
-    evaluations = Evaluations.__new__(Evaluations)
-    evaluations._run_uri = str(tmp_path)
-
-    def export(_step: int, name: str, meta: dict[str, Any]) -> str:
-        (tmp_path / "model").mkdir(exist_ok=True)
-        (tmp_path / "model" / "config.json").write_text("{}")
-        store.write_folder(str(tmp_path / name), tmp_path / "model", meta=meta)
-        return ""
-
-    evaluations._export = export
-    plan = SimpleNamespace(digest="same")
-
-    def kept_after(step: int, reward: float) -> tuple[int, float]:
-        evaluations._keep_if_best(cast("Any", plan), Evaluation(step, 1, 0, 0, 0, 1, reward_sampled=reward))
-        best = best_version(str(tmp_path))
-        assert best is not None
-        return best.step, best.reward
-
-    steps = [(5, 0.5), (10, 0.4), (15, 0.9), (14, 0.6), (15, 0.5), (20, 0.7)]
-    assert [kept_after(*each) for each in steps] == [(5, 0.5), (5, 0.5), (15, 0.9), (14, 0.6), (14, 0.6), (20, 0.7)]
 
 
 @pytest.mark.slow

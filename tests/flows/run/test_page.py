@@ -108,7 +108,7 @@ def test_a_cancelled_run_stops_at_once_and_can_be_resumed(lab: Any, paused: bool
 def test_another_flow_run_does_not_go_on_with_the_run_of_that_name(lab: Any) -> None:
     first = lab.train(steps="1")
     before = {path: path.read_bytes() for path in Path(first.run).rglob("*.*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"exists; go on with it by --resume"):
+    with pytest.raises(ValueError, match=r"exists; go on with it by resume: "):
         lab.train(run=first.run, steps="2")
     assert {path: path.read_bytes() for path in Path(first.run).rglob("*.*") if path.is_file()} == before
 

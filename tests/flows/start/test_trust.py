@@ -1,8 +1,11 @@
 """A run that lies elsewhere brings code and addresses: they are used when somebody here has said so."""
 
+import socket
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from flows.options.reading import read_config
 from flows.start.as_trained import asked_evaluation
 from flows.start.runs import Run, resume_run
 from flows.start.trust import NotTrustedError, refuse_swapped, remember, trusted, untrusted_settings
+from flows.train import train
 from tasks.named_set import open_verifier
 
 
@@ -232,6 +236,21 @@ def test_the_command_refuses_before_anything_starts(
     assert ended.value.code == 2
     assert "say --trust once" in capsys.readouterr().err
     assert not home_folder.exists()
+
+
+@pytest.mark.slow
+def test_a_flow_asks_nothing_that_such_a_run_names(lab: Any, tmp_path: Path) -> None:
+    heard: list[Any] = []
+    with socket.create_server(("127.0.0.1", 0)) as scheduler:
+        scheduler.settimeout(0.5)
+        named = {"cluster__scheduler": f"tcp://127.0.0.1:{scheduler.getsockname()[1]}"}
+        resolved = {"sampling__max_tokens": "40", "optimizer__lr": "3e-4"}
+        run = saved(str(tmp_path / "shared" / "run"), **named, **resolved)
+        with lab.prefect(), pytest.raises(NotTrustedError, match=r"its cluster\.scheduler tcp://"):
+            train(TrainConfig(), resume=run.uri)
+        with suppress(TimeoutError):
+            heard.append(scheduler.accept())
+    assert heard == []
 
 
 @pytest.mark.parametrize("answer", ["y\n", "\n"])

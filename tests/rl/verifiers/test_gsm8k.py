@@ -141,7 +141,7 @@ def test_the_targets_number_of_what_a_real_question_counts_is_right() -> None:
     assert len(seen) > 300
 
 
-@pytest.mark.parametrize("target", ["86", "$1,200", "so 2 + 2\n#### 4", "3.5"])
+@pytest.mark.parametrize("target", ["86", "$1,200", "so 2 + 2\n#### 4", "3.5", "42 less", "so\n#### 3.5"])
 def test_its_example_of_a_right_completion_is_right(target: str) -> None:
     problem = Problem("how many?", target, "q.jsonl:1")
     assert verify(problem, example(problem)).reward == 1

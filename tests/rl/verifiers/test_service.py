@@ -70,7 +70,7 @@ def test_verdicts_are_those_of_the_service() -> None:
     assert (third.reason, third.error) == ("timeout", f"{address}: took longer")
     problem = {"prompt": "q1", "target": "1", "source": "p:1", "extra": {"level": 1}}
     assert asked[0]["items"][1] == {"problem": problem, "completion": "c1"}
-    assert "target" not in asked[0]["items"][2]["problem"]
+    assert asked[0]["items"][2]["problem"]["no_target"] == "p has no target column"
 
 
 def test_batches_are_bounded() -> None:
