@@ -1,11 +1,13 @@
 """One worker process for one role of a machine: its tags, its threads, its log file, its imports."""
 
+import asyncio
 import importlib
 import logging
 import multiprocessing.resource_tracker
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +37,9 @@ class RoleWorker(Worker):
     """A worker whose output goes to a file, and whose executor starts with the imports of its role.
 
     The import is the first job of the only thread that runs calls: the worker is up at once, the first call finds
-    everything imported, and so does the first call after a restart.
+    everything imported, and so does the first call after a restart. What the scheduler sends is not read before: to
+    unpickle it imports the same modules in the event loop's thread, which would find a package half made that takes its
+    own place in `sys.modules`, as transformers does.
     """
 
     def __init__(self, *args: Any, log_file: str | None = None, warm: str | None = None, **kwargs: Any) -> None:
@@ -46,16 +50,21 @@ class RoleWorker(Worker):
             os.dup2(out, 2)
             os.close(out)
         self._warm = warm
+        self._warmed: Future[None] | None = None
         super().__init__(*args, metrics={METRIC: pace.report}, **kwargs)
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
         """Serve no pages: they are plain HTTP without a password, and the scheduler's tell the same."""
 
     async def start_unsafe(self) -> Any:
-        started = await super().start_unsafe()  # type: ignore[no-untyped-call]
         if self._warm is not None:
-            self.executors["default"].submit(_import, self._warm)
-        return started
+            self._warmed = self.executors["default"].submit(_import, self._warm)
+        return await super().start_unsafe()  # type: ignore[no-untyped-call]
+
+    async def handle_scheduler(self, comm: Any) -> None:
+        if self._warmed is not None:
+            await asyncio.wrap_future(self._warmed)
+        await super().handle_scheduler(comm)
 
 
 def _import(module: str) -> None:

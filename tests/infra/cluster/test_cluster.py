@@ -1,5 +1,6 @@
 """The local cluster: real processes, real signals."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from distributed import Client, get_worker
+from distributed import Client, Security, get_worker
 
 from infra.cluster import cluster as module
-from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, workers
+from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, local_cluster, workers
 from infra.cluster.machine import cores
 from infra.cluster.placement import PlacementConfig, check_placement, offers, workers_with
 from infra.security.identity import certs_folder
@@ -170,3 +171,30 @@ def test_the_cores_are_shared_by_those_that_compute() -> None:
     assert threads["verifier-1"] == 1
     assert spec["trainer"]["options"]["resources"] == {"CUDA": 1, "TRAINER": 1}
     assert spec["verifier-0"]["options"]["resources"] == {"CPU": 1, "VERIFIER": 1}
+
+
+def test_a_call_meets_no_module_that_its_worker_is_still_importing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready"
+    (tmp_path / "swapped.py").write_text(  # as transformers takes its own place
+        "import pathlib, sys, time, types\n"
+        f"while not pathlib.Path({str(ready)!r}).exists():\n    time.sleep(0.05)\n"
+        "whole = types.ModuleType(__name__)\n"
+        "whole.ANSWER = 42\n"
+        "sys.modules[__name__] = whole\n"
+    )
+    (tmp_path / "calls_swapped.py").write_text("import swapped\ndef call(given=swapped.ANSWER): return given\n")
+    (tmp_path / "warm.py").write_text("import swapped, calls_swapped\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    ready.touch()
+    call = importlib.import_module("calls_swapped").call
+    ready.unlink()
+    plain = Security(require_encryption=False)  # type: ignore[no-untyped-call]
+    config = ClusterConfig(generators=1, threads=1, device="cpu")
+    with local_cluster(config, plain, log_dir=tmp_path, preload={"GENERATOR": "warm"}) as client:
+        called = client.submit(call, resources={"GENERATOR": 1})
+        time.sleep(1)  # it is on its way to the worker, which imports
+        ready.touch()
+        assert called.result(timeout=90) == 42
