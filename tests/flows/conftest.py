@@ -54,7 +54,7 @@ class Command:
     process: subprocess.Popen[str]
     mark: str
 
-    def finish(self, seconds: float = 120.0) -> tuple[int, str, str]:
+    def finish(self, seconds: float = 200.0) -> tuple[int, str, str]:
         """Its exit code, stdout and stderr."""
         out, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, out, err
