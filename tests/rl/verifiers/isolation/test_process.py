@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from rl.records import Problem
+from rl.verifiers.isolation import family
 from rl.verifiers.isolation.pool import Pool
 
 WORKER = """
@@ -51,3 +52,16 @@ def test_files_of_the_parent_stay_closed() -> None:
         finally:
             inner.close()
     assert verdict.reward <= 5  # the three standard ones, the channel, the listing itself
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_process_may_have_any_name() -> None:
+    named = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'a\\x0bb\\x1ec'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        before = family.processes_of(None)
+        assert family.status(other.pid)["Uid"].split()[0] == str(os.getuid())
+        other.stdin.close()
+    assert before > 0
