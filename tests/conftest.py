@@ -31,10 +31,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # beside each other, tests with a thread for every core are 5 times slower
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # of a job in the background; what is started here would ignore it too
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Of a job in the background, or of nohup; what is started here would ignore them too.
+for number, own in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, own)
 # not in the work tree; it outlives the session, so that what failed once is tried first the next time
 set_hypothesis_home_dir(Path(tempfile.gettempdir(), f"rlvf-hypothesis-{os.getuid()}"))
 
