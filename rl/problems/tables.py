@@ -70,11 +70,18 @@ def read_csv(lines: Iterable[str], name: str) -> Table:
 
 def read_jsonl(lines: Iterable[str], name: str) -> Table:
     """One JSON object a line, or one list of objects; the columns are the keys of all. Raises ProblemError."""
-    rows = []
     text = list(_without_mark(lines))
-    if (listed := _listed("".join(text))) is not None:
-        rows = [Row(number, each) for number, each in enumerate(listed, 1)]
-        return Table(name, "row", list(dict.fromkeys(column for row in rows for column in row.fields)), rows)
+    if (listed := _listed(text)) is None:
+        return _of_objects(name, "line", _json_lines(text, name))
+    return _of_objects(name, "row", [Row(number, each) for number, each in enumerate(listed, 1)])
+
+
+def _of_objects(name: str, unit: Literal["line", "row"], rows: list[Row]) -> Table:
+    return Table(name, unit, list(dict.fromkeys(column for row in rows for column in row.fields)), rows)
+
+
+def _json_lines(text: Sequence[str], name: str) -> list[Row]:
+    rows = []
     for number, line in enumerate(text, 1):
         if not line.strip():
             continue
@@ -90,15 +97,16 @@ def read_jsonl(lines: Iterable[str], name: str) -> Table:
         rows.append(Row(number, {column: plain(value) for column, value in fields.items()}))
     if not rows:
         raise ProblemError(f"{name} is empty: expected one JSON object a line")
-    return Table(name, "line", list(dict.fromkeys(column for row in rows for column in row.fields)), rows)
+    return rows
 
 
-def _listed(text: str) -> list[dict[str, Any]] | None:
-    """The objects of a JSON list; None where the text is none."""
-    if not text.lstrip().startswith("["):
+def _listed(text: Sequence[str]) -> list[dict[str, Any]] | None:
+    """The objects of a JSON list over all lines; None where the text is none."""
+    first = next((line for line in text if line.strip()), "")
+    if not first.lstrip().startswith("["):
         return None
     try:
-        found = json.loads(text)
+        found = json.loads("".join(text))
     except (ValueError, RecursionError):
         return None  # said of its line
     if not found or not all(isinstance(each, dict) for each in found):

@@ -90,16 +90,22 @@ def test_steps_that_are_made_again_are_none_twice_on_a_machine_with_another_log(
     assert [line.step for line in read_metrics(other)] == [1, 2, 3, 4]
 
 
+def logged(home, local, steps):
+    """The ended tracker of a run of so many steps, each with its reward and samples."""
+    with start(home, local=local) as tracker:
+        for step in range(1, steps + 1):
+            tracker.log(step, {"reward/mean": step / 10})
+            tracker.log_samples(step, [{"completion": f"of {step}"}])
+    return tracker
+
+
 def shown_tables(client, run_id):
     return [each["path"] for each in json.loads(client.get_run(run_id).data.tags["mlflow.loggedArtifacts"])]
 
 
 def test_a_run_that_went_back_has_the_later_steps_once_and_as_they_were_made_last(home, client, tmp_path):
     local = tmp_path / "metrics.jsonl"
-    with start(home, local=local) as tracker:
-        for step in range(1, 6):
-            tracker.log(step, {"reward/mean": step / 10})
-            tracker.log_samples(step, [{"completion": f"of {step}"}])
+    tracker = logged(home, local, 5)
     left = tracker.run_id
     with start(home, run_id=left, local=local) as again:
         assert again.go_back(5) is False
@@ -117,10 +123,7 @@ def test_a_run_that_went_back_has_the_later_steps_once_and_as_they_were_made_las
 
 def test_a_table_that_is_lost_keeps_no_run_from_going_back(home, client, tmp_path, caplog, capfd):
     local = tmp_path / "metrics.jsonl"
-    with start(home, local=local) as tracker:
-        for step in range(1, 6):
-            tracker.log(step, {"reward/mean": step / 10})
-            tracker.log_samples(step, [{"completion": f"of {step}"}])
+    tracker = logged(home, local, 5)
     (lost,) = (home / "mlartifacts").rglob("000002.json")
     lost.unlink()
     with start(home, run_id=tracker.run_id, local=local) as again:
@@ -142,10 +145,7 @@ def test_a_table_that_is_lost_keeps_no_run_from_going_back(home, client, tmp_pat
 @pytest.mark.parametrize("at", ["delete_run", "log_batch"])
 def test_a_run_that_is_killed_while_it_goes_back_leaves_none_behind(home, client, tmp_path, monkeypatch, at):
     local = tmp_path / "metrics.jsonl"
-    with start(home, local=local) as tracker:
-        for step in range(1, 4):
-            tracker.log(step, {"reward/mean": step / 10})
-            tracker.log_samples(step, [{"completion": f"of {step}"}])
+    tracker = logged(home, local, 3)
     killed = start(home, run_id=tracker.run_id, local=local)
 
     def kill(*_, **__):
