@@ -24,7 +24,7 @@ from flows.start.trust import refuse_links, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import resolve_run
 from rl.config import TINY
-from rl.learning.learner import Learned
+from rl.records import Learned
 from tasks.collection import Collection
 from tasks.generate import generate
 from tasks.rollout_batch import RolloutBatch

@@ -96,6 +96,19 @@ class Batch:
         return selected
 
 
+@dataclass(frozen=True)
+class Learned:
+    """The outcome of one update."""
+
+    step: int  # the policy version that it made
+    applied: bool  # False: nothing to learn from, or refused
+    refused: str = ""  # why a non-finite update was not applied
+    refusals: int = 0  # such updates in a row
+    groups: int = 0  # that it trained on
+    metrics: Mapping[str, float] = field(default_factory=dict)  # what is logged of it: docs/metrics.md
+    seconds: float = 0.0
+
+
 def concatenate(batches: Sequence[Batch]) -> Batch:
     """Several batches as one, in order; the token axis grows to the longest.
 

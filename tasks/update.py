@@ -6,8 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
-from rl.learning.learner import Learned
-from rl.records import Batch
+from rl.records import Batch, Learned
 from tasks.calls.trainer import Trainer
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.run.workplace import IMPORTS
+
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {  # of ours
     "flows": {"flows", "tasks", "rl", "infra"},
@@ -120,6 +122,30 @@ def test_importing_the_packages_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == sorted(MAY_IMPORT)
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a new process has after `code`."""
+    code = f"{code}\nimport sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=90, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_a_flow_imports_no_torch() -> None:
+    assert loaded_by("import flows.train, flows.evaluate, flows.sft").isdisjoint({"torch", "transformers"})
+
+
+@pytest.mark.parametrize(
+    ("role", "files"), [("GENERATOR", ["generator"]), ("TRAINER", ["start", "trainer", "warm_up"])]
+)
+def test_a_worker_has_imported_what_its_calls_import_inside_them(role: str, files: list[str]) -> None:
+    trees = [ast.parse((ROOT / "tasks" / "calls" / f"{name}.py").read_text("utf-8")) for name in files]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    inside = {node.module for call in calls for node in ast.walk(call) if isinstance(node, ast.ImportFrom)}
+    assert "rl.loading" in inside
+    assert inside - loaded_by(f"import {', '.join(IMPORTS[role])}") == set()
 
 
 def test_the_page_on_architecture_names_every_file() -> None:

@@ -10,8 +10,7 @@ from infra.errors import worker_of
 from infra.runs.tracking import Tracker
 from infra.storage.manifest import NotThere, StoreError
 from infra.weights.chain import is_whole
-from infra.weights.publisher import Published
-from infra.weights.version import PolicyVersion
+from infra.weights.version import PolicyVersion, Published
 from tasks.calls.trainer import Trainer
 from tasks.publish import publish
 

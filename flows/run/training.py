@@ -34,7 +34,7 @@ from infra.runs.tracking import Tracker
 from infra.storage import place
 from infra.weights.version import PolicyVersion
 from rl.config import TINY
-from rl.learning.learner import Learned
+from rl.records import Learned
 from tasks.calls.generator import Generator
 from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer

@@ -23,8 +23,11 @@ from tasks.failures import Failures
 if TYPE_CHECKING:
     from flows.run.prefect_session import PrefectSession
 
-# what a worker imports before its first call; a verifier needs no torch
-IMPORTS = {"GENERATOR": "tasks.calls.generator", "TRAINER": "tasks.calls.trainer", "VERIFIER": "tasks.judge"}
+IMPORTS = {  # before a worker's first call: what its calls import inside them; a verifier needs no torch
+    "GENERATOR": ("tasks.calls.published", "infra.weights.mirror", "rl.sampler"),
+    "TRAINER": ("tasks.calls.published", "infra.weights.publisher", "rl.learning.supervised", "rl.model.tiny"),
+    "VERIFIER": ("tasks.judge",),
+}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -58,17 +58,17 @@ class ClusterError(ValueError):
 
 
 def workers(
-    config: ClusterConfig, *, log_dir: Path | None = None, preload: Mapping[str, str] | None = None
+    config: ClusterConfig, *, log_dir: Path | None = None, preload: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The local workers as `SpecCluster` wants them, by name. `preload` maps a role tag to a module."""
+    """The local workers as `SpecCluster` wants them, by name. `preload` maps a role tag to modules."""
     warm = preload or {}
     device = detect_device() if config.device == "auto" else config.device.upper()
     threads = config.threads or max(1, cores() // (1 + config.generators))
-    roles = [Role("trainer", (device, "TRAINER"), threads, warm.get("TRAINER"))]
+    roles = [Role("trainer", (device, "TRAINER"), threads, warm.get("TRAINER", ()))]
     for index in range(config.generators):
-        roles.append(Role(f"generator-{index}", (device, "GENERATOR"), threads, warm.get("GENERATOR")))
+        roles.append(Role(f"generator-{index}", (device, "GENERATOR"), threads, warm.get("GENERATOR", ())))
     for index in range(config.verifiers):
-        roles.append(Role(f"verifier-{index}", ("CPU", "VERIFIER"), 1, warm.get("VERIFIER")))
+        roles.append(Role(f"verifier-{index}", ("CPU", "VERIFIER"), 1, warm.get("VERIFIER", ())))
     return {role.name: {"cls": RoleNanny, "options": role_options(role, LOCALHOST, log_dir)} for role in roles}
 
 
@@ -82,13 +82,13 @@ def cluster(
     config: ClusterConfig,
     *,
     log_dir: Path | None = None,
-    preload: Mapping[str, str] | None = None,
+    preload: Mapping[str, Sequence[str]] | None = None,
     patience: float = CONNECT_SECONDS,
 ) -> Iterator[Client]:
     """A client of `config.scheduler`, or of a cluster that lives as long as the context.
 
     A local worker that dies is restarted under its name and with its tags; a call that it ran fails at once with
-    `KilledWorker`. `preload` names the module that the workers of a role tag import before their first call. The
+    `KilledWorker`. `preload` names the modules that the workers of a role tag import before their first call. The
     processes log to files in `log_dir`, or to the terminal if there is none.
     Raises `ClusterError` when `config.scheduler` has not answered in `patience` seconds.
     """
@@ -107,7 +107,7 @@ def local_cluster(
     security: Security,
     *,
     log_dir: Path | None = None,
-    preload: Mapping[str, str] | None = None,
+    preload: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Client]:
     """A client of a cluster on this machine that lives as long as the context.
 

@@ -6,7 +6,7 @@ import logging
 import multiprocessing.resource_tracker
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Role:
     name: str
     tags: tuple[str, ...]
     threads: int
-    warm: str | None  # the module that is imported before the first call
+    warm: Sequence[str]  # the modules that are imported before the first call
 
 
 class RoleWorker(Worker):
@@ -42,7 +42,7 @@ class RoleWorker(Worker):
     own place in `sys.modules`, as transformers does.
     """
 
-    def __init__(self, *args: Any, log_file: str | None = None, warm: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, log_file: str | None = None, warm: Sequence[str] = (), **kwargs: Any) -> None:
         if log_file is not None:
             out = os.open(log_at(Path(log_file)), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             # The descriptors, not sys.stderr: native libraries write there too.
@@ -57,8 +57,7 @@ class RoleWorker(Worker):
         """Serve no pages: they are plain HTTP without a password, and the scheduler's tell the same."""
 
     async def start_unsafe(self) -> Any:
-        if self._warm is not None:
-            self._warmed = self.executors["default"].submit(_import, self._warm)
+        self._warmed = self.executors["default"].submit(_import, self._warm)
         return await super().start_unsafe()  # type: ignore[no-untyped-call]
 
     async def handle_scheduler(self, comm: Any) -> None:
@@ -67,11 +66,12 @@ class RoleWorker(Worker):
         await super().handle_scheduler(comm)
 
 
-def _import(module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        logger.exception("cannot import %s ahead of the first call", module)  # the call itself raises it to its caller
+def _import(modules: Sequence[str]) -> None:
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            logger.exception("cannot import %s ahead of the first call", module)  # the call raises it to its caller
 
 
 def start_resource_tracker() -> None:

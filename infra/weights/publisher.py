@@ -25,22 +25,8 @@ from infra.weights.difference import (
     write_difference,
 )
 from infra.weights.mirror import Mirror
-from infra.weights.version import PolicyVersion, SyncConfig, VersionId, VersionManifest
+from infra.weights.version import PolicyVersion, Published, SyncConfig, VersionId, VersionManifest
 from infra.weights.whole import PublicModel, describe, write_whole
-
-
-@dataclass(frozen=True)
-class Published:
-    """A version, and what its publication took."""
-
-    version: PolicyVersion
-    bytes: int = 0  # written before generators could have it
-    full: int = 0  # bytes of the weights
-    changed: float = 0.0  # share of the cells
-    encode_seconds: float = 0.0
-    upload_seconds: float = 0.0
-    seconds: float = 0.0  # from when the weights were there until generators could have them
-    warnings: tuple[str, ...] = ()  # of what went wrong since the version before and costs generators time only
 
 
 @dataclass(frozen=True)

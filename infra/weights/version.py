@@ -79,6 +79,20 @@ class PolicyVersion:
         return VersionId(step=self.step, digest=self.digest)
 
 
+@dataclass(frozen=True)
+class Published:
+    """A version, and what its publication took."""
+
+    version: PolicyVersion
+    bytes: int = 0  # written before generators could have it
+    full: int = 0  # bytes of the weights
+    changed: float = 0.0  # share of the cells
+    encode_seconds: float = 0.0
+    upload_seconds: float = 0.0
+    seconds: float = 0.0  # from when the weights were there until generators could have them
+    warnings: tuple[str, ...] = ()  # of what went wrong since the version before and costs generators time only
+
+
 class VersionManifest(BaseModel):
     """What the manifest of a published folder says of the weights that it makes."""
 

@@ -5,8 +5,7 @@ Legend: P groups, G completions per group, N completion tokens, V vocabulary.
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +20,7 @@ from rl.learning.packing import Packed, microbatches, pack
 from rl.learning.shaping import shaped
 from rl.model.head import head_logits, hidden_states
 from rl.model.policy import Policy, read_weights, save_policy
-from rl.records import Batch, Rollouts
-
-
-@dataclass(frozen=True)
-class Learned:
-    """The outcome of one update."""
-
-    step: int  # the policy version that it made
-    applied: bool  # False: nothing to learn from, or refused
-    refused: str = ""  # why a non-finite update was not applied
-    refusals: int = 0  # such updates in a row
-    groups: int = 0  # that it trained on
-    metrics: Mapping[str, float] = field(default_factory=dict)  # what is logged of it: docs/metrics.md
-    seconds: float = 0.0
+from rl.records import Batch, Learned, Rollouts
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,16 +15,12 @@ from infra.cluster.resident import drop, resident, resident_now
 from infra.cluster.timeline import waiting_for_weights
 from infra.home import rlvf_home
 from infra.storage import place, store
-from infra.weights.mirror import Mirror
-from infra.weights.quantization import restored
 from infra.weights.version import PolicyVersion, weights_uri
-from infra.weights.whole import keep_whole
 from rl.config import PolicyConfig, SamplingConfig
-from rl.loading import load_policy
-from rl.model.policy import Policy, save_policy
 from rl.records import Problem, Rollouts
-from rl.sampler import sample
-from tasks.calls.published import public_model
+
+if TYPE_CHECKING:
+    from rl.model.policy import Policy
 
 POLL_SECONDS = 0.25
 _sampling = threading.Lock()  # of the resident weights, however many threads a worker has
@@ -33,7 +30,7 @@ _sampling = threading.Lock()  # of the resident weights, however many threads a 
 class Sampler:
     """A generator's resident policy and the version in it."""
 
-    policy: Policy
+    policy: "Policy"
     version: PolicyVersion
 
 
@@ -65,6 +62,8 @@ class Generator:
         Raises:
             BrokenPolicyError: its log-probs are not finite.
         """
+        from rl.sampler import sample
+
         check = cancellation_check()
         with _alone(check):
             sampler = self._sampler(version, check)
@@ -91,6 +90,11 @@ class Generator:
 
     def _sampler(self, version: PolicyVersion, check: Callable[[], None]) -> Sampler:
         """The resident sampler, with this version's weights."""
+        from infra.weights.mirror import Mirror
+        from infra.weights.quantization import restored
+        from rl.loading import load_policy
+        from tasks.calls.published import public_model
+
         versions = _versions(version)
         public = None if self.public is None else public_model(self.public, self.policy)
         cache = rlvf_home() / "cache" / "weights"
@@ -122,6 +126,8 @@ class Generator:
 def prefetch(version: PolicyVersion) -> None:
     """Begin to fetch a version that was just published, if this worker samples from the one before it. Returns at
     once; a call that is sampling goes on."""
+    from infra.weights.mirror import Mirror
+
     mirror = resident_now("mirror", _versions(version))
     if isinstance(mirror, Mirror):
         mirror.prefetch(version)
@@ -133,6 +139,10 @@ def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
     Raises:
         UnknownModelError: transformers cannot load it.
     """
+    from infra.weights.whole import keep_whole
+    from rl.loading import load_policy
+    from rl.model.policy import save_policy
+
     policy = load_policy(model, config)
     name = re.sub(r"[^\w.-]+", "-", model).strip("-")
     with store.scratch(home) as folder:

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-import torch
+from typing import TYPE_CHECKING
 
 from infra.cluster.resident import drop, resident, resident_now
 from infra.storage import store
 from rl.config import TINY, PolicyConfig
-from rl.loading import load_policy
-from rl.model.policy import Policy
-from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
+
+if TYPE_CHECKING:
+    from rl.model.policy import Policy
 
 
 def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int) -> list[str]:
@@ -22,6 +21,11 @@ def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: 
         UnknownModelError: it cannot be loaded, or not driven.
         ValueError: a prompt and ``max_tokens`` exceed its context, or its chat template cannot take a prompt.
     """
+    import torch
+
+    from rl.model.policy import Policy
+    from rl.model.tiny import build_model, build_tokenizer
+
     if policy.model == TINY:
         tokenizer = build_tokenizer()
         model = build_model(len(tokenizer), 0, 0, 0)  # whose range of positions is asked
@@ -46,14 +50,16 @@ def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: 
     return notes
 
 
-def take_checked(source: str, policy: PolicyConfig) -> Policy:
+def take_checked(source: str, policy: PolicyConfig) -> "Policy":
     """The model with its float32 weights, as it was loaded to be checked, or loaded now; it is the caller's alone."""
+    from rl.model.policy import Policy
+
     checked = resident_now("checked", (source, policy))
     drop("checked")
     return checked if isinstance(checked, Policy) else _load(source, policy)
 
 
-def _check_room(policy: Policy, problems: Sequence[Problem], max_tokens: int) -> None:
+def _check_room(policy: "Policy", problems: Sequence[Problem], max_tokens: int) -> None:
     tokens = {problem.source: len(policy.prompt_tokens(problem.prompt, problem.instructions)) for problem in problems}
     longest = max(tokens, key=tokens.__getitem__)
     try:
@@ -72,6 +78,8 @@ def _weights_of(source: str) -> Iterator[str]:
         yield str(folder.path)
 
 
-def _load(source: str, policy: PolicyConfig) -> Policy:
+def _load(source: str, policy: PolicyConfig) -> "Policy":
+    from rl.loading import load_policy
+
     with _weights_of(source) as path:
         return load_policy(path, policy, master=True)

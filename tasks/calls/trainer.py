@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
@@ -21,17 +21,16 @@ from infra.storage import place, store
 from infra.storage.fence import Fence
 from infra.storage.manifest import NotThere
 from infra.storage.retry_policy import RetryPolicy
-from infra.weights.difference import Weights
-from infra.weights.publisher import Published, Publisher
-from infra.weights.version import SyncConfig
+from infra.weights.version import Published, SyncConfig
 from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
-from rl.learning.learner import Learned, Learner
 from rl.learning.schedules import decayed
-from rl.loading import load_policy
-from rl.model.policy import read_weights, save_files, save_policy
-from rl.records import Batch
-from tasks.calls.published import as_published, public_model
+from rl.records import Batch, Learned
 from tasks.calls.start import take_checked
+
+if TYPE_CHECKING:
+    from infra.weights.difference import Weights
+    from infra.weights.publisher import Publisher
+    from rl.learning.learner import Learner
 
 
 class StepsLostError(RuntimeError):
@@ -130,6 +129,8 @@ class Trainer:
     def export(self, step: int, name: str = MODEL, meta: Mapping[str, JsonValue] | None = None) -> str:
         """Store version ``step``, the trainer's last, for everybody who loads models with transformers; returns where.
         With the result of a run, its checkpoint is there too."""
+        from rl.model.policy import save_policy
+
         self._check()
         learner, _ = self._learner(step)
         assert learner.step == step
@@ -146,10 +147,13 @@ class Trainer:
         """Raise LockLostError if another session has the run by now."""
         RetryPolicy(self.sync.patience)(self.fence.check)
 
-    def _learner(self, step: int | None) -> tuple[Learner, list[str]]:
+    def _learner(self, step: int | None) -> tuple["Learner", list[str]]:
         """The resident learner at version ``step`` or the one after it, from the newest checkpoint if it must be loaded
         (whatever that holds if ``step`` is None), with the warnings that loading gave. A run without a checkpoint
         begins with version 0, which becomes its first. Raises StepsLostError and CheckpointsLostError."""
+        from rl.learning.learner import Learner
+        from rl.loading import load_policy
+
         warnings: list[str] = []
 
         def load() -> Learner:
@@ -179,7 +183,7 @@ class Trainer:
             f"checkpoint is of version {newest}"
         )
 
-    def _save(self, learner: Learner, figures: Mapping[str, float]) -> None:
+    def _save(self, learner: "Learner", figures: Mapping[str, float]) -> None:
         with store.scratch(self.run_uri) as folder:
             learner.save(folder)
             meta: dict[str, JsonValue] = {"figures": dict(figures)}
@@ -189,7 +193,11 @@ class Trainer:
     def _published_by(self) -> tuple[Any, ...]:
         return self.run_uri, self.sync, self.window, self.fence
 
-    def _publisher(self) -> Publisher:
+    def _publisher(self) -> "Publisher":
+        from infra.weights.publisher import Publisher
+        from rl.model.policy import save_files
+        from tasks.calls.published import public_model
+
         learner, _ = self._learner(None)
         files = Path(tempfile.mkdtemp(dir=disk.own_folder()))  # not a hold on the policy, which may be replaced
         save_files(learner.policy, files)
@@ -203,8 +211,11 @@ class Trainer:
             fence=self.fence,
         )
 
-    def _weights_at(self, step: int, learner: Learner) -> Weights:
+    def _weights_at(self, step: int, learner: "Learner") -> "Weights":
         """The weights of version ``step``, the learner's or a kept one, as they are published."""
+        from rl.model.policy import read_weights
+        from tasks.calls.published import as_published
+
         auto = str(learner.policy.dtype).removeprefix("torch.")
         dtype = auto if self.sync.dtype == "auto" else self.sync.dtype
         if learner.step == step:
@@ -218,6 +229,8 @@ class Trainer:
 
 def _drop_publisher() -> None:
     """Drop the publisher of a session that has ended; others may have published since."""
+    from infra.weights.publisher import Publisher
+
     earlier = resident_now("publisher")
     if isinstance(earlier, Publisher):
         earlier.close()

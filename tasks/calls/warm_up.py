@@ -3,19 +3,15 @@
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from infra.cluster.resident import drop, resident
 from infra.storage import store
-from infra.weights.whole import keep_whole
 from rl.config import OptimizerConfig, PolicyConfig
-from rl.learning.learner import Learner
-from rl.learning.supervised import demonstrations, imitate
-from rl.model.policy import Policy, choose_device, choose_dtype, save_policy
-from rl.model.tiny import build_model, build_tokenizer
 from rl.problems.made import grammar
+
+if TYPE_CHECKING:
+    from rl.learning.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -43,6 +39,10 @@ class WarmUp:
     def updates(self, at_least: int, seconds: float = 0.0) -> tuple[int, float]:
         """Supervised updates until ``at_least`` have been made, and more for so many seconds; returns how many there
         are, and the last one's loss in nats per token. A fresh process makes them all, from the first."""
+        import torch
+
+        from rl.learning.supervised import demonstrations, imitate
+
         began = time.monotonic()
         learner = resident("warm-up", self, self._fresh)
         before = torch.get_num_threads()
@@ -60,13 +60,22 @@ class WarmUp:
 
     def keep(self, uri: str) -> None:
         """Store the finished warm-up and let go of its learner."""
+        from infra.weights.whole import keep_whole
+        from rl.model.policy import save_policy
+
         self.updates(self.steps)
         with store.scratch(uri.rpartition("/")[0]) as folder:
             save_policy(resident("warm-up", self, self._fresh).policy, folder)
             keep_whole(uri, folder)
         drop("warm-up")
 
-    def _fresh(self) -> Learner:
+    def _fresh(self) -> "Learner":
+        import torch
+
+        from rl.learning.learner import Learner
+        from rl.model.policy import Policy, choose_device, choose_dtype
+        from rl.model.tiny import build_model, build_tokenizer
+
         device = choose_device(self.policy.device)
         tokenizer = build_tokenizer()
         model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, self.seed)

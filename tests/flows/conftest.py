@@ -20,6 +20,7 @@ from distributed import Client, Security
 
 from flows.config import EvalConfig, SftConfig, TrainConfig
 from flows.options.reading import read_config
+from flows.run.workplace import IMPORTS
 from flows.sft import warm_up_spec
 from flows.start.runs import local_folder
 from infra.cluster.cluster import ClusterConfig, local_cluster
@@ -257,7 +258,7 @@ def lab(half_right: Path, sums: list[tuple[str, str]], tmp_path_factory: pytest.
             config,
             Security(require_encryption=False),  # type: ignore[no-untyped-call]  # commands with other homes join it
             log_dir=home / "logs",
-            preload={"GENERATOR": "tasks.calls.generator", "TRAINER": "tasks.calls.trainer", "VERIFIER": "tasks.judge"},
+            preload=IMPORTS,
         ) as client,
     ):
         for name in server.environment:  # a test gets at the server by `Lab.prefect`, others do not see it

@@ -12,6 +12,7 @@ from infra.storage import store
 from infra.weights.version import published_version
 from infra.weights.whole import keep_whole
 from rl.config import OptimizerConfig, PolicyConfig
+from rl.learning import supervised
 from rl.learning.supervised import demonstrations
 from rl.loading import load_policy
 from rl.model.policy import Policy, save_policy
@@ -19,7 +20,6 @@ from rl.model.tiny import build_model, build_tokenizer
 from rl.problems.made.grammar import stream
 from rl.records import Problem, Rollouts
 from tasks import warm_up as task
-from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUp
 from tasks.warm_up import bring, is_kept
 from tests.streams import drawing
@@ -97,7 +97,7 @@ def test_a_warm_up_shows_no_answers_of_what_training_draws_first(monkeypatch: py
         shown.extend(problems)
         return demonstrations(policy, problems)
 
-    monkeypatch.setattr(calls, "demonstrations", seen)
+    monkeypatch.setattr(supervised, "demonstrations", seen)
     spec = WarmUp(3, 8, OptimizerConfig(lr=1e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1)
     spec.updates(at_least=3)
     drop("warm-up")

@@ -12,8 +12,7 @@ from flows.run import publishing
 from flows.run.publishing import MENDS, Publishing
 from infra.errors import mark_worker
 from infra.storage.manifest import NotThere, Torn
-from infra.weights.publisher import Published
-from infra.weights.version import PolicyVersion, weights_uri
+from infra.weights.version import PolicyVersion, Published, weights_uri
 from infra.weights.whole import keep_whole, write_whole
 
 

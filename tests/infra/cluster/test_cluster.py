@@ -35,7 +35,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(logs: Path) -> Iterator[Client]:
     config = ClusterConfig(threads=3, device="cpu")
-    with cluster(config, log_dir=logs, preload={"VERIFIER": WARM}) as client:
+    with cluster(config, log_dir=logs, preload={"VERIFIER": [WARM]}) as client:
         yield client
 
 
@@ -193,7 +193,7 @@ def test_a_call_meets_no_module_that_its_worker_is_still_importing(
     ready.unlink()
     plain = Security(require_encryption=False)  # type: ignore[no-untyped-call]
     config = ClusterConfig(generators=1, threads=1, device="cpu")
-    with local_cluster(config, plain, log_dir=tmp_path, preload={"GENERATOR": "warm"}) as client:
+    with local_cluster(config, plain, log_dir=tmp_path, preload={"GENERATOR": ["warm"]}) as client:
         called = client.submit(call, resources={"GENERATOR": 1})
         time.sleep(1)  # it is on its way to the worker, which imports
         ready.touch()

@@ -8,8 +8,8 @@ from torch import Tensor
 from infra.storage import place as places
 from infra.weights.difference import weights_digest
 from infra.weights.mirror import Mirror
-from infra.weights.publisher import Published, Publisher
-from infra.weights.version import SyncConfig, VersionId
+from infra.weights.publisher import Publisher
+from infra.weights.version import Published, SyncConfig, VersionId
 
 CELLS = 4000
 CONFIG = SyncConfig(anchor_every=8, patience=0.0)
