@@ -22,7 +22,8 @@ from flows.start.resume import resume_with
 from flows.start.runs import Run, begun_by, new_name, new_run, with_secrets
 from flows.start.trust import refuse_links, trusted
 from infra.home import runs_uri
-from infra.runs.checkpoints import resolve_run
+from infra.runs.checkpoints import resolve_run, state_uri
+from infra.storage import store
 from rl.config import TINY
 from rl.records import Learned
 from tasks.collection import Collection
@@ -71,7 +72,7 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
     """The run, from its beginning or its newest checkpoint to its last step."""
     with Training(chosen_run(config, resume, workplace), workplace) as run:
         config = run.config
-        policy = run.begin(first_weights(config, workplace))
+        policy = run.begin(first_weights(run.run, workplace))
         run.evaluate(policy)
         run.started()
         ahead: deque[Collecting] = deque()  # batches on their way, oldest first
@@ -128,10 +129,14 @@ def collect(run: Training, step: int) -> Collecting:
     )
 
 
-def first_weights(config: TrainConfig, workplace: Workplace) -> str:
-    """The source of version 0: the model named, or the tiny policy, warmed up now if it was not before."""
+def first_weights(run: Run, workplace: Workplace) -> str:
+    """The source of version 0: the model named, or the tiny policy, warmed up now if it was not before; "" where a
+    later version is saved, as the run goes on from that or not at all."""
+    config = run.config
     if config.policy.model != TINY:
         return config.policy.model
+    if run.resumed and any(store.versions(state_uri(run.uri))):
+        return ""
     warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
     return kept_warm_up(warm, workplace) or sft(warm)
 
