@@ -187,7 +187,8 @@ def figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, st
         yield training
     for what, metric, note in held_out:
         if found := _span(record, metric):
-            yield what, found, note + untrained
+            others = "; figures of another evaluation are left out" if record.has_other_plans(metric) else ""
+            yield what, found, note + untrained + others
     if not untrained:
         yield training
     if entropy := _span(record, "policy/entropy"):

@@ -4,7 +4,7 @@ import json
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -89,6 +89,7 @@ class Bookkeeping:
                 status="running",
                 began=began if isinstance(began, int | float) else time.time(),  # of the run, not of its last session
                 sessions=1 + (sessions if before and isinstance(sessions, int) else 0),
+                changes=before.get("changes", []),
                 links=links,
                 versions=versions(),
                 workers={offer.name: sorted(offer.resources) for offer in offers(dispatch.client)},
@@ -160,6 +161,10 @@ class Bookkeeping:
         for name in self._copied:
             place.remove_file(place.join(self._run.uri, TAIL, name))
         self._note(links=self._about["links"] | self._link_mlflow())
+
+    def note_changes(self, step: int, lines: Sequence[str]) -> None:
+        """Note what the run is given otherwise from this step on."""
+        self._note(changes=[*self._about["changes"], *(f"from step {step} on: {line}" for line in lines)])
 
     def _save_mlflow_run(self) -> None:
         self._mlflow_run = self._tracker.run_id

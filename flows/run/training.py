@@ -179,6 +179,7 @@ class Training:
             self.workplace.display.say(f"going on from step {begun.step} of {config.steps}")
             for line in self._changed:
                 self.workplace.display.say(f"other than before: {line}")
+            self._books.note_changes(begun.step, self._changed)
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)

@@ -65,6 +65,7 @@ class MetricLog:
         self.path = path
         self._again = again
         self.last: dict[str, int] = {}
+        self._logged: dict[tuple[str, str], int] = {}  # the same by plan and metric
         if path is not None:
             _cut_torn_line(path)
         for line in self.lines():
@@ -73,13 +74,14 @@ class MetricLog:
     def append(self, step: int, metrics: Mapping[str, float], plan: str = "") -> MetricLine | None:
         """Write the metrics that are not there yet; None when all are.
 
-        The steps of one metric ascend, but for `again`: one that already has this step or a later one stays as it is,
-        so that a resumed run may log a step again. Raises ValueError for a name that MLflow would refuse.
+        The steps of one metric, and of one `plan` where it is an evaluation's, ascend, but for `again`: one that
+        already has this step or a later one stays as it is, so that a resumed run may log a step again. Raises
+        ValueError for a name that MLflow would refuse.
         """
         for name in metrics:
             if not re.fullmatch(r"\w[\w.\- ]*(/\w[\w.\- ]*)*", name) or name in _KEYS:
                 raise ValueError(f"metric name {name!r}: use letters, digits, '_', '-', '.' and '/' between words")
-        fresh = {k: float(v) for k, v in metrics.items() if self._again or self.last.get(k, -1) < step}
+        fresh = {k: float(v) for k, v in metrics.items() if self._again or self._logged.get((plan, k), -1) < step}
         if not fresh:
             return None
         line = MetricLine(step, time.time_ns() // 1_000_000, fresh, plan)
@@ -100,6 +102,7 @@ class MetricLog:
             return False
         write_file(self.path, "".join(line.dumps() + "\n" for line in kept).encode())
         self.last.clear()
+        self._logged.clear()
         for line in kept:
             self._note(line)
         return True
@@ -110,6 +113,8 @@ class MetricLog:
     def _note(self, line: MetricLine) -> None:
         for name in line.metrics:
             self.last[name] = max(line.step, self.last.get(name, line.step))
+            of_plan = line.plan, name
+            self._logged[of_plan] = max(line.step, self._logged.get(of_plan, line.step))
 
 
 def read_metrics(path: Path) -> list[MetricLine]:

@@ -43,6 +43,7 @@ class _About(BaseModel):
     links: dict[str, tuple[str, str]] = {}  # address and how to see it, by what is there
     versions: dict[str, str] = {}
     workers: dict[str, list[str]] = {}  # tags
+    changes: list[str] = []  # of what it is trained with, since it began
     lost: dict[str, int] = {}  # calls that died with their workers
 
 
@@ -55,9 +56,15 @@ class Record:
     about: Mapping[str, Any] = field(default_factory=dict)  # of its last session: status, versions, links, ...
 
     def curve(self, metric: str) -> dict[int, float]:
-        """A metric's values by step; NaN, a gap, where one is not finite, or so large that sums of it are not."""
-        found = {line.step: line.metrics[metric] for line in self.metrics if metric in line.metrics}
+        """A metric's values by step, of an evaluation those of its newest plan; NaN, a gap, where one is not finite, or
+        so large that sums of it are not."""
+        lines = [line for line in self.metrics if metric in line.metrics]
+        found = {line.step: line.metrics[metric] for line in lines if line.plan == lines[-1].plan}
         return {step: value if abs(value) <= LARGEST else math.nan for step, value in sorted(found.items())}
+
+    def has_other_plans(self, metric: str) -> bool:
+        """Whether `curve` leaves values out: of other problems, other samples or another verifier."""
+        return len({line.plan for line in self.metrics if metric in line.metrics}) > 1
 
     @property
     def steps(self) -> list[int]:

@@ -257,10 +257,12 @@ class Tracker:
 
     def _lacking(self, line: MetricLine) -> MetricLine:
         """The metrics of the line that MLflow lacks: a step that is done again, also on a machine with another log, is
-        logged once. All of a guest's are sent: it may measure a step twice."""
+        logged once. An evaluation's are sent again, as another one may be of the same step: MLflow keeps one of points
+        that are the same. All of a guest's are sent: it may measure a step twice."""
         if self._guest:
             return line
-        metrics = {k: v for k, v in line.metrics.items() if line.step > self._have.get(k, -1)}
+        beyond = line.step + 1 if line.plan else line.step
+        metrics = {k: v for k, v in line.metrics.items() if beyond > self._have.get(k, -1)}
         return MetricLine(line.step, line.time, metrics)
 
     def _start_monitor(self) -> None:

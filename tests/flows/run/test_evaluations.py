@@ -1,5 +1,6 @@
 """What a run says of its policy while it trains, and which version it keeps as the best."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +12,14 @@ import pytest
 from flows.commands.train import MEASURED
 from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config
+from flows.report.html import write_report
 from flows.report.summary import summary
 from flows.run.plans import plans, problems_to_check
 from flows.start.runs import Run
 from infra.cluster.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
+from infra.runs.metric_log import read_metrics
+from infra.runs.record import read_record
 from infra.storage import store
 from rl.problems.tables import ProblemError
 from tasks.problem_set import open_problems
@@ -169,7 +173,16 @@ def test_figures_of_another_evaluation_are_compared_with_none(
         shown = summary(Run(result.run, configured(), resumed=True), result, 1.0)
         assert f"reward      {float(text):.3f} greedy on held-out problems" in shown
         resumed = result
-    assert list(lab.metrics(run, "eval/reward")) == [0, 1, 2, 3, 4]
+    logged = [(line.plan, line.step) for line in read_metrics(run / "metrics.jsonl") if "eval/reward" in line.metrics]
+    assert len(set(logged)) == len(logged)
+    assert [step for _, step in logged] == [0, 1, 2, 2, 3, 3, 4]  # of 2 and 3 each evaluation has its own
+    record = read_record(str(run), run)
+    assert record.curve("eval/reward") == {3: pytest.approx(0.8), 4: pytest.approx(0.8)}
+    assert record.about["changes"][-1].startswith(f"from step 3 on: verifier {graded}")
+    page = write_report(str(run), record, tmp_path / "report.html").read_text()
+    assert "reward 0.800 → 0.800" in " ".join(re.sub("<[^>]*>", " ", page).split())
+    assert "figures of another evaluation are left out" in page
+    assert f"from step 3 on: verifier {graded}" in page
 
 
 @pytest.mark.parametrize(

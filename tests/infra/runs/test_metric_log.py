@@ -26,3 +26,15 @@ def test_a_torn_last_line_is_dropped_and_a_broken_one_is_skipped(tmp_path, torn,
     assert "line 3 is not" in caplog.text
     assert "line 4" not in caplog.text
     assert len(caplog.records) == 2  # however often a run reads it
+
+
+def test_another_evaluation_of_a_step_is_logged_beside_the_one_before(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricLog(path)
+    log.append(2, {"eval/reward": 0.9}, "one")
+    assert log.append(2, {"eval/reward": 0.8}, "one") is None
+    log.append(2, {"eval/reward": 0.1}, "other")
+    assert MetricLog(path).append(2, {"eval/reward": 0.2}, "other") is None
+    assert [(line.plan, line.metrics["eval/reward"]) for line in read_metrics(path)] == [("one", 0.9), ("other", 0.1)]
+    log.cut(1)
+    assert log.append(2, {"eval/reward": 0.3}, "other") is not None

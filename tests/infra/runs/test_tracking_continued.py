@@ -142,6 +142,17 @@ def test_a_table_that_is_lost_keeps_no_run_from_going_back(home, client, tmp_pat
     assert all("lacks files of this run (samples/000002.json): " in line for line in lines)
 
 
+def test_another_evaluation_of_a_step_is_sent_too_and_none_twice(home, client, tmp_path):
+    local = tmp_path / "metrics.jsonl"
+    with start(home, local=local) as tracker:
+        tracker.log(2, {"eval/reward": 0.9}, "one")
+    with start(home, run_id=tracker.run_id, local=local) as again:
+        again.log(2, {"eval/reward": 0.1}, "other")
+        again.log(4, {"eval/reward": 0.2}, "other")
+    start(home, run_id=tracker.run_id, local=local).finish("FINISHED")
+    assert points(client, again.run_id, "eval/reward") == [(2, 0.9), (2, 0.1), (4, 0.2)]
+
+
 @pytest.mark.parametrize("at", ["delete_run", "log_batch"])
 def test_a_run_that_is_killed_while_it_goes_back_leaves_none_behind(home, client, tmp_path, monkeypatch, at):
     local = tmp_path / "metrics.jsonl"
