@@ -1,6 +1,7 @@
 """The prompt as a model is given it: through its chat template, through the user's own, or bare."""
 
 import re
+from contextlib import suppress
 from functools import partial
 
 from jinja2 import TemplateError
@@ -19,7 +20,8 @@ def prompt_tokens(
     first turn where that has no such role; else the problem and a line break.
 
     Raises:
-        ValueError: the instructions are required, and the model has no chat template, or one that leaves them out.
+        ValueError: the instructions are required, and the model has no chat template; or it has one that leaves out
+            what it is given.
     """
     if instructions is not None and instructions.template is not None:
         words = {"prompt": problem, "system": instructions.system}
@@ -73,23 +75,23 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, problem: str, instructions: In
         turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     turns.append({"role": "user", "content": problem})
     render = partial(tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False, enable_thinking=False)
-    if not system:
-        return str(render(turns))
-    try:
-        text = str(render([{"role": "system", "content": system}, *turns]))
-    except TemplateError:  # some templates know no system role
-        text = ""
-    if not _says(text, system):  # others pass over it
-        first = f"{system}\n\n{turns[0]['content']}"
-        text = str(render([{"role": "user", "content": first}, *turns[1:]]))
-    if not _says(text, system):
-        raise ValueError(
-            "problems.system: the model's chat template leaves it out, in the first turn, too; write "
-            "problems.template, with {system} and {prompt} in it"
-        )
+    said = [problem, system, *(words for pair in examples for words in pair)]
+    if system:
+        with suppress(TemplateError):  # some templates know no system role
+            text = str(render([{"role": "system", "content": system}, *turns]))
+            if _lost(text, said) is None:  # others pass over it
+                return text
+        turns[0]["content"] = f"{system}\n\n{turns[0]['content']}"
+    text = str(render(turns))
+    if (lost := _lost(text, said)) is not None:
+        what = f"the model's chat template leaves out {lost[:60]!r}"
+        if lost == system:
+            what = "problems.system: the model's chat template leaves it out, in the first turn, too"
+        raise ValueError(f"{what}; write problems.template, with {{system}} and {{prompt}} in it")
     return text
 
 
-def _says(text: str, words: str) -> bool:
-    """Whether the words are in the text, blanks aside, which templates trim."""
-    return "".join(words.split()) in "".join(text.split())
+def _lost(text: str, said: list[str]) -> str | None:
+    """The first of these that is not in the text, blanks aside, which templates trim."""
+    bare = "".join(text.split())
+    return next((words for words in said if "".join(words.split()) not in bare), None)

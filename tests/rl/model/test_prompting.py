@@ -70,6 +70,36 @@ def test_a_template_that_passes_over_the_first_turn_too_is_refused() -> None:
     assert tokenizer.decode(prompt_tokens(tokenizer, "add 3 and 4.")) == "add 3 and 4."
 
 
+PARTS = "{% for part in message['content'] %}{% if part['type'] is defined %}{{ part['text'] }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for message in messages %}{% if message['role'] == 'human' %}{{ message['content'] }}{% endif %}"
+        "{% endfor %}assistant:",
+        "{% for message in messages %}{{ message['role'] }}: {% if message['role'] == 'system' %}"
+        "{{ message['content'] }}{% else %}" + PARTS + "{% endif %}\n{% endfor %}assistant:",  # as of images and texts
+    ],
+)
+@pytest.mark.parametrize("told", [None, INSTRUCTIONS])
+def test_a_template_that_leaves_the_problem_out_is_refused(template: str, told: Instructions | None) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=r"chat template leaves out 'add 3 and 4.'; write problems.template"):
+        prompt_tokens(tokenizer, "add 3 and 4.", told)
+
+
+def test_a_template_of_one_turn_gets_a_problem_with_its_system_prompt_in_that() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}\nassistant:"
+    assert tokenizer.decode(prompt_tokens(tokenizer, "add 3 and 4.", Instructions("be brief."))) == (
+        "be brief.\n\nadd 3 and 4.\nassistant:"
+    )
+    with pytest.raises(ValueError, match=r"chat template leaves out 'add 3 and 4.'"):  # it would see an example alone
+        prompt_tokens(tokenizer, "add 3 and 4.", INSTRUCTIONS)
+
+
 def test_without_instructions_a_chat_model_gets_the_problem_alone(tmp_path: Path, build_small: Build) -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE
