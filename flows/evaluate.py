@@ -121,7 +121,7 @@ def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problem
     problems, and verifiers as they are now. What a service judges by is unknown."""
     decide = ("problems", "mix", "verifier", "held_out", "samples", "sampling", "seed")
     asked = config.model_dump(mode="json", include={**dict.fromkeys(decide, True), "policy": {"dtype"}})
-    said = json.dumps([asked, version.digest, digest_of(problems, config.samples)], sort_keys=True)
+    said = json.dumps([asked, version.digest + version.files, digest_of(problems, config.samples)], sort_keys=True)
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]
     return place.join(run.uri, EVALUATIONS, f"v{version.step}-{set_name(config.sets)}-{digest}.json")
 

@@ -80,7 +80,8 @@ def _run(given: argparse.Namespace) -> None:
         run.refuse_other_problems(problems)
     check_verifiers_here(problems, run.config.cluster)
     plans(run.config, problems)
-    check_model(run.config.policy.model, runs)
+    if not run.resumed or run.config.sync.base == "public":  # a run holds all else that it goes on with
+        check_model(run.config.policy.model, runs)
     began = time.monotonic()
     try:
         with ExitStack() as stack:

@@ -92,8 +92,9 @@ class Training:
             return
         if self.config.policy.model != TINY:
             self.workplace.display.stage("load the policy")
-        policy, problems = self.config.policy, problems_to_check(self.problems, self.evaluations.plans)
-        for note in self.workplace.dispatch.run("train", check_policy, policy, problems, self.config.sampling.limit):
+        problems, limit = problems_to_check(self.problems, self.evaluations.plans), self.config.sampling.limit
+        asked = self.config.policy, problems, limit, self._hold.fence
+        for note in self.workplace.dispatch.run("train", check_policy, *asked):
             self.workplace.display.say(note)
 
     def __enter__(self) -> Self:

@@ -4,12 +4,11 @@ new one, and says so."""
 import json
 from hashlib import sha256
 
+from flows.start.runs import SOURCES
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.typed import read_typed
 from tasks.problem_set import ProblemSet
-
-SOURCES = "sources.json"
 
 
 def edited(uri: str, problems: ProblemSet) -> list[str]:

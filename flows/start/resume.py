@@ -1,6 +1,7 @@
 """Resuming a run with the settings of a flow run, laid over the saved ones as `rlvf train --resume` does."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from flows.config import TrainConfig
@@ -24,9 +25,10 @@ def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = 
 
     def over(base: Mapping[str, Any]) -> TrainConfig:
         whole = nest({**dict(flatten(options, base)), **given})
-        return with_defaults(read_config(TrainConfig, file=None, overrides={}, base=whole))[0]
+        return read_config(TrainConfig, file=None, overrides={}, base=whole)
 
     run = resumed(name, home_runs, over)
+    run = replace(run, config=with_defaults(run.config)[0])
     before, unchanged = dict(leaf_values(run.saved or run.config)), dict(leaf_values(config))
     kept = [
         f"{path} stays {before[path]!r}, as saved: {unchanged[path]!r} is the default, which a form sends unasked"

@@ -21,7 +21,6 @@ from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
 from infra.storage.typed import read_typed
 from infra.weights.version import published
-from rl.config import TINY
 from rl.problems.tables import ProblemError
 from tasks.named_set import set_names
 from tasks.problem_set import ProblemSet
@@ -31,6 +30,8 @@ M = TypeVar("M", bound=BaseModel)
 
 FLOW_RUN = "flow_run.txt"  # the id of Prefect's flow run that began the run
 PROBLEMS = "problems.json"  # what the run is trained on: its files may be others later
+SOURCES = "sources.json"  # digests of its verifiers and of further columns
+UNNAMED = "\0unnamed"  # a model that nobody can name, no folder either
 NEWEST = "newest"  # instead of a run's name: the one that was begun or resumed last
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
 MAY_CHANGE = (
@@ -133,8 +134,11 @@ def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> R
     another run to go on.
 
     Raises:
-        ValueError: a run of that name exists, or what is left of one, which would be gone on with.
+        ValueError: a run of that name exists, or what is left of one, which would be gone on with, or other files,
+            which would be overwritten.
     """
+    if config.run == NEWEST:
+        raise ValueError(f"run {NEWEST!r} means the newest one; give it another name")
     if config.run is not None:
         uri = resolve_run(config.run, home_runs)
         if is_run(uri):
@@ -145,6 +149,9 @@ def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> R
                 f"run {config.run!r}: {uri} holds checkpoints or weights and no {CONFIG}, as when a run was removed in "
                 "part: restore that, remove the folder, or name another"
             )
+        if others := _not_ours(uri):
+            named = f"{', '.join(others[:3])}{' and more' if len(others) > 3 else ''}"
+            raise ValueError(f"run {config.run!r}: {uri} holds {named}, which is no run's; name a folder of its own")
         return Run(uri, config, resumed=False)
     stem = new_name(config)
     uri = place.join(home_runs, stem)
@@ -153,6 +160,12 @@ def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> R
         count += 1
         uri = place.join(home_runs, f"{stem}-{count}")
     return Run(uri, config, resumed=False)
+
+
+def _not_ours(uri: str) -> list[str]:
+    """What a folder holds but for hidden files and what a start leaves that was killed before its run was one."""
+    there = {name for name in (*place.names(uri), *place.subfolders(uri)) if not name.startswith(".")}
+    return sorted(there - ({"lock", PROBLEMS, SOURCES} if "lock" in there else set()))
 
 
 def meant(name: str, home_runs: str) -> str:
@@ -245,8 +258,8 @@ def resumed(name: str, home_runs: str, over: Callable[[Mapping[str, Any]], Train
     saved = saved_config(uri)
     base = saved.model_dump(mode="json")
     now = with_secrets(over(base))
-    base["policy"]["model"] = TINY
-    named = over(base).policy.model != TINY
+    base["policy"]["model"] = UNNAMED
+    named = over(base).policy.model != UNNAMED
     refuse_contradictions(name, saved, now)
     made = max(store.versions(state_uri(uri)), default=0)
     if now.steps < made:

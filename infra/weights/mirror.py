@@ -48,6 +48,7 @@ class Mirror:
         self._weights: dict[str, Tensor] = {}
         self._version: VersionId | None = None
         self._root: Folder | None = None
+        self._files = ""  # digest of the files of the version, beside its weights
         self._fetched = Fetched()
         self._ahead: threading.Thread | None = None
 
@@ -58,8 +59,10 @@ class Mirror:
         return self._root.path
 
     @contextmanager
-    def at(self, version: PolicyVersion, check: Callable[[], None] = lambda: None) -> Iterator[Weights]:
-        """The weights of `version`, which stay so inside.
+    def at(
+        self, version: PolicyVersion, check: Callable[[], None] = lambda: None, *, files: bool = False
+    ) -> Iterator[Weights]:
+        """The weights of `version`, which stay so inside; with `files`, what lies beside them in `root` too.
 
         `check` is called while the storage is away, and may raise. Raises NotThere, Gone and Torn, and what the
         storage raises for longer than the patience.
@@ -67,6 +70,10 @@ class Mirror:
         while not self._lock.acquire(timeout=POLL_SECONDS):  # a prefetch has it
             check()
         try:
+            lacks_root = self._root is None or not self._root.path.is_dir()  # its run may have removed it
+            if version.files != self._files or (files and lacks_root):
+                self._forget()
+                self._files = version.files
             self._bring(version, check)
             yield self._weights
         finally:

@@ -26,7 +26,7 @@ from infra.weights.difference import (
 )
 from infra.weights.mirror import Mirror
 from infra.weights.version import PolicyVersion, Published, SyncConfig, VersionId, VersionManifest
-from infra.weights.whole import PublicModel, describe, write_whole
+from infra.weights.whole import PublicModel, describe, files_digest, write_whole
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Publisher:
         self._config = config
         self._patience = RetryPolicy(config.patience)
         self._window = window
-        self._files = files
+        self._files, self._files_digest = files, files_digest(files)
         self._sampling = dict(sampling or {})
         self._public = public
         self._fence = fence
@@ -110,7 +110,7 @@ class Publisher:
 
     def _publish(self, step: int, weights: Weights) -> Published:
         began = time.perf_counter()
-        version = PolicyVersion(step, place.join(self._uri, f"v{step}"), weights_digest(weights))
+        version = self._policy_version(step, weights_digest(weights))
         if self._version is None:
             self._open(version.id, weights)
         if self._version == version.id:
@@ -125,7 +125,7 @@ class Publisher:
                 cells, differ = write_difference(folder / DIFFERENCE, weights, self._weights)
                 changed = differ / max(1, cells)
                 kept = self._keep(base, step, folder / DIFFERENCE)
-            manifest = describe(weights, version.id, base, changed, self._sampling, public)
+            manifest = describe(weights, version, base, changed, self._sampling, public)
             encoded = time.perf_counter()
             size = self._store(f"v{step}", folder, manifest)
         if base is None:
@@ -143,6 +143,9 @@ class Publisher:
             seconds=time.perf_counter() - began,
             warnings=self._take_warnings(),
         )
+
+    def _policy_version(self, step: int, digest: str) -> PolicyVersion:
+        return PolicyVersion(step, place.join(self._uri, f"v{step}"), digest, self._files_digest)
 
     def _open(self, version: VersionId, weights: Weights) -> None:
         """Go on from what an earlier session has published; versions after the run's are removed."""
@@ -222,7 +225,8 @@ class Publisher:
         assert version is not None
         with store.scratch(self._uri) as folder:
             cells, differ = merge_differences(folder / DIFFERENCE, self._weights, newer.path, older.path)
-            manifest = describe(self._weights, version, older.base, differ / max(1, cells), self._sampling)
+            made = self._policy_version(version.step, version.digest)
+            manifest = describe(self._weights, made, older.base, differ / max(1, cells), self._sampling)
             kept = self._keep(older.base, version.step, folder / DIFFERENCE)
             self._store(f"v{version.step}-from-v{older.base.step}", folder, manifest)
         for each in (older, newer):
@@ -232,7 +236,8 @@ class Publisher:
     def _anchor_whole(self, version: VersionId, ending: str = "-whole") -> None:
         with store.scratch(self._uri) as folder:
             self._write_whole(folder, self._weights)
-            manifest = describe(self._weights, version, None, 1.0, self._sampling)
+            made = self._policy_version(version.step, version.digest)
+            manifest = describe(self._weights, made, None, 1.0, self._sampling)
             self._store(f"v{version.step}{ending}", folder, manifest)
         self._root = version.step
         self._forget_all_but(0)

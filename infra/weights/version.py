@@ -7,7 +7,7 @@ StoreError ─ NotThere    no such version, yet
                └ StaleBase   it starts from other weights than those that are here
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
@@ -70,6 +70,7 @@ class PolicyVersion:
     step: int  # how many updates made it
     uri: str
     digest: str  # blake3 of the weights: see `weights_digest`
+    files: str = field(default="", compare=False)  # digest of what lies beside them: see `files_digest`
 
     def __str__(self) -> str:
         return f"v{self.step}"
@@ -106,6 +107,7 @@ class VersionManifest(BaseModel):
     bytes: int = Field(ge=0)  # of the weights in memory
     changed: float = Field(ge=0, le=1)  # share of the cells that differ from the base's
     sampling: dict[str, JsonValue] = {}  # how the run samples from them
+    files: str = ""  # digest of what lies beside weights that are whole
 
 
 def weights_uri(run_uri: str, step: int) -> str:
@@ -135,4 +137,4 @@ def newest_version(run_uri: str) -> PolicyVersion | None:
 def published_version(uri: str) -> PolicyVersion:
     """The version stored at ``uri``; raises NotThere and Torn."""
     manifest = version_manifest(uri, store.read_manifest(uri))
-    return PolicyVersion(manifest.step, uri, manifest.digest)
+    return PolicyVersion(manifest.step, uri, manifest.digest, manifest.files)

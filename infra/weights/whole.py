@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from blake3 import blake3
 from pydantic import JsonValue
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -28,7 +29,7 @@ class PublicModel:
 
 def describe(
     weights: Weights,
-    version: VersionId,
+    version: PolicyVersion,
     base: VersionId | None,
     changed: float,
     sampling: dict[str, JsonValue],
@@ -44,16 +45,27 @@ def describe(
         changed=changed,
         sampling=sampling,
         public=public,
+        files=version.files,
     )
 
 
 def keep_whole(uri: str, folder: Path) -> PolicyVersion:
     """Store a local folder in Hugging Face layout as version 0 at ``uri``; ``folder`` is gone afterwards."""
     weights = load_file(folder / WHOLE)
-    version = PolicyVersion(0, uri, weights_digest(weights))
-    manifest = describe(weights, version.id, None, 1.0, {})
+    version = PolicyVersion(0, uri, weights_digest(weights), files_digest(folder))
+    manifest = describe(weights, version, None, 1.0, {})
     store.write_folder(uri, folder, meta=manifest.model_dump(mode="json"), move=True)
     return version
+
+
+def files_digest(folder: Path) -> str:
+    """blake3 over the names and contents of what lies beside the weights: configuration, tokenizer, chat template."""
+    digest = blake3()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != WHOLE):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)} ".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:

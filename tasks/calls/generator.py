@@ -103,18 +103,19 @@ class Generator:
         )
 
         def load() -> Sampler:
-            with mirror.at(version, check) as found:
+            with mirror.at(version, check, files=True) as found:
                 return Sampler(load_policy(str(mirror.root), self.policy, weights=restored(found)), version)
 
         with waiting_for_weights() as waiting:
-            sampler = resident("sampler", (self.policy, versions), load)
+            key = self.policy, versions, version.files
+            sampler = resident("sampler", key, load)
             if sampler.version != version:
                 try:
                     with mirror.at(version, check) as found:
                         sampler.policy.load_weights(restored(found))
                 except ValueError:  # another architecture
                     drop("sampler")
-                    sampler = resident("sampler", (self.policy, versions), load)
+                    sampler = resident("sampler", key, load)
                 except BaseException:
                     drop("sampler")  # the weights may be a mixture of two versions
                     raise

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from infra.cluster.resident import drop, resident, resident_now
 from infra.storage import store
+from infra.storage.fence import Fence
 from rl.config import TINY, PolicyConfig
 from rl.records import Problem
 
@@ -13,9 +14,11 @@ if TYPE_CHECKING:
     from rl.model.policy import Policy
 
 
-def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int) -> list[str]:
+def check_policy(
+    policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int, fence: Fence | None = None
+) -> list[str]:
     """Load a model before a run exists, and check that it can be trained on such problems; returns notes for a person.
-    The run that begins next on this worker takes the loaded model.
+    The session of that ``fence`` takes the loaded model, and no later one: its files may be others by then.
 
     Raises:
         UnknownModelError: it cannot be loaded, or not driven.
@@ -32,9 +35,14 @@ def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: 
         _check_room(Policy(model, tokenizer, torch.device("cpu"), torch.float32), problems, max_tokens)
         return []
     drop("learner")  # of an earlier run: two models would not fit
+    drop("checked")
     source = policy.model
-    loaded = resident("checked", (source, policy), lambda: _load(source, policy))
-    _check_room(loaded, problems, max_tokens)
+    loaded = resident("checked", (source, policy, fence), lambda: _load(source, policy))
+    try:
+        _check_room(loaded, problems, max_tokens)
+    except BaseException:
+        drop("checked")
+        raise
     notes = []
     if loaded.unnamed_end is not None:
         notes.append(
@@ -50,11 +58,11 @@ def check_policy(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: 
     return notes
 
 
-def take_checked(source: str, policy: PolicyConfig) -> "Policy":
+def take_checked(source: str, policy: PolicyConfig, fence: Fence) -> "Policy":
     """The model with its float32 weights, as it was loaded to be checked, or loaded now; it is the caller's alone."""
     from rl.model.policy import Policy
 
-    checked = resident_now("checked", (source, policy))
+    checked = resident_now("checked", (source, policy, fence))
     drop("checked")
     return checked if isinstance(checked, Policy) else _load(source, policy)
 

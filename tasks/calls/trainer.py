@@ -160,7 +160,7 @@ class Trainer:
             saved = checkpoints.newest(self.run_uri, warn=warnings.append)
             if saved is None:
                 refuse_to_begin_anew(self.run_uri, warnings)
-                learner = Learner(take_checked(self.source, self.policy), self.optimizer)
+                learner = Learner(take_checked(self.source, self.policy, self.fence), self.optimizer)
                 self._save(learner, {})
                 return learner
             drop("checked")

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 
 from infra.cluster.resident import drop
 from infra.storage import store
+from infra.storage.manifest import StoreError
 from infra.weights.difference import weights_digest
-from infra.weights.version import PolicyVersion, weights_uri
-from infra.weights.whole import describe
+from infra.weights.version import PolicyVersion, published_version, weights_uri
+from infra.weights.whole import describe, keep_whole
 from rl.config import PolicyConfig, SamplingConfig
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.tiny import build_model, build_tokenizer
@@ -34,7 +36,7 @@ def published(run: Path, step: int) -> PolicyVersion:
     save_policy(Policy(model, tokenizer, torch.device("cpu"), torch.float32), folder)
     weights = read_weights(folder)
     version = PolicyVersion(step, weights_uri(str(run), step), weights_digest(weights))
-    manifest = describe(weights, version.id, None, 1.0, {})
+    manifest = describe(weights, version, None, 1.0, {})
     store.write_folder(version.uri, folder, meta=manifest.model_dump(mode="json"), move=True)
     return version
 
@@ -72,3 +74,43 @@ def test_a_call_with_another_version_waits_for_the_one_that_samples(
         np.testing.assert_allclose(each.logprobs, undisturbed.logprobs, atol=1e-4)
     for name in ("sampler", "mirror"):
         drop(name)
+
+
+def test_other_files_beside_the_same_weights_are_another_policy(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    problem = Problem("add 1 and 2", "1 + 2", "here:1")
+
+    def stored() -> PolicyVersion:
+        folder = tmp_path / "made"
+        folder.mkdir()
+        save_policy(
+            Policy(build_model(len(tokenizer), 1, 0, seed=0), tokenizer, torch.device("cpu"), torch.float32), folder
+        )
+        return keep_whole(weights_uri(str(tmp_path / "model"), 0), folder)
+
+    def prompt(version: PolicyVersion) -> str:
+        (tokens,) = SPEC.generate(version, 0, [0], [problem]).prompts
+        return tokenizer.decode(tokens)
+
+    bare = stored()
+    assert prompt(bare) == "add 1 and 2\n"
+    tokenizer.chat_template = "{{ messages[0]['content'] }} is"
+    templated = stored()
+    assert (templated, templated.uri) == (bare, bare.uri)
+    assert prompt(templated) == "add 1 and 2 is"
+    assert prompt(published_version(templated.uri)) == "add 1 and 2 is"
+    drop("sampler")  # as for a call with another dtype
+    assert prompt(templated) == "add 1 and 2 is"
+
+
+def test_files_that_the_run_has_removed_are_fetched_again(tmp_path: Path) -> None:
+    version = published(tmp_path / "run", 0)
+    problem = Problem("add 1 and 2", "1 + 2", "here:1")
+    before = SPEC.generate(version, 0, [0], [problem])
+    moved = tmp_path / "moved"
+    Path(version.uri).rename(moved)
+    drop("sampler")
+    with pytest.raises(StoreError):
+        replace(SPEC, patience=0.0).generate(version, 0, [0], [problem])
+    moved.rename(version.uri)
+    assert np.array_equal(SPEC.generate(version, 0, [0], [problem]).tokens, before.tokens)

@@ -10,6 +10,7 @@ from flows.cli import main
 from flows.commands import train
 from flows.config import TrainConfig
 from flows.start.runs import Run
+from tasks.problem_set import open_problems
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 
@@ -28,3 +29,24 @@ def test_the_command_to_go_on_with_can_be_pasted_whatever_the_run_is_called(
     assert refused("train", "--run", "my run ü") == (
         "run 'my run ü' exists; go on with it by --resume 'my run ü', or name another"
     )
+
+
+def test_a_run_goes_on_without_the_model_that_it_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "in_workplace", interrupted)
+    model = str(tmp_path / "gone")
+    for name, base in (("mine", "stored"), ("other", "public")):
+        config = TrainConfig.model_validate({"policy": {"model": model}, "sync": {"base": base}})
+        run = Run(str(tmp_path / "home" / "runs" / name), config, resumed=False)
+        run.save_config()
+        run.save_problems(open_problems(config.sets, config.verifier, config.held_out, config.seed))
+    with pytest.raises(SystemExit):
+        main(["train", "--resume", "mine"])
+    assert capsys.readouterr().err == "rlvf: stopped; go on with: rlvf train --resume mine\n"
+    with pytest.raises(SystemExit):
+        main(["train", "--resume", "other"])  # every machine loads it
+    assert f"policy.model '{model}': there is no such folder" in capsys.readouterr().err

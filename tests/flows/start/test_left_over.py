@@ -1,11 +1,13 @@
-"""A new run where one was removed in part."""
+"""A new run where one was removed in part, or where something else is."""
 
+import uuid
 from pathlib import Path
 
 import pytest
 
 from flows.config import TrainConfig
 from flows.start.runs import new_run
+from infra.storage import place
 
 
 @pytest.mark.parametrize("left", ["state/3", "weights/v2"])
@@ -13,3 +15,26 @@ def test_what_is_left_of_a_run_is_none_to_begin_upon(tmp_path: Path, left: str) 
     (tmp_path / "again" / left).mkdir(parents=True)
     with pytest.raises(ValueError, match=r"again holds checkpoints or weights and no config\.yaml"):
         new_run(TrainConfig(run="again"), str(tmp_path))
+
+
+@pytest.mark.parametrize("kept", ["memory", "file"])
+def test_a_folder_with_files_of_another_s_is_no_place_for_a_run(tmp_path: Path, kept: str) -> None:
+    uri = f"memory://{uuid.uuid4().hex}/project" if kept == "memory" else str(tmp_path / "project")
+    place.write_text(place.join(uri, "problems.json"), '[{"prompt": "1 + 1", "target": "2"}]')
+    with pytest.raises(ValueError, match=r"project holds problems\.json, which is no run's; name a folder of its own"):
+        new_run(TrainConfig(run=uri), str(tmp_path))
+    for name in ("a.txt", "b/c.txt", "z.txt"):
+        place.write_text(place.join(uri, name), "mine")
+    with pytest.raises(ValueError, match=r"holds a\.txt, b, problems\.json and more, which is no run's"):
+        new_run(TrainConfig(run=uri), str(tmp_path))
+
+
+def test_what_a_start_left_that_was_killed_before_its_run_was_one_is_in_nobody_s_way(tmp_path: Path) -> None:
+    for name in ("lock/00000001.json", "problems.json", "sources.json", ".DS_Store"):
+        place.write_text(str(tmp_path / "mine" / name), "{}")
+    assert not new_run(TrainConfig(run="mine"), str(tmp_path)).resumed
+
+
+def test_no_run_is_called_newest(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'newest' means the newest one"):
+        new_run(TrainConfig(run="newest"), str(tmp_path))

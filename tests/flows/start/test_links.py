@@ -49,16 +49,17 @@ def test_a_link_that_leads_out_of_a_run_from_elsewhere_is_refused_by_name_whatev
 
 
 @pytest.mark.usefixtures("home_folder")
-@pytest.mark.parametrize("words", [("report",), ("train", "--run")])
+@pytest.mark.parametrize(("words", "name"), [(("report",), "report.html"), (("train", "--run"), "sources.json")])
 def test_no_report_is_made_and_no_run_begun_where_a_link_leads_out(
-    tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, words: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = saved(str(tmp_path / "shared" / "run"))
     if words != ("report",):
         Path(run.uri, "config.yaml").unlink()  # a folder that waits for a run
+        Path(run.uri, "lock").mkdir()
     mine = tmp_path / "mine.html"
     mine.write_text("mine")
-    planted = Path(run.uri, "report.html")
+    planted = Path(run.uri, name)
     planted.symlink_to(mine)
     with pytest.raises(SystemExit) as ended:
         main([*words, run.uri])
