@@ -41,6 +41,7 @@ class Evaluation:
     reward_sampled: float = nan  # mean of sampled completions: what training raises
     error_rate: float = 0.0  # share of completions whose verifier failed; they count in no other figure
     sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the figures of each set, if there are more
+    sizes: Mapping[str, int] = field(default_factory=dict)  # and its problems; empty where an older version kept it
 
     def figures(self) -> dict[str, float]:
         """The figures by the last part of their metric's name."""
@@ -79,6 +80,7 @@ class Evaluation:
             reward_sampled=mean_reward(sampled),
             error_rate=float(1 - np.concatenate([known, ~np.isnan(greedy)], axis=1).mean()),
             sets=parts,
+            sizes={name: len(rows[name]) for name in parts},
         )
 
 

@@ -57,7 +57,9 @@ def _run(given: argparse.Namespace) -> None:
     if given.json:
         figures = {"problems": found.problems, "reward": found.reward, "reward_sampled": found.reward_sampled}
         figures |= {"greedy": found.greedy, "sampled": found.sampled}
-        print(json.dumps({**figures, "pass_at_k": found.pass_at_k, "k": found.k, "version": found.step}))
+        figures |= {"pass_at_k": found.pass_at_k, "k": found.k, "version": found.step}
+        sets = {name: {"problems": size, **found.sets[name]} for name, size in found.sizes.items()}
+        print(json.dumps({**figures, "sets": sets}))
     else:
         print(evaluation_outcome(found))
 

@@ -96,7 +96,7 @@ def _run(given: argparse.Namespace) -> None:
     seconds = time.monotonic() - began
     figures = asdict(result)
     if given.json:
-        keys = ("run", "steps", *MEASURED, "rollouts_per_second")
+        keys = ("run", "steps", "held_out", *MEASURED, "sets", "rollouts_per_second")
         print(json.dumps({**{key: figures[key] for key in keys}, "seconds": seconds, "stages": figures["stages"]}))
     else:
         print(printable(summary(run, result, seconds), lines=True))

@@ -54,7 +54,9 @@ class ConfigTree(BaseModel):
                 shown = _section_schema(field, section, shown, left_out=name in cls.left_out)
             elif (section := items_of(field)) and hasattr(section, "shorthand"):
                 shown = {**shown, "items": {"anyOf": [_leaf(section), shown["items"]]}}
-            schema["properties"][name] = {**shown, "position": order.index(name)}
+            # pydantic gives a section none, and a form heads it "Field" then
+            title = shown.get("title", name.replace("_", " ").title())
+            schema["properties"][name] = {**shown, "title": title, "position": order.index(name)}
         return schema
 
 

@@ -174,11 +174,18 @@ def machines(record: Record) -> Iterator[Chart]:
 
 def figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """(what, value, more about it)."""
+    sizes = record.about.get("held_out") or {}
+    count = f"{sum(sizes.values())} " if sizes else ""
     held_out = (
-        ("reward", "eval/reward", "held-out problems, greedy, mean"),
-        ("reward, sampled", "eval/reward_sampled", "held-out problems, as in training"),
-        ("pass rate", "eval/pass_at_1", "held-out problems, greedy, share with reward 1"),
-        ("pass rate, sampled", "eval/sampled", "held-out problems, as in training"),
+        ("reward", "eval/reward", f"{count}held-out problems, greedy, mean"),
+        ("reward, sampled", "eval/reward_sampled", f"{count}held-out problems, as in training"),
+        *(
+            (f"reward, {name}", f"eval/{name}/reward", f"{size} of the held-out problems, greedy, mean")
+            for name, size in sizes.items()
+            if len(sizes) > 1
+        ),
+        ("pass rate", "eval/pass_at_1", f"{count}held-out problems, greedy, share with reward 1"),
+        ("pass rate, sampled", "eval/sampled", f"{count}held-out problems, as in training"),
     )
     training = "reward in training", _span(record, "reward/mean"), "first and last step"
     evaluated = {step for _, metric, _ in held_out for step in record.curve(metric)}

@@ -1,9 +1,14 @@
 """How a training run ended, for its summary, its callers and ``result.json``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from infra.runs.checkpoints import Best
 from infra.runs.mlflow_run import Page
+
+if TYPE_CHECKING:
+    from tasks.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
@@ -12,7 +17,8 @@ class TrainResult:
 
     run: str  # its URI
     steps: int  # the version of the final policy
-    reward_before: float | None  # mean reward of greedy completions of held-out problems, before the first step
+    held_out: int  # problems that are kept out of training, of which the next eight figures are
+    reward_before: float | None  # mean reward of greedy completions, before the first step
     reward_after: float | None  # and after the last; None where no problems are held out
     reward_sampled_before: float | None
     reward_sampled_after: float | None
@@ -20,6 +26,7 @@ class TrainResult:
     pass_rate_after: float | None
     sampled_before: float | None
     sampled_after: float | None
+    sets: Mapping[str, Mapping[str, float | None]]  # the same figures, and `problems`, of each set where there are more
     rollouts_per_second: float  # over this session's steps
     seconds: float  # of this session
     stages: dict[str, float]  # share of the steps' time by stage, as the flow saw it
@@ -30,3 +37,31 @@ class TrainResult:
     best: Best | None  # the version that was kept as the best
     page: Page
     flow_run_id: str | None  # of Prefect
+
+
+def problem_count(problems: int, kind: str = "") -> str:
+    """'200 problems', '1 held-out problem'."""
+    return f"{problems} {kind}problem{'' if problems == 1 else 's'}"
+
+
+def held_out_figures(before: "Evaluation | None", after: "Evaluation | None") -> dict[str, Any]:
+    """The fields of a result that say how rewards on the held-out problems went."""
+    was, now = (each.figures() if each else {} for each in (before, after))
+    sets_before, sets_after = (each.sets if each else {} for each in (before, after))
+    return {
+        "held_out": after.problems if after else 0,
+        **_before_and_after(was, now),
+        "sets": {
+            name: {"problems": size, **_before_and_after(sets_before.get(name, {}), sets_after[name])}
+            for name, size in (after.sizes if after else {}).items()
+        },
+    }
+
+
+def _before_and_after(was: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float | None]:
+    names = {"reward": "reward", "reward_sampled": "reward_sampled", "pass_rate": "pass_at_1", "sampled": "sampled"}
+    return {
+        f"{name}_{when}": figures.get(figure)
+        for name, figure in names.items()
+        for when, figures in (("before", was), ("after", now))
+    }

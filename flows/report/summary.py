@@ -8,6 +8,7 @@ import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.report.result import problem_count
 from flows.start.runs import Run
 from infra.home import rlvf_home, runs_uri
 from infra.services.addresses import is_up
@@ -80,6 +81,11 @@ def evaluation_outcome(found: "Evaluation") -> str:
         f"{found.problems} problems, policy v{found.step}: reward {found.reward:.3f} greedy, "
         f"{found.reward_sampled:.3f} sampled; pass@1 {found.greedy:.3f} greedy, {found.sampled:.3f} sampled; "
         f"pass@{found.k} {found.pass_at_k:.3f}"
+        + "".join(
+            f"; {name} ({size}): reward {found.sets[name]['reward']:.3f} greedy, "
+            f"{found.sets[name]['reward_sampled']:.3f} sampled"
+            for name, size in found.sizes.items()
+        )
     )
 
 
@@ -91,9 +97,14 @@ def _went(run: Run, result: "TrainResult", seconds: float) -> list[tuple[str, st
 
 def _learning(result: "TrainResult") -> list[tuple[str, str]]:
     """How rewards on the held-out problems went."""
+    of = problem_count(result.held_out, "held-out ")
     rows = [
-        ("reward", result.reward_before, result.reward_after, "greedy on held-out problems, mean"),
+        ("reward", result.reward_before, result.reward_after, f"greedy on {of}, mean"),
         ("", result.reward_sampled_before, result.reward_sampled_after, "sampled"),
+        *(
+            ("", by["reward_before"], by["reward_after"], f"greedy on {name} ({by['problems']})")
+            for name, by in result.sets.items()
+        ),
         ("pass rate", result.pass_rate_before, result.pass_rate_after, "greedy, share with reward 1"),
         ("", result.sampled_before, result.sampled_after, "sampled"),
     ]

@@ -1,9 +1,12 @@
 """What a run's figures call for: plain functions of a step's metrics."""
 
+import math
+from collections import deque
 from collections.abc import Mapping
+from statistics import median
 
+STEPS = 5  # that a hint looks at: it is of their median, as one step says little
 CUT = 0.9  # share of truncated completions
-STUCK = 5  # steps in a row without a group to train on
 MISMATCH = 0.1  # nats per token
 
 
@@ -14,6 +17,8 @@ class Advice:
         self.max_tokens = max_tokens
         self._idle = 0  # steps in a row without a group to train on
         self._nothing = 0  # such steps altogether
+        self._truncated: deque[float] = deque(maxlen=STEPS)
+        self._mismatches: deque[float] = deque(maxlen=STEPS)  # of the steps with an update
         self._said: set[str] = set()
 
     def without_update(self, step: int, refused: str, with_signal: int) -> list[str]:
@@ -32,10 +37,13 @@ class Advice:
     def after(self, figures: Mapping[str, float]) -> list[str]:
         """The lines to say after a step with these figures, each of a kind once."""
         self._idle = self._idle + 1 if figures["groups/used"] == 0 else 0
+        self._truncated.append(figures["completion/truncated"])
+        if math.isfinite(mismatch := figures.get("policy/mismatch_kl", math.nan)):
+            self._mismatches.append(mismatch)
         found = {
-            "cut": self._cut(figures["completion/truncated"]),
+            "cut": self._cut(_usual(self._truncated)),
             "stuck": self._stuck(figures["reward/mean"], figures["reward/pass_rate"]),
-            "mismatch": self._mismatch(figures.get("policy/mismatch_kl", 0.0)),
+            "mismatch": self._mismatch(_usual(self._mismatches)),
         }
         new = {name: line for name, line in found.items() if line and name not in self._said}
         self._said |= set(new)
@@ -51,9 +59,9 @@ class Advice:
         )
 
     def _stuck(self, reward: float, pass_rate: float) -> str:
-        if self._idle < STUCK:
+        if self._idle < STEPS:
             return ""
-        seen = f"hint: no group had rewards that differ for {STUCK} steps (mean reward {reward:.3f}): "
+        seen = f"hint: no group had rewards that differ for {STEPS} steps (mean reward {reward:.3f}): "
         if pass_rate > 0.5:
             return seen + "nearly all is solved; take harder problems, or stop here"
         return seen + (
@@ -62,9 +70,14 @@ class Advice:
         )
 
     def _mismatch(self, nats: float) -> str:
-        if not nats > MISMATCH:  # it is NaN where an update was refused
+        if nats <= MISMATCH:
             return ""
         return (
             f"hint: the policy that is trained differs from the one that sampled by {nats:.2g} nats per token (above "
             f"{MISMATCH:g}): lower staleness or optimizer.lr, or give generators and trainer one policy.dtype"
         )
+
+
+def _usual(last: deque[float]) -> float:
+    """The median of the last steps; 0 where there are too few."""
+    return median(last) if len(last) == STEPS else 0.0

@@ -50,9 +50,16 @@ class Bookkeeping:
     small file in the run's storage. Exiting makes the report, however the run ended."""
 
     def __init__(
-        self, run: Run, workplace: Workplace, folder: Path, tracker: Tracker, check: Callable[[], None]
+        self,
+        run: Run,
+        workplace: Workplace,
+        folder: Path,
+        tracker: Tracker,
+        check: Callable[[], None],
+        held_out: Mapping[str, int],
     ) -> None:
-        """`check` raises once the run is another's: nothing is written then."""
+        """`check` raises once the run is another's: nothing is written then. `held_out` is how many problems of each
+        set the run is evaluated on."""
         self._check = check
         self._run, self._workplace, self._folder, self._tracker = run, workplace, folder, tracker
         self._background = Background(
@@ -61,7 +68,7 @@ class Bookkeeping:
             "checkpoints are whole, and so are its figures on this machine",
         )
         self._artifacts = PrefectArtifacts(run.name, workplace.display.say, workplace.prefect.serves)
-        self._about: dict[str, Any] = {}
+        self._about: dict[str, Any] = {"held_out": dict(held_out)}
         self._sent = time.monotonic()
         self._mlflow_run = tracker.run_id  # as the run's storage has it
         self._lags = False  # whether the last step's copy failed

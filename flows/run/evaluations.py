@@ -1,11 +1,12 @@
 """The evaluations of a training run while it goes on, and which version was the best."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from flows.config import TrainConfig
+from flows.report.result import problem_count
 from flows.run.plans import Plan, plans
 from flows.run.workplace import Workplace
 from infra.runs.checkpoints import BEST, best_version
@@ -87,6 +88,11 @@ class Evaluations:
         """The evaluation of this version on the problems kept out of training, if it was made."""
         return self._made.get(("", step))
 
+    @property
+    def held_out_sizes(self) -> Mapping[str, int]:
+        """How many problems of each set are kept out of training and evaluated on."""
+        return next((plan.sizes for plan in self.plans if plan.name == ""), {})
+
     def _keep_if_best(self, plan: Plan, made: Evaluation) -> None:
         """Before it is logged, so that what is logged as the best exists."""
         best = best_version(self._run_uri)
@@ -99,11 +105,23 @@ class Evaluations:
         for name, by in made.sets.items():
             figures |= {f"eval/{name}/{what}": value for what, value in by.items()}
         self._tracker.log(made.step, figures, plan.digest)
-        unjudged = f", {made.error_rate:.1%} could not be judged" if made.error_rate else ""
-        self._workplace.display.say(
-            f"{plan.label}, v{made.step}: reward {made.reward:.3f} greedy, {made.reward_sampled:.3f} "
-            f"sampled; pass rate {made.greedy:.3f} greedy, {made.sampled:.3f} sampled{unjudged}"
-        )
+        for line in evaluation_lines(plan.label, made):
+            self._workplace.display.say(line)
+
+
+def evaluation_lines(label: str, made: Evaluation) -> Iterator[str]:
+    """What an evaluation says of all its problems, and of each set where there are several."""
+    unjudged = f", {made.error_rate:.1%} could not be judged" if made.error_rate else ""
+    yield f"{label}, v{made.step}, {problem_count(made.problems)}: {_said(made.figures())}{unjudged}"
+    for name, size in made.sizes.items():
+        yield f"{label}, v{made.step}, {name} ({size}): {_said(made.sets[name])}"
+
+
+def _said(figures: Mapping[str, float]) -> str:
+    return (
+        f"reward {figures['reward']:.3f} greedy, {figures['reward_sampled']:.3f} sampled; "
+        f"pass rate {figures['pass_at_1']:.3f} greedy, {figures['sampled']:.3f} sampled"
+    )
 
 
 def _logged(plan: Plan, line: MetricLine) -> Evaluation:
@@ -112,6 +130,15 @@ def _logged(plan: Plan, line: MetricLine) -> Evaluation:
     def of(what: str, otherwise: float) -> float:
         return line.metrics.get(plan.metric(what), otherwise)
 
+    sizes = plan.sizes if len(plan.sizes) > 1 else {}
+    of_sets = {
+        name: {
+            metric.rpartition("/")[2]: value
+            for metric, value in line.metrics.items()
+            if metric.startswith(f"eval/{name}/")
+        }
+        for name in sizes
+    }
     return Evaluation(
         step=line.step,
         problems=len(plan.problems.held_out),
@@ -122,4 +149,6 @@ def _logged(plan: Plan, line: MetricLine) -> Evaluation:
         reward=of("reward", math.nan),
         reward_sampled=of("reward_sampled", math.nan),
         error_rate=of("error_rate", 0.0),
+        sets=of_sets,
+        sizes=sizes,
     )

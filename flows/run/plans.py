@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -28,6 +28,11 @@ class Plan:
     def label(self) -> str:
         """Its name in messages."""
         return self.name or "held-out"
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """How many problems of each set it has."""
+        return dict(Counter(problem.set for problem in self.problems.held_out))
 
     @cached_property
     def digest(self) -> str:

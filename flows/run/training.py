@@ -12,7 +12,7 @@ from typing import Self
 from prefect.runtime import flow_run
 
 from flows.report.html import PICTURE, REPORT
-from flows.report.result import TrainResult
+from flows.report.result import TrainResult, held_out_figures
 from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
@@ -129,7 +129,10 @@ class Training:
             remember(self.run, self._verifiers.values())
             save_mlflow_run(self.run.uri, self.tracker.run_id)
             self._books = stack.enter_context(
-                Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check)
+                Bookkeeping(
+                    *(self.run, self.workplace, self._folder, self.tracker, self._hold.check),
+                    self.evaluations.held_out_sizes,
+                )
             )
             self._stack = stack.pop_all()
         return self
@@ -275,14 +278,7 @@ class Training:
         result = TrainResult(
             run=self.run.uri,
             steps=self.publishing.policy.step,
-            reward_before=before.reward if before else None,
-            reward_after=after.reward if after else None,
-            reward_sampled_before=before.reward_sampled if before else None,
-            reward_sampled_after=after.reward_sampled if after else None,
-            pass_rate_before=before.greedy if before else None,
-            pass_rate_after=after.greedy if after else None,
-            sampled_before=before.sampled if before else None,
-            sampled_after=after.sampled if after else None,
+            **held_out_figures(before, after),
             best=best,
             rollouts_per_second=self._completions / elapsed,
             seconds=now - self._began,

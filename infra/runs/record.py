@@ -45,6 +45,7 @@ class _About(BaseModel):
     workers: dict[str, list[str]] = {}  # tags
     changes: list[str] = []  # of what it is trained with, since it began
     lost: dict[str, int] = {}  # calls that died with their workers
+    held_out: dict[str, int] = {}  # problems of each set that it is evaluated on
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -20,7 +21,11 @@ from flows.cli import main
 from flows.commands.verifier import PORT
 from flows.commands.verifier_service import MAX_BODY, MAX_ITEMS, MAX_TEXT
 from flows.config import TrainConfig
+from flows.report.html import write_report
+from flows.report.summary import summary
+from flows.start.runs import Run
 from infra.runs.metric_log import read_metrics
+from infra.runs.record import read_record
 from infra.security.identity import certs_folder
 from rl.judging import BrokenVerifierError
 from rl.records import Problem
@@ -202,6 +207,17 @@ def test_a_run_with_a_function_and_problems_of_ones_own(
     assert 0 < max(line.metrics.get("eval/error_rate", 0) for line in read_metrics(run / "metrics.jsonl")) < 0.5
     again = lab.train(resume=result.run, steps="3", **{**options, "run": result.run, "verifier.seconds": "3"})
     assert again.steps == 3
+    # each set by its name and its number of problems, in the line of an evaluation, the summary and the report
+    assert re.search(r"held-out, v2, 32 problems: reward \S+ greedy, \S+ sampled; pass rate ", said)
+    shown = summary(Run(again.run, TrainConfig(), resumed=True), again, 1.0)
+    assert " greedy on 32 held-out problems, mean\n" in shown
+    page = write_report(again.run, read_record(again.run, run), tmp_path / "report.html").read_text()
+    for name in ("mine", "sums"):
+        before, after = (f"{lab.metrics(run, f'eval/{name}/reward')[step]:.3f}" for step in (0, 3))
+        assert f"held-out, v0, {name} (16): reward {before} greedy" in said
+        assert f"{'':12}{before} → {after} greedy on {name} (16)\n" in shown  # the first of them by an earlier session
+        assert f"<dt>reward, {name}</dt>" in page
+    assert "16 of the held-out problems" in page
 
 
 def test_a_run_whose_verifier_always_fails_stops_with_its_message(lab: Any, tmp_path: Path) -> None:

@@ -42,3 +42,4 @@ def test_each_of_several_sets_has_figures_of_its_own() -> None:
     )
     assert {name: by["sampled"] for name, by in found.sets.items()} == {"a": 0.25, "b": 1, "c": 0}
     assert found.sets["c"]["error_rate"] == 1
+    assert found.sizes == {"a": 2, "b": 1, "c": 1}

@@ -107,6 +107,17 @@ def test_the_form_begins_with_what_most_need_and_folds_the_rest() -> None:
         assert model.model_validate({name: field.get("default") for name, field in shown.items()}) == model()
 
 
+def test_every_field_of_the_form_has_a_name() -> None:
+    for flow, _ in FLOWS:
+        whole = schema(flow)
+        for properties in (
+            whole["properties"],
+            *(each.get("properties", {}) for each in whole["definitions"].values()),
+        ):
+            assert [name for name, field in properties.items() if not field.get("title")] == []
+    assert fields(train, TrainConfig)["warm_up"]["title"] == "Warm Up"
+
+
 def test_what_an_option_was_called_in_an_older_version_is_still_read(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text("batch:\n  refill: 3\n  samples: 4\n")
     for old in ({"refill": 3, "samples": 4}, {"samples": 4, "oversample": 3}):

@@ -19,18 +19,33 @@ def test_a_run_that_goes_well_gets_none() -> None:
 
 
 @pytest.mark.parametrize(
+    "figures", [{"completion/truncated": 0.97}, {"policy/mismatch_kl": 0.3}], ids=["cut", "mismatch"]
+)
+def test_two_steps_of_five_are_no_reason_for_one(figures: dict[str, float]) -> None:
+    advice = Advice(40)
+    said = [advice.after(FINE | (figures if step in (0, 3) else {})) for step in range(10)]
+    assert said == [[]] * 10
+
+
+@pytest.mark.parametrize(
     ("figures", "words"),
     [
         ({"completion/truncated": 0.97}, "97% of the completions were cut at sampling.max_tokens 40"),
         ({"policy/mismatch_kl": 0.3}, "lower staleness or optimizer.lr"),
     ],
 )
-def test_each_is_said_once(figures: dict[str, float], words: str) -> None:
+def test_each_is_said_once_by_the_median_of_five_steps(figures: dict[str, float], words: str) -> None:
     advice = Advice(40)
-    [line] = advice.after(FINE | figures)
-    assert words in line
-    assert "\n" not in line
-    assert advice.after(FINE | figures) == []
+    said = [advice.after(FINE | of) for of in [figures, {}, figures, {}, figures, figures, figures]]
+    assert [len(lines) for lines in said] == [0, 0, 0, 0, 1, 0, 0]
+    assert words in said[4][0]
+    assert "\n" not in said[4][0]
+
+
+def test_a_step_without_an_update_says_nothing_of_the_mismatch() -> None:
+    advice = Advice(40)
+    said = [advice.after({**FINE, "policy/mismatch_kl": nats}) for nats in (0.3, nan, 0.3, nan, 0.3, 0.3, 0.3)]
+    assert [len(lines) for lines in said] == [0, 0, 0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("rate", "words"), [(0.0, "easier problems"), (1.0, "harder problems")])

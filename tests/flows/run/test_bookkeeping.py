@@ -23,7 +23,7 @@ def books(run: Run, tracker: Any, said: list[str] | None = None) -> Bookkeeping:
         dispatch=Calls(cast("Any", SimpleNamespace(cluster=None)), PlacementConfig()),
         prefect=SimpleNamespace(serves=lambda: False),
     )
-    return Bookkeeping(run, cast("Any", workplace), Path(run.uri), tracker, lambda: None)
+    return Bookkeeping(run, cast("Any", workplace), Path(run.uri), tracker, lambda: None, {})
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_figures_of_another_evaluation_are_compared_with_none(
     assert (resumed.reward_before, resumed.best.step) == (pytest.approx(0.9), 0)
     assert resumed.report is None  # as --tracking.report false makes none
     # fewer problems: the rewards are others, and so they are with the function edited
-    for evals, text in (("[{path: held_out, every: 1, limit: 3}]", "0.9"), (f"[{held_out}]", "0.8")):
+    for evals, text, count in (("[{path: held_out, every: 1, limit: 3}]", "0.9", 3), (f"[{held_out}]", "0.8", 16)):
         capsys.readouterr()
         graded.write_text(f"def reward(problem, completion):\n    return {text}\n")
         result = lab.train(resume=str(run), run=str(run), steps=str(resumed.steps + 1), **{**best, "evals": evals})
@@ -171,7 +171,7 @@ def test_figures_of_another_evaluation_are_compared_with_none(
         assert result.best.step == resumed.steps  # the first that this evaluation saw
         assert (result.reward_before, result.reward_after) == (None, pytest.approx(float(text)))
         shown = summary(Run(result.run, configured(), resumed=True), result, 1.0)
-        assert f"reward      {float(text):.3f} greedy on held-out problems" in shown
+        assert f"reward      {float(text):.3f} greedy on {count} held-out problems" in shown
         resumed = result
     logged = [(line.plan, line.step) for line in read_metrics(run / "metrics.jsonl") if "eval/reward" in line.metrics]
     assert len(set(logged)) == len(logged)

@@ -41,7 +41,7 @@ def test_prefect_has_what_a_run_says_and_the_terminal_has_it_once(lab: Any) -> N
     assert steps[0].startswith("train  step 1/3")
     assert steps[-1].startswith("train  step 3/3")
     (outcome,) = [text for text in said if text.startswith("run told: 3 steps; ")]
-    (reward,) = [text for text in said if text.startswith("reward ") and "greedy on held-out" in text]
+    (reward,) = [text for text in said if text.startswith("reward ") and "greedy on 16 held-out" in text]
     assert run["state"]["message"].startswith(f"{outcome}; {reward}")
     assert not {text for text in said if err.splitlines().count(text) > said.count(text)}
     assert "Finished in state" not in err

@@ -1,0 +1,33 @@
+"""What is said of a run or an evaluation at its end."""
+
+import numpy as np
+
+from flows.report.result import held_out_figures
+from flows.report.summary import evaluation_outcome
+from rl.records import Problem
+from tasks.evaluate import Evaluation
+
+
+def evaluation(step: int, *sets: str, solved: int) -> Evaluation:
+    """Of a problem of each set, the first of which are solved."""
+    rewards = np.array([[float(row < solved)] for row in range(len(sets))], np.float32)
+    return Evaluation.of(step, [Problem(str(row), "", "", set=name) for row, name in enumerate(sets)], rewards, rewards)
+
+
+def test_an_evaluation_of_several_sets_names_each_with_its_number_of_problems() -> None:
+    said = evaluation_outcome(evaluation(3, "a", "a", "b", solved=1))
+    assert said.startswith("3 problems, policy v3: reward 0.333 greedy, 0.333 sampled; ")
+    assert said.endswith("; a (2): reward 0.500 greedy, 0.500 sampled; b (1): reward 0.000 greedy, 0.000 sampled")
+    assert "(2)" not in evaluation_outcome(evaluation(3, "a", "a", solved=1))
+
+
+def test_the_figures_of_a_result_are_of_all_held_out_problems_and_of_each_set() -> None:
+    first, last = evaluation(0, "a", "a", "b", solved=0), evaluation(9, "a", "a", "b", solved=2)
+    found = held_out_figures(first, last)
+    assert (found["held_out"], found["reward_before"], round(found["reward_after"], 3)) == (3, 0, 0.667)
+    assert found["sets"]["a"]["problems"] == 2
+    assert (found["sets"]["a"]["reward_before"], found["sets"]["a"]["reward_after"]) == (0, 1)
+    assert found["sets"]["b"]["reward_after"] == 0
+    assert held_out_figures(None, last)["sets"]["a"]["reward_before"] is None
+    none = held_out_figures(None, None)
+    assert (none["held_out"], none["reward_after"], none["sets"]) == (0, None, {})
