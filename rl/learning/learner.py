@@ -18,8 +18,9 @@ from rl.algorithms import Algorithm
 from rl.config import LossConfig, OptimizerConfig
 from rl.learning.packing import Packed, microbatches, pack
 from rl.learning.shaping import shaped
-from rl.model.head import head_logits, hidden_states
+from rl.model.head import hidden_states
 from rl.model.policy import Policy, read_weights, save_policy
+from rl.model.scores import target_scores
 from rl.records import Batch, Learned, Rollouts
 
 
@@ -75,11 +76,7 @@ def token_scores(policy: Policy, packed: Packed, temperature: float) -> tuple[Te
         hidden = hidden_states(
             policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
         )
-        logits = head_logits(policy.model, hidden[packed.rows, packed.logit_positions])
-    scores = (logits / temperature).log_softmax(-1)
-    with torch.no_grad():
-        entropy = -(scores.exp() * scores).sum(-1)
-    return scores.gather(1, packed.targets[:, None]).squeeze(1), entropy
+        return target_scores(policy.model, hidden[packed.rows, packed.logit_positions], packed.targets, temperature)
 
 
 class Learner:

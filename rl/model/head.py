@@ -26,14 +26,18 @@ def hidden_states(model: PreTrainedModel, *, mask: Tensor | None = None, **input
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """[N, V] in float32 from hidden states [N, H]: the head, and what some models do to its logits.
+    """[N, V] in float32, or float64, from hidden states [N, H]."""
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return finished_logits(model, head(hidden))
+
+
+def finished_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:
+    """What some models do to the output [N, V] of their head, in float32 or float64.
 
     Cohere multiplies by ``logit_scale``, Granite divides by ``logits_scaling``; Gemma 2 and others cap:
     c * tanh(logits / c) with c = ``final_logit_softcapping`` (arXiv 2408.00118, section 2).
     """
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    logits: Tensor = head(hidden)
-    logits = logits.float()
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     config = model.config.get_text_config()
     if factor := getattr(config, "logit_scale", None):
         logits = logits * factor
