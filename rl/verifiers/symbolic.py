@@ -48,6 +48,11 @@ _EMPTY = re.compile(
     r"|(?:there\s+(?:is|are)\s+)?no\s+(?:real\s+|such\s+)?(?:solutions?|roots?))\s*\.?\s*\}?\s*\Z",
     re.IGNORECASE,
 )
+_REALS = re.compile(
+    r"\A\s*\\(?:text|textbf|mathrm|mbox)\s*\{\s*(?:(?:the\s+set\s+of\s+)?all\s+)?real\s+numbers?\s*\.?\s*\}\s*\Z",
+    re.IGNORECASE,
+)
+_RADIANS = re.compile(r"(?<![A-Za-z])rad(?:ians?)?(?![A-Za-z])")
 _IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
 _PAIR = re.compile(r"\bordered\b|\bcoordinates\b", re.IGNORECASE)  # in what is asked
@@ -87,7 +92,7 @@ def tidied(latex: str) -> str:
         and latex == f"{{{held}}}"
     ):
         latex = _AROUND.sub("", held)
-    latex = _EMPTY.sub(r"\\emptyset", latex)
+    latex = _REALS.sub(r"\\mathbb{R}", _EMPTY.sub(r"\\emptyset", latex))
     latex = re.sub(r"(?<![.\s])\.\s*$|(?<!\\)[,;]\s*$|\\\\\s*$", "", latex)
     latex = re.sub(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$", "", latex)
     latex = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), latex)
@@ -128,7 +133,10 @@ def has_variable(latex: str) -> bool:
 
 
 def is_loose(stated: str, wanted: str) -> bool:
-    """Whether an answer has several numbers side by side, or one with more to come, where the target has not."""
+    """Whether an answer has several numbers side by side, or one with more to come, where the target has not; or
+    radians where the target has degrees."""
+    if "\\circ" in wanted and _RADIANS.search(stated):
+        return True
     return any(kind.search(stated) and not kind.search(wanted) for kind in (_SPACED, _ABOUT, _SEVERAL, _PRIME))
 
 
