@@ -74,3 +74,14 @@ def test_a_checked_model_is_taken_by_the_session_that_checked_it_alone(tmp_path:
     check_policy(policy, [Problem("add 1 and 2.", "1 + 2", "a:1")], 8, one)
     put(1)
     assert first(take_checked(str(tmp_path), policy, one)) != replaced
+
+
+def test_a_chat_template_with_a_date_is_said(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }} {{ messages[0]['content'] }}"
+    build_model(len(tokenizer), 2, 0, 0).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = PolicyConfig(device="cpu", model=str(tmp_path))
+    (said,) = check_policy(policy, [Problem("add 1 and 2.", "1 + 2", "a:1")], 8)
+    drop("checked")
+    assert said.startswith(f"the chat template of {tmp_path} puts today's date into each prompt")
