@@ -51,8 +51,8 @@ def check_policy(
         )
     if "strftime_now" in str(loaded.tokenizer.chat_template):
         notes.append(
-            f"the chat template of {source} puts today's date into each prompt, so that figures of two days are of other "
-            "prompts; problems.template can be without"
+            f"the chat template of {source} puts today's date into each prompt, so that figures of two days are of "
+            "other prompts; problems.template can be without"
         )
     unsaid = [of.system for problem in problems if (of := problem.instructions) and of.system and of.template is None]
     if loaded.tokenizer.chat_template is None and unsaid:
