@@ -131,7 +131,7 @@ class Collection:
         judgement = Judgement.join([judgement for _, judgement in in_order])
         if judgement.broken:
             why = printable(judgement.errors[0])  # Prefect's own commands print what ends a run as it is
-            raise BrokenVerifierError(f"no completion of step {self.step} could be judged: {why}")
+            raise BrokenVerifierError(f"no completion of step {self.step + 1} could be judged: {why}")
         used = [int(group) for group in everything.with_signal.nonzero()[0][: self.config.prompts]]
         mixed = len(self._problems.verifiers) > 1
         return RolloutBatch.of(everything, judgement, used, refused=self.refused, mixed=mixed)

@@ -30,6 +30,7 @@ from infra.storage.fence import LockLostError
 from infra.storage.lock import held
 from infra.storage.place import local_path
 from infra.storage.usable import named_storage_errors, probe_storage
+from rl.judging import BrokenVerifierError
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def _run(given: argparse.Namespace) -> None:
     except BaseException as error:
         if not _in_vain(error) and is_run(run.uri):
             by = f" by what failed on {worker}" if (worker := worker_of(error)) is not None else ""
-            say(f"stopped{by}; go on with: rlvf train --resume {shlex.quote(run_name(run))}")
+            then = "when the verifier works again, " if isinstance(error, BrokenVerifierError) else ""
+            say(f"stopped{by}; {then}go on with: rlvf train --resume {shlex.quote(run_name(run))}")
         raise
     seconds = time.monotonic() - began
     figures = asdict(result)
@@ -104,10 +106,11 @@ def _run(given: argparse.Namespace) -> None:
 
 def _in_vain(error: BaseException) -> bool:
     """Whether resuming the run would raise this again (a user's mistake, a run without a whole checkpoint), or another
-    process has the run. The error or the lack of a worker is the machines' fault, which may pass."""
+    process has the run. The error or the lack of a worker is the machines' fault, which may pass, and a verifier is
+    read anew by a resume."""
     if isinstance(error, CheckpointsLostError):
         return True
-    if worker_of(error) is not None or isinstance(error, PlacementError):
+    if worker_of(error) is not None or isinstance(error, PlacementError | BrokenVerifierError):
         return False
     return isinstance(error, ValueError | LockLostError)
 

@@ -64,7 +64,7 @@ def test_a_step_of_failures_alone_ends_the_run_with_the_first_message_and_withou
     with pytest.raises(BrokenVerifierError) as ended:
         collection.collected()
     # and Prefect's commands may print it
-    assert str(ended.value) == r"no completion of step 0 could be judged: it broke \x1b[31m"
+    assert str(ended.value) == r"no completion of step 1 could be judged: it broke \x1b[31m"
 
 
 @pytest.mark.parametrize("cut", [1, 4])
@@ -77,7 +77,7 @@ def test_completions_that_were_cut_do_not_hide_that_a_verifier_fails_on_everythi
     for lease in next(collection.waves()):
         collection.judged(lease, rollouts(lease, 2), failed.without_ends(truncated))
     assert collection._wanted() == 0
-    with pytest.raises(BrokenVerifierError, match="no completion of step 0 could be judged: it broke"):
+    with pytest.raises(BrokenVerifierError, match="no completion of step 1 could be judged: it broke"):
         collection.collected()
     # one that was judged is enough, whatever else was cut
     one = replace(failed, rewards=np.float32([[NAN, NAN], [NAN, 1]]))

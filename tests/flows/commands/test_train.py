@@ -10,6 +10,7 @@ from flows.cli import main
 from flows.commands import train
 from flows.config import TrainConfig
 from flows.start.runs import Run
+from rl.judging import BrokenVerifierError
 from tasks.problem_set import open_problems
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
@@ -50,3 +51,20 @@ def test_a_run_goes_on_without_the_model_that_it_started_from(
     with pytest.raises(SystemExit):
         main(["train", "--resume", "other"])  # every machine loads it
     assert f"policy.model '{model}': there is no such folder" in capsys.readouterr().err
+
+
+def test_a_run_whose_verifier_fails_says_how_to_go_on_once_it_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failed(*_: Any) -> None:
+        Run(str(tmp_path / "home" / "runs" / "mine"), TrainConfig(), resumed=False).save_config()
+        raise BrokenVerifierError("no completion of step 2 could be judged: my_reward.py:8: KeyError: 'sum'")
+
+    monkeypatch.setattr(train, "in_workplace", failed)
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path / "home"))
+    with pytest.raises(SystemExit):
+        main(["train", "--run", "mine"])
+    assert capsys.readouterr().err.splitlines() == [
+        "rlvf: stopped; when the verifier works again, go on with: rlvf train --resume mine",
+        "rlvf: no completion of step 2 could be judged: my_reward.py:8: KeyError: 'sum'",
+    ]
