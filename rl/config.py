@@ -248,7 +248,7 @@ class VerifierConfig(BaseModel):
     name: str = Field(
         AUTO,
         min_length=1,
-        description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, or http://host:port of a service; auto "
+        description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, or https://host:port of a service; auto "
         "takes countdown for the problems of that name, else arithmetic",
     )
     seconds: float = Field(

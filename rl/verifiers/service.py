@@ -106,7 +106,7 @@ class Service:
 
     def _request(self, method: str, path: str, content: Any, seconds: float) -> dict[str, Any]:
         """The JSON object of the service's answer. Raises ServiceError."""
-        said = ""
+        said, hung_up = "", False
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(BACK_OFF * 2 ** (attempt - 1))
@@ -116,11 +116,13 @@ class Service:
                 raise ServiceHangsError(f"{self.shown}: no answer within {seconds:g} s") from None
             except httpx.TransportError as error:
                 said = f"cannot be reached ({' '.join(str(error).split()) or type(error).__name__})"
+                # how a server that speaks TLS ends a connection that does not
+                hung_up = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
                 continue
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise ServiceError(f"{self.shown}: {' '.join(str(error).split())}") from None
             if status in BUSY:
-                said = f"answers with status {status}"
+                said, hung_up = f"answers with status {status}", False
                 continue
             if status != 200:
                 words = _line(body.decode(errors="replace"))
@@ -132,7 +134,10 @@ class Service:
             if not isinstance(answer, dict):
                 raise ServiceError(f"{self.shown}: answers with JSON that is no object")
             return answer
-        raise ServiceError(f"{self.shown}: {said}, {ATTEMPTS} times; is it running? (rlvf verifier serve)")
+        remedy = "is it running? (rlvf verifier serve)"
+        if hung_up and self.address.startswith("http://"):
+            remedy = f"try {self.shown.replace('http', 'https', 1)}, as rlvf verifier serve speaks https"
+        raise ServiceError(f"{self.shown}: {said}, {ATTEMPTS} times; {remedy}")
 
     async def _exchange(self, method: str, path: str, content: Any, seconds: float) -> tuple[int, bytes]:
         """Status and body of an answer that is whole `seconds` after the question, for which there is a connection in

@@ -25,7 +25,7 @@ class VerifierError(ValueError):
 class VerifierSpec:
     """A verifier and its limits. The text of a user's file travels along: a verifier's machine may lack the file."""
 
-    name: str  # of a built-in one, my_reward.py:reward, http://host:port
+    name: str  # of a built-in one, my_reward.py:reward, https://host:port
     seconds: float = 5.0  # for one completion
     memory_mb: int = 1024
     text: str = ""  # of the user's file
@@ -112,7 +112,7 @@ def split_name(name: str) -> tuple[str, str]:
     """The path and the function of a user's verifier. Raises VerifierError where one is missing."""
     found = _FILE.fullmatch(name)
     if found is None:
-        remedy = "a function of yours is written my_reward.py:reward, a service http://host:port"
+        remedy = "a function of yours is written my_reward.py:reward, a service https://host:port"
         if meant := _meant(name):
             remedy = f"did you mean {meant}?"
         raise VerifierError(f"verifier {name!r} is none of {', '.join(VERIFIERS)}; {remedy}")

@@ -29,7 +29,7 @@ from infra.runs.record import read_record
 from infra.security.identity import certs_folder
 from rl.judging import BrokenVerifierError
 from rl.records import Problem
-from rl.verifiers.service import Service
+from rl.verifiers.service import Service, ServiceError
 from rl.verifiers.spec import VerifierError
 from tests import strangers
 from tests.other_users import visit
@@ -131,6 +131,8 @@ def test_a_service_says_where_its_home_is_and_leaves_a_usual_port_that_is_taken(
         assert f"cannot listen at 127.0.0.1, port {PORT} (Address already in use" in capsys.readouterr().err
         url = stack.enter_context(serving(tmp_path, "--verifier", "gsm8k", port=()))
         assert httpx.get(f"{url}/health", verify=certified(home_folder)).json() == {"verifier": "gsm8k"}
+        with pytest.raises(ServiceError, match=rf"^http:.*cannot be reached \(.+\), 4 times; try {url}, as "):
+            Service(url.replace("https", "http"), 1).warm()
     at = url.rpartition(":")[2]
     assert at != str(PORT)
     said = (tmp_path / "said.log").read_text()

@@ -105,7 +105,7 @@ NOWHERE = "http://127.0.0.1:1"  # a port that nobody may listen on unseen
         (
             "train --verifier my_reward:reward",
             "verifier 'my_reward:reward' is none of arithmetic, countdown, gsm8k, math; a function of yours is written "
-            "my_reward.py:reward, a service http://host:port",
+            "my_reward.py:reward, a service https://host:port",
         ),
         (
             "train --verifier gsm9k",
