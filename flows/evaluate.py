@@ -24,6 +24,7 @@ from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.typed import read_typed
+from infra.weights.pin import newest_pinned
 from infra.weights.version import PolicyVersion, newest_version, published_version
 from rl.config import TINY, whole_path
 from tasks.calls.generator import Generator, store_model
@@ -52,6 +53,16 @@ def evaluated(config: EvalConfig, problems: ProblemSet, workplace: Workplace) ->
     for note in check_verifiers(workplace.dispatch, problems.verifiers, problems.held_out):
         workplace.display.say(note)
     version, run = chosen_policy(config, workplace)
+    if run is None:
+        return made_or_kept(config, problems, workplace, version, None)
+    with newest_pinned(run.uri) as version:
+        return made_or_kept(config, problems, workplace, version, run)
+
+
+def made_or_kept(
+    config: EvalConfig, problems: ProblemSet, workplace: Workplace, version: PolicyVersion, run: Run | None
+) -> Evaluation:
+    """The evaluation of this version; of a run's, the one that was kept if there is one."""
     config, chosen = with_eval_defaults(config, None if run is None else run.config)
     for line in chosen:
         workplace.display.say(line)

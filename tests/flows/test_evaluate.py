@@ -20,10 +20,11 @@ from flows.start.runs import Run, existing_run
 from infra.runs.checkpoints import NotARun
 from infra.storage import store
 from infra.storage.typed import DamagedError
-from infra.weights.version import PolicyVersion
+from infra.weights.version import PolicyVersion, published
 from rl.problems.tables import ProblemError
 from rl.verifiers.spec import VerifierSpec
 from tasks.evaluate import Evaluation
+from tests.processes import until
 
 SAMPLES = 16
 
@@ -177,6 +178,27 @@ def test_a_run_whose_problem_file_was_edited_is_not_resumed_and_evaluated_on_non
     file.write_text("".join([head, *rows[:50]]))
     assert lab.train(resume=str(run), steps="2", **options).steps == 2
     assert (run / "problems.json").read_bytes() == kept
+
+
+@pytest.mark.slow
+def test_a_run_that_trains_meanwhile_is_evaluated_at_one_version(lab: Any) -> None:
+    run = lab.run_folder(lab.new_name())
+    training = {
+        "run": run.name,
+        "steps": "400",
+        "checkpoint__every": "20",
+        "batch__prompts": "2",
+        "batch__samples": "2",
+    }
+    asked = {"policy": run.name, "problems": str(lab.problems), "held_out": "0", "samples": "16"}
+    with lab.command("train", options=lab.options(**training)) as trainer:
+        until(lambda: 3 in lab.metrics(run, "reward/mean"))
+        found = lab.evaluate(**asked)
+        assert trainer.process.poll() is None
+        assert max(lab.metrics(run, "reward/mean")) > found.step + 4  # without a pin it would be gone by then
+        until(lambda: found.step not in published(str(run)))
+    assert found.problems == 100
+    assert list((run / "pins").iterdir()) == []
 
 
 def points(lab: Any, run: Path, metric: str) -> list[Any]:
