@@ -45,8 +45,8 @@ def newest_pinned(run_uri: str) -> Iterator[PolicyVersion]:
 
 
 def _pin_newest(run_uri: str) -> tuple[PolicyVersion, str]:
-    """The version and the URI of its pin. A version is taken if it is still the newest, or the one before that, when its
-    pin is there: every trainer keeps these two, and the pruning after a newer one finds the pin."""
+    """The version and the URI of its pin. A version is taken if it is still the newest, or the one before that, when
+    its pin is there: every trainer keeps these two, and the pruning after a newer one finds the pin."""
     while True:
         version = newest_version(run_uri)
         if version is None:
