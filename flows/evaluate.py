@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 from prefect import flow
 
@@ -19,11 +20,12 @@ from flows.start.preflight import check_model
 from flows.start.runs import Run, existing_run, local_folder, saved_config, with_secrets
 from flows.start.tracked import mlflow_owner, mlflow_run
 from infra.runs.checkpoints import NotARun, is_run
-from infra.runs.record import EVALUATIONS
+from infra.runs.record import EVALUATIONS, read_record
 from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.typed import read_typed
+from infra.weights.pin import newest_pinned
 from infra.weights.version import PolicyVersion, newest_version, published_version
 from rl.config import TINY, whole_path
 from tasks.calls.generator import Generator, store_model
@@ -52,6 +54,16 @@ def evaluated(config: EvalConfig, problems: ProblemSet, workplace: Workplace) ->
     for note in check_verifiers(workplace.dispatch, problems.verifiers, problems.held_out):
         workplace.display.say(note)
     version, run = chosen_policy(config, workplace)
+    if run is None:
+        return made_or_kept(config, problems, workplace, version, None)
+    with newest_pinned(run.uri) as version:
+        return made_or_kept(config, problems, workplace, version, run)
+
+
+def made_or_kept(
+    config: EvalConfig, problems: ProblemSet, workplace: Workplace, version: PolicyVersion, run: Run | None
+) -> Evaluation:
+    """The evaluation of this version; of a run's, the one that was kept if there is one."""
     config, chosen = with_eval_defaults(config, None if run is None else run.config)
     for line in chosen:
         workplace.display.say(line)
@@ -65,7 +77,7 @@ def evaluated(config: EvalConfig, problems: ProblemSet, workplace: Workplace) ->
     batch = BatchConfig() if run is None else run.config.batch
     evaluation = evaluate(workplace.dispatch, generator, version, problems, saw=workplace.failures.saw, batch=batch)
     if run is not None and uri is not None:
-        log(config, workplace, run, evaluation)
+        log(config, problems, workplace, run, evaluation)
         keep(uri, evaluation)
     return concluded(evaluation, run, workplace)
 
@@ -126,9 +138,28 @@ def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problem
     return place.join(run.uri, EVALUATIONS, f"v{version.step}-{set_name(config.sets)}-{digest}.json")
 
 
-def log(config: EvalConfig, workplace: Workplace, run: Run, evaluation: Evaluation) -> None:
-    """Log to the run's MLflow run, under the problem set's name, at the policy's version. The run may be training."""
+def name_in_log(config: EvalConfig, problems: ProblemSet, run: Run, home: Path) -> str:
+    """The problem set's name. Where the run logs figures of its own under that name, and they are of other problems,
+    verifiers, samples or sampling, it ends with a digest of what was asked."""
     name = set_name(config.sets)
+    lines = read_record(run.uri, local_folder(run.uri, home)).metrics
+    own = [line.plan for line in lines if f"eval/{name}/pass_at_1" in line.metrics]
+    plan = digest_of(problems, config.samples)
+    sampled = config.sampling == run.config.sampling and config.policy.dtype == run.config.policy.dtype
+    if not own or (own[-1] == plan and sampled):
+        return name
+    said = json.dumps([plan, config.sampling.model_dump(mode="json"), config.policy.dtype], sort_keys=True)
+    return f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+
+
+def log(config: EvalConfig, problems: ProblemSet, workplace: Workplace, run: Run, evaluation: Evaluation) -> None:
+    """Log to the run's MLflow run, by `name_in_log`, at the policy's version. The run may be training."""
+    name = name_in_log(config, problems, run, workplace.home)
+    if name != set_name(config.sets):
+        workplace.display.say(
+            f"logged as eval/{name}: eval/{set_name(config.sets)} is what {run.name} measures by itself, which is "
+            "asked otherwise"
+        )
     with Tracker(
         run.config.tracking.model_copy(update={"system_metrics": False}),  # those of the run are the trainer's
         home=workplace.home,

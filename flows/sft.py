@@ -5,9 +5,12 @@ from prefect import flow
 from flows.config import SftConfig
 from flows.run.artifacts import PrefectArtifacts
 from flows.run.failure import name_the_cause
+from flows.run.hold import TrainerLost
 from flows.run.recovery import with_recovery
 from flows.run.workplace import Workplace, open_workplace
+from infra.cluster.calls import DispatchStoppedError
 from infra.cluster.machine import cores
+from infra.cluster.training_lock import TrainingLock
 from tasks.calls.warm_up import WarmUp
 from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri
 
@@ -36,11 +39,28 @@ def sft(config: SftConfig) -> str:
 
 
 def warmed_up(config: SftConfig, workplace: Workplace) -> str:
-    """Where the warm-up is stored, made now if it was not before."""
-    kept = kept_warm_up(config, workplace)
-    if kept is not None:
+    """Where the warm-up is stored, made now if it was not before. Raises TrainingLockLostError, and
+    DispatchStoppedError when the flow's calls are stopped while it waits for the training lock."""
+    if (kept := kept_warm_up(config, workplace)) is not None:
         workplace.display.say(f"the warm-up is there already: {kept}")
         return kept
+
+    def wanted() -> None:
+        if workplace.dispatch.stopped:
+            raise DispatchStoppedError("waiting for the training lock was given up")
+
+    # another warm-up, or another run, would drop the learner of this one from the trainer, and this one that of it
+    with workplace.training_locks.held(
+        workplace.dispatch.client, "a warm-up", workplace.display.say, TrainerLost, wanted
+    ) as lock:
+        if (kept := kept_warm_up(config, workplace)) is not None:  # who had the lock has made the same
+            return kept
+        return made_warm_up(config, workplace, lock)
+
+
+def made_warm_up(config: SftConfig, workplace: Workplace, lock: TrainingLock) -> str:
+    """Where the warm-up is stored, made now; its learner is the trainer's only one of a warm-up while the lock is held.
+    Raises TrainingLockLostError."""
     spec = warm_up_spec(config)
     uri = warm_up_uri(workplace.storage, spec)
     workplace.display.stage("warm-up")
@@ -48,6 +68,7 @@ def warmed_up(config: SftConfig, workplace: Workplace) -> str:
     with PrefectArtifacts("warm-up", workplace.display.say, workplace.prefect.serves) as page:
 
         def report(step: int, loss: float) -> None:
+            lock.check()
             workplace.display.step(step, loss=loss)
             page.progress(step, spec.steps, last=step == spec.steps)
 

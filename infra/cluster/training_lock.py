@@ -1,4 +1,4 @@
-"""The training lock of a cluster: one training run at a time, a second one waits."""
+"""The training lock of a cluster: one training run or warm-up at a time, a second one waits."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -37,8 +37,8 @@ class TrainingLock:
                 return  # the scheduler is gone, and with it whatever could be done there
             if owner["epoch"] > self._epoch:
                 raise TrainingLockLostError(
-                    f"{self._name} gave no sign for so long that {owner['name'] or 'another run'} got the cluster; its "
-                    "steps are saved, resume it"
+                    f"{self._name} gave no sign for so long that {owner['name'] or 'another run'} got the cluster; "
+                    "resume it, or start it again: what it has saved stays"
                 )
             self._sure = now
 
@@ -91,6 +91,7 @@ class TrainingLocks:
         self._kept = ExitStack()
         self._mine: TrainingLock | None = None
         self._client: Client | None = None
+        self._is_held = False  # by a `held` that goes on
 
     @contextmanager
     def held(
@@ -102,17 +103,23 @@ class TrainingLocks:
         check: Callable[[], None] = wait_for_ever,
     ) -> Iterator[TrainingLock]:
         """As `training_lock`, but one of the errors in ``keep`` leaves the lock to the next one on the same client,
-        until `close`."""
+        until `close`. Where it is held already, as around the warm-up of a run, it is that one."""
+        if self._mine is not None and self._is_held:
+            yield self._mine
+            return
         if self._mine is None or self._client is not client:
             self.close()
             self._mine, self._client = self._kept.enter_context(training_lock(client, name, say, check)), client
         with ExitStack() as ending:
             ending.callback(self.close)
+            self._is_held = True
             try:
                 yield self._mine
             except keep:
                 ending.pop_all()
                 raise
+            finally:
+                self._is_held = False
 
     def close(self) -> None:
         """Release what `held` has kept."""

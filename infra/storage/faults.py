@@ -60,7 +60,7 @@ def unreachable(error: BaseException) -> str | None:
 
 def _line_for(error: BaseException) -> str | None:
     if isinstance(error, StoreError):
-        return f"{one_line(error)}; a run goes on from its newest intact checkpoint by `rlvf train --resume RUN`"
+        return f"{one_line(error)}; {error.remedy}"
     if type(error).__module__.partition(".")[0] in ("safetensors", "safetensors_rust"):
         return f"weights cannot be read ({one_line(error)}): the file is damaged or cut off; fetch or make it again"
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):

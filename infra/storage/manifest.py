@@ -23,6 +23,7 @@ class StoreError(Exception):
     """What is stored cannot be used; the message is one line that names the URI and why."""
 
     damaged: tuple[str, ...] = ()  # URIs of the folders that were read and cannot be used
+    remedy = "a run goes on from its newest intact checkpoint by `rlvf train --resume RUN`"
 
 
 class NotThere(StoreError):  # noqa: N818

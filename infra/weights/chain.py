@@ -89,12 +89,12 @@ def is_whole(version: PolicyVersion) -> bool:
     return way is not None
 
 
-def needed(edges: Collection[Edge], newest: int, window: int) -> set[str]:
-    """The URIs of the folders that must stay: for generators that start with nothing, and those up to `window` versions
-    behind the newest."""
+def needed(edges: Collection[Edge], newest: int, window: int, pinned: Collection[int] = ()) -> set[str]:
+    """The URIs of the folders that must stay: for generators that start with nothing, those up to `window` versions
+    behind the newest, and readers of the `pinned` versions."""
     recent = {edge.makes for edge in edges if newest - window <= edge.makes.step <= newest}
     stays = {edge.uri for edge in edges if edge.makes in recent and edge.base in recent}
-    for version in recent:
+    for version in recent | {edge.makes for edge in edges if edge.makes.step in pinned}:
         way = cheapest_chain(edges, version)
         if way is None:  # a folder of the chain could not be read just now: the others must stay
             return {edge.uri for edge in edges}

@@ -25,6 +25,7 @@ from infra.weights.difference import (
     write_difference,
 )
 from infra.weights.mirror import Mirror
+from infra.weights.pin import Pins
 from infra.weights.version import PolicyVersion, Published, SyncConfig, VersionId, VersionManifest
 from infra.weights.whole import PublicModel, describe, files_digest, write_whole
 
@@ -70,6 +71,7 @@ class Publisher:
         self._public = public
         self._fence = fence
         self._check = store.check_of(fence)
+        self._pins = Pins(run_uri)
         self._weights: Weights = {}  # of the version that was published last
         self._version: VersionId | None = None
         self._root = -1  # step of the whole version from which all differences start
@@ -245,7 +247,8 @@ class Publisher:
     def _prune(self) -> None:
         assert self._version is not None
         edges = self._patience(read_edges, self._uri)
-        stays = needed(edges, self._version.step, self._window)
+        pinned = self._patience(self._pins.steps)
+        stays = needed(edges, self._version.step, self._window, pinned)
         for edge in edges:
             if edge.uri not in stays:
                 self._patience(self._check)

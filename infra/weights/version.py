@@ -20,6 +20,8 @@ from infra.storage.manifest import Manifest, StoreError, Torn
 class Gone(StoreError):  # noqa: N818
     """The version was removed; newer ones are there."""
 
+    remedy = "started again, it takes the newest version"
+
 
 class StaleBase(Torn):
     """A difference starts from other weights than those that are here."""

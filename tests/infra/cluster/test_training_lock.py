@@ -11,7 +11,7 @@ from distributed import Client, LocalCluster, Scheduler, semaphore
 
 from infra.cluster import training_lock as module
 from infra.cluster.settings import DASK_SETTINGS
-from infra.cluster.training_lock import TrainingLockLostError, training, training_lock
+from infra.cluster.training_lock import TrainingLockLostError, TrainingLocks, training, training_lock
 from tests.conftest import free_port, running_scheduler
 from tests.processes import until
 
@@ -83,6 +83,22 @@ def test_who_slept_through_its_turn_is_refused_and_leaves_the_next_one_its_own(
             sleeping.__exit__(None, None, None)
             assert training(two) == "next"
             mine.check()
+
+
+def test_what_is_within_a_turn_has_that_one_and_leaves_it_as_it_is(scheduler: str) -> None:
+    locks = TrainingLocks()
+    with Client(scheduler, set_as_default=False) as client, Client(scheduler, set_as_default=False) as other:
+        with locks.held(client, "a run", str) as outer:
+            with locks.held(client, "its warm-up", str) as inner:
+                assert inner is outer
+            assert training(other) == "a run"
+            inner.check()
+            with pytest.raises(KeyError), locks.held(client, "its warm-up", str):
+                raise KeyError
+            assert training(other) == "a run"
+        assert training(other) is None
+        with training_lock(other, "the next", str):  # it is free
+            pass
 
 
 def test_a_clock_that_is_set_takes_the_turn_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
