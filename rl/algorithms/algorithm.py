@@ -43,7 +43,10 @@ class Algorithm(BaseModel, ABC):
 
     @abstractmethod
     def token_loss(self, logprobs: "Tensor", behaviour: "Tensor", advantage: "Tensor") -> TokenLoss:
-        """The terms of [N] tokens: log pi with its gradient, log mu, and the advantage of each token's completion."""
+        """The terms of [N] tokens: log pi with its gradient, log mu, and the advantage of each token's completion.
+
+        Each term follows from its own token alone, because tokens are taken in chunks.
+        """
 
 
 def centred(rewards: NDArray[np.float32]) -> NDArray[np.float32]:

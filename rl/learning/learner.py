@@ -20,7 +20,7 @@ from rl.learning.packing import Packed, microbatches, pack
 from rl.learning.shaping import shaped
 from rl.model.head import hidden_states
 from rl.model.policy import Policy, read_weights, save_policy
-from rl.model.scores import target_scores
+from rl.model.scores import Loss, target_scores
 from rl.records import Batch, Learned, Rollouts
 
 
@@ -70,13 +70,31 @@ def loss_scale(dtype: torch.dtype, tokens: int) -> float:
     return 2.0 ** max(0, tokens.bit_length() - 5) if dtype == torch.float16 else 1.0
 
 
-def token_scores(policy: Policy, packed: Packed, temperature: float) -> tuple[Tensor, Tensor]:
-    """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies (detached)."""
+def token_scores(policy: Policy, packed: Packed, temperature: float, loss: Loss | None = None) -> tuple[Tensor, Tensor]:
+    """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies, both detached.
+
+    With ``loss``, its gradient is added to that of the policy's parameters.
+    """
     with policy.autocast():
-        hidden = hidden_states(
-            policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
-        )
-        return target_scores(policy.model, hidden[packed.rows, packed.logit_positions], packed.targets, temperature)
+        with torch.set_grad_enabled(loss is not None):
+            states = hidden_states(
+                policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
+            )
+            hidden = states[packed.rows, packed.logit_positions]
+        found = target_scores(policy.model, hidden.detach(), packed.targets, temperature, loss)
+    logprobs, entropy, gradient = found
+    if gradient is not None and hidden.requires_grad:
+        hidden.backward(gradient)  # type: ignore[no-untyped-call]
+    return logprobs, entropy
+
+
+def token_loss(algorithm: Algorithm, behaviour: Tensor, advantage: Tensor, weight: Tensor) -> Loss:
+    """The loss of an algorithm from the log-probs of some of N tokens, of each of which the [N] tensors tell."""
+
+    def loss(logprobs: Tensor, part: slice) -> Tensor:
+        return (weight[part] * algorithm.token_loss(logprobs, behaviour[part], advantage[part]).value).sum()
+
+    return loss
 
 
 class Learner:
@@ -184,17 +202,18 @@ class Learner:
         total, sums = 0.0, dict[str, float]()
         for groups in microbatches(rollouts, used, self.microbatch_tokens):
             packed = pack(rollouts, groups, device)
-            logprobs, entropy = token_scores(self.policy, packed, temperature)
             mu = behaviour[packed.group, packed.sample, packed.token_index]
-            terms = algorithm.token_loss(logprobs, mu, advantage[packed.group, packed.sample])
-            value = (weight[packed.group, packed.sample] * terms.value).sum()
-            (value * scale).backward()  # type: ignore[no-untyped-call]
+            towards, share = (of[packed.group, packed.sample] for of in (advantage, weight))
+            loss = token_loss(algorithm, mu, towards, share * scale)
+            logprobs, entropy = token_scores(self.policy, packed, temperature, loss)
             with torch.no_grad():
+                terms = algorithm.token_loss(logprobs, mu, towards)
+                value = (share * terms.value).sum()
                 gap = logprobs - mu
                 # mismatch_kl: KL(mu || pi) on the sampled tokens before the update, k3 estimate, nats
                 seen = {"entropy": entropy, "mismatch_kl": gap.exp() - gap - 1, **terms.metrics}
-                loss, *added = torch.stack([value, *(of.sum().float() for of in seen.values())]).tolist()
-            total += loss
+                part, *added = torch.stack([value, *(of.sum().float() for of in seen.values())]).tolist()
+            total += part
             sums = {name: sums.get(name, 0.0) + of for name, of in zip(seen, added, strict=True)}
         return total, sums
 

@@ -41,9 +41,10 @@ def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:
     weight = 1.0 / shown.generated_tokens
     enlarged = loss_scale(learner.policy.dtype, shown.generated_tokens)
     for groups in microbatches(shown, range(len(shown.problems)), learner.microbatch_tokens):
-        logprobs, _ = token_scores(learner.policy, pack(shown, groups, learner.policy.device), temperature=1.0)
-        loss = -weight * logprobs.sum()
-        (loss * enlarged).backward()  # type: ignore[no-untyped-call]
-        total += float(loss.detach())
+        packed = pack(shown, groups, learner.policy.device)
+        logprobs, _ = token_scores(
+            learner.policy, packed, temperature=1.0, loss=lambda logprobs, _: -weight * enlarged * logprobs.sum()
+        )
+        total -= weight * float(logprobs.sum())
     learner.optimizer_step(scale, loss_scale=enlarged)
     return total

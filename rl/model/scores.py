@@ -1,142 +1,135 @@
-"""Log-probs and entropies of given tokens, without the logits of all positions at once.
+"""Log-probs and entropies of given tokens, and the gradient of a loss, without the logits of all tokens at once.
 
 [N, V] logits of Qwen3 (V = 151,936) are 0.6 MB a token in float32, and a log-softmax with its gradient holds four such
-tensors. Here they exist for a chunk of tokens at a time, and once more in the backward pass: it costs a fourth product
-with the head's weight beside the three that there are, and saves the traffic of those tensors.
+tensors. Where the loss is a sum over tokens, the gradient of a token's logits is known as soon as its log-prob is: so
+logits exist for a chunk of tokens at a time, and nothing is computed twice.
 
 Legend: N tokens, C of them in a chunk, H hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from rl.model.head import finished_logits, head_logits
+from rl.model.head import finished_logits
 
-CHUNK = 2**24  # logits in a chunk: 64 MiB in float32
-DIRECT = 2**22  # logits up to which nothing is computed twice
+CHUNK = 2**25  # logits of a chunk: 128 MiB in float32, of which there are two
+
+# the loss of tokens, a scalar, from their log-probs [C] and their place among the N; the loss of all is the sum
+Loss = Callable[[Tensor, slice], Tensor]
 
 
+@torch.no_grad()
 def target_scores(
-    model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, chunk: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """[N] log-probs of the tokens ``targets`` [N] at ``temperature``, and [N] entropies (detached), from the hidden
-    states [N, H] that predict them; in float32, in float64 of a model in float64.
+    model: PreTrainedModel,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    loss: Loss | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """[N] log-probs of the tokens ``targets`` [N] at ``temperature``, and [N] entropies, from the hidden states [N, H]
+    that predict them; in float32, in float64 of a model in float64.
 
-    ``chunk`` tokens are taken at a time, by default as many as :data:`CHUNK` logits; a few are computed all at once.
+    With ``loss``, its gradient is added to that of the head's parameters, and its gradient with respect to the hidden
+    states [N, H] is the third that is returned. ``chunk`` tokens are taken at a time, by default :data:`CHUNK` logits.
+
+    With z the logits and logp_n = z_n[target_n] - log sum_v exp(z_nv): d logp_n / d z_nv = 1[v = target_n] -
+    softmax(z_n)_v.
     """
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    plain = type(head) is nn.Linear and head.weight.is_leaf  # any other head is left to autograd
-    if not plain or (chunk is None and len(targets) * head.out_features <= DIRECT):
-        scores = (head_logits(model, hidden) / temperature).log_softmax(-1)
-        with torch.no_grad():
-            entropy = -(scores.exp() * scores).sum(-1)
-        return scores.gather(1, targets[:, None]).squeeze(1), entropy
-
-    def finished(output: Tensor) -> Tensor:
-        logits = finished_logits(model, output)
-        return logits if temperature == 1 else logits / temperature  # a copy less
-
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
-    chunk = chunk or max(1, CHUNK // head.out_features)
-    found: tuple[Tensor, Tensor] = _Chunked.apply(hidden, head.weight, head.bias, targets, finished, dtype, chunk)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Chunked(torch.autograd.Function):
-    """Log-probs and entropies in chunks of tokens.
-
-    With z = ``finished(hidden @ weight.T + bias)`` and logp_n = z_n[target_n] - log sum_v exp(z_nv):
-    d logp_n / d z_nv = 1[v = target_n] - softmax(z_n)_v. From z back to the head's output autograd goes, a chunk at a
-    time, so that no formula of ``finished`` is written twice. The gradient of weight and bias, which are parameters, is
-    added to theirs and not handed to autograd: :func:`torch.autograd.grad` does not see it, nor do their hooks.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,  # [N, H]
-        weight: Tensor,  # [V, H]
-        bias: Tensor | None,  # [V]
-        targets: Tensor,  # [N]
-        finished: Callable[[Tensor], Tensor],  # logits [C, V] of the head's output
-        dtype: torch.dtype,  # of the products with the weight
-        chunk: int,
-    ) -> tuple[Tensor, Tensor]:
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        logprobs, entropy, normalizer = (hidden.new_empty(len(targets), dtype=wide) for _ in range(3))
-        head = weight.to(dtype), None if bias is None else bias.to(dtype)
-        with torch.autocast(hidden.device.type, enabled=False):
-            for part in _parts(len(targets), chunk):
-                scores = finished(linear(hidden[part].to(dtype), *head))
-                normalizer[part] = scores.logsumexp(-1)
-                scores -= normalizer[part, None]
-                logprobs[part] = scores.gather(1, targets[part, None]).squeeze(1)
-                entropy[part] = -scores.exp().mul_(scores).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizer)
-        ctx.finished, ctx.dtype, ctx.chunk = finished, dtype, chunk
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalizer = ctx.saved_tensors
-        head = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
-        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        to_weight = _gradient(weight) if ctx.needs_input_grad[1] else None
-        to_bias = _gradient(bias) if ctx.needs_input_grad[2] else None
-        with torch.autocast(hidden.device.type, enabled=False):
-            for part in _parts(len(targets), ctx.chunk):
-                states = hidden[part].to(ctx.dtype)
-                output = linear(states, *head)
-                share = _gradient_of_output(output, ctx.finished, targets[part], normalizer[part], upstream[part])
-                if to_hidden is not None:
-                    to_hidden[part] = share @ head[0]
-                if to_weight is not None:
-                    _add_product(to_weight, share, states)
-                if to_bias is not None:
-                    to_bias += share.sum(0)
-                del output, share  # before the next chunk's are made
-        return to_hidden, *[None] * 6  # the parameters have theirs
+    module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = _Matrix(module, hidden) if type(module) is nn.Linear else _Module(module)
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    logprobs, entropy = (hidden.new_empty(len(targets), dtype=wide) for _ in range(2))
+    gradient = None if loss is None else torch.empty_like(hidden)
+    for part in _parts(len(targets), chunk or max(1, CHUNK // model.config.get_text_config().vocab_size)):
+        target = targets[part, None]
+        output = head.forward(hidden[part], loss is not None)
+        with torch.set_grad_enabled(loss is not None):
+            logits = finished_logits(model, output.requires_grad_(loss is not None))
+            logits = logits if temperature == 1 else logits / temperature  # a copy less
+        scores = logits.detach()
+        scores -= scores.logsumexp(-1, keepdim=True)
+        logprobs[part] = scores.gather(1, target).squeeze(1)
+        chances = scores.exp()
+        entropy[part] = -scores.mul_(chances).sum(-1)
+        if loss is not None and gradient is not None:
+            upstream = _gradient_of_loss(loss, logprobs[part], part)[:, None]
+            share = chances.mul_(-upstream).scatter_add_(1, target, upstream)
+            if logits is not output:
+                (share,) = torch.autograd.grad(logits, output, share)
+            gradient[part] = head.backward(share)
+            del share
+        del output, logits, scores, chances  # before the next chunk's are made
+    return logprobs, entropy, gradient
 
 
-def _parts(count: int, chunk: int) -> Iterator[slice]:
-    return (slice(start, start + chunk) for start in range(0, count, chunk))
+def _parts(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, count, size))
 
 
-def _gradient_of_output(
-    output: Tensor,  # [C, V] of the head
-    finished: Callable[[Tensor], Tensor],
-    targets: Tensor,  # [C]
-    normalizer: Tensor,  # [C] log sum exp of the logits
-    upstream: Tensor,  # [C] the gradient of the log-probs
-) -> Tensor:
+def _gradient_of_loss(loss: Loss, logprobs: Tensor, part: slice) -> Tensor:
+    """[C] with respect to the log-probs [C]."""
     with torch.enable_grad():
-        logits = finished(output.requires_grad_())
-    gradient = (logits.detach() - normalizer[:, None]).exp_().mul_(-upstream[:, None])
-    gradient.scatter_add_(1, targets[:, None], upstream[:, None])
-    (found,) = torch.autograd.grad(logits, output, gradient)
-    return found
+        leaf = logprobs.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(leaf, part), leaf)
+    return gradient
 
 
-def _gradient(parameter: Tensor) -> Tensor:
-    """The parameter's gradient, to be added to in place: there is no room for another [V, H]."""
+class _Module:
+    """Any head, by autograd: the gradient of its parameters is made for each chunk and added."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def forward(self, hidden: Tensor, trained: bool) -> Tensor:
+        with torch.set_grad_enabled(trained):
+            self._hidden = hidden.detach().requires_grad_(trained)
+            self._output: Tensor = self._module(self._hidden)
+        mine: Tensor = self._output.detach().clone()  # to be changed in place
+        return mine
+
+    def backward(self, share: Tensor) -> Tensor:
+        self._output.backward(share)  # type: ignore[no-untyped-call]
+        assert self._hidden.grad is not None
+        return self._hidden.grad
+
+
+class _Matrix:
+    """A head that is a matrix, and a bias or none: the gradient of its parameters is added up in place, because for
+    another [V, H] there is no room."""
+
+    def __init__(self, head: nn.Linear, hidden: Tensor) -> None:
+        kind = hidden.device.type
+        self._dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+        self._head = head
+        self._weight = head.weight.to(self._dtype)
+        self._bias = None if head.bias is None else head.bias.to(self._dtype)
+
+    def forward(self, hidden: Tensor, _: bool) -> Tensor:
+        self._hidden = hidden.to(self._dtype)
+        return linear(self._hidden, self._weight, self._bias)
+
+    def backward(self, share: Tensor) -> Tensor:
+        with torch.autocast(share.device.type, enabled=False):
+            if self._head.weight.requires_grad:
+                self._add_to_weight(_gradient_of(self._head.weight), share)
+            if self._bias is not None and self._head.bias.requires_grad:
+                _gradient_of(self._head.bias).add_(share.sum(0))
+            return share @ self._weight
+
+    def _add_to_weight(self, gradient: Tensor, share: Tensor) -> None:
+        if gradient.dtype == share.dtype:
+            gradient.addmm_(share.T, self._hidden)
+            return
+        for part in _parts(len(gradient), max(1, CHUNK // gradient.shape[1])):
+            gradient[part] += share[:, part].T @ self._hidden
+
+
+def _gradient_of(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
-
-
-def _add_product(total: Tensor, share: Tensor, states: Tensor) -> None:
-    """``total`` [V, H] += ``share`` [C, V] transposed, times ``states`` [C, H]."""
-    if total.dtype == share.dtype:
-        total.addmm_(share.T, states)
-        return
-    for part in _parts(len(total), max(1, CHUNK // len(states[0]))):
-        total[part] += share[:, part].T @ states

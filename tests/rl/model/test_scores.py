@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.learning.learner import Learner
 from rl.model import scores
+from rl.model.head import head_logits
 from rl.model.scores import target_scores
 from rl.records import Batch
 from tests.rl.saved import Build
@@ -85,12 +86,15 @@ def found(
     chunk: int | None = None,
 ) -> Found:
     model.zero_grad()
-    states = hidden.clone().requires_grad_()
-    logprobs, entropy = target_scores(model, states, targets, temperature, chunk)
-    assert not entropy.requires_grad
-    (weights * logprobs).sum().backward()
-    gradients = [states.grad, *(one.grad for one in model.lm_head.parameters())]
-    return logprobs.detach(), entropy, [gradient for gradient in gradients if gradient is not None]
+    logprobs, entropy, of_hidden = target_scores(
+        model, hidden, targets, temperature, lambda logprobs, part: (weights[part] * logprobs).sum(), chunk
+    )
+    gradients = [of_hidden, *(one.grad for one in model.lm_head.parameters())]
+    return logprobs, entropy, [gradient for gradient in gradients if gradient is not None]
+
+
+def summed(logprobs: Tensor, _: slice) -> Tensor:
+    return logprobs.sum()
 
 
 def near(one: Found, other: Found, scores: float, gradients: float) -> None:
@@ -133,6 +137,12 @@ def test_no_tokens_have_no_scores_and_no_gradient(
     assert not any(gradient.any() for gradient in gradients)
 
 
+def by_autograd(model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the log-probs, differentiable, from the logits of all tokens at once."""
+    logits = head_logits(model, hidden)
+    return -nn.functional.cross_entropy(logits, targets, reduction="sum")
+
+
 @pytest.mark.parametrize("head", ["tied", "untied"])
 def test_the_gradient_of_several_backward_passes_adds_up_with_that_of_the_embedding(
     head: str, build_head: Callable[..., PreTrainedModel]
@@ -144,9 +154,13 @@ def test_the_gradient_of_several_backward_passes_adds_up_with_that_of_the_embedd
         model.zero_grad()
         for _ in range(2):
             hidden = model.model(tokens).last_hidden_state[0, :-1]
-            target_scores(model, hidden, tokens[0, 1:], 1.0, chunk)[0].sum().backward()
+            if chunk is None:
+                by_autograd(model, hidden, tokens[0, 1:]).backward()
+            else:
+                hidden.backward(target_scores(model, hidden, tokens[0, 1:], 1.0, summed, chunk)[2])
         gradients.append([parameter.grad for parameter in model.parameters()])
     for one, other in zip(*gradients, strict=True):
+        assert other.any()
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
@@ -155,28 +169,38 @@ def test_products_are_in_the_dtype_of_autocast_and_all_else_in_float32(
     dtype: torch.dtype, build_head: Callable[..., PreTrainedModel]
 ) -> None:
     model = build_head("gemma")
-    given = at_random(model)
-    exact = in_float64(model, *given, 1.0)
-    distances = []
-    for chunk in (None, 7):
-        with torch.autocast("cpu", dtype=dtype):
-            one = found(model, *given, 1.0, chunk)
-        assert {of.dtype for of in (*one[:2], *one[2])} == {torch.float32}
-        pairs = zip((one[0], *one[2]), (exact[0], *exact[2]), strict=True)
-        distances.append([float((mine.double() - theirs).norm() / theirs.norm()) for mine, theirs in pairs])
-    for direct, chunked in zip(*distances, strict=True):
-        assert 1e-6 < chunked < 1.2 * direct + 1e-4
+    hidden, targets, _ = at_random(model)
+    exact = in_float64(model, hidden, targets, torch.ones(N), 1.0)[2]
+    model.zero_grad()
+    states = hidden.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        by_autograd(model, states, targets).backward()
+    autograd = [states.grad, model.lm_head.weight.grad]
+    with torch.autocast("cpu", dtype=dtype):
+        one = found(model, hidden, targets, torch.ones(N), 1.0, 7)
+    assert {of.dtype for of in (*one[:2], *one[2])} == {torch.float32}
+    for mine, theirs, wanted in zip(one[2], autograd, exact, strict=True):
+        assert theirs is not None
+        far, as_far = (float((of.double() - wanted).norm() / wanted.norm()) for of in (mine, theirs))
+        assert 1e-5 < far < 1.1 * as_far
 
 
-@pytest.mark.parametrize("frozen", ["head", "decoder"])
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
 def test_what_is_frozen_gets_no_gradient(frozen: str, build_head: Callable[..., PreTrainedModel]) -> None:
     model = deepcopy(build_head("bias"))
     hidden, targets, _ = at_random(model)
-    hidden.requires_grad_(frozen == "head")
-    model.lm_head.requires_grad_(frozen == "decoder")
-    target_scores(model, hidden, targets, 1.0, 7)[0].sum().backward()
-    assert (hidden.grad is None) == (frozen == "decoder")
-    assert {parameter.grad is None for parameter in model.lm_head.parameters()} == {frozen == "head"}
+    model.lm_head.get_parameter(frozen).requires_grad_(False)
+    assert target_scores(model, hidden, targets, 1.0, summed, 7)[2] is not None
+    assert [name for name, one in model.lm_head.named_parameters() if one.grad is None] == [frozen]
+
+
+def test_without_a_loss_there_is_no_gradient(build_head: Callable[..., PreTrainedModel]) -> None:
+    model = deepcopy(build_head("all"))
+    hidden, targets, _ = at_random(model)
+    plain = target_scores(model, hidden, targets, 1.0, chunk=7)
+    with_loss = target_scores(model, hidden, targets, 1.0, summed, chunk=7)
+    assert plain[2] is None
+    assert all(torch.equal(*pair) for pair in zip(plain[:2], with_loss[:2], strict=True))
 
 
 def test_a_head_that_is_no_plain_matrix_is_left_to_autograd(build_head: Callable[..., PreTrainedModel]) -> None:
@@ -206,7 +230,6 @@ def test_a_state_that_is_no_number_makes_all_its_scores_none(build_head: Callabl
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerBase) -> None:
     """Five tokens at a time, however few there are."""
-    monkeypatch.setattr(scores, "DIRECT", 0)
     monkeypatch.setattr(scores, "CHUNK", 5 * len(tokenizer))
 
 
