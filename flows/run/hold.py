@@ -4,6 +4,8 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Self
 
+from prefect.runtime import flow_run
+
 from flows.run.workplace import Workplace
 from flows.start.runs import Run
 from infra.cluster.calls import DispatchStoppedError, TakeoverError
@@ -43,6 +45,9 @@ class Hold:
             self._lock.while_away(self._waiting)  # whoever else waits for it: the background, a worker
             # A trainer of an earlier try may be asleep, with the fence of that one.
             self.fence = self._lock.new_fence()
+            if killed := self._lock.killed:
+                self._workplace.prefect.crashed(killed)
+            self._lock.train_in(str(flow_run.id or ""))
             self._stack = stack.pop_all()
         return self
 

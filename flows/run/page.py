@@ -38,6 +38,7 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
     `CancelledOnPage`. `serves` says whether Prefect's server is there.
     """
     cancelled = threading.Event()
+    cancelling: list[bool] = []  # whether the state found was not a last one
     identity = flow_run.id
     if identity is None:
         yield cancelled
@@ -62,6 +63,7 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
                 if state is None or over.is_set():
                     continue
                 if state.type in ENDED:
+                    cancelling.append(state.type == StateType.CANCELLING)
                     cancelled.set()
                     display.say(f"{state.type.value.lower()} on Prefect's page")
                     dispatch.stop()
@@ -89,6 +91,6 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
     finally:
         over.set()
         watching.join(END_SECONDS)
-        if cancelled.is_set() and serves():  # a run that no Prefect worker supervises would be cancelling for ever
+        if any(cancelling) and serves():  # a run that no Prefect worker supervises would be cancelling for ever
             with get_client(sync_client=True) as client, suppress(httpx.HTTPError, PrefectException, OSError):
                 client.set_flow_run_state(UUID(identity), Cancelled(message="stopped; its steps are saved"), force=True)

@@ -2,21 +2,25 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import OrchestrationResult
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import SetStateStatus, StateAcceptDetails
 from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFECT_CLOUD_API_URL, temporary_settings
+from prefect.states import Crashed
 
+from infra.process_identity import ProcessIdentity
 from infra.security.printable import printable
 from infra.security.secrets import masked
+from infra.services.prefect_api import GONE, UNFINISHED
 from infra.services.prefect_events import Outbox
 from infra.services.prefect_link import PrefectLink
 from infra.services.prefect_log import PrefectLog
@@ -67,6 +71,19 @@ class PrefectSession:
             self.log.say(line)
         self._outcome = printable(masked("; ".join(lines)))
 
+    def crashed(self, flow_run: str) -> None:
+        """Mark a flow run as crashed whose process is gone, if this server knows it and it has not ended."""
+        if self._link is None or not self._link.serves():
+            return
+        with (
+            suppress(httpx.HTTPError, PrefectException, OSError, ValueError),  # of another server, or just away
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            get_client(sync_client=True, httpx_settings={"timeout": END_SECONDS}) as client,
+        ):
+            run = client.read_flow_run(UUID(flow_run))
+            if run.state is not None and run.state.type.value in UNFINISHED:
+                client.set_flow_run_state(run.id, Crashed(message=GONE), force=True)
+
     def bind(self) -> None:
         """Bound the time that the flow of this process takes to set its states, the last one above all: Prefect's own
         client retries a dead server for minutes, or whoever took its port, and the flow ends with an error then."""
@@ -74,8 +91,10 @@ class PrefectSession:
         if context is not None and context.flow_run is not None and context.flow_run.parent_task_run_id is None:
             self.log.begin(context.flow_run.id)
             self._outcome = None
-        client = None if context is None else context.client
-        if self._link is None or not isinstance(client, SyncPrefectClient) or "set_flow_run_state" in vars(client):
+        if self._link is None or context is None:
+            return
+        client = context.client
+        if not isinstance(client, SyncPrefectClient) or "set_flow_run_state" in vars(client):
             return
         told = client.set_flow_run_state
 
@@ -96,6 +115,20 @@ class PrefectSession:
             return OrchestrationResult(state=state, status=SetStateStatus.ACCEPT, details=StateAcceptDetails())
 
         vars(client)["set_flow_run_state"] = tell  # of this one client, which the flow's engine uses
+        self._name_the_process(client, context.flow_run)
+
+    def _name_the_process(self, client: SyncPrefectClient, run: FlowRun | None) -> None:
+        """Say which process runs the flow: `PrefectApi` sees by it that the process is gone. That of a deployment is
+        known to its worker."""
+        assert self._link is not None
+        if run is None or run.deployment_id is not None or not self._link.serves():
+            return
+        with (
+            suppress(httpx.HTTPError, PrefectException),
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+            _answered_by(client, time.monotonic() + END_SECONDS),
+        ):
+            client.update_flow_run(run.id, infrastructure_pid=ProcessIdentity.of_this().to_json())
 
     def _is_back(self, until: float) -> bool:
         """Wait for the server until then; whether it is there."""

@@ -147,7 +147,8 @@ class Training:
             self._hold.check()
         except Lost as lost:  # and whatever the work raised is because of it
             kind, error = type(lost), lost
-        stopped = bool(self._signals) or self._cancelled.is_set()
+        # who takes a run over marks its flow run as crashed, which looks like a cancellation from here
+        stopped = bool(self._signals) or (self._cancelled.is_set() and not isinstance(error, Lost))
         if stopped:  # what the work raised because of it is not why the run ends
             kind, error = KeyboardInterrupt, KeyboardInterrupt()
         self._stack.__exit__(kind, error, trace)  # a signal takes effect here

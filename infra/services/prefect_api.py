@@ -2,14 +2,18 @@
 
 import socket
 import urllib.error
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import psutil
 
+from infra.process_identity import read_identity
 from infra.services.http import get_json, get_json_of_ours
 
 POOL = "rlvf"  # the work pool of prefect.yaml
+UNFINISHED = ("RUNNING", "CANCELLING", "PAUSED")
+GONE = "its process is gone"
 
 
 class PrefectApi:
@@ -39,42 +43,38 @@ class PrefectApi:
         return any(each["name"] == name and each["status"] == "ONLINE" for each in workers)
 
     def running(self, flow: str) -> list[tuple[str, str]]:
-        """This flow's unfinished runs: the name of each, and its progress, such as `step 3 of 20`; empty before the
-        first step."""
+        """This flow's unfinished runs, but for those whose process on this machine is gone: the name of each, and its
+        progress, such as `step 3 of 20`; empty before the first step."""
         body = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PAUSED"]}}}}
-        names = {str(run["id"]): str(run["name"]) for run in self._ask("flow_runs/filter", body)}
+        found = self._ask("flow_runs/filter", body)
+        names = {str(run["id"]): str(run["name"]) for run in found if not _is_gone(run)}
         shown = {"flow_run_id": {"any_": list(names)}, "type": {"any_": ["progress"]}}
         progress = self._ask("artifacts/filter", {"artifacts": shown}) if names else []
         steps = {str(each["flow_run_id"]): str(each["description"]) for each in progress}
         return [(name, steps.get(run, "")) for run, name in names.items()]
 
     def end_runs(self, seconds: float = 0.0) -> list[str]:
-        """Mark the runs of the work pool whose process on this machine is gone as crashed, and return their names. A
-        process that lives gets `seconds` to end before it is killed; 0 leaves it alone.
+        """Mark the runs whose process on this machine is gone as crashed, and return the names of those of flow `rlvf`.
+        A process of the work pool that lives gets `seconds` to end before it is killed; 0 leaves it alone.
 
         Only for a server that no other machine's worker uses. A worker marks its own runs, but one that was killed or
-        stopped cannot, and they would be `Running` for ever.
+        stopped cannot, and they would be `Running` for ever; so would be those of a command that was killed.
         """
-        states = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
+        unfinished = {"flow_runs": {"state": {"type": {"any_": UNFINISHED}}}}
+        flows = {str(flow["id"]): flow["name"] for flow in self._ask("flows/filter", {})}
         ended = []
-        for run in self._ask("flow_runs/filter", {"work_pools": {"name": {"any_": [POOL]}}, "flow_runs": states}):
-            host, _, pid = str(run.get("infrastructure_pid") or "").rpartition(":")
-            if (
-                not pid.isdigit()
-                or host not in ("", socket.gethostname())
-                or not _ended(int(pid), str(run["id"]), seconds)
-            ):
+        for run in self._ask("flow_runs/filter", unfinished):
+            if not _is_gone(run) and not _of_pool_ended(run, seconds):
                 continue
-            state = {"type": "CRASHED", "message": "its process is gone, with the worker that started it"}
-            self._ask(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
-            ended.append(str(run["name"]))
+            self._crash(str(run["id"]), GONE)
+            if flows.get(str(run["flow_id"])) == "rlvf":
+                ended.append(str(run["name"]))
         return ended
 
     def crashed(self, flow_run: str, cause: str) -> None:
         """Mark the run as crashed, with the cause in its state's name, unless it has ended or is being cancelled."""
-        state = {"type": "CRASHED", "name": f"Crashed: {cause}", "message": cause}
         if self._state(flow_run)["type"] not in ("COMPLETED", "FAILED", "CANCELLED", "CRASHED", "CANCELLING"):
-            self._ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
+            self._crash(flow_run, cause, f"Crashed: {cause}")
 
     def says_a_cause(self, flow_run: str) -> bool:
         """Whether the run has failed or crashed, with a cause in its state's name."""
@@ -88,12 +88,30 @@ class PrefectApi:
             state = {"type": known["type"], "name": known["name"].partition(": ")[0], "message": known["message"]}
             self._ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
 
+    def _crash(self, flow_run: str, cause: str, name: str = "Crashed") -> None:
+        state = {"type": "CRASHED", "name": name, "message": cause}
+        self._ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
+
     def _state(self, flow_run: str) -> dict[str, str]:
         state: dict[str, str] = self._ask(f"flow_runs/{flow_run}")["state"]
         return state
 
     def _ask(self, path: str, body: Any = None) -> Any:
         return self._get(f"{self._url.rstrip('/')}/{path}", self._auth, body, timeout=10.0)
+
+
+def _is_gone(run: Mapping[str, Any]) -> bool:
+    """Whether the process of a run that a command began was of this machine, and has ended."""
+    identity = read_identity(str(run.get("infrastructure_pid") or ""))
+    return identity is not None and identity.is_gone
+
+
+def _of_pool_ended(run: Mapping[str, Any], seconds: float) -> bool:
+    """Whether a run of the work pool has lost its process on this machine, be it that it is killed after `seconds`."""
+    host, _, pid = str(run.get("infrastructure_pid") or "").rpartition(":")
+    if run.get("work_pool_name") != POOL or run["state"]["type"] == "PAUSED":
+        return False
+    return pid.isdigit() and host in ("", socket.gethostname()) and _ended(int(pid), str(run["id"]), seconds)
 
 
 def _ended(pid: int, flow_run: str, seconds: float) -> bool:

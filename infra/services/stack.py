@@ -296,4 +296,4 @@ class Stack:
             return
         with suppress(OSError, ValueError):  # it is away itself; the next start does this again
             for name in self._api(url).end_runs(seconds):
-                self._say(f"run {name} was stopped with its worker: rlvf train --resume {name} goes on with it")
+                self._say(f"the process of run {name} is gone: rlvf train --resume {name} goes on with it")

@@ -44,6 +44,7 @@ class RunLock:
         self.fence = fence
         self._claim = claim
         self._given = False  # whether writers have the fence
+        self._trains = False  # whether the claim names the flow run of this process
         self._writing = threading.RLock()  # of claims: no heartbeat of an epoch follows the next one's
         self._is_folder = place.local_path(fence.run) is not None
         self._lost = threading.Event()
@@ -67,12 +68,24 @@ class RunLock:
         with self._writing:
             if self._given:
                 self.fence.check()
-                fence, claim = _next_claim(self.fence.run, self.fence.epoch + 1)
+                fence, claim = _next_claim(self.fence.run, self.fence.epoch + 1, self._claim.flow_run)
                 if not _take(fence, claim):
                     raise LockLostError(f"{self.fence.run} was taken over by another process")
                 self.fence, self._claim = fence, replace(claim, state="held")
             self._given = True
             return self.fence
+
+    @property
+    def killed(self) -> str:
+        """The flow run of an owner before that was killed, until `train_in`; empty where there is none."""
+        return "" if self._trains else self._claim.flow_run
+
+    def train_in(self, flow_run: str) -> None:
+        """Note Prefect's flow run that trains the run from now on. Raises LockLostError."""
+        with self._writing:
+            self.fence.check()
+            self._trains = True
+            self._write(replace(self._claim, flow_run=flow_run))
 
     def when_lost(self, act: Callable[[], None]) -> None:
         """Have `act` called, in a thread of its own, when another process has taken the run."""
@@ -92,7 +105,8 @@ class RunLock:
             raise TimeoutError(f"no answer for {DEAD_SECONDS:.0f} s")
         with suppress(LockLostError):
             self.fence.check()
-            self._write(replace(self._claim, state="released"))
+            flow_run = "" if self._trains else self._claim.flow_run  # which says itself how it ends
+            self._write(replace(self._claim, state="released", flow_run=flow_run))
             return True
         return False
 
@@ -166,15 +180,14 @@ def acquire(uri: str, say: Callable[[str], None]) -> RunLock:
     """Take the lock, from a dead owner too. Raises as `held` does."""
     while True:
         newest = _newest(uri)
-        if newest is not None:
-            _outlive(newest, say)
-        fence, claim = _next_claim(uri, 1 if newest is None else newest.epoch + 1)
+        killed = "" if newest is None else _outlive(newest, say)
+        fence, claim = _next_claim(uri, 1 if newest is None else newest.epoch + 1, killed)
         if _take(fence, claim):
             return RunLock(fence, replace(claim, state="held"))
 
 
-def _next_claim(uri: str, epoch: int) -> tuple[Fence, Claim]:
-    claim = Claim.of_this_process()
+def _next_claim(uri: str, epoch: int, flow_run: str) -> tuple[Fence, Claim]:
+    claim = replace(Claim.of_this_process(), flow_run=flow_run)
     return Fence(uri, epoch, claim.mark if place.local_path(uri) is None else "", claim.mark), claim
 
 
@@ -252,19 +265,17 @@ def _newest(uri: str) -> _Seen | None:
     return min(_of_newest_epoch(uri), key=lambda seen: (not seen.is_held, seen.uri), default=None)
 
 
-def _outlive(seen: _Seen, say: Callable[[str], None]) -> None:
-    """Wait until the owner has released the run or counts as dead. Raises RunInUseError at its first heartbeat."""
+def _outlive(seen: _Seen, say: Callable[[str], None]) -> str:
+    """Wait until the owner has released the run or is dead; its flow run. Raises RunInUseError at its heartbeat."""
     run = seen.uri.rpartition("/lock/")[0]
     began = time.monotonic()
     said = False
     now: _Seen | None = seen
     while now == seen:
         claim = seen.claim
-        if claim is not None and (claim.state == "released" or claim.is_gone):
-            return
         waited = time.monotonic() - began
-        if waited > DEAD_SECONDS:
-            return
+        if waited > DEAD_SECONDS or (claim is not None and (claim.state == "released" or claim.is_gone)):
+            return "" if claim is None else claim.flow_run
         if waited > 2 * BEAT_SECONDS and not said:
             said = True
             say(
@@ -276,7 +287,7 @@ def _outlive(seen: _Seen, say: Callable[[str], None]) -> None:
         if now is not None and now.claim is None:
             now = seen  # it is being written
     if now is None or (now.claim is not None and now.claim.state == "released"):
-        return
+        return "" if now is None or now.claim is None else now.claim.flow_run
     raise RunInUseError(
         f"{run} is in use by {now.claim or 'another process'}; wait for its end, or stop it there: it is saved"
     )

@@ -1,6 +1,7 @@
 """A run that was interrupted, or killed with its machine, is gone on with, there or elsewhere."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any
@@ -10,7 +11,9 @@ from mlflow import MlflowClient
 
 from flows.start.runs import Run, local_folder, saved_config
 from flows.start.trust import remember
+from infra.process_identity import ProcessIdentity
 from infra.runs.record import read_record
+from infra.services.prefect_api import PrefectApi
 from infra.storage import place, store
 from infra.storage.claim import Claim
 from tests.flows.accidents import check_steps
@@ -66,11 +69,16 @@ def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp
         until(lambda: 4 in lab.metrics(first, "groups/used") or command.process.poll() is not None)
         command.signal_group(SIGKILL)
         assert command.finish()[0] == -SIGKILL
+    killed = place.read_text(f"{uri}/flow_run.txt")
+    assert lab.api(f"flow_runs/{killed}")["state"]["type"] == "RUNNING"
+    assert "travels" not in dict(PrefectApi(lab.url, lab.auth).running("rlvf"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Claim, "is_gone", True)  # that the owner has ended is seen on its machine only: it takes 30 s
         remember_in(homes[1], uri)
         reached = store.versions(f"{uri}/state")[-1] + 2
         lab.train(resume=uri, home=homes[1], steps=str(reached), tracking__uri=tracked)
+    state = lab.api(f"flow_runs/{killed}")["state"]
+    assert (state["type"], state["message"]) == ("CRASHED", "its process is gone")
     record = read_record(uri, local_folder(uri, homes[1]))
     assert record.steps == list(range(1, reached + 1))
     seconds = record.curve("perf/step_seconds")
@@ -79,6 +87,30 @@ def test_a_run_that_goes_on_elsewhere_has_every_step_once(lab: Any, s3: str, tmp
     run_id = json.loads(place.read_text(f"{uri}/tracking.json"))["run_id"]
     for name in ("reward/mean", "groups/used", "policy/entropy"):
         assert [point.step for point in mlflow.get_metric_history(run_id, name)] == list(range(1, reached + 1))
+
+
+def test_a_run_whose_process_is_gone_is_marked_as_crashed(lab: Any) -> None:
+    from prefect.states import Running
+
+    from flows.sft import sft
+    from flows.train import train
+
+    living = ProcessIdentity.of_this()
+    gone = replace(living, started=living.started - 5)  # this process has its number by now
+    elsewhere = replace(gone, machine="another")
+    api = PrefectApi(lab.url, lab.auth)
+    begun = {}
+    with lab.prefect() as client:
+        for flow in (train, sft):
+            for name, process in {"gone": gone, "elsewhere": elsewhere, "living": living}.items():
+                run = client.create_flow_run(flow, name=name, state=Running())
+                client.update_flow_run(run.id, infrastructure_pid=process.to_json())
+                begun[flow.name, name] = run.id
+    assert {"elsewhere", "living"} <= dict(api.running("rlvf")).keys()
+    assert "gone" not in dict(api.running("rlvf"))
+    assert api.end_runs().count("gone") == 1  # a warm-up cannot go on
+    for (_, name), run_id in begun.items():
+        assert lab.api(f"flow_runs/{run_id}")["state"]["type"] == ("CRASHED" if name == "gone" else "RUNNING")
 
 
 def remember_in(home: Path, uri: str) -> None:

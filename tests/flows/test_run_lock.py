@@ -40,6 +40,8 @@ def test_one_run_has_one_trainer_whoever_sleeps_meanwhile(
         assert f"{run} is in use by " in line
         assert f"(process {first.process.pid}) since 20" in line
         assert first.process.poll() is None
+        flow_run = (run / "flow_run.txt").read_text()
+        assert lab.api(f"flow_runs/{flow_run}")["state"]["type"] == "RUNNING"
 
         stopped_out_of_a_transaction(first, home / "mlflow.db")
         monkeypatch.setattr(lock, "DEAD_SECONDS", 3.0)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from infra.storage.claim import Claim
-from infra.storage.lock import held
+from infra.storage.lock import acquire, held
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -41,6 +41,33 @@ def test_setting_the_clock_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: told(process) + 3600)
     assert not claim.is_gone
     assert replace(claim, started=claim.started + 5).is_gone  # another process of that number
+
+
+def test_a_killed_owner_s_flow_run_is_known_until_another_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str(tmp_path / "run")
+
+    def killed(flow_run: str) -> None:
+        lock = acquire(run, print)
+        lock.train_in(flow_run)
+        lock._over.set()  # no heartbeat, no release
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    killed("first")
+    monkeypatch.setattr(Claim, "is_gone", True)
+    with held(run, print) as refused:  # by an option, say: it trains nothing
+        assert refused.killed == "first"
+    with held(run, print) as lock:
+        assert lock.killed == "first"
+        lock.new_fence()
+        lock.new_fence()
+        assert lock.killed == "first"
+        lock.train_in("second")
+        assert lock.killed == ""
+    with held(run, print) as lock:  # the second ended in order
+        assert lock.killed == ""
 
 
 @pytest.mark.parametrize(
