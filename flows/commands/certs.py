@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 from flows.commands.command import Command, say
+from infra.cluster.reach import FOR_OTHERS, parse_address
 from infra.cluster.settings import dask_environment
 from infra.home import rlvf_home
+from infra.hosts import is_loopback, own_addresses
 from infra.security.bundles import check_machine_name
 from infra.security.certificates import MACHINE_DAYS
 from infra.security.identity import issue, make_authority
@@ -93,6 +95,11 @@ def _run(given: argparse.Namespace) -> None:
     print(f"{out} holds {secrets}: copy it over a safe way (scp), and remove it here", file=sys.stderr)
     if given.with_storage and "AWS_ACCESS_KEY_ID" not in settings:
         print("no AWS_ACCESS_KEY_ID in this environment: the bundle carries no credentials", file=sys.stderr)
+    if scheduler and not given.scheduler and is_loopback(parse_address(scheduler, home).host):
+        say(
+            f"{given.machine} cannot join {scheduler}, an address of the scheduler's own machine alone: {FOR_OTHERS} "
+            f"(addresses here: {', '.join(own_addresses()) or 'none'}); then make the bundle again"
+        )
     address = "" if scheduler else " tls://THIS-MACHINE:8786"
     following = f"rlvf worker{address} --bundle {out.name}"
     if given.json:

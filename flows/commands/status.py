@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.commands.command import Command, say
-from infra.cluster.reach import parse_address, reach
+from infra.cluster.reach import FOR_OTHERS, parse_address, reach
 from infra.home import rlvf_home, rlvf_storage
+from infra.hosts import is_loopback
 from infra.security.identity import adopt_settings, authority
 from infra.security.printable import printable
 from infra.services.addresses import Addresses, running
@@ -143,11 +144,17 @@ def lines(
             roles = ",".join(each["roles"])
             rows.append(f"{each['name']:<20}{each['device']:<28}{roles:<30}{pace:>10}{each['last_seen']:>8.0f} s")
         if not workers:
-            rows.append(f"none yet; on any machine: rlvf worker {known.scheduler}")
+            rows.append(f"none yet; {_how_to_join(str(known.scheduler))}")
     if running:
         runs = [f"{run}, {step}" if step else run for run, step in running]
         rows += ["", f"training: {'; '.join(runs)}"]
     return rows
+
+
+def _how_to_join(scheduler: str) -> str:
+    if is_loopback(parse_address(scheduler, rlvf_home()).host):
+        return f"on the scheduler's own machine: rlvf worker {scheduler}; for others: {FOR_OTHERS}"
+    return f"on any machine: rlvf worker {scheduler}"
 
 
 def _pages(links: Mapping[str, str]) -> list[str]:

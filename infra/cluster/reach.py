@@ -11,12 +11,13 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.hosts import bracketed
+from infra.hosts import bracketed, is_loopback
 from infra.security.identity import check_certificates, has_certificates
 from infra.security.tls import dask_security
 
 PORT = 8786
 SECONDS = 5.0
+FOR_OTHERS = "`rlvf down`, then `rlvf up --host ADDRESS` there, with a --storage that all machines see"
 ADDRESS = re.compile(r"(?:(?P<scheme>tcp|tls)://)?(?P<host>\[[^\]\s]+\]|[^\s/:]+)(?::(?P<port>\d{1,5}))?/?")
 
 
@@ -76,6 +77,8 @@ def reach(address: SchedulerAddress, home: Path, seconds: float = SECONDS) -> st
         ) from None
     except ConnectionRefusedError:
         why = "nothing listens there: start one with `rlvf up --host ADDRESS` on that machine"
+        if is_loopback(address.host):
+            why = f"nothing listens there: start one here with `rlvf up`; on another machine: {FOR_OTHERS}"
         raise UnreachableError(str(address), why, may_come_back=True) from None
     except TimeoutError:
         why = f"no answer in {seconds:g} s; is the address right, the machine awake, and the port open in its firewall?"

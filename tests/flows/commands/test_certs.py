@@ -31,8 +31,9 @@ def test_a_bundle_carries_credentials_only_when_asked(
     plain = read_bundle(tmp_path / "jetson.bundle")
     assert plain.environment == {"RLVF_STORAGE": "s3://runs/x", "AWS_ENDPOINT_URL_S3": "http://nas:9000"}
     assert plain.scheduler == "tls://10.0.0.1:8786"
-    out, _ = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert out == "then, on jetson: rlvf worker --bundle jetson.bundle\n"
+    assert "rlvf up" not in err
     main(["certs", "rented", "--with-storage", "--days", "7", "--out", "r", "--address", "10.0.0.7", "--json"])
     full = read_bundle(tmp_path / "r")
     assert full.environment["AWS_SECRET_ACCESS_KEY"] == "planted-secret"
@@ -41,6 +42,20 @@ def test_a_bundle_carries_credentials_only_when_asked(
     assert json.loads(out)["next"] == "rlvf worker --bundle r"
     assert "planted-secret" not in out + err
     assert "planted-secret" not in repr(full)
+
+
+def test_a_bundle_that_is_of_no_use_elsewhere_says_what_helps(
+    home_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home_folder.mkdir()
+    (home_folder / "up.json").write_text(json.dumps({"scheduler": "tls://127.0.0.1:8786", "pid": 1}))
+    words = ["certs", "jetson", "--out", str(tmp_path / "bundle")]
+    main(words)
+    err = capsys.readouterr().err
+    assert "jetson cannot join tls://127.0.0.1:8786, an address of the scheduler's own machine alone" in err
+    assert "`rlvf down`, then `rlvf up --host ADDRESS` there, with a --storage that all machines see" in err
+    main([*words, "--scheduler", "tls://127.0.0.1:9000"])  # the end of a tunnel, say
+    assert "rlvf up" not in capsys.readouterr().err
 
 
 def test_the_environment_of_dask_commands_is_printed(

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from flows.commands.status import lines
+from infra.services.addresses import Addresses
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 
@@ -30,3 +32,21 @@ def test_where_nothing_runs_yet_nothing_reads_as_if_it_were_broken(
     assert shown.count("no answer") == 2
     assert "unknown" in shown
     assert "nothing runs here" not in shown
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said"),
+    [
+        (
+            "tls://127.0.0.1:8786",
+            "none yet; on the scheduler's own machine: rlvf worker tls://127.0.0.1:8786; for others: ",
+        ),
+        ("tls://192.168.1.5:8786", "none yet; on any machine: rlvf worker tls://192.168.1.5:8786"),
+    ],
+)
+@pytest.mark.usefixtures("home_folder")
+def test_no_machine_is_sent_to_an_address_that_is_another_s_own(scheduler: str, said: str) -> None:
+    alive = dict.fromkeys(("prefect", "mlflow", "scheduler", "storage"), True)
+    (shown,) = [line for line in lines(Addresses(scheduler=scheduler), alive, [], [], "") if "none yet" in line]
+    assert shown.startswith(said)
+    assert ("`rlvf up --host ADDRESS`" in shown) == ("127" in scheduler)

@@ -135,7 +135,8 @@ def test_tls_against_plain_tcp_is_refused(plain: Any, first: Path) -> None:
 
 
 def test_whoever_is_not_there_is_told_apart(first: Path, tmp_path: Path) -> None:
-    assert "nothing listens there" in refusal(SchedulerAddress("tls", "127.0.0.1", 9), first)
+    said = refusal(SchedulerAddress("tls", "127.0.0.1", 9), first)
+    assert "nothing listens there: start one here with `rlvf up`; on another machine: `rlvf down`, then" in said
     assert "no machine is known as" in refusal(SchedulerAddress("tcp", "no-such-host.invalid", 9), tmp_path)
 
 
