@@ -6,6 +6,7 @@ import webbrowser
 from pathlib import Path
 
 from flows.commands.command import Command
+from flows.commands.unused_up import say_unused_up
 from flows.start.runs import known_run, local_folder
 from flows.start.trust import refuse_links
 from infra.home import rlvf_home, runs_uri
@@ -29,6 +30,8 @@ def _run(given: argparse.Namespace) -> None:
     from flows.report.html import REPORT, write_report
     from infra.runs.record import read_record
 
+    if "://" not in given.run:
+        say_unused_up()
     with named_storage_errors(given.run if "://" in given.run else runs_uri()):
         uri = known_run(given.run, runs_uri())
     refuse_links(uri)

@@ -4,6 +4,7 @@ import argparse
 import json
 
 from flows.commands.command import Command
+from flows.commands.unused_up import say_unused_up
 from flows.commands.workplace import in_workplace
 from flows.config import SftConfig
 from flows.options.reading import add_options, read_config
@@ -24,6 +25,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> None:
     config = read_config(SftConfig, file=given.config, overrides=given.overrides)
+    say_unused_up(config.cluster)
 
     def work(_: Display) -> str:
         with put_off():

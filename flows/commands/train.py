@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from flows.commands.command import Command, say
+from flows.commands.unused_up import say_unused_up
 from flows.commands.workplace import in_workplace
 from flows.config import TrainConfig
 from flows.options.reading import add_options, read_config
@@ -22,7 +23,7 @@ from infra.cluster.placement import PlacementError
 from infra.errors import worker_of
 from infra.home import runs_uri
 from infra.interrupts import put_off
-from infra.runs.checkpoints import is_run
+from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.remains import CheckpointsLostError
 from infra.runs.tracking import tracking_uri
 from infra.security.printable import printable
@@ -65,10 +66,16 @@ def _run(given: argparse.Namespace) -> None:
     runs = runs_uri()
     if given.resume is not None:
         with named_storage_errors(given.resume if "://" in given.resume else runs):
-            run = resume_run(given.resume, runs, given.config, given.overrides)
+            try:
+                run = resume_run(given.resume, runs, given.config, given.overrides)
+            except NotARun:
+                say_unused_up()
+                raise
+        say_unused_up(run.config.cluster)
         trusted(run, given.trust)
     else:
         config = read_config(TrainConfig, file=given.config, overrides=given.overrides)
+        say_unused_up(config.cluster)
         with named_storage_errors(config.run if config.run and "://" in config.run else runs):
             run = new_run(config, runs)
         refuse_links(run.uri)  # a folder may be there before its run is

@@ -74,6 +74,33 @@ def test_a_shell_with_an_outdated_environment_is_told_of_this_homes_up(capsys: p
     assert f"export RLVF_SCHEDULER={UP}\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--resume", "mine"],
+        ["train", "--problems", "no.csv"],
+        ["eval", "--problems", "no.csv"],
+        ["report", "mine"],
+    ],
+)
+def test_who_does_not_use_what_runs_here_is_told(
+    words: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said() -> list[str]:
+        with pytest.raises(SystemExit):
+            main(words)
+        return [line for line in capsys.readouterr().err.splitlines() if 'eval "$(rlvf status --shell)"' in line]
+
+    (home / "up.json").write_text(json.dumps({"scheduler": UP, "storage": "s3://b/rlvf", "pid": 1}))
+    assert said() == []  # another scheduler is named
+    monkeypatch.delenv("RLVF_SCHEDULER")
+    (line,) = said()
+    both = f"scheduler {UP} and storage s3://b/rlvf"
+    assert f"this shell does not use its {'storage s3://b/rlvf' if 'mine' in words else both}; " in line
+    (home / "services" / "up.lock").unlink()
+    assert said() == []
+
+
 def test_what_a_killed_up_has_left_comes_last(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLVF_SCHEDULER")
     assert known_addresses(home).scheduler == UP
