@@ -17,16 +17,16 @@ from flows.sft import sft
 from flows.start.as_trained import asked_evaluation
 from flows.start.defaults import with_eval_defaults
 from flows.start.preflight import check_model
-from flows.start.runs import Run, existing_run, local_folder, saved_config, with_secrets
+from flows.start.runs import Run, existing_run, local_folder, newest_weights, saved_config, with_secrets
 from flows.start.tracked import mlflow_owner, mlflow_run
-from infra.runs.checkpoints import NotARun, is_run
+from infra.runs.checkpoints import is_run
 from infra.runs.record import EVALUATIONS, read_record
 from infra.runs.tracking import Tracker
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.typed import read_typed
 from infra.weights.pin import newest_pinned
-from infra.weights.version import PolicyVersion, newest_version, published_version
+from infra.weights.version import PolicyVersion, published_version
 from rl.config import TINY, whole_path
 from tasks.calls.generator import Generator, store_model
 from tasks.collection import BatchConfig
@@ -99,9 +99,7 @@ def chosen_policy(config: EvalConfig, workplace: Workplace) -> tuple[PolicyVersi
     model = config.policy.model
     uri = existing_run(model, workplace.runs)
     if is_run(uri):
-        newest = newest_version(uri)
-        if newest is None:
-            raise NotARun(f"{uri} has published no weights yet")
+        newest = newest_weights(uri)
         trained = saved_config(uri)
         given = config.tracking.uri  # again, where it was saved without its password
         same = given is not None and masked(given) == trained.tracking.uri

@@ -13,7 +13,7 @@ from flows.report.summary import evaluation_outcome
 from flows.run.display import Display
 from flows.start.as_trained import asked_evaluation
 from flows.start.preflight import check_model
-from flows.start.runs import existing_run, with_secrets, without_secrets
+from flows.start.runs import existing_run, newest_weights, with_secrets, without_secrets
 from infra.home import runs_uri
 from infra.interrupts import put_off
 from infra.runs.checkpoints import is_run
@@ -45,7 +45,9 @@ def _run(given: argparse.Namespace) -> None:
     model = config.policy.model
     with named_storage_errors(model if "://" in model else runs_uri()):
         asked_evaluation(with_secrets(config), given.trust)
-        is_one = is_run(existing_run(model, runs_uri()))
+        uri = existing_run(model, runs_uri())
+        if is_one := is_run(uri):
+            newest_weights(uri)
     if not is_one:
         check_model(config.policy.model, runs_uri(), also_run=True)
 

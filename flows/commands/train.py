@@ -25,7 +25,6 @@ from infra.home import runs_uri
 from infra.interrupts import put_off
 from infra.runs.checkpoints import NotARun, is_run
 from infra.runs.remains import CheckpointsLostError
-from infra.runs.tracking import tracking_uri
 from infra.security.printable import printable
 from infra.storage.fence import LockLostError
 from infra.storage.lock import held
@@ -81,7 +80,7 @@ def _run(given: argparse.Namespace) -> None:
         refuse_links(run.uri)  # a folder may be there before its run is
         if local_path(run.uri) is None:
             probe_storage(run.uri, answered=True)
-        check_tracking(tracking_uri(run.config.tracking))  # a resumed run goes on without, and catches up later
+        check_tracking(run.config.tracking)  # a resumed run goes on without, and catches up later
     problems = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
     if run.resumed:
         refuse_swapped(run, problems.verifiers.values())

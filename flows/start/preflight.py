@@ -7,6 +7,7 @@ from flows.start.runs import meant
 from infra.cluster.cluster import ClusterConfig, joined_scheduler
 from infra.home import rlvf_home
 from infra.runs.checkpoints import is_run, resolve_run
+from infra.runs.tracking import TrackingConfig, tracking_uri
 from infra.security.secrets import masked, without_userinfo
 from infra.services.http import status_of
 from rl.config import TINY
@@ -65,15 +66,17 @@ def check_verifiers_here(problems: ProblemSet, cluster: ClusterConfig) -> None:
         warm(isolated, problems.some() if isolated else (), rlvf_home())
 
 
-def check_tracking(uri: str | None) -> None:
+def check_tracking(config: TrackingConfig) -> None:
     """Refuse an MLflow server that is not there, before anything starts or is written."""
+    uri = tracking_uri(config)
     if uri is None or not uri.startswith(("http://", "https://")):
         return
+    named, leave = ("tracking.uri", "leave it out") if config.uri else ("MLFLOW_TRACKING_URI", "unset it")
     address = without_userinfo(uri)
     try:
         status_of(address, timeout=10)  # whether it is MLflow shows later
     except ConnectionError as error:
         raise ValueError(
-            f"tracking.uri: no MLflow server answers at {masked(address)} ({error}); start it, or leave it out to use "
-            "a file under the home"
+            f"{named}: no MLflow server answers at {masked(address)} ({error}); start it, or {leave} to use a file "
+            "under the home"
         ) from error

@@ -20,7 +20,7 @@ from infra.runs.remains import has_versions
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
 from infra.storage.typed import read_typed
-from infra.weights.version import published
+from infra.weights.version import PolicyVersion, newest_version, published
 from rl.problems.tables import ProblemError
 from tasks.named_set import set_names
 from tasks.problem_set import ProblemSet
@@ -208,6 +208,18 @@ def known_run(name: str, home_runs: str) -> str:
     except NotARun as error:
         raise NotARun(f"{error}{meant(name, home_runs)}") from error
     return uri
+
+
+def newest_weights(uri: str) -> PolicyVersion:
+    """The newest version of the run at ``uri``.
+
+    Raises:
+        NotARun: it has none.
+    """
+    newest = newest_version(uri)
+    if newest is None:
+        raise NotARun(f"{uri} has published no weights yet: `rlvf train --resume` goes on with it")
+    return newest
 
 
 def saved_config(uri: str) -> TrainConfig:

@@ -93,8 +93,10 @@ def cluster(
     Raises `ClusterError` when `config.scheduler` has not answered in `patience` seconds.
     """
     if (address := joined_scheduler(config)) is not None:
-        named = "RLVF_SCHEDULER" if config.scheduler is None else "cluster.scheduler"
-        with _joined(address, f"{named} = {address!r}", patience) as client:
+        named, leave = "cluster.scheduler", "leave it out"
+        if config.scheduler is None:
+            named, leave = "RLVF_SCHEDULER", "unset it"
+        with _joined(address, f"{named} = {address!r}", leave, patience) as client:
             yield client
         return
     with local_cluster(config, temporary_security(), log_dir=log_dir, preload=preload) as client:
@@ -157,10 +159,10 @@ def local_cluster(
 
 
 @contextmanager
-def _joined(address: str, named: str, patience: float) -> Iterator[Client]:
-    """A client of a running scheduler; `named` is how the user wrote its address."""
+def _joined(address: str, named: str, leave: str, patience: float) -> Iterator[Client]:
+    """A client of a running scheduler; `named` is how the user wrote its address, `leave` how to do without."""
     home = rlvf_home()
-    instead = "start one with `rlvf up` or `dask scheduler`, or leave it out to use this machine"
+    instead = f"or {leave} to use this machine alone"
     try:
         where = parse_address(address, home)
         deadline = time.monotonic() + patience
@@ -179,9 +181,11 @@ def _joined(address: str, named: str, patience: float) -> Iterator[Client]:
     except SecurityError as error:
         raise ClusterError(f"{named}: {error}") from error
     except UnreachableError as error:
-        raise ClusterError(f"{named} does not answer ({error.why})") from error
+        raise ClusterError(f"{named} does not answer ({error.why}); {instead}") from error
     except (OSError, ValueError) as error:
-        raise ClusterError(f"{named} does not answer ({error}); {instead}") from error
+        raise ClusterError(
+            f"{named} does not answer ({error}); start one with `rlvf up` or `dask scheduler`, {instead}"
+        ) from error
     with client:
         yield client
 

@@ -228,6 +228,28 @@ def test_an_mlflow_server_that_is_not_there_is_one_line(refused: Callable[..., s
     line = refused("train", "--tracking.uri", uri)
     assert line.startswith(f"tracking.uri: no MLflow server answers at {NOWHERE} (")
     assert "secret" not in line
+    assert line.endswith("; start it, or leave it out to use a file under the home")
+
+
+def test_a_variable_that_names_an_mlflow_server_is_called_by_its_name(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
+    line = refused("train")
+    assert line.startswith(f"MLFLOW_TRACKING_URI: no MLflow server answers at {NOWHERE} (")
+    assert line.endswith("; start it, or unset it to use a file under the home")
+
+
+def test_a_run_without_weights_is_refused_before_anything_starts(
+    refused: Callable[..., str], home_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = home_folder / "runs" / "bare"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("{}")
+    monkeypatch.setattr("flows.commands.eval.in_workplace", None)
+    assert refused("eval", "--policy", "bare") == (
+        f"{run} has published no weights yet: `rlvf train --resume` goes on with it"
+    )
 
 
 def test_a_home_that_cannot_be_is_one_line(
