@@ -17,7 +17,7 @@ from infra.home import rlvf_home, rlvf_storage
 from infra.hosts import is_loopback
 from infra.security.identity import adopt_settings, authority
 from infra.security.printable import printable
-from infra.services.addresses import Addresses, running
+from infra.services.addresses import Addresses, is_up, running
 from infra.services.http import answers
 from infra.services.links import page_links
 from infra.services.of_home import known_addresses
@@ -32,6 +32,7 @@ eval "$(rlvf status --shell)"                          so that this shell's pref
 rlvf status --scheduler tls://192.168.1.5:8786 --json  of another cluster, for a program
 """
 SERVICES = ("prefect", "mlflow", "scheduler", "storage")
+VARIABLES = {"prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI", "scheduler": "RLVF_SCHEDULER"}
 SECONDS = 10.0  # for each service to answer
 
 
@@ -72,10 +73,7 @@ def _run(given: argparse.Namespace) -> None:
     if known.storage_endpoint:
         os.environ.setdefault("AWS_ENDPOINT_URL_S3", known.storage_endpoint)
     if given.shell:
-        settings = shell_settings(home, known)
-        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in settings.items()))
-        if known.prefect and is_own(home, known.prefect) and "PREFECT_API_AUTH_STRING" not in settings:
-            say(f"it is not this home's Prefect server that answers at {known.prefect}: no password is given")
+        _print_settings(home, known, seen is not None)
         return
     found: dict[str, Any] = _asked(
         {
@@ -95,6 +93,30 @@ def _run(given: argparse.Namespace) -> None:
     else:
         shown = [*lines(known, alive, workers, running, trouble), *_pages(found.get("links") or {})]
         print(printable("\n".join(shown), lines=True))
+
+
+def _print_settings(home: Path, known: Addresses, has_scheduler: bool) -> None:
+    """Print what a shell needs, and say what is lacking. What does not answer is left out, unless it is starting."""
+    asked = _asked(
+        {
+            "prefect": lambda: bool(known.prefect) and answers(str(known.prefect)),
+            "mlflow": lambda: bool(known.mlflow) and answers(str(known.mlflow)),
+        }
+    )
+    asked["scheduler"] = has_scheduler
+    silent = [name for name in VARIABLES if getattr(known, name) and not asked.get(name)]
+    if not is_up(home):
+        known = replace(known, **dict.fromkeys(silent))
+    settings = shell_settings(home, known)
+    if settings:
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in settings.items()))
+    stale = [VARIABLES[name] for name in silent if os.environ.get(VARIABLES[name])]
+    if not is_up(home) and not any(getattr(known, name) for name in VARIABLES):
+        say("nothing answers here, so no service is given: rlvf up starts them")
+    if not is_up(home) and stale:
+        say(f"what this shell has named before does not answer; to use it no more: unset {' '.join(stale)}")
+    if asked.get("prefect") and is_own(home, str(known.prefect)) and "PREFECT_API_AUTH_STRING" not in settings:
+        say(f"it is not this home's Prefect server that answers at {known.prefect}: no password is given")
 
 
 def shell_settings(home: Path, known: Addresses) -> dict[str, str]:

@@ -7,6 +7,7 @@ import pytest
 from flows.cli import main
 from flows.commands.status import lines
 from infra.services.addresses import Addresses
+from infra.services.passwords import auth_of
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 
@@ -50,3 +51,22 @@ def test_no_machine_is_sent_to_an_address_that_is_another_s_own(scheduler: str, 
     (shown,) = [line for line in lines(Addresses(scheduler=scheduler), alive, [], [], "") if "none yet" in line]
     assert shown.startswith(said)
     assert ("`rlvf up --host ADDRESS`" in shown) == ("127" in scheduler)
+
+
+def test_a_shell_is_given_nothing_that_is_dead_and_told_so(
+    capsys: pytest.CaptureFixture[str], home_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["status", "--shell"])
+    out, err = capsys.readouterr()
+    assert out == f"export RLVF_STORAGE={home_folder}\n"
+    assert err == "rlvf: nothing answers here, so no service is given: rlvf up starts them\n"
+    # as `eval "$(rlvf status --shell)"` has left them, before `rlvf down`
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", auth_of(home_folder, "prefect"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("RLVF_SCHEDULER", "tcp://127.0.0.1:9")
+    main(["status", "--shell"])
+    out, err = capsys.readouterr()
+    assert out == f"export RLVF_STORAGE={home_folder}\n"
+    assert "unset PREFECT_API_URL MLFLOW_TRACKING_URI RLVF_SCHEDULER\n" in err
+    assert "that answers" not in err
