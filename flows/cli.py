@@ -1,6 +1,7 @@
 """The command `rlvf`. Results go to stdout, everything else to stderr; a user's mistake is one line and exit code 2."""
 
 import os
+import select
 import signal
 import sys
 import traceback
@@ -48,7 +49,21 @@ def parser() -> OneLineParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command; exits with 0, 1 (it failed), 2 (the user's mistake), or 130 (interrupted)."""
+    """Run a command; exits with 0, 1 (it failed), 2 (the user's mistake), 130 (interrupted), or 141, in silence, where
+    nobody reads stdout any more, as after `| head`."""
+    try:
+        try:
+            _main(argv)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter flushes at its end
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _main(argv: Sequence[str] | None) -> None:
     os.environ["PYTHONSAFEPATH"] = "1"  # no process started from here imports from the working directory
     try:
         with put_off():  # an import is no place for an interrupt
@@ -70,12 +85,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            raise
         known = explained(error)
         if os.environ.get("RLVF_TRACEBACK") or not (known or isinstance(error, OSError | RuntimeError)):
             raise
         said = "; ".join(masked(known or str(error)).split("\n")) or type(error).__name__
         say(f"{said} (set RLVF_TRACEBACK=1 for the whole story)")
         sys.exit(1)
+
+
+def _nobody_reads() -> bool:
+    output = select.poll()
+    output.register(sys.stdout, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
 
 
 def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

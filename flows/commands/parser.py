@@ -40,9 +40,10 @@ class OneLineParser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
-        if message.endswith("required: COMMAND"):
-            names = [name for action in self._actions for name in action.choices or ()]
-            message = f"name a command: {', '.join(map(str, names))}"
+        for action in self._actions:
+            if action.choices and message.endswith(f"required: {action.metavar or action.dest}"):
+                what = "a command" if action.metavar else "what to do"
+                message = f"name {what}: {', '.join(map(str, action.choices))}"
         if message.endswith("expected one argument"):
             message += " (one that starts with a minus sign is written after =)"
         say("; ".join(filter(None, (part.strip() for part in message.splitlines()))))

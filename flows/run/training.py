@@ -13,6 +13,7 @@ from prefect.runtime import flow_run
 
 from flows.report.html import PICTURE, REPORT
 from flows.report.result import TrainResult, held_out_figures
+from flows.report.summary import run_name
 from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
@@ -181,7 +182,9 @@ class Training:
             self.workplace.display.say(f"warning: {warning}")
         self._books.go_back(begun.step)
         if self.run.resumed:
-            self.workplace.display.say(f"going on from step {begun.step} of {config.steps}")
+            more = f"; more steps: rlvf train --resume {run_name(self.run)} --steps N"
+            end = more if begun.step == config.steps else ""
+            self.workplace.display.say(f"going on from step {begun.step} of {config.steps}{end}")
             for line in self._changed:
                 self.workplace.display.say(f"other than before: {line}")
             self._books.note_changes(begun.step, self._changed)

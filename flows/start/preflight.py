@@ -1,9 +1,10 @@
 """What can be found wrong with a request before anything is started or written."""
 
 import functools
+from pathlib import Path
 
 from flows.start.model_files import ModelFilesError, UnknownModel, find_model
-from flows.start.runs import meant
+from flows.start.runs import NEWEST, meant
 from infra.cluster.cluster import ClusterConfig, joined_scheduler
 from infra.home import rlvf_home
 from infra.runs.checkpoints import is_run, resolve_run
@@ -25,6 +26,11 @@ def check_model(model: str, runs: str, *, also_run: bool = False) -> str:
     """
     if model == TINY:
         return ""
+    if model == NEWEST and not also_run and not Path(model).is_dir():
+        raise ValueError(
+            f"policy.model {model!r}: means a run for eval, report and resume alone; begin with RUN/model of a run, or "
+            f"go on with the newest by --resume {NEWEST}"
+        )
     try:
         found = find_model(model)
         _check_kind(found.source)

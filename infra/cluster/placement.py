@@ -157,7 +157,8 @@ def unsatisfied(client: Client, call: str, tags: Collection[str], present: Colle
     address = client.scheduler.address if client.scheduler is not None else "<scheduler address>"
     roles = ",".join(tag.lower() for tag in ROLES if tag in tags)
     device = "".join(f" --device {tag.lower()}" for tag in DEVICES if tag in tags)
-    remedy = f"Add one with: rlvf worker {address}{f' --roles {roles}' if roles else ''}{device}"
+    chosen = f" --roles {roles}" if roles and present else ""  # where there is none, the other roles lack as well
+    remedy = f"Add one with: rlvf worker {address}{chosen}{device}"
     if client.cluster is not None:  # of this machine, and it ends with this process
         asked = [f"--cluster.{tag.lower()}s 1" for tag in missing if tag in LOCAL]
         here = bool(asked) and len(asked) == len(missing)

@@ -26,6 +26,23 @@ RUN = "from flows.cli import main; main()"
     ("words", "line"),
     [
         ("", f"name a command: {', '.join(NAMES)}"),
+        ("bench", "name what to do: sync"),
+        ("verifier", "name what to do: serve"),
+        (
+            "train --lora true",
+            "unknown option --lora: trained is one whole model on one trainer; there are no adapters, shards or "
+            "quantized weights",
+        ),
+        (
+            "train --gpus 2",
+            "unknown option --gpus: one accelerator trains; others generate, each by an rlvf worker that joins "
+            "cluster.scheduler",
+        ),
+        (
+            "train --policy newest",
+            "policy.model 'newest': means a run for eval, report and resume alone; begin with RUN/model of a run, or "
+            "go on with the newest by --resume newest",
+        ),
         ("trian", "unknown command trian; did you mean train?"),
         ("evl --policy newest", "unknown command evl; did you mean eval?"),
         ("help train", "unknown command help; did you mean rlvf --help?"),

@@ -1,11 +1,13 @@
 """The help of `rlvf`, its version, and the names that others use."""
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from signal import SIGPIPE
 
 import pytest
 
@@ -104,3 +106,14 @@ def test_every_usual_name_leads_to_an_option() -> None:
         command.options(there)
         known |= {option.removeprefix("--") for option in there._option_string_actions}
     assert {ours for ours in usual_names().values() if ours not in known} == set()
+
+
+@pytest.mark.parametrize("words", [["status"], ["train", "--help", "all"]])
+def test_a_reader_that_has_seen_enough_ends_a_command_in_silence(words: list[str], home_folder: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", "from flows.cli import main; main()", *words]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (128 + SIGPIPE, "")
+    assert not home_folder.exists()

@@ -6,7 +6,7 @@ import pytest
 from distributed import Client, LocalCluster
 from pydantic import ValidationError
 
-from infra.cluster.placement import PlacementConfig, PlacementError, check_placement, offers, workers_with
+from infra.cluster.placement import PlacementConfig, PlacementError, check_placement, offers, unsatisfied, workers_with
 from tests.lone_worker import lone_worker
 
 
@@ -59,6 +59,11 @@ def test_what_is_missing_is_said_with_the_command_that_adds_it(client: Client) -
         f"Workers: {name}: CPU GENERATOR TRAINER. Add one with: "
         f"rlvf worker {client.scheduler.address} --roles verifier"
     )
+
+
+def test_where_there_is_no_worker_one_of_every_role_is_added(client: Client) -> None:
+    error = unsatisfied(client, "generate", ("GENERATOR",), [])
+    assert str(error).endswith(f"Workers: none. Add one with: rlvf worker {client.scheduler.address}")
 
 
 def test_the_device_of_the_call_is_in_the_command(client: Client) -> None:
