@@ -62,7 +62,7 @@ def reward(title: str, record: Record) -> Chart:
     return Chart(
         "reward",
         "Reward",
-        "Mean reward: each step's over everything drawn for it, and on problems kept out of training (greedy).",
+        "Mean reward: of all completions generated for a step, and on problems kept out of training (greedy).",
         lambda path: reward_curve(path, list(rewards), list(rewards.values()), held_out=held_out, title=title),
     )
 
@@ -76,7 +76,7 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
         yield Chart(
             "pass-rate",
             "Pass rate",
-            "Share of completions with reward 1, drawn as the reward is.",
+            "Share of completions with reward 1, as the reward is shown.",
             lambda path: reward_curve(
                 path, list(rates), list(rates.values()), held_out=solved, title=title, label="pass rate"
             ),
@@ -122,8 +122,8 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
     )  # fmt: skip
     yield from _lines("gradient", "Gradient norm", "Before clipping.", record, {"norm": "policy/grad_norm"})
     yield from _lines(
-        "groups", "Groups", "Prompts that were drawn for a step, and those whose rewards differ: only they teach.",
-        record, {"drawn": "groups/drawn", "trained on": "groups/used"}, unit="groups",
+        "groups", "Groups", "Generated for a step, and trained on: only those whose rewards differ teach.",
+        record, {"generated": "groups/generated", "trained on": "groups/used"}, unit="groups",
     )  # fmt: skip
 
 
