@@ -57,7 +57,7 @@ class PolicyConfig(BaseModel):
 
 
 class SamplingConfig(BaseModel):
-    """How completions are drawn. There is no top-p and no top-k: a cut distribution would falsify the ratios."""
+    """How completions are sampled. There is no top-p and no top-k: a cut distribution would falsify the ratios."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -113,7 +113,7 @@ class RolloutBatch:
             "reward/error_rate": self.error_rate,
             **{f"reward/{name}": mean for name, mean in self.parts.items()},
             **{f"reward/{name}/{what}": of for name, by in self.sets.items() for what, of in by.items() if self.mixed},
-            "groups/drawn": self.groups_generated,
+            "groups/generated": self.groups_generated,
             "groups/zero_variance": self.groups_generated - self.groups_with_signal - self.groups_failed,
             "groups/failed": self.groups_failed,
             "leases/refused": self.refused,

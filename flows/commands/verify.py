@@ -13,6 +13,7 @@ from flows.config import VerifyConfig
 from flows.options.reading import add_options, read_config
 from infra.home import rlvf_home
 from infra.security.printable import printable
+from rl.config import MADE
 from rl.records import Problem, Verdict
 from rl.verifiers.contract import Verifier
 from rl.verifiers.opened import opened
@@ -23,6 +24,7 @@ EXAMPLES = """
 rlvf verify my_reward.py:reward --problems problems.jsonl      its first rows, each with its target and with nothing
 rlvf verify my_reward.py:reward --problems problems.jsonl --completion '3 + 4'
 rlvf verify gsm8k --problems gsm8k.jsonl --rows 100 --json
+rlvf verify countdown --completion '3 * 7 + 5'                 on the problems of that name, if no others are named
 """
 SHOWN = 60  # characters of a text
 
@@ -42,12 +44,14 @@ def _run(given: argparse.Namespace) -> None:
     if given.rows < 1:
         raise ValueError(f"--rows {given.rows}: give 1 or more")
     overrides = {**given.overrides, "verifier": given.verifier}
+    if given.verifier in MADE and given.config is None and not any(name.startswith("problems") for name in overrides):
+        overrides["problems"] = given.verifier  # which it is made for
     config = read_config(VerifyConfig, file=given.config, overrides=overrides)
     problems = problems_to_solve((config.problems,), config.verifier, 0, 0)
     (spec,) = problems.verifiers.values()
     verifier = opened(spec, rlvf_home())
     failures: Counter[str] = Counter()  # by what is said of them
-    count, beyond = 0, False
+    count, beyond, right = 0, False, False
     try:
         verifier.warm()
         if verifier.about:
@@ -57,6 +61,7 @@ def _run(given: argparse.Namespace) -> None:
         ):
             count += 1
             beyond |= not verdict.error and not 0 <= verdict.reward <= 1
+            right |= verdict.reward == 1
             if verdict.error:
                 failures[alike := verdict.error.replace(problem.source, "")] += 1
                 if failures[alike] > 1 and not given.json:
@@ -74,7 +79,10 @@ def _run(given: argparse.Namespace) -> None:
         words = f"{failures.total()} of {count} completions could not be judged"
         ways = " and ".join(str(each) for each in failures.values())
         same = ", all in the same way" if len(failures) == 1 else f", in {len(failures)} ways: {ways} of them"
-        raise RuntimeError(words + (same if failures.total() > len(failures) else ""))
+        say(words + (same if failures.total() > len(failures) else ""))
+        sys.exit(1)  # a traceback would be this command's, not the verifier's
+    if not right and not given.completion:
+        say("none of these has reward 1: try a completion that should, by --completion")
 
 
 def _tried(

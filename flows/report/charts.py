@@ -14,6 +14,7 @@ from flows.report.run_pictures import (
     amount,
     bytes_picture,
     line_picture,
+    means_said,
     stage_picture,
     staleness_picture,
     timeline_picture,
@@ -61,7 +62,7 @@ def reward(title: str, record: Record) -> Chart:
     return Chart(
         "reward",
         "Reward",
-        "Mean reward: each step's over everything drawn for it, and on problems kept out of training (greedy).",
+        "Mean reward: of all completions generated for a step, and on problems kept out of training (greedy).",
         lambda path: reward_curve(path, list(rewards), list(rewards.values()), held_out=held_out, title=title),
     )
 
@@ -75,7 +76,7 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
         yield Chart(
             "pass-rate",
             "Pass rate",
-            "Share of completions with reward 1, drawn as the reward is.",
+            "Share of completions with reward 1, as the reward is shown.",
             lambda path: reward_curve(
                 path, list(rates), list(rates.values()), held_out=solved, title=title, label="pass rate"
             ),
@@ -121,8 +122,8 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
     )  # fmt: skip
     yield from _lines("gradient", "Gradient norm", "Before clipping.", record, {"norm": "policy/grad_norm"})
     yield from _lines(
-        "groups", "Groups", "Prompts that were drawn for a step, and those whose rewards differ: only they teach.",
-        record, {"drawn": "groups/drawn", "trained on": "groups/used"}, unit="groups",
+        "groups", "Groups", "Generated for a step, and trained on: only those whose rewards differ teach.",
+        record, {"generated": "groups/generated", "trained on": "groups/used"}, unit="groups",
     )  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def machines(record: Record) -> Iterator[Chart]:
             "stages",
             "Where the time goes",
             "Wall time of each step as the flow saw it. rollouts is waiting for the batch: little of it means that "
-            "generation keeps ahead of training. A step that is off the scale is cut.",
+            "generation keeps ahead of training. A step that is off the scale is cut." + means_said(stages.values()),
             lambda path: stage_picture(path, stages, title="seconds by stage"),
         )
     if record.sessions:
@@ -158,7 +159,7 @@ def machines(record: Record) -> Iterator[Chart]:
         yield Chart(
             "staleness",
             "Staleness",
-            "Versions between sampling a token and training on it.",
+            "Versions between sampling a token and training on it." + means_said([mean]),
             lambda path: staleness_picture(path, mean, most, title="versions between sampling and training"),
         )
     moved = {"published": _differences(record, "sync/bytes"), "read": record.curve("sync/fetched_bytes")}
@@ -167,7 +168,8 @@ def machines(record: Record) -> Iterator[Chart]:
         yield Chart(
             "bytes",
             "Bytes",
-            "Weights that the trainer wrote after the first version, and that all generators together read, by step.",
+            "Weights that the trainer wrote after the first version, and that all generators together read, by step."
+            + means_said(moved.values()),
             lambda path: bytes_picture(path, moved, title="bytes by step"),
         )
 
@@ -241,6 +243,7 @@ def _lines(
     curves = {label: record.curve(metric) for label, metric in metrics.items()}
     curves = {label: curve for label, curve in curves.items() if any(map(math.isfinite, curve.values()))}
     if curves:
+        words += means_said(curves.values())
         yield Chart(name, title, words, lambda path: line_picture(path, curves, title=title, unit=unit, share=share))
 
 

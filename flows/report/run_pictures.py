@@ -180,11 +180,21 @@ def amount(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def means_said(curves: Iterable[Curve]) -> str:
+    """What the words below a drawing of these add, where not every step has a point of its own."""
+    size = _bin_size(max(map(len, curves), default=0))
+    return f" Each point is the mean of {size} steps." if size > 1 else ""
+
+
+def _bin_size(steps: int) -> int:
+    return max(1, -(-steps // BINS))
+
+
 def _bins(curves: Iterable[Curve]) -> tuple[list[list[int]], list[float]]:
     """The steps of all curves in bins, and the edges of these. A bin is one patch of one artist, not a bar of its own:
     laying out hundreds of those takes seconds."""
     steps = sorted({step for curve in curves for step in curve})
-    size = max(1, -(-len(steps) // BINS))
+    size = _bin_size(len(steps))
     groups = [steps[at : at + size] for at in range(0, len(steps), size)]
     return groups, [*(group[0] - 0.5 for group in groups), groups[-1][-1] + 0.5]
 

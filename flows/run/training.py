@@ -22,6 +22,7 @@ from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check
 from flows.run.publishing import Publishing
 from flows.run.workplace import Workplace
+from flows.start.defaults import notes_on_tiny
 from flows.start.edited import edited, save_sources
 from flows.start.runs import Run, local_folder
 from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
@@ -72,7 +73,9 @@ class Training:
         self._verifiers = {**self.problems.verifiers, **self.evaluations.verifiers}
         if run.resumed:
             refuse_swapped(run, self._verifiers.values())
-        for note in check_verifiers(workplace.dispatch, self._verifiers, self.problems.some()):
+        some = self.problems.some()
+        judging = check_verifiers(workplace.dispatch, self._verifiers, some)
+        for note in (*judging, *notes_on_tiny(config.policy.model, some)):
             workplace.display.say(note)
         self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin

@@ -104,11 +104,13 @@ def asked_of_run(
     included = sum(normalized(problem.prompt) in again for problem in problems.held_out)
     if problems.left_out:
         notes.append(
-            f"{len(problems.held_out)} problems of {problems.name}; {problems.left_out} that {name} was trained on are "
-            "left out (--held_out 0 takes all)"
+            f"{len(problems.held_out)} problems of set {problems.name}; {problems.left_out} that {name} was trained on "
+            "are left out (--held_out 0 takes all)"
         )
     elif included:
-        notes.append(f"{len(problems.held_out)} problems of {problems.name}: {name} was trained on {included} of them")
+        notes.append(
+            f"{len(problems.held_out)} problems of set {problems.name}: {name} was trained on {included} of them"
+        )
     verifiers = ", ".join(dict.fromkeys(spec.name for spec in problems.verifiers.values()))
     notes.append(
         f"{name}: judged by {verifiers}, at most {now.sampling.max_tokens} tokens, temperature "

@@ -1,11 +1,12 @@
 """Defaults of the options that depend on what is trained: resolved once, when a run begins, and saved with it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 from flows.config import EvalConfig, TrainConfig
 from rl.config import TINY, ProblemsConfig, SamplingConfig, VerifierConfig
+from rl.records import Problem
 from rl.verifiers.spec import named
 from rl.verifiers.table import declared
 
@@ -30,6 +31,17 @@ def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     if config.loss.overlong > sampling.limit:
         raise ValueError(f"loss.overlong {config.loss.overlong}: give at most sampling.max_tokens, {sampling.limit}")
     return config.model_copy(update={"sampling": sampling}), [*lines, *why]
+
+
+def notes_on_tiny(model: str, problems: Sequence[Problem]) -> list[str]:
+    """A line where the tiny policy is to learn what it has no words for."""
+    wordy = [problem for problem in problems if not any(letter.isdigit() for letter in problem.prompt)]
+    if model != TINY or 2 * len(wordy) <= len(problems):
+        return []
+    return [
+        "the tiny policy has seen nothing but arithmetic, and most of these prompts have no number: take one that "
+        "knows words, such as --policy Qwen/Qwen3-0.6B"
+    ]
 
 
 def with_eval_defaults(config: EvalConfig, trained: TrainConfig | None) -> tuple[EvalConfig, list[str]]:

@@ -28,6 +28,7 @@ TAIL = "tail"  # folder of what was added to the files since they were copied
 METRICS, TIMELINE, ABOUT, RESULT = "metrics.jsonl", "timeline.jsonl", "about.json", "result.json"
 EVALUATIONS = "evaluations"  # folder of the results of `rlvf eval`
 LARGEST = 1e100  # of a figure
+FORMER = {"groups/generated": "groups/drawn"}  # what older versions called a metric
 PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow fsspec s3fs".split()
 
 
@@ -61,7 +62,8 @@ class Record:
         so large that sums of it are not."""
         lines = [line for line in self.metrics if metric in line.metrics]
         found = {line.step: line.metrics[metric] for line in lines if line.plan == lines[-1].plan}
-        return {step: value if abs(value) <= LARGEST else math.nan for step, value in sorted(found.items())}
+        older = self.curve(FORMER[metric]) if metric in FORMER else {}
+        return older | {step: value if abs(value) <= LARGEST else math.nan for step, value in sorted(found.items())}
 
     def has_other_plans(self, metric: str) -> bool:
         """Whether `curve` leaves values out: of other problems, other samples or another verifier."""

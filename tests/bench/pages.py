@@ -1,6 +1,6 @@
 """Takes the pictures of the pages that the documentation shows, from services and a run of its own.
 
-    python tests/bench/pages.py [--out docs/pages] [--steps 30]
+    python tests/bench/pages.py [--out docs/pages] [--steps 150]
 
 Needs a Chromium (`apt install chromium`). Starts `rlvf up` and a run in a temporary home, on loopback, and
 takes the form and the run on Prefect's page, the run in MLflow, and the report. That takes minutes: the policy is
@@ -70,7 +70,7 @@ def main() -> None:
     """Take them all."""
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     asked.add_argument("--out", type=Path, default=Path("docs/pages"))
-    asked.add_argument("--steps", type=int, default=30)
+    asked.add_argument("--steps", type=int, default=150)
     asked.add_argument("--warm-up", type=Path, help="the folder `warmup` of a home that has one, to save minutes")
     given = asked.parse_args()
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
@@ -84,7 +84,7 @@ def main() -> None:
         rlvf("up", "--detach", home=home)
         try:
             at = json.loads(rlvf("status", "--json", home=home))
-            page = at["prefect"].removesuffix("/api")
+            page = at["prefect"].removesuffix("/api") + "/v2"  # where the link that `rlvf up` prints leads
             config = {"run": "first", "steps": given.steps}
             deployment, flow_run = run_on_prefect(at["prefect"], server_password(home), config)
             run = home / "runs" / "first"

@@ -194,7 +194,7 @@ def test_a_batch_without_variance_advances_the_step_and_says_so(
     result = lab.train(steps="2", staleness="0", problems=str(impossible))
     run = Path(result.run)
     assert lab.metrics(run, "groups/used") == {1: 0, 2: 0}
-    assert lab.metrics(run, "groups/drawn") == {1: 8, 2: 8}  # replaced up to the bound
+    assert lab.metrics(run, "groups/generated") == {1: 8, 2: 8}  # replaced up to the bound
     assert "step 1: no group has rewards that differ" in capsys.readouterr().err
     assert result.steps == 2
     assert (run / "model" / "model.safetensors").read_bytes() == (lab.policy / "model.safetensors").read_bytes()

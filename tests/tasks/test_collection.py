@@ -50,7 +50,7 @@ def test_a_batch_that_the_bound_leaves_short_says_so() -> None:
     found, _ = collect(config(prompts=4, oversample=2), [i == 6 for i in range(8)])
     assert groups(found) == [6]
     figures = found.figures()
-    assert (figures["groups/drawn"], figures["groups/zero_variance"]) == (8, 7)
+    assert (figures["groups/generated"], figures["groups/zero_variance"]) == (8, 7)
 
 
 def test_a_batch_in_which_no_group_varies_is_empty_and_keeps_its_shape() -> None:
@@ -61,7 +61,7 @@ def test_a_batch_in_which_no_group_varies_is_empty_and_keeps_its_shape() -> None
     assert found.reward == found.pass_rate == 0
 
 
-def test_figures_are_of_everything_drawn() -> None:
+def test_figures_are_of_everything_generated() -> None:
     found, _ = collect(config(prompts=2, samples=4, lease=1), [True, False, True, False])
     assert found.groups_generated == 4
     assert groups(found) == [0, 2]

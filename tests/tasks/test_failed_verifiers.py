@@ -44,7 +44,7 @@ def test_a_group_with_less_than_two_verdicts_is_not_trained_on_and_a_failure_is_
     assert figures["reward/error_rate"] == pytest.approx(0.3)
     assert [figures["reward/mean"], figures["reward/pass_rate"]] == pytest.approx([3 / 7, 3 / 7])
     assert figures["reward/format"] == pytest.approx(0.5)
-    assert (figures["groups/drawn"], figures["groups/failed"], figures["groups/zero_variance"]) == (5, 2, 1)
+    assert (figures["groups/generated"], figures["groups/failed"], figures["groups/zero_variance"]) == (5, 2, 1)
     assert figures["reasons/timeout"] == pytest.approx(0.3)
     assert found.messages == (("", ""), ("", "it broke"), ("", ""), ("and again", "and again"), ("", ""))
     assert not np.isnan(found.batch.rewards).any()
@@ -54,7 +54,7 @@ def test_a_group_is_trained_on_the_verdicts_that_are_there() -> None:
     found = judged_as([[1, 0, NAN], [1, NAN, 1], [1, NAN, NAN], [NAN, 0, 0.5]]).collected()
     assert groups(found) == [0, 3]
     figures = found.figures()
-    assert (figures["groups/drawn"], figures["groups/failed"], figures["groups/zero_variance"]) == (4, 1, 1)
+    assert (figures["groups/generated"], figures["groups/failed"], figures["groups/zero_variance"]) == (4, 1, 1)
     assert np.array_equal(found.batch.rewards, [[1, 0, NAN], [NAN, 0, 0.5]], equal_nan=True)
 
 

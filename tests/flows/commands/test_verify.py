@@ -53,8 +53,17 @@ def test_a_reward_is_tried_on_a_few_rows(tmp_path: Path) -> None:
         "p.jsonl:1  ''  reward 1 (right)",
         "p.jsonl:2  ''  could not be judged: r.py:4: KeyError: 'x'",
     ]
-    assert "5 of 6 completions could not be judged, in 2 ways: 3 and 2 of them" in done.stderr
+    assert "5 of 6 completions could not be judged, in 2 ways: 3 and 2 of them\n" in done.stderr
+    assert "RLVF_TRACEBACK" not in done.stderr  # it would show this command's, and the log has the function's
     assert len(command(tmp_path, *failing, "--json").stdout.splitlines()) == 6
+
+
+def test_countdown_is_tried_on_its_own_problems_of_which_no_target_is_an_answer(tmp_path: Path) -> None:
+    done = command(tmp_path, "verify", "countdown", "--rows", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("countdown:0.0.")
+    assert "none of these has reward 1: try a completion that should, by --completion\n" in done.stderr
+    assert "--completion" not in command(tmp_path, "verify", "arithmetic", "--rows", "1").stderr
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,30 @@ def test_a_reward_that_never_is_1_is_seen_to_rise(graded: Path) -> None:
     assert "<b>" in page.text  # a set's name is text in a drawing, too
 
 
+def test_a_long_run_says_of_how_many_steps_each_point_is_the_mean(tmp_path: Path, graded: Path) -> None:
+    figures = {"reward/mean": 0.5, "policy/entropy": 0.1, "perf/rollouts_seconds": 0.4}
+    figures |= {"staleness/mean": 0.5, "staleness/max": 1, "sync/bytes": 9}
+    lines = [json.dumps({"step": step, "time": BEGUN, **figures}) + "\n" for step in range(1, 321)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    text = write_report(str(tmp_path), read_record(str(tmp_path), tmp_path), tmp_path / "report.html").read_text()
+    said = re.findall(r"<figcaption><b>([^<]*)</b>[^<]*Each point is the mean of 3 steps\.</figcaption>", text)
+    assert said == ["Entropy", "Where the time goes", "Staleness", "Bytes"]
+    assert "Each point" not in graded.read_text()
+
+
+def test_groups_of_a_run_that_an_older_version_began_are_drawn_too(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"step": step, "time": BEGUN, "reward/mean": 0.5, name: of, "groups/used": 2}) + "\n"
+        for step, name, of in ((1, "groups/drawn", 5), (2, "groups/drawn", 6), (3, "groups/generated", 7))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    record = read_record(str(tmp_path), tmp_path)
+    assert record.curve("groups/generated") == {1: 5, 2: 6, 3: 7}
+    page = write_report(str(tmp_path), record, tmp_path / "report.html")
+    assert "groups" in Page(page).figures
+    assert "generated</text>" in page.read_text()
+
+
 def test_a_report_follows_the_reader_s_colours_and_width(graded: Path) -> None:
     text = graded.read_text()
     assert "@media (prefers-color-scheme: dark)" in text

@@ -63,10 +63,10 @@ def test_a_run_ends_with_a_report_that_is_whole_in_itself(lab: Any, reported: Pa
 
 def test_every_completion_of_every_step_is_kept(lab: Any, reported: Path) -> None:
     assert kept_steps(str(reported)) == [1, 2, 3]
-    drawn, mean = lab.metrics(reported, "groups/drawn"), lab.metrics(reported, "reward/mean")
+    generated, mean = lab.metrics(reported, "groups/generated"), lab.metrics(reported, "reward/mean")
     for step in (1, 2, 3):
         rows = read_rollouts(str(reported), step)
-        assert len(rows) == drawn[step] * 4
+        assert len(rows) == generated[step] * 4
         assert sum(row["reward"] for row in rows) / len(rows) == pytest.approx(mean[step])
         assert set(rows[0]) == {
             "group", "prompt", "target", "source", "completion", "reward", "reason", "error", "version", "tokens",

@@ -136,7 +136,7 @@ def test_a_time_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
 def test_figures_that_cannot_be_summed_are_gaps(tmp_path: Path, value: float) -> None:
     names = [f"perf/{name}_seconds" for name in ("step", "rollouts", "update", "publish")]
     names += ["perf/rollouts_per_second", "policy/entropy", "completion/tokens_mean", "completion/truncated"]
-    names += ["staleness/mean", "staleness/max", "groups/drawn", "reasons/wrong", "eval/reward"]
+    names += ["staleness/mean", "staleness/max", "groups/generated", "reasons/wrong", "eval/reward"]
     names += [
         f"sync/{name}" for name in ("bytes", "fetched_bytes", "ratio", "changed", "encode_seconds", "apply_seconds")
     ]

@@ -7,7 +7,8 @@ from transformers import Qwen3Config
 
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
-from flows.start.defaults import parameters, with_defaults, with_eval_defaults
+from flows.start.defaults import notes_on_tiny, parameters, with_defaults, with_eval_defaults
+from rl.records import Problem
 
 LIKE_QWEN3_06B = {
     "vocab_size": 151936,
@@ -96,3 +97,11 @@ def test_a_penalty_that_begins_before_the_first_token_is_refused() -> None:
     with pytest.raises(ValueError, match=r"loss.overlong 41: give at most sampling.max_tokens, 40"):
         with_defaults(asked(loss__overlong="41"))
     assert with_defaults(asked(loss__overlong="40"))[0].loss.overlong == 40
+
+
+def test_the_tiny_policy_is_not_sent_to_learn_words_without_a_line() -> None:
+    words = [Problem("what is the capital of France?", "Paris", "")] * 3
+    sums = [Problem("add 1 and 2.", "3", "")] * 3
+    (said,) = notes_on_tiny("tiny", words + sums[:1])
+    assert "take one that knows words, such as --policy" in said
+    assert [notes_on_tiny(*of) for of in (("tiny", words + sums), ("tiny", []), ("Qwen/Qwen3-0.6B", words))] == [[]] * 3
