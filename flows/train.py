@@ -70,7 +70,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
 
 def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, progress: Progress) -> TrainResult:
     """The run, from its beginning or its newest checkpoint to its last step."""
-    with Training(chosen_run(config, resume, workplace), workplace) as run:
+    with Training(chosen_run(config, resume, workplace), workplace, progress) as run:
         config = run.config
         policy = run.begin(first_weights(run.run, workplace))
         run.evaluate(policy)

@@ -2,10 +2,11 @@
 joined is lost, or the trainer with steps that no checkpoint holds."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from distributed import Client
@@ -26,9 +27,13 @@ _inside: ContextVar[bool] = ContextVar("inside a flow with recovery", default=Fa
 
 @dataclass
 class Progress:
-    """The highest step that a flow has made, whatever checkpoint it goes back to."""
+    """What a flow has made in all of its tries, whatever checkpoint it goes back to."""
 
-    step: int = 0
+    step: int = 0  # the highest
+    completions: int = 0
+    seconds: float = 0.0  # of the steps
+    stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of the seconds, by stage
+    began: float = field(default_factory=time.perf_counter)
 
     def made(self, step: int) -> None:
         """This step is made, perhaps again."""

@@ -21,6 +21,7 @@ from flows.run.hold import Hold, Lost
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check
 from flows.run.publishing import Publishing
+from flows.run.recovery import Progress
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_tiny
 from flows.start.edited import edited, save_sources
@@ -49,9 +50,10 @@ from tasks.verify import check_verifiers
 class Training:
     """The state of one run in this process; a context manager that ends its bookkeeping whatever happens."""
 
-    def __init__(self, run: Run, workplace: Workplace) -> None:
+    def __init__(self, run: Run, workplace: Workplace, progress: Progress) -> None:
         self.run = run
         self.workplace = workplace
+        self._progress = progress
         self.config = config = run.config
         self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
         if run.resumed:
@@ -82,13 +84,10 @@ class Training:
         self.trainer: Trainer  # set by begin
         self.admission: Admission  # set by begin
         self.tracker: Tracker
-        self._began = time.perf_counter()
-        self._loop_began = self._step_began = self._began
+        self._logged_at = self._step_began = time.perf_counter()
         self._advice = Advice(config.sampling.limit)
         self._changed: list[str] = []  # what a resumed run is given otherwise than before
-        self._completions = 0  # of this session
         self._spent: dict[str, float] = defaultdict(float)  # seconds by stage, of the step under way
-        self._stages: dict[str, float] = defaultdict(float)  # and of all steps of this session
 
     def _check_policy(self) -> None:
         """Refuse a model that cannot be trained on these problems, before a new run is written."""
@@ -218,7 +217,7 @@ class Training:
         """The steps begin now."""
         self.workplace.display.stage("train")
         self.workplace.display.total(self.config.steps, self.publishing.policy.step)
-        self._loop_began = self._step_began = time.perf_counter()
+        self._logged_at = self._step_began = time.perf_counter()
 
     # -- each step
 
@@ -261,9 +260,11 @@ class Training:
             self.workplace.display.say(line)
         if self.tracker.samples_due(learned.step):
             self.tracker.log_samples(learned.step, batch.samples)
-        self._completions += batch.completions
+        self._progress.completions += batch.completions
+        self._progress.seconds += now - self._logged_at  # with the evaluations before the step
+        self._logged_at = now
         for stage, spent in self._spent.items():
-            self._stages[stage] += spent
+            self._progress.stages[stage] += spent
         self._spent.clear()
         if not learned.applied:
             for line in self._advice.without_update(learned.step, learned.refused, batch.groups_with_signal):
@@ -278,17 +279,16 @@ class Training:
         """The result, when all steps are done; it is kept beside the run as ``result.json``."""
         before, after = self.evaluations.held_out(0), self.evaluations.held_out(self.publishing.end().step)
         best = best_version(self.run.uri) if self.config.checkpoint.keep_best else None
-        now = time.perf_counter()
-        elapsed = max(self._step_began - self._loop_began, 1e-9)
-        stages = {stage: spent / elapsed for stage, spent in self._stages.items()}
+        elapsed = max(self._progress.seconds, 1e-9)
+        stages = {stage: spent / elapsed for stage, spent in self._progress.stages.items()}
         stages["between"] = max(0.0, 1 - sum(stages.values()))
         result = TrainResult(
             run=self.run.uri,
             steps=self.publishing.policy.step,
             **held_out_figures(before, after),
             best=best,
-            rollouts_per_second=self._completions / elapsed,
-            seconds=now - self._began,
+            rollouts_per_second=self._progress.completions / elapsed,
+            seconds=time.perf_counter() - self._progress.began,
             stages=stages,
             lost=dict(self.workplace.dispatch.lost),
             picture=str(self._folder / PICTURE),

@@ -14,6 +14,7 @@ from distributed import Client
 from rich.console import Console
 
 from flows.config import TrainConfig
+from flows.run import evaluations
 from flows.run.display import Display
 from flows.run.hold import Hold
 from flows.run.prefect_session import PrefectSession
@@ -25,6 +26,7 @@ from infra.cluster.cluster import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.training_lock import training, training_lock
+from infra.weights.version import PolicyVersion
 from tasks.calls.trainer import StepsLostError
 from tasks.failures import Failures
 from tests.conftest import free_port
@@ -169,3 +171,27 @@ def test_an_interrupt_ends_the_wait_for_a_scheduler(workplace: Workplace, said: 
             with_recovery(workplace, nobody, work)
     finally:
         interrupting.join()
+
+
+def test_a_run_that_goes_on_in_its_last_evaluation_still_knows_what_its_steps_took(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, lost = evaluations.evaluate, []
+
+    def once(dispatch: Dispatch, spec: Any, policy: PolicyVersion, *of: Any) -> Any:
+        if policy.step == 2 and not lost:
+            lost.append(policy)
+            raise TakeoverError("train: trainer is gone")
+        return evaluate(dispatch, spec, policy, *of)
+
+    monkeypatch.setattr(evaluations, "evaluate", once)
+    began = time.perf_counter()
+    result = lab.train(steps="2")
+    took = time.perf_counter() - began
+    assert lost
+    assert result.steps == 2
+    assert result.reward_after is not None
+    assert 2 * 16 / took < result.rollouts_per_second  # of two steps, whose completions are those of 4 problems or more
+    assert result.stages["between"] < 0.9
+    assert sum(result.stages.values()) == pytest.approx(1, abs=0.01)
+    assert 0 < result.seconds < took
