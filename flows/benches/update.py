@@ -1,0 +1,183 @@
+"""An update of a model with a large vocabulary: memory and speed, beside the computation of all logits at once."""
+
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+
+import numpy as np
+import psutil
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from flows.benches.codec import HIDDEN, KEYS, MLP, QUERIES
+from rl.algorithms.algorithm import centred
+from rl.config import LossConfig, OptimizerConfig
+from rl.learning.learner import Learner
+from rl.learning.packing import pack
+from rl.model.head import head_logits, hidden_states
+from rl.model.policy import Policy, choose_device, choose_dtype
+from rl.model.tiny import build_tokenizer
+from rl.records import Batch, Problem, Rollouts
+
+METHODS = ("full", "direct")
+SAMPLES = 8  # completions of a group
+ROW = 1024  # positions of a group at most: 64 of the prompt, 120 of each completion
+COPIES = 4  # float32 tensors of all logits that the direct computation holds
+
+
+@dataclass(frozen=True)
+class UpdateFigure:
+    """One line of the table; without figures where it does not fit into the device's memory."""
+
+    positions: int  # in the one forward pass of the update
+    method: str
+    extra_gb: float | None = None  # at the peak, beyond weights, gradients and optimizer state
+    tokens_per_second: float | None = None  # of completions, optimizer step included
+
+
+def figures(positions: Sequence[int], layers: int, vocabulary: int, repeats: int) -> Iterator[UpdateFigure]:
+    """A figure for each number of positions and each method: the largest memory and the median speed of updates that
+    the methods make in turns, each in a process of its own."""
+    for count in positions:
+        turns = [_apart(count, method, layers, vocabulary) for _ in range(repeats) for method in METHODS]
+        for method in METHODS:
+            measured = [turn for turn in turns if turn.method == method and turn.extra_gb is not None]
+            whole = len(measured) == repeats
+            yield UpdateFigure(
+                count,
+                method,
+                max(turn.extra_gb or 0 for turn in measured) if whole else None,
+                statistics.median(turn.tokens_per_second or 0 for turn in measured) if whole else None,
+            )
+
+
+def _apart(positions: int, method: str, layers: int, vocabulary: int) -> UpdateFigure:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(measure, positions, method, layers, vocabulary).result()
+        except BrokenProcessPool:  # a system without memory kills
+            return UpdateFigure(positions, method)
+
+
+def measure(positions: int, method: str, layers: int, vocabulary: int) -> UpdateFigure:
+    """One update of the shape of Qwen3-0.6B with fewer layers, with gradients and optimizer state in memory before it.
+
+    On a CPU of one core, in processor time, and the peak is that of the process; on CUDA that of the device.
+    """
+    torch.set_num_threads(1)
+    learner = learner_of(layers, vocabulary)
+    learner.update(batch_of(ROW // 16, vocabulary), LossConfig(), 1.0)  # makes the optimizer state
+    for parameter in learner.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    batch = batch_of(positions, vocabulary)
+    nothing = UpdateFigure(positions, method)
+    tokens = batch.rollouts.generated_tokens
+    device = learner.policy.device
+    if method == "direct" and COPIES * 4 * tokens * vocabulary > free_bytes(device):
+        return nothing
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    standing = taken_bytes(device)
+    learner.config = learner.config.model_copy(update={"microbatch_tokens": positions})
+    began = clock()
+    try:
+        if method == "direct":
+            update_directly(learner, batch)
+        else:
+            learner.update(batch, LossConfig(), 1.0)
+    except torch.OutOfMemoryError:
+        return nothing
+    seconds = clock() - began
+    assert learner.optimizer_steps == 2
+    extra = max(0, peak_bytes(device) - standing)
+    return replace(nothing, extra_gb=extra / 1e9, tokens_per_second=tokens / seconds)
+
+
+def learner_of(layers: int, vocabulary: int) -> Learner:
+    """A learner with random weights in float32."""
+    device = choose_device("auto")
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=HIDDEN,
+            intermediate_size=MLP,
+            num_hidden_layers=layers,
+            num_attention_heads=QUERIES // 128,
+            num_key_value_heads=KEYS // 128,
+            head_dim=128,
+            tie_word_embeddings=True,
+        )
+    )
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps it
+    model.eval()  # type: ignore[no-untyped-call]
+    policy = Policy(model, build_tokenizer(), device, choose_dtype("auto", device))
+    return Learner(policy, OptimizerConfig(lr=1e-6, warmup_steps=0))
+
+
+def update_directly(learner: Learner, batch: Batch) -> None:
+    """The same update by autograd, from the logits of all tokens at once."""
+    policy, rollouts = learner.policy, batch.rollouts
+    packed = pack(rollouts, range(len(rollouts.prompts)), policy.device)
+    with policy.autocast():
+        states = hidden_states(
+            policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
+        )
+        scores = head_logits(policy.model, states[packed.rows, packed.logit_positions]).log_softmax(-1)
+    with torch.no_grad():
+        entropy = -(scores.exp() * scores).sum(-1)
+    where = packed.group, packed.sample
+    advantage = torch.from_numpy(centred(batch.rewards)).to(policy.device)[where]
+    behaviour = torch.from_numpy(rollouts.logprobs).to(policy.device)[*where, packed.token_index]
+    logprobs = scores.gather(1, packed.targets[:, None]).squeeze(1)
+    value = LossConfig().algorithm.token_loss(logprobs, behaviour, advantage).value.mean()
+    value.backward()  # type: ignore[no-untyped-call]
+    assert entropy.isfinite().all()
+    learner.optimizer_step()
+
+
+def batch_of(positions: int, vocabulary: int) -> Batch:
+    """Groups of random tokens that take so many positions, half of their completions right."""
+    row = min(positions, ROW)
+    groups = positions // row
+    length = (row - row // 16) // SAMPLES
+    draws = np.random.default_rng(0)
+    shape = (groups, SAMPLES, length)
+    rollouts = Rollouts(
+        problems=(Problem("", "", "bench"),) * groups,
+        prompts=tuple(draws.integers(vocabulary, size=(groups, row - SAMPLES * length), dtype=np.int32)),
+        tokens=draws.integers(vocabulary, size=shape, dtype=np.int32),
+        logprobs=np.full(shape, -np.log(vocabulary), dtype=np.float32),
+        versions=np.zeros(shape, dtype=np.int32),
+        lengths=np.full(shape[:2], length, dtype=np.int32),
+        ended=np.ones(shape[:2], dtype=np.bool_),
+        texts=(("",) * SAMPLES,) * groups,
+    )
+    rewards = np.tile(np.arange(SAMPLES, dtype=np.float32) % 2, (groups, 1))
+    return Batch(rollouts, rewards, (("",) * SAMPLES,) * groups)
+
+
+def taken_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,82 @@
+"""`rlvf bench update`, of a small model."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from flows.benches import update
+from flows.cli import main
+from rl.config import LossConfig
+from tests.rl.updates import moments
+
+SMALL = {"layers": 1, "vocabulary": 600}
+
+
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_row_for_each_method() -> None:
+    words = ["bench", "update", "--positions", "64", "--layers", "1", "--vocabulary", "600", "--json"]
+    code = "from flows.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    rows = json.loads(ended.stdout)["update"]
+    assert [(row["positions"], row["method"]) for row in rows] == [(64, "full"), (64, "direct")]
+    for row in rows:
+        assert set(row) == {"positions", "method", "extra_gb", "tokens_per_second"}
+        assert 0 <= row["extra_gb"] < 2
+        assert row["tokens_per_second"] > 1
+    assert [line.split()[:2] for line in ended.stderr.splitlines()[1:]] == [["64", "full"], ["64", "direct"]]
+
+
+def test_what_does_not_fit_has_no_figures_and_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(update, "free_bytes", lambda _: 100)
+    monkeypatch.setattr(update, "update_directly", lambda *_: pytest.fail("tried"))
+    nothing = update.UpdateFigure(64, "direct")
+    assert update.measure(64, "direct", **SMALL) == nothing
+    monkeypatch.setattr(update, "figures", lambda *_: iter([nothing]))
+    main(["bench", "update", "--positions", "64", "--json"])
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {
+        "update": [{"positions": 64, "method": "direct", "extra_gb": None, "tokens_per_second": None}]
+    }
+    assert "does not fit here" in shown.err
+
+
+def test_both_methods_make_the_same_update() -> None:
+    batch = update.batch_of(128, SMALL["vocabulary"])
+    learners = [update.learner_of(**SMALL) for _ in range(2)]
+    learners[0].update(batch, LossConfig(), 1.0)
+    update.update_directly(learners[1], batch)
+    one, other = map(moments, learners)
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--positions", "1025"], "--positions 1025: give numbers from 64 on, beyond 1024 multiples of 1024"),
+        (["--positions", "many"], "--positions many: give numbers from 64 on"),
+        (["--layers", "0"], "--layers 0: give 1 to 28"),
+        (["--vocabulary", "0"], "--vocabulary 0: give 1 or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "update", *words])
+    assert stopped.value.code == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert shown.count("\n") == 1
