@@ -69,11 +69,20 @@ def uniforms(seed: int, step: int, groups: Sequence[int], samples: int, length: 
 def choose(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """[B] tokens by inverting the cumulative distribution [B, V] at [B] uniform numbers.
 
-    The uniform number is scaled by the sum as accumulated, so rounding never selects a token of probability 0.
+    The uniform number is scaled by the sum as accumulated, so that on a CPU, which adds one by one, rounding never
+    selects a token of probability 0. The sums of a parallel scan may fall, or rise at such a token: see `never_zero`.
     """
     cumulative = logprobs.exp().cumsum(-1)
     at = uniform[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, at, right=True).squeeze(1).clamp_(max=logprobs.shape[1] - 1)
+    chosen = torch.searchsorted(cumulative, at, right=True).squeeze(1).clamp_(max=logprobs.shape[1] - 1)
+    return chosen if logprobs.device.type == "cpu" else never_zero(logprobs, chosen)
+
+
+def never_zero(logprobs: Tensor, chosen: Tensor) -> Tensor:
+    """[B] the chosen tokens, those of probability 0 replaced by the most likely one. A running maximum of the sums
+    would mend them before the choice, at more than the cost of the choice (V = 152k on a CPU)."""
+    unlikely = logprobs.gather(1, chosen[:, None]).squeeze(1).exp() == 0
+    return torch.where(unlikely, logprobs.argmax(-1), chosen)
 
 
 @dataclass(frozen=True)

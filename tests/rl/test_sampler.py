@@ -14,7 +14,7 @@ from rl.learning.learner import token_scores
 from rl.learning.packing import pack
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
-from rl.sampler import choose, sample
+from rl.sampler import choose, never_zero, sample
 
 Make = Callable[..., Policy]
 Exactly = Callable[[PreTrainedModel], PreTrainedModel]
@@ -267,6 +267,18 @@ def test_the_chosen_token_is_where_the_cumulative_distribution_passes_the_unifor
     logprobs = torch.tensor([0.25, 0.5, 0.0, 0.25]).log().repeat(6, 1)
     uniform = torch.tensor([0.0, 0.249, 0.25, 0.749, 0.75, LARGEST_UNIFORM])
     assert choose(logprobs, uniform).tolist() == [0, 0, 1, 1, 3, 3]
+
+
+@given(SCORES.filter(lambda scores: max(scores) > -INFINITY), st.integers(0, 39))
+def test_a_choice_by_sums_that_rounding_disordered_is_no_token_of_probability_zero(
+    scores: list[float], disordered: int
+) -> None:
+    logprobs = torch.tensor([scores]).log_softmax(-1)
+    chosen = torch.tensor([disordered % len(scores)])
+    token = never_zero(logprobs, chosen)
+    assert logprobs[0, token].exp() > 0
+    if logprobs[0, chosen].exp() > 0:
+        assert token == chosen  # no other draw is changed
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
