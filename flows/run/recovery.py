@@ -3,7 +3,7 @@ joined is lost, or the trainer with steps that no checkpoint holds."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -38,6 +38,13 @@ class Progress:
     def made(self, step: int) -> None:
         """This step is made, perhaps again."""
         self.step = max(self.step, step)
+
+    def count(self, completions: int, seconds: float, spent: Mapping[str, float]) -> None:
+        """Count a step that took so many seconds, and of these what it spent in each stage."""
+        self.completions += completions
+        self.seconds += seconds
+        for stage, share in spent.items():
+            self.stages[stage] += share
 
 
 def with_recovery(

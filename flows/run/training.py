@@ -260,11 +260,8 @@ class Training:
             self.workplace.display.say(line)
         if self.tracker.samples_due(learned.step):
             self.tracker.log_samples(learned.step, batch.samples)
-        self._progress.completions += batch.completions
-        self._progress.seconds += now - self._logged_at  # with the evaluations before the step
+        self._progress.count(batch.completions, now - self._logged_at, self._spent)  # with evaluations before the step
         self._logged_at = now
-        for stage, spent in self._spent.items():
-            self._progress.stages[stage] += spent
         self._spent.clear()
         if not learned.applied:
             for line in self._advice.without_update(learned.step, learned.refused, batch.groups_with_signal):

@@ -1,6 +1,7 @@
 """The warm-up on a cluster where others train."""
 
 import io
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,3 +94,11 @@ def test_a_warm_up_that_is_not_wanted_any_more_does_not_wait(lab: Any, tmp_path:
         mine.dispatch.stop()
         with pytest.raises(DispatchStoppedError):
             sft(asked(13))
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_makes_no_warm_up(lab: Any, tmp_path: Path) -> None:
+    home = lab.fresh_home(tmp_path)
+    run = lab.train(home=home, steps="1", policy=None).run
+    shutil.rmtree(home / "warmup")  # as after an edit, when its name is another
+    assert lab.train(home=home, resume=run, steps="2", policy=None).steps == 2
+    assert not (home / "warmup").exists()

@@ -289,14 +289,6 @@ def test_a_run_goes_on_with_the_learning_rate_that_it_was_told_to_lower(lab: Any
     assert yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["lr"] == 1e-14
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_makes_no_warm_up(lab: Any, tmp_path: Path) -> None:
-    home = lab.fresh_home(tmp_path)
-    run = lab.train(home=home, steps="1", policy=None).run
-    shutil.rmtree(home / "warmup")  # as after an edit, when its name is another
-    assert lab.train(home=home, resume=run, steps="2", policy=None).steps == 2
-    assert not (home / "warmup").exists()
-
-
 @pytest.mark.slow
 def test_the_learning_rate_decays_where_that_is_asked_for(lab: Any) -> None:
     options = {"steps": "2", "staleness": "0", "optimizer__lr": "1e-3"}
