@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from rl.algorithms import ALGORITHMS, Algorithm
 
 TINY = "tiny"  # the policy that is made in code
+TINY_PARAMETERS = 903_424  # that it has
 PICKLED = (
     "pickled weights (pytorch_model.bin) are never read, because they can run code; convert them where you trust them, "
     "with save_pretrained"

@@ -18,7 +18,7 @@ from tasks.calls.warm_up import WarmUp
 SECONDS = 2.0  # of updates in one call: how often the display moves
 SOURCES = (  # of rl
     *("config", "records", "problems/made/grammar"),
-    *("model/head", "model/policy", "model/prompting", "model/tiny"),
+    *("model/head", "model/policy", "model/prompting", "model/scores", "model/tiny"),
     *("learning/learner", "learning/packing", "learning/supervised"),
 )
 

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from flows.config import EvalConfig, TrainConfig
-from rl.config import TINY, ProblemsConfig, SamplingConfig, VerifierConfig
+from rl.config import TINY, TINY_PARAMETERS, ProblemsConfig, SamplingConfig, VerifierConfig
 from rl.records import Problem
 from rl.verifiers.spec import named
 from rl.verifiers.table import declared
@@ -72,15 +72,12 @@ def _sampling(
 @cache
 def parameters(model: str) -> int:
     """How many parameters a model has, by its configuration alone."""
+    if model == TINY:
+        return TINY_PARAMETERS  # torch is not imported for that
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rl.model.tiny import build_model, build_tokenizer
-
     with torch.device("meta"):
-        if model == TINY:
-            tokenizer = build_tokenizer()
-            return int(build_model(len(tokenizer), 0, 0, 0).num_parameters())
         settings = AutoConfig.from_pretrained(model, trust_remote_code=False)
         build: Any = AutoModelForCausalLM.from_config  # untyped
         return int(build(settings).num_parameters())

@@ -20,6 +20,7 @@ from infra.runs.remains import has_versions
 from infra.security.secrets import hidden, revealed
 from infra.storage import place, store
 from infra.storage.typed import read_typed
+from infra.storage.usable import PROBE
 from infra.weights.version import PolicyVersion, newest_version, published
 from rl.problems.tables import ProblemError
 from tasks.named_set import set_names
@@ -163,9 +164,10 @@ def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> R
 
 
 def _not_ours(uri: str) -> list[str]:
-    """What a folder holds but for hidden files and what a start leaves that was killed before its run was one."""
-    there = {name for name in (*place.names(uri), *place.subfolders(uri)) if not name.startswith(".")}
-    return sorted(there - ({"lock", PROBLEMS, SOURCES} if "lock" in there else set()))
+    """What a folder holds but for hidden files and what a start leaves that was killed before its run was one. A bucket's
+    mark of a folder is an object without a name in it."""
+    there = {name for name in (*place.names(uri), *place.subfolders(uri)) if not name.startswith((".", PROBE))} - {""}
+    return sorted(there - ({"lock", PROBLEMS, SOURCES, FLOW_RUN} if "lock" in there else set()))
 
 
 def meant(name: str, home_runs: str) -> str:

@@ -13,6 +13,8 @@ from infra.storage import place
 from infra.storage.faults import explained, is_of_library
 from infra.storage.kinds import kind_of
 
+PROBE = "rlvf-probe-"  # how the name of a file begins that tries a storage
+
 
 class StorageError(ValueError):
     """Nothing can be kept there; one line that says what to do."""
@@ -36,7 +38,7 @@ def probe_storage(uri: str, size: int = 4, *, answered: bool = False) -> tuple[f
     """Write, read back and remove a file of `size` random bytes at `uri`; (seconds to write it, seconds to read it).
     The storage is asked first, unless it has `answered` just now. Raises `StorageError`."""
     payload = secrets.token_bytes(size)
-    file = place.join(uri, f"rlvf-probe-{secrets.token_hex(4)}")
+    file = place.join(uri, f"{PROBE}{secrets.token_hex(4)}")
     shown = f"storage {masked(uri)}"
     try:
         if not answered:

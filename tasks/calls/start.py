@@ -49,7 +49,8 @@ def check_policy(
             f"a completion of {source} ends at {loaded.unnamed_end} too: its chat template ends a turn with it, though "
             "its tokenizer and generation_config.json do not name it"
         )
-    if "strftime_now" in str(loaded.tokenizer.chat_template):
+    given = [of.template for problem in problems if (of := problem.instructions) and of.template is not None]
+    if "strftime_now" in str(loaded.tokenizer.chat_template) and len(given) < len(problems):
         notes.append(
             f"the chat template of {source} puts today's date into each prompt, so that figures of two days are of "
             "other prompts; problems.template can be without"

@@ -85,3 +85,6 @@ def test_a_chat_template_with_a_date_is_said(tmp_path: Path) -> None:
     (said,) = check_policy(policy, [Problem("add 1 and 2.", "1 + 2", "a:1")], 8)
     drop("checked")
     assert said.startswith(f"the chat template of {tmp_path} puts today's date into each prompt")
+    own = [Problem("add 1 and 2.", "1 + 2", "a:1", instructions=Instructions("", template="{prompt} ="))]
+    assert check_policy(policy, own, 8) == []
+    drop("checked")

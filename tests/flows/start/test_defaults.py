@@ -8,6 +8,7 @@ from transformers import Qwen3Config
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
 from flows.start.defaults import notes_on_tiny, parameters, with_defaults, with_eval_defaults
+from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
 
 LIKE_QWEN3_06B = {
@@ -49,6 +50,11 @@ def test_the_tiny_policy_gets_what_it_always_had() -> None:
         "optimizer.lr 0.0003: for a policy of 0.9M parameters",
         "sampling.max_tokens 40: for a policy of 0.9M parameters",
     ]
+
+
+def test_the_tiny_policy_has_as_many_parameters_as_is_said() -> None:
+    tokenizer = build_tokenizer()
+    assert parameters("tiny") == build_model(len(tokenizer), 0, 0, 0).num_parameters()
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,22 @@ def test_a_folder_with_files_of_another_s_is_no_place_for_a_run(tmp_path: Path, 
 
 
 def test_what_a_start_left_that_was_killed_before_its_run_was_one_is_in_nobody_s_way(tmp_path: Path) -> None:
-    for name in ("lock/00000001.json", "problems.json", "sources.json", ".DS_Store"):
+    uri = f"memory://{uuid.uuid4().hex}/mine"
+    for name in ("rlvf-probe-0123abcd", ".DS_Store"):  # before it took the lock
+        place.write_text(place.join(uri, name), "")
+    assert not new_run(TrainConfig(run=uri), str(tmp_path)).resumed
+    for name in ("lock/00000001.json", "problems.json", "sources.json", "flow_run.txt"):
+        place.write_text(place.join(uri, name), "{}")
         place.write_text(str(tmp_path / "mine" / name), "{}")
+    assert not new_run(TrainConfig(run=uri), str(tmp_path)).resumed
     assert not new_run(TrainConfig(run="mine"), str(tmp_path)).resumed
+
+
+def test_a_folder_that_was_made_in_a_bucket_is_empty(s3: str, tmp_path: Path) -> None:
+    import boto3
+
+    boto3.client("s3").put_object(Bucket=s3.removeprefix("s3://"), Key="mine/", Body=b"")  # as its page makes it
+    assert not new_run(TrainConfig(run=place.join(s3, "mine")), str(tmp_path)).resumed
 
 
 def test_no_run_is_called_newest(tmp_path: Path) -> None:
