@@ -164,8 +164,8 @@ def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> R
 
 
 def _not_ours(uri: str) -> list[str]:
-    """What a folder holds but for hidden files and what a start leaves that was killed before its run was one. A bucket's
-    mark of a folder is an object without a name in it."""
+    """What a folder holds but for hidden files and what a start leaves that was killed before its run was one. A
+    bucket's mark of a folder is an object without a name in it."""
     there = {name for name in (*place.names(uri), *place.subfolders(uri)) if not name.startswith((".", PROBE))} - {""}
     return sorted(there - ({"lock", PROBLEMS, SOURCES, FLOW_RUN} if "lock" in there else set()))
 
