@@ -59,8 +59,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         if not _nobody_reads():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter flushes at its end
+        _write_no_more()
         sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        if os.environ.get("RLVF_TRACEBACK"):
+            raise
+        _write_no_more()
+        say(f"the output cannot be written: {error.strerror or error}")
+        sys.exit(1)
 
 
 def _main(argv: Sequence[str] | None) -> None:
@@ -95,7 +101,14 @@ def _main(argv: Sequence[str] | None) -> None:
         sys.exit(1)
 
 
+def _write_no_more() -> None:
+    """The interpreter flushes stdout at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _nobody_reads() -> bool:
+    if sys.stdout is None:
+        return False
     output = select.poll()
     output.register(sys.stdout, select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))

@@ -54,31 +54,30 @@ def evaluated(config: EvalConfig, problems: ProblemSet, workplace: Workplace) ->
     for note in check_verifiers(workplace.dispatch, problems.verifiers, problems.held_out):
         workplace.display.say(note)
     version, run = chosen_policy(config, workplace)
-    if run is None:
-        return made_or_kept(config, problems, workplace, version, None)
-    with newest_pinned(run.uri) as version:
-        return made_or_kept(config, problems, workplace, version, run)
-
-
-def made_or_kept(
-    config: EvalConfig, problems: ProblemSet, workplace: Workplace, version: PolicyVersion, run: Run | None
-) -> Evaluation:
-    """The evaluation of this version; of a run's, the one that was kept if there is one."""
     config, chosen = with_eval_defaults(config, None if run is None else run.config)
     for line in chosen:
         workplace.display.say(line)
-    uri = None if run is None else evaluation_uri(run, version, config, problems)
-    if run is not None and uri is not None and not config.again and (known := kept(uri)):
+    if run is None:
+        return made(config, problems, workplace, version, None)
+    if not config.again and (known := kept(evaluation_uri(run, version, config, problems))):
         workplace.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
         return concluded(known, run, workplace)
+    with newest_pinned(run.uri) as version:
+        return made(config, problems, workplace, version, run)
+
+
+def made(
+    config: EvalConfig, problems: ProblemSet, workplace: Workplace, version: PolicyVersion, run: Run | None
+) -> Evaluation:
+    """The evaluation of this version, made now; a run's is kept with it."""
     public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
     generator = Generator(config.policy, config.sampling, config.samples, config.seed, public=public)
     workplace.display.stage("evaluate")
     batch = BatchConfig() if run is None else run.config.batch
     evaluation = evaluate(workplace.dispatch, generator, version, problems, saw=workplace.failures.saw, batch=batch)
-    if run is not None and uri is not None:
+    if run is not None:
         log(config, problems, workplace, run, evaluation)
-        keep(uri, evaluation)
+        keep(evaluation_uri(run, version, config, problems), evaluation)
     return concluded(evaluation, run, workplace)
 
 

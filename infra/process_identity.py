@@ -33,7 +33,7 @@ class ProcessIdentity:
         try:
             return abs(_started(self.pid) - self.started) > 1
         except psutil.NoSuchProcess:
-            return True
+            return not _is_there(self.pid)
         except psutil.AccessDenied:
             return False
 
@@ -51,6 +51,17 @@ def read_identity(text: str) -> ProcessIdentity | None:
         return _IDENTITY.validate_json(text)
     except ValueError:
         return None
+
+
+def _is_there(pid: int) -> bool:
+    """Whether there is a process with that id, be it another user's where /proc hides those (hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _started(pid: int) -> float:

@@ -45,7 +45,7 @@ class Hold:
             self._lock.while_away(self._waiting)  # whoever else waits for it: the background, a worker
             # A trainer of an earlier try may be asleep, with the fence of that one.
             self.fence = self._lock.new_fence()
-            if killed := self._lock.killed:
+            if (killed := self._lock.killed) and killed != str(flow_run.id):  # Prefect may have started it again
                 self._workplace.prefect.crashed(killed)
             self._lock.train_in(str(flow_run.id or ""))
             self._stack = stack.pop_all()

@@ -65,7 +65,8 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
                 if state.type in ENDED:
                     cancelling.append(state.type == StateType.CANCELLING)
                     cancelled.set()
-                    display.say(f"{state.type.value.lower()} on Prefect's page")
+                    crashed = state.type == StateType.CRASHED  # by Prefect, or by who took the run over
+                    display.say("marked as crashed" if crashed else f"{state.type.value.lower()} on Prefect's page")
                     dispatch.stop()
                     return
                 if (state.type == StateType.PAUSED) != paused:

@@ -167,7 +167,7 @@ def _not_ours(uri: str) -> list[str]:
     """What a folder holds but for hidden files and what a start leaves that was killed before its run was one. A
     bucket's mark of a folder is an object without a name in it."""
     there = {name for name in (*place.names(uri), *place.subfolders(uri)) if not name.startswith((".", PROBE))} - {""}
-    return sorted(there - ({"lock", PROBLEMS, SOURCES, FLOW_RUN} if "lock" in there else set()))
+    return sorted(there - {"pins"} - ({"lock", PROBLEMS, SOURCES, FLOW_RUN} if "lock" in there else set()))
 
 
 def meant(name: str, home_runs: str) -> str:

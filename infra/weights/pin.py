@@ -20,6 +20,7 @@ from infra.weights.version import PolicyVersion, newest_version
 
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 120.0
+END_SECONDS = 30.0  # for a heartbeat under way
 LEFT = timedelta(days=1)  # since its last heartbeat: a pin that was left where nobody trains any more
 _NAME = re.compile(r"v(\d+)-[0-9a-f]{16}")
 
@@ -33,13 +34,13 @@ def newest_pinned(run_uri: str) -> Iterator[PolicyVersion]:
     _sweep(run_uri)
     version, pin = _pin_newest(run_uri)
     over = threading.Event()
-    beating = threading.Thread(target=_beat, args=(pin, over), name="pin", daemon=True)
+    beating = threading.Thread(target=_beat, args=(run_uri, pin, over), name="pin", daemon=True)
     beating.start()
     try:
         yield version
     finally:
         over.set()
-        beating.join()  # a heartbeat after the removal would leave the file
+        beating.join(END_SECONDS)  # a heartbeat after the removal would leave the file
         with suppress(Exception):  # the storage is away: the trainer removes it
             place.remove_file(pin)
 
@@ -63,12 +64,13 @@ def _pin_newest(run_uri: str) -> tuple[PolicyVersion, str]:
         place.remove_file(pin)
 
 
-def _beat(pin: str, over: threading.Event) -> None:
+def _beat(run_uri: str, pin: str, over: threading.Event) -> None:
     beat = 0
     while not over.wait(BEAT_SECONDS):
         beat += 1
         with suppress(Exception):  # the storage is away: the next one tells
-            _write(pin, beat)
+            if place.subfolders(place.join(run_uri, "weights")):  # else the run was removed
+                _write(pin, beat)
 
 
 class Pins:

@@ -117,3 +117,11 @@ def test_a_reader_that_has_seen_enough_ends_a_command_in_silence(words: list[str
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (128 + SIGPIPE, "")
     assert not home_folder.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full: Linux")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    command = [sys.executable, "-c", "from flows.cli import main; main()", "train", "--help"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "rlvf: the output cannot be written: No space left on device\n")

@@ -18,6 +18,8 @@ from flows.options.reading import read_config
 from flows.run.page import CancelledOnPage
 from flows.train import train
 from infra.cluster.training_lock import training_lock
+from infra.storage.claim import Claim
+from infra.storage.lock import acquire
 from tests.processes import until
 
 
@@ -113,7 +115,7 @@ def test_another_flow_run_does_not_go_on_with_the_run_of_that_name(lab: Any) -> 
     assert {path: path.read_bytes() for path in Path(first.run).rglob("*.*") if path.is_file()} == before
 
 
-def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any) -> None:
+def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.settle()
     with lab.prefect() as client:
         flow_run = client.create_flow_run(train, parameters={"config": {}, "resume": None})
@@ -125,8 +127,13 @@ def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any) -> N
 
         first = execute(2)
         client.set_flow_run_state(flow_run.id, Scheduled(), force=True)  # as the page does when asked to retry
+        lock = acquire(first.run, str)
+        lock.train_in(str(flow_run.id))
+        lock._over.set()  # as if the first one had been killed: no heartbeat, no release
+        monkeypatch.setattr(Claim, "is_gone", True)
         again = execute(4)
         assert again.run == first.run
+        assert client.read_flow_run(flow_run.id).state.is_completed()
         assert again.flow_run_id == first.flow_run_id
         assert client.read_flow_run(flow_run.id).name == Path(first.run).name
         assert str(flow_run.id)[:6] in Path(first.run).name  # of several that began in one second each has its own

@@ -11,6 +11,7 @@ import pytest
 
 from infra.storage.claim import Claim
 from infra.storage.lock import acquire, held
+from tests.processes import started
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -41,6 +42,20 @@ def test_setting_the_clock_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: told(process) + 3600)
     assert not claim.is_gone
     assert replace(claim, started=claim.started + 5).is_gone  # another process of that number
+
+
+def test_a_process_that_only_its_user_sees_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Claim.of_this_process()
+
+    def hidden(pid: int) -> None:  # as psutil finds another user's where /proc is mounted with hidepid
+        raise psutil.NoSuchProcess(pid)
+
+    monkeypatch.setattr(psutil, "Process", hidden)
+    assert not claim.is_gone
+    dead = started(sys.executable, "-c", "")
+    with dead as process:
+        process.wait()
+    assert replace(claim, pid=process.pid).is_gone
 
 
 def test_a_killed_owner_s_flow_run_is_known_until_another_trains(

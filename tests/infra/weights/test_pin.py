@@ -26,7 +26,7 @@ HOLDER = (
 
 
 def pins(place: str) -> list[str]:
-    return places.names(f"{place}/pins")
+    return [name for name in places.names(f"{place}/pins") if not name.endswith(".tmp")]  # half-written
 
 
 @pytest.fixture
@@ -126,6 +126,20 @@ def test_a_pin_that_was_left_goes_with_a_later_reader_where_nobody_trains(
     with newest_pinned(place):
         assert "young" in pins(place)
         assert "old" not in pins(place)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_that_is_removed_meanwhile_does_not_come_back(
+    place: str, open_publisher: Callable[..., Publisher]
+) -> None:
+    publish_all(open_publisher(), range(2))
+    with newest_pinned(place):
+        places.remove(places.join(place, "weights"))
+        time.sleep(0.5)  # a heartbeat that was under way
+        places.remove(places.join(place, "pins"))
+        time.sleep(0.5)  # its heart would beat
+        assert pins(place) == []
+    assert pins(place) == []
 
 
 def test_a_run_without_weights_has_no_version_to_pin(place: str) -> None:
