@@ -26,7 +26,7 @@ RUN = "from flows.cli import main; main()"
     ("words", "line"),
     [
         ("", f"name a command: {', '.join(NAMES)}"),
-        ("bench", "name what to do: sync"),
+        ("bench", "name a command: sync, update"),
         ("verifier", "name what to do: serve"),
         (
             "train --lora true",

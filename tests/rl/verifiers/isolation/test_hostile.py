@@ -181,7 +181,10 @@ def test_a_process_of_another_session_and_an_orphan_end(found: dict[str, Any]) -
 
 
 def test_processes_that_multiply_end_and_the_next_call_works(found: dict[str, Any]) -> None:
-    assert found["forever"] == [None, "r.py: reward took longer than 1 s (here)"]
+    reward, why = found["forever"]
+    assert reward is None
+    # the supervisor counts them, the kernel refuses more of them, and the clock runs: whichever ends it first says so
+    assert why in {f"r.py: reward {did} (here)" for did in ("took longer than 1 s", "ran more than 64 processes")}
     assert found["right"] == [1, "right"]
     assert (found["bombs"], found["folders"]) == (0, 0)
 
