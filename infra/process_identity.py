@@ -54,13 +54,14 @@ def read_identity(text: str) -> ProcessIdentity | None:
 
 
 def _is_there(pid: int) -> bool:
-    """Whether there is a process with that id, be it another user's where /proc hides those (hidepid)."""
+    """Whether there is a process with that id, be it another user's where /proc hides those (hidepid), which
+    `psutil.pid_exists` asks."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass  # it is another user's
     return True
 
 

@@ -1,6 +1,7 @@
 """A training run while it goes on: what its steps share, what it logs, and what it says at the end."""
 
 import json
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -131,12 +132,9 @@ class Training:
             self.run.save_config()
             remember(self.run, self._verifiers.values())
             save_mlflow_run(self.run.uri, self.tracker.run_id)
-            self._books = stack.enter_context(
-                Bookkeeping(
-                    *(self.run, self.workplace, self._folder, self.tracker, self._hold.check),
-                    self.evaluations.held_out_sizes,
-                )
-            )
+            sizes = self.evaluations.held_out_sizes
+            books = Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check, sizes)
+            self._books = stack.enter_context(books)
             self._stack = stack.pop_all()
         return self
 
@@ -184,7 +182,7 @@ class Training:
             self.workplace.display.say(f"warning: {warning}")
         self._books.go_back(begun.step)
         if self.run.resumed:
-            more = f"; more steps: rlvf train --resume {run_name(self.run)} --steps N"
+            more = f"; more steps: rlvf train --resume {shlex.quote(run_name(self.run))} --steps N"
             end = more if begun.step == config.steps else ""
             self.workplace.display.say(f"going on from step {begun.step} of {config.steps}{end}")
             for line in self._changed:
