@@ -95,6 +95,8 @@ class Calls:
     def __init__(self, client: Client, placement: PlacementConfig, say: Callable[[str], None] = nobody_listens) -> None:
         """`say` is called from several threads, with a line for people."""
         self.client = client
+        # Dask's client connects again by itself: to a scheduler that knows no lock, call or worker of before.
+        self.connection = client.scheduler_comm
         self.placement = placement
         self.say = say
         self.lost: Counter[str] = Counter()  # calls that died with their worker, by name
@@ -131,8 +133,10 @@ class Calls:
         """A plain Dask future of `measured(function, *args)`, on `worker` (an address) if given. It takes the call's
         tags from its worker while it runs; with a name in `background` nothing.
 
-        Of the calls that wait on a worker the one with the highest `priority` starts first.
+        Of the calls that wait on a worker the one with the highest `priority` starts first. Raises DispatchStoppedError
+        and SchedulerLostError.
         """
+        self._check_connection()
         with self._lock:
             if self.stopped:
                 raise DispatchStoppedError(call)
@@ -238,7 +242,12 @@ class Calls:
         return [offer for offer in present if call is None or offer.satisfies(self.placement.tags(call))]
 
     def _present(self, seconds: float | None = None) -> list[Offer]:
+        self._check_connection()
         try:
             return offers(self.client, seconds)
         except OSError as error:
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
+
+    def _check_connection(self) -> None:
+        if self.client.scheduler_comm is not self.connection:
+            raise SchedulerLostError("the connection to the Dask scheduler was lost")

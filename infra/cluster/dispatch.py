@@ -214,6 +214,8 @@ class Dispatch(Calls):
         )
         new.lost, new.timeline, new.took, new.exclusions = self.lost, self.timeline, self.took, self.exclusions
         new.silent, new._signs, new._left = self.silent, self._signs, self._left
+        if new.client is self.client:
+            new.connection = self.connection
         return new
 
     def lease(

@@ -14,7 +14,7 @@ from distributed import Future
 from distributed.client import FutureCancelledError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
-from infra.cluster.calls import Calls, DispatchStoppedError, poisoned
+from infra.cluster.calls import Calls, DispatchError, DispatchStoppedError, poisoned
 from infra.cluster.crew import Crew
 from infra.cluster.placement import Offer
 from infra.cluster.schedule import Item, Lease, Schedule
@@ -250,7 +250,7 @@ class LeaseQueue:
                     priority=-batch.order[0] if batch.order else 0,
                     worker=lease.worker,
                 )
-            except DispatchStoppedError:
+            except DispatchError:
                 raise
             except Exception as error:  # noqa: BLE001 - its arguments: the caller's own
                 self._schedule.give_back(lease)

@@ -1,6 +1,7 @@
 """Prefect's API, for processes that do not import prefect."""
 
 import socket
+import time
 import urllib.error
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from infra.services.http import get_json, get_json_of_ours
 POOL = "rlvf"  # the work pool of prefect.yaml
 UNFINISHED = ("RUNNING", "CANCELLING", "PAUSED")
 GONE = "its process is gone"
+BUSY_SECONDS = 20.0  # that a server may say that its database is busy
 
 
 class PrefectApi:
@@ -25,10 +27,22 @@ class PrefectApi:
         self._auth = auth
         self._get = get_json_of_ours if is_ours else get_json
 
+    def ask(self, path: str, body: Any = None, *, seconds: float = 10.0) -> Any:
+        """The JSON of a GET at `path`, or of a POST with a `body`; an answer may take so many seconds. With status 503
+        Prefect says that its database was busy and that nothing was done: it is asked again, as by Prefect's client."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                return self._get(f"{self._url.rstrip('/')}/{path}", self._auth, body, timeout=seconds)
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
+
     def has(self, path: str) -> bool:
         """Whether there is something at `path`, such as work_pools/rlvf."""
         try:
-            self._ask(path)
+            self.ask(path)
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return False
@@ -39,17 +53,17 @@ class PrefectApi:
         """Whether a worker of that name serves the work pool: its last heartbeat is at most 90 s old."""
         if not self.has(f"work_pools/{POOL}"):
             return False
-        workers = self._ask(f"work_pools/{POOL}/workers/filter", {})
+        workers = self.ask(f"work_pools/{POOL}/workers/filter", {})
         return any(each["name"] == name and each["status"] == "ONLINE" for each in workers)
 
     def running(self, flow: str) -> list[tuple[str, str]]:
         """This flow's unfinished runs, but for those whose process on this machine is gone: the name of each, and its
         progress, such as `step 3 of 20`; empty before the first step."""
         body = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PAUSED"]}}}}
-        found = self._ask("flow_runs/filter", body)
+        found = self.ask("flow_runs/filter", body)
         names = {str(run["id"]): str(run["name"]) for run in found if not _is_gone(run)}
         shown = {"flow_run_id": {"any_": list(names)}, "type": {"any_": ["progress"]}}
-        progress = self._ask("artifacts/filter", {"artifacts": shown}) if names else []
+        progress = self.ask("artifacts/filter", {"artifacts": shown}) if names else []
         steps = {str(each["flow_run_id"]): str(each["description"]) for each in progress}
         return [(name, steps.get(run, "")) for run, name in names.items()]
 
@@ -61,9 +75,9 @@ class PrefectApi:
         stopped cannot, and they would be `Running` for ever; so would be those of a command that was killed.
         """
         unfinished = {"flow_runs": {"state": {"type": {"any_": UNFINISHED}}}}
-        flows = {str(flow["id"]): flow["name"] for flow in self._ask("flows/filter", {})}
+        flows = {str(flow["id"]): flow["name"] for flow in self.ask("flows/filter", {})}
         ended = []
-        for run in self._ask("flow_runs/filter", unfinished):
+        for run in self.ask("flow_runs/filter", unfinished):
             if not _is_gone(run) and not _of_pool_ended(run, seconds):
                 continue
             self._crash(str(run["id"]), GONE)
@@ -86,18 +100,15 @@ class PrefectApi:
         if self.says_a_cause(flow_run):
             known = self._state(flow_run)
             state = {"type": known["type"], "name": known["name"].partition(": ")[0], "message": known["message"]}
-            self._ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
+            self.ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
 
     def _crash(self, flow_run: str, cause: str, name: str = "Crashed") -> None:
         state = {"type": "CRASHED", "name": name, "message": cause}
-        self._ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
+        self.ask(f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
 
     def _state(self, flow_run: str) -> dict[str, str]:
-        state: dict[str, str] = self._ask(f"flow_runs/{flow_run}")["state"]
+        state: dict[str, str] = self.ask(f"flow_runs/{flow_run}")["state"]
         return state
-
-    def _ask(self, path: str, body: Any = None) -> Any:
-        return self._get(f"{self._url.rstrip('/')}/{path}", self._auth, body, timeout=10.0)
 
 
 def _is_gone(run: Mapping[str, Any]) -> bool:

@@ -20,8 +20,8 @@ from typing import Any
 
 from PIL import Image
 
-from infra.services.http import get_json
 from infra.services.links import keyed
+from infra.services.prefect_api import PrefectApi
 from infra.services.prefect_server import server_password
 
 BIN = Path(sys.executable).parent
@@ -54,12 +54,12 @@ def rlvf(*words: str, home: Path) -> str:
     return done.stdout
 
 
-def run_on_prefect(api: str, auth: str, config: dict[str, Any]) -> tuple[str, str]:
+def run_on_prefect(api: PrefectApi, config: dict[str, Any]) -> tuple[str, str]:
     """Start the deployment and wait for its end; gives the ids of the deployment and of the flow run."""
-    deployment = get_json(f"{api}/deployments/name/rlvf/train", auth)["id"]
-    run = get_json(f"{api}/deployments/{deployment}/create_flow_run", auth, {"parameters": {"config": config}})["id"]
+    deployment = api.ask("deployments/name/rlvf/train")["id"]
+    run = api.ask(f"deployments/{deployment}/create_flow_run", {"parameters": {"config": config}})["id"]
     ends = ("COMPLETED", "FAILED", "CRASHED")
-    while (state := get_json(f"{api}/flow_runs/{run}", auth)["state"]["type"]) not in ends:
+    while (state := api.ask(f"flow_runs/{run}")["state"]["type"]) not in ends:
         time.sleep(2)
     if state != "COMPLETED":
         sys.exit(f"the run ended as {state}")
@@ -86,7 +86,7 @@ def main() -> None:
             at = json.loads(rlvf("status", "--json", home=home))
             page = at["prefect"].removesuffix("/api") + "/v2"  # where the link that `rlvf up` prints leads
             config = {"run": "first", "steps": given.steps}
-            deployment, flow_run = run_on_prefect(at["prefect"], server_password(home), config)
+            deployment, flow_run = run_on_prefect(PrefectApi(at["prefect"], server_password(home)), config)
             run = home / "runs" / "first"
             tracked = json.loads((run / "result.json").read_text())["page"]["url"]
             form = keyed(home, "prefect", f"{page}/deployments/deployment/{deployment}/run")

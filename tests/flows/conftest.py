@@ -28,7 +28,7 @@ from infra.cluster.placement import offers
 from infra.home import rlvf_home
 from infra.runs.metric_log import read_metrics
 from infra.services import prefect_server as services
-from infra.services.http import get_json
+from infra.services.prefect_api import PrefectApi
 from infra.weights.whole import keep_whole
 from tasks.warm_up import warm_up_uri
 from tests.processes import MARK, kill_marked, marked, started, until
@@ -91,7 +91,7 @@ class Lab:
 
     def api(self, path: str, body: Any = None) -> Any:
         """What the Prefect API answers: a POST with a body, a GET without one."""
-        return get_json(f"{self.url}/{path}", self.auth, body, timeout=30)
+        return PrefectApi(self.url, self.auth).ask(path, body, seconds=30)
 
     def options(self, **changes: str) -> dict[str, str]:
         """Small, on the shared cluster; a double underscore stands for a dot, None takes an option back."""

@@ -21,8 +21,8 @@ from infra.cluster.reach import parse_address
 from infra.security.identity import install_bundle, issue
 from infra.services.addresses import Addresses
 from infra.services.gate import basic
-from infra.services.http import get_json
 from infra.services.passwords import auth_of
+from infra.services.prefect_api import PrefectApi
 from infra.services.scheduler import Seen, announce, ask
 from infra.services.served import mlflow_access
 from tests.flows.commands.places import ANY_PORT, Place, place
@@ -225,9 +225,9 @@ def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Pla
     assert not taken
     assert up.up() == before
     assert asked(before["scheduler"], up.home).services.mlflow == before["mlflow"]  # told again
+    api = PrefectApi(before["prefect"], PLANTED["PREFECT_SERVER_API_AUTH_STRING"])
     for name in DEPLOYMENTS:
-        auth = PLANTED["PREFECT_SERVER_API_AUTH_STRING"]
-        assert get_json(f"{before['prefect']}/deployments/name/{name}", auth)["work_pool_name"] == "rlvf"
+        assert api.ask(f"deployments/name/{name}")["work_pool_name"] == "rlvf"
 
 
 @pytest.mark.slow

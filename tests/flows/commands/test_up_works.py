@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from infra.cluster.reach import parse_address
-from infra.services.http import get_json
 from infra.services.passwords import auth_of
+from infra.services.prefect_api import PrefectApi
 from infra.services.prefect_server import server_password
 from infra.services.scheduler import ask
 from infra.storage.mark import has_mark
@@ -56,10 +56,10 @@ def test_this_machine_works_too_and_a_run_that_fails_says_why(working: Place) ->
     assert "placement.train needs CUDA and TRAINER but no worker offers CUDA" in last
     assert f"rlvf worker {working.up()['scheduler']} --roles trainer --device cuda" in last
     assert "Traceback" not in (working.home / "logs" / "worker.log").read_text()
-    api, auth = working.up()["prefect"], server_password(working.home)
+    api = PrefectApi(working.up()["prefect"], server_password(working.home))
     failed = {"flow_runs": {"state": {"name": {"any_": ["Failed"]}}}}  # as Prefect's page filters
     # the home's database began as a copy of the lab's, whose failed runs are no deployment's
-    found = until(lambda: [run for run in get_json(f"{api}/flow_runs/filter", auth, failed) if run["deployment_id"]])
+    found = until(lambda: [run for run in api.ask("flow_runs/filter", failed) if run["deployment_id"]])
     assert ["placement.train needs CUDA and TRAINER" in run["state"]["message"] for run in found] == [True], found
 
 
@@ -100,12 +100,12 @@ def test_a_run_goes_on_from_prefect_as_it_was_saved(lab: Any, working: Place) ->
     evaluated = watched(working, "rlvf-eval/scheduled")
     assert evaluated.returncode == 0, evaluated
     assert "kept: 8 problems, policy v2: reward " in evaluated.stdout
-    api, auth = working.up()["prefect"], server_password(working.home)
+    api = PrefectApi(working.up()["prefect"], server_password(working.home))
     by_deployment = {
         "deployments": {"name": {"any_": ["scheduled"]}},
         "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
     }
-    (ended,) = get_json(f"{api}/flow_runs/filter", auth, by_deployment)
+    (ended,) = api.ask("flow_runs/filter", by_deployment)
     assert ended["state"]["message"].startswith("kept: 8 problems, policy v2: reward ")
 
 
@@ -124,8 +124,7 @@ def test_another_user_of_this_machine_is_refused_on_every_port(working: Place, t
 
 @pytest.mark.slow
 def test_a_run_of_a_deployment_goes_on_by_itself_when_the_scheduler_was_killed(lab: Any, working: Place) -> None:
-    url = working.up()["prefect"]
-    auth = auth_of(working.home, "prefect")
+    api = PrefectApi(working.up()["prefect"], auth_of(working.home, "prefect"))
     config = {
         "run": "mine",
         "steps": 8,
@@ -136,13 +135,13 @@ def test_a_run_of_a_deployment_goes_on_by_itself_when_the_scheduler_was_killed(l
         "sampling": {"max_tokens": 12},
         "tracking": {"system_metrics": False, "report": False},
     }
-    deployment = get_json(f"{url}/deployments/name/rlvf/train", auth, timeout=30)["id"]
+    deployment = api.ask("deployments/name/rlvf/train", seconds=30)["id"]
     asked_for = {"parameters": {"config": config}}
-    made = get_json(f"{url}/deployments/{deployment}/create_flow_run", auth, asked_for, timeout=30)["id"]
+    made = api.ask(f"deployments/{deployment}/create_flow_run", asked_for, seconds=30)["id"]
     run = working.home / "runs" / "mine"
 
     def state() -> str:
-        return str(get_json(f"{url}/flow_runs/{made}", auth, timeout=30)["state"]["type"])
+        return str(api.ask(f"flow_runs/{made}", seconds=30)["state"]["type"])
 
     def said() -> str:
         return (working.home / "logs" / "worker.log").read_text()

@@ -3,10 +3,8 @@
 The functions that run on the workers are nested ones, which are sent by value: a worker cannot import this file.
 """
 
-import json
 import os
 import re
-import signal
 import threading
 import time
 from collections import Counter
@@ -19,11 +17,10 @@ import pytest
 from distributed import Client, get_worker
 
 from infra.cluster import watch
-from infra.cluster.calls import DispatchStoppedError, PoisonedCallError, SchedulerLostError
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.calls import DispatchStoppedError, PoisonedCallError
 from infra.cluster.dispatch import Dispatch, leave_thread
 from infra.cluster.placement import PlacementConfig, PlacementError, offers
-from tests.infra.cluster.processes import dask, die_until
+from tests.infra.cluster.processes import die_until
 from tests.processes import until
 
 
@@ -189,39 +186,6 @@ def test_a_held_dispatch_can_be_stopped(dispatch: Dispatch) -> None:
     dispatch.stop()
     thread.join(90)
     assert len(raised) == 1
-
-
-def test_a_lost_scheduler_ends_every_call(tmp_path: Path) -> None:
-    def call() -> None:
-        (tmp_path / "started").touch()
-        while (tmp_path / "started").exists():
-            time.sleep(0.05)
-
-    file = tmp_path / "scheduler.json"
-
-    def address() -> str:
-        try:
-            found: str = json.loads(file.read_text())["address"]
-        except (FileNotFoundError, json.JSONDecodeError):  # not there yet, or not all of it
-            return ""
-        return found
-
-    where = ("--host", "127.0.0.1", "--scheduler-file", str(file))
-    with (
-        dask("scheduler", "--port", "0", "--no-dashboard", "--no-show", *where) as scheduler,
-        dask("worker", "--nthreads", "1", "--no-nanny", "--resources", "TRAINER=1", *where),
-    ):
-        until(address)
-        with cluster(ClusterConfig(scheduler=address())) as client:
-            until(lambda: offers(client))
-            killer = threading.Thread(
-                target=lambda: (until((tmp_path / "started").exists), os.kill(scheduler.pid, signal.SIGKILL))
-            )
-            killer.start()
-            with Dispatch(client, PlacementConfig()) as dispatch, pytest.raises(SchedulerLostError):
-                dispatch.run("train", call)
-            killer.join()
-        (tmp_path / "started").unlink()
 
 
 def test_what_is_waited_for_is_said(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
