@@ -178,7 +178,14 @@ class OptimizerConfig(BaseModel):
     weight_decay: float = Field(0.0, ge=0, description="decoupled, as in AdamW")
     clip_norm: float = Field(1.0, gt=0, description="the gradient's norm is cut at this")
     microbatch_tokens: int | None = Field(
-        None, ge=1, description="positions per forward pass; none takes 1024 on a CPU, 16384 elsewhere"
+        None,
+        ge=1,
+        description="positions per forward pass; none takes 1024 on a CPU, 16384 elsewhere, or what fits into memory",
+    )
+    checkpointing: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="of activations: the backward pass computes each layer again, for a third more time and a fraction "
+        "of the memory; auto where memory is short",
     )
 
     @property

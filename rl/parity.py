@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rl.learning.learner import token_scores
-from rl.learning.packing import pack
+from rl.learning.packing import pack, rows_of
 from rl.model.policy import Policy, UnknownModelError
 from rl.records import Problem, Rollouts
 from rl.sampler import complete, uniforms
@@ -61,12 +61,12 @@ def measure(policy: Policy) -> Parity:
     )
     tokens = found.tokens.cpu().numpy().reshape(len(prompts), SAMPLES, TOKENS)
     plain = torch.stack(
-        [_plain(policy, prompt, row) for prompt, rows in zip(prompts, tokens, strict=True) for row in rows]
+        [_plain(policy, prompt, row) for prompt, drawn in zip(prompts, tokens, strict=True) for row in drawn]
     )
     if not torch.isfinite(plain).all():
         raise ArithmeticError("its logits are not finite: broken weights, or an overflow")
     rollouts = _rollouts(prompts, tokens)
-    packed = pack(rollouts, range(len(prompts)), policy.device)
+    packed = pack(rollouts, rows_of(rollouts, range(len(prompts))), policy.device)
     learned = torch.empty_like(plain)
     learned[packed.group * SAMPLES + packed.sample, packed.token_index] = token_scores(policy, packed, 1.0)[0]
     whole = policy.model.dtype == torch.float32

@@ -104,6 +104,7 @@ class Learned:
     applied: bool  # False: nothing to learn from, or refused
     refused: str = ""  # why a non-finite update was not applied
     refusals: int = 0  # such updates in a row
+    said: str = ""  # of memory that is short, for people
     groups: int = 0  # that it trained on
     metrics: Mapping[str, float] = field(default_factory=dict)  # what is logged of it: docs/metrics.md
     seconds: float = 0.0

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,13 +20,20 @@ from flows.benches.codec import HIDDEN, KEYS, MLP, QUERIES
 from rl.algorithms.algorithm import centred
 from rl.config import LossConfig, OptimizerConfig
 from rl.learning.learner import Learner
-from rl.learning.packing import pack
+from rl.learning.memory import free_bytes
+from rl.learning.packing import pack, rows_of
+from rl.learning.passes import NoRoomError
 from rl.model.head import head_logits, hidden_states
 from rl.model.policy import Policy, choose_device, choose_dtype
 from rl.model.tiny import build_tokenizer
 from rl.records import Batch, Problem, Rollouts
 
-METHODS = ("full", "direct")
+METHODS: dict[str, dict[str, Any]] = {  # options of the optimizer; `direct` takes none
+    "full": {},
+    "one pass": {"microbatch_tokens": 2**30, "checkpointing": "off"},
+    "checkpointing": {"microbatch_tokens": 2**30, "checkpointing": "on"},  # in one pass too
+    "direct": {},
+}
 SAMPLES = 8  # completions of a group
 ROW = 1024  # positions of a group at most: 64 of the prompt, 120 of each completion
 COPIES = 4  # float32 tensors of all logits that the direct computation holds
@@ -35,7 +43,7 @@ COPIES = 4  # float32 tensors of all logits that the direct computation holds
 class UpdateFigure:
     """One line of the table; without figures where it does not fit into the device's memory."""
 
-    positions: int  # in the one forward pass of the update
+    positions: int  # of the update's groups, each behind one prompt
     method: str
     extra_gb: float | None = None  # at the peak, beyond weights, gradients and optimizer state
     tokens_per_second: float | None = None  # of completions, optimizer step included
@@ -71,7 +79,7 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
     On a CPU of one core, in processor time, and the peak is that of the process; on CUDA that of the device.
     """
     torch.set_num_threads(1)
-    learner = learner_of(layers, vocabulary)
+    learner = learner_of(layers, vocabulary, **METHODS[method])
     learner.update(batch_of(ROW // 16, vocabulary), LossConfig(), 1.0)  # makes the optimizer state
     for parameter in learner.parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -85,14 +93,13 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
         torch.cuda.reset_peak_memory_stats()
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     standing = taken_bytes(device)
-    learner.config = learner.config.model_copy(update={"microbatch_tokens": positions})
     began = clock()
     try:
         if method == "direct":
             update_directly(learner, batch)
         else:
             learner.update(batch, LossConfig(), 1.0)
-    except torch.OutOfMemoryError:
+    except (NoRoomError, torch.OutOfMemoryError):
         return nothing
     seconds = clock() - began
     assert learner.optimizer_steps == 2
@@ -100,8 +107,8 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
     return replace(nothing, extra_gb=extra / 1e9, tokens_per_second=tokens / seconds)
 
 
-def learner_of(layers: int, vocabulary: int) -> Learner:
-    """A learner with random weights in float32."""
+def learner_of(layers: int, vocabulary: int, **options: Any) -> Learner:
+    """A learner with random weights in float32, with these options of its optimizer."""
     device = choose_device("auto")
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
@@ -119,13 +126,13 @@ def learner_of(layers: int, vocabulary: int) -> Learner:
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it
     model.eval()  # type: ignore[no-untyped-call]
     policy = Policy(model, build_tokenizer(), device, choose_dtype("auto", device))
-    return Learner(policy, OptimizerConfig(lr=1e-6, warmup_steps=0))
+    return Learner(policy, OptimizerConfig(lr=1e-6, warmup_steps=0, **options))
 
 
 def update_directly(learner: Learner, batch: Batch) -> None:
     """The same update by autograd, from the logits of all tokens at once."""
     policy, rollouts = learner.policy, batch.rollouts
-    packed = pack(rollouts, range(len(rollouts.prompts)), policy.device)
+    packed = pack(rollouts, rows_of(rollouts, range(len(rollouts.prompts))), policy.device)
     with policy.autocast():
         states = hidden_states(
             policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
@@ -175,9 +182,3 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)

@@ -12,7 +12,7 @@ EXAMPLES = """
 rlvf bench sync                                        all: minutes, 10 GB of memory
 rlvf bench sync --parts codec --layers 2 --json        only the codec, on a smaller model, for a program
 rlvf bench update                                      all: many minutes, 13 GB of memory
-rlvf bench update --positions 1024 --json              only small forward passes, for a program
+rlvf bench update --positions 1024 --json              only a small update, for a program
 """
 PARTS = ("codec", "runs")
 
@@ -33,7 +33,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--positions",
         metavar="N,N",
         default="1024,4096,16384",
-        help="in the update's one forward pass (1024,4096,16384); 64 or more, from 1024 on multiples of 1024",
+        help="of the update's groups (1024,4096,16384); 64 or more, from 1024 on multiples of 1024",
     )
     update.add_argument("--layers", metavar="N", type=int, default=2, help="of the 28 of Qwen3-0.6B (2)")
     update.add_argument("--vocabulary", metavar="N", type=int, default=151_936, help="tokens (151936, as Qwen3's)")
@@ -86,11 +86,11 @@ def _update(given: argparse.Namespace) -> dict[str, object]:
 
     rows: list[object] = []
     table = sys.stderr if given.json else sys.stdout
-    print(f"{'positions':>9}  {'method':<8}{'extra memory':>14}{'tokens/s':>12}", file=table)
+    print(f"{'positions':>9}  {'method':<14}{'extra memory':>14}{'tokens/s':>12}", file=table)
     for figure in figures(positions, given.layers, given.vocabulary, given.repeats):
         rows.append(asdict(figure))
         found = f"{figure.extra_gb:>11.2f} GB{figure.tokens_per_second:>12,.0f}" if figure.extra_gb is not None else ""
-        print(f"{figure.positions:>9,}  {figure.method:<8}{found or '  does not fit here'}", file=table, flush=True)
+        print(f"{figure.positions:>9,}  {figure.method:<14}{found or '  does not fit here'}", file=table, flush=True)
     return {"update": rows}
 
 

@@ -264,6 +264,8 @@ class Training:
         if not learned.applied:
             for line in self._advice.without_update(learned.step, learned.refused, batch.groups_with_signal):
                 self.workplace.display.say(line)
+        if learned.said:
+            self.workplace.display.say(f"step {learned.step}: {learned.said}")
         note = f"learned from {learned.groups} of {batch.groups_generated} groups"
         rates = {} if batch.pass_rate == batch.reward else {"pass_rate": batch.pass_rate}
         self.workplace.display.step(learned.step, reward=batch.reward, **rates, rollouts_per_second=pace, note=note)

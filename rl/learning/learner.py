@@ -5,6 +5,7 @@ Legend: P groups, G completions per group, N completion tokens, V vocabulary.
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 
 from rl.algorithms import Algorithm
 from rl.config import LossConfig, OptimizerConfig
-from rl.learning.packing import Packed, microbatches, pack
+from rl.learning.memory import checkpointed
+from rl.learning.packing import Packed
+from rl.learning.passes import Accumulation, Passes
 from rl.learning.shaping import shaped
 from rl.model.head import hidden_states
+from rl.model.in_place import embedding_in_place
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.scores import Loss, target_scores
 from rl.records import Batch, Learned, Rollouts
@@ -32,6 +36,7 @@ class _State:
     applied: int  # optimizer steps
     refusals: int
     learned: Learned | None
+    passes: Passes | None = None  # to which they shrank when memory ran out
 
 
 _STATE = TypeAdapter(_State)
@@ -70,13 +75,16 @@ def loss_scale(dtype: torch.dtype, tokens: int) -> float:
     return 2.0 ** max(0, tokens.bit_length() - 5) if dtype == torch.float16 else 1.0
 
 
-def token_scores(policy: Policy, packed: Packed, temperature: float, loss: Loss | None = None) -> tuple[Tensor, Tensor]:
+def token_scores(
+    policy: Policy, packed: Packed, temperature: float, loss: Loss | None = None, *, checkpointing: bool = False
+) -> tuple[Tensor, Tensor]:
     """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies, both detached.
 
-    With ``loss``, its gradient is added to that of the policy's parameters.
+    With ``loss``, its gradient is added to that of the policy's parameters; see `checkpointed` for ``checkpointing``.
     """
     with policy.autocast():
-        with torch.set_grad_enabled(loss is not None):
+        layers = checkpointed(policy.model) if checkpointing else nullcontext()
+        with torch.set_grad_enabled(loss is not None), embedding_in_place(policy.model), layers:
             states = hidden_states(
                 policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
             )
@@ -110,11 +118,13 @@ class Learner:
         self.decay = 1.0  # share of the learning rate that the next update takes: see rl.learning.schedules
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizers = build_optimizers(policy, config)
+        self.accumulation = Accumulation(policy, config)
 
     @property
-    def microbatch_tokens(self) -> int:
-        """Positions per forward pass; on a CPU few, because more would only leave its caches."""
-        return self.config.microbatch_tokens or (1024 if self.policy.device.type == "cpu" else 16384)
+    def standing(self) -> int:
+        """Bytes that the first update takes and keeps: of gradients, and of the optimizer's state."""
+        missing = 1 + 2 * (not any(optimizer.state for optimizer in self.optimizers))
+        return sum(p.numel() * p.element_size() for p in self.parameters if p.grad is None) * missing
 
     def optimizer_step(self, scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
         """Divide the gradient by ``loss_scale``, clip it, take one optimizer step at ``scale`` times the learning rate,
@@ -160,7 +170,8 @@ class Learner:
         count = int(rollouts.lengths[used].sum())
         scale = loss_scale(self.policy.dtype, count)
         while True:
-            total, sums = self._backward(rollouts, used, advantage, weight, algorithm, temperature, scale)
+            sums, said = self._backward(rollouts, used, advantage, weight, algorithm, temperature, scale)
+            total = sums.pop("loss")
             # what is not finite anywhere in the loss is not finite in the norm, which `optimizer_step` refuses
             norm = self.optimizer_step(loss_scale=scale) if math.isfinite(total) else math.nan
             self.policy.model.zero_grad(set_to_none=True)
@@ -175,6 +186,7 @@ class Learner:
             self.step + 1,
             applied=applied,
             refused="" if applied else f"the {what} of update {self.step + 1} is not finite",
+            said=said,
             metrics={
                 "loss/policy": total,
                 "policy/grad_norm": norm,  # before clipping
@@ -193,29 +205,27 @@ class Learner:
         algorithm: Algorithm,
         temperature: float,
         scale: float,
-    ) -> tuple[float, dict[str, float]]:
-        """Add ``scale`` times the loss's gradient to the parameters'. Returns the loss, and each metric as a sum over
-        tokens."""
+    ) -> tuple[dict[str, float], str]:
+        """Add ``scale`` times the loss's gradient to the parameters'. Returns the loss and each metric, as sums over
+        tokens, and what is to be said of memory."""
         device = self.policy.device
         advantage, weight = advantage.to(device), weight.to(device)
         behaviour = torch.from_numpy(rollouts.logprobs).to(device)
-        total, sums = 0.0, dict[str, float]()
-        for groups in microbatches(rollouts, used, self.microbatch_tokens):
-            packed = pack(rollouts, groups, device)
+
+        def add(packed: Packed, checkpointing: bool) -> dict[str, float]:
             mu = behaviour[packed.group, packed.sample, packed.token_index]
             towards, share = (of[packed.group, packed.sample] for of in (advantage, weight))
             loss = token_loss(algorithm, mu, towards, share * scale)
-            logprobs, entropy = token_scores(self.policy, packed, temperature, loss)
+            logprobs, entropy = token_scores(self.policy, packed, temperature, loss, checkpointing=checkpointing)
             with torch.no_grad():
                 terms = algorithm.token_loss(logprobs, mu, towards)
-                value = (share * terms.value).sum()
                 gap = logprobs - mu
                 # mismatch_kl: KL(mu || pi) on the sampled tokens before the update, k3 estimate, nats
                 seen = {"entropy": entropy, "mismatch_kl": gap.exp() - gap - 1, **terms.metrics}
-                part, *added = torch.stack([value, *(of.sum().float() for of in seen.values())]).tolist()
-            total += part
-            sums = {name: sums.get(name, 0.0) + of for name, of in zip(seen, added, strict=True)}
-        return total, sums
+                added = torch.stack([(share * terms.value).sum(), *(of.sum().float() for of in seen.values())])
+            return dict(zip(("loss", *seen), added.tolist(), strict=True))
+
+        return self.accumulation.add(rollouts, used, add, self.standing)
 
     # -- what survives the process
 
@@ -236,7 +246,7 @@ class Learner:
                 for name, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
         save_file(tensors, folder / "optimizer.safetensors")
-        state = _State(self.step, self.optimizer_steps, self.refusals, self.learned)
+        state = _State(self.step, self.optimizer_steps, self.refusals, self.learned, self.accumulation.shrunk)
         (folder / "learner.json").write_text(json.dumps(asdict(state)))
 
     def restore(self, folder: Path) -> None:
@@ -254,3 +264,4 @@ class Learner:
         state = _STATE.validate_json((folder / "learner.json").read_bytes())
         self.step, self.optimizer_steps = state.step, state.applied
         self.refusals, self.learned = state.refusals, state.learned
+        self.accumulation.shrunk = state.passes

@@ -1,14 +1,17 @@
-"""Packing: one row per group, the prompt once and its completions behind it, each blind to the others.
+"""Packing: a row holds a prompt once and completions of its group behind it, each blind to the others.
 
     row:      p p p p a a a b b b b c c .      p prompt, a b c completions, . padding
     position: 0 1 2 3 4 5 6 4 5 6 7 4 5 0
 
 A completion's token sees the prompt and its own completion up to itself, so its log-prob is the one that it would have
-alone behind the prompt, at a fraction of the work: the prompt is computed once instead of G times.
+alone behind the prompt, at a fraction of the work: the prompt is computed once instead of G times. But attention is
+computed between all positions of a row, so that long completions have rows of their own.
 
-Legend: R rows, L positions in a row, N completion tokens in all rows.
+Legend: R rows, L positions in a row, N completion tokens in all rows, G completions of a group.
 """
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl.model.policy import Policy
 from rl.records import Rollouts
+
+
+@dataclass(frozen=True)
+class Row:
+    """Completions of one group, behind one another."""
+
+    group: int
+    first: int
+    end: int  # exclusive
+
+    def length(self, rollouts: Rollouts) -> int:
+        """Positions that it takes."""
+        return len(rollouts.prompts[self.group]) + int(rollouts.lengths[self.group, self.first : self.end].sum())
 
 
 @dataclass(frozen=True)
@@ -34,40 +51,75 @@ class Packed:
     token_index: Tensor  # [N] its position within the completion
 
 
-def row_length(rollouts: Rollouts, group: int) -> int:
-    """Positions that a packed group takes."""
-    return len(rollouts.prompts[group]) + int(rollouts.lengths[group].sum())
+def balance(policy: Policy) -> float:
+    """How many positions a token has to attend to until that takes as much arithmetic as its matrix products.
+
+    With W parameters in the matrices of a layer, whose heads are A wide in all, a token takes 2 W operations, and each
+    position that it attends to 4 A: 2 A for its score, 2 A for its value.
+    """
+    model, text = policy.model, policy.text
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[no-untyped-call]
+    apart = {id(parameter) for module in ends for parameter in module.parameters()}
+    inner = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in apart)
+    heads, size = (getattr(text, name, None) for name in ("num_attention_heads", "head_dim"))
+    width = heads * size if heads and size else text.hidden_size
+    return float(inner / text.num_hidden_layers / (2 * width))
 
 
-def microbatches(rollouts: Rollouts, groups: Sequence[int], microbatch_tokens: int) -> Iterator[list[int]]:
-    """Split groups into rows of similar length whose padded area stays within ``microbatch_tokens`` (a longer single
-    group goes alone)."""
-    waiting: list[int] = []
-    for group in sorted(groups, key=lambda g: (row_length(rollouts, g), g)):
+def rows_of(
+    rollouts: Rollouts, groups: Sequence[int], *, balance: float = math.inf, positions: float = math.inf
+) -> list[Row]:
+    """The completions of these groups in rows that take the least arithmetic together, of at most so many positions
+    where they are of more than one completion.
+
+    With k completions of C tokens behind a prompt of P and b the `balance`, a completion takes (P / k + C) b +
+    (P + k C)^2 / k, which is least at k = sqrt(P b + P^2) / C.
+    """
+    found = []
+    for group in groups:
+        counts, prompt = rollouts.lengths[group], len(rollouts.prompts[group])
+        best = math.sqrt(prompt * (balance + prompt)) * len(counts) / int(counts.sum())
+        parts = math.ceil(len(counts) / min(max(1.0, best), len(counts)))
+        while True:
+            bounds = [part * len(counts) // parts for part in range(parts + 1)]
+            of_group = [Row(group, *bound) for bound in itertools.pairwise(bounds)]
+            if parts == len(counts) or max(row.length(rollouts) for row in of_group) <= positions:
+                break
+            parts += 1
+        found += [row for row in of_group if rollouts.lengths[group, row.first : row.end].any()]
+    return found
+
+
+def microbatches(rollouts: Rollouts, rows: Sequence[Row], microbatch_tokens: int) -> Iterator[list[Row]]:
+    """Split rows into passes of rows of similar length whose padded area stays within ``microbatch_tokens`` (a longer
+    single row goes alone)."""
+    waiting: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.length(rollouts), row.group, row.first)):
         # the newest is the longest, so it sets the width
-        if waiting and (len(waiting) + 1) * row_length(rollouts, group) > microbatch_tokens:
+        if waiting and (len(waiting) + 1) * row.length(rollouts) > microbatch_tokens:
             yield waiting
             waiting = []
-        waiting.append(group)
+        waiting.append(row)
     if waiting:
         yield waiting
 
 
-def pack(rollouts: Rollouts, groups: Sequence[int], device: torch.device) -> Packed:
-    """The named groups, a row each."""
-    length = max(row_length(rollouts, group) for group in groups)
-    tokens = np.zeros((len(groups), length), dtype=np.int64)
+def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device) -> Packed:
+    """These rows, to be computed together."""
+    length = max(row.length(rollouts) for row in rows)
+    tokens = np.zeros((len(rows), length), dtype=np.int64)
     positions = np.zeros_like(tokens)
     segments = np.full_like(tokens, -1)  # 0 the prompt, 1.. the completions, -1 padding
     where: list[tuple[int, int, int, int, int, int]] = []
-    for row, group in enumerate(groups):
+    for row, (group, samples) in enumerate((row.group, range(row.first, row.end)) for row in rows):
         prompt = rollouts.prompts[group]
         start = len(prompt)
         tokens[row, :start] = prompt
         positions[row, :start] = np.arange(start)
         segments[row, :start] = 0
-        for sample, count in enumerate(rollouts.lengths[group]):
-            end = start + int(count)
+        for sample in samples:
+            count = int(rollouts.lengths[group, sample])
+            end = start + count
             tokens[row, start:end] = rollouts.tokens[group, sample, :count]
             positions[row, start:end] = len(prompt) + np.arange(count)
             segments[row, start:end] = sample + 1

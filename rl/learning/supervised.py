@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rl.learning.learner import Learner, loss_scale, token_scores
-from rl.learning.packing import microbatches, pack
+from rl.learning.packing import Packed
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 
@@ -37,14 +37,19 @@ def demonstrations(policy: Policy, problems: Sequence[Problem]) -> Rollouts:
 def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:
     """One optimizer step on -mean log pi(target token), at ``scale`` times the learning rate; returns that loss in nats
     per token."""
-    total = 0.0
     weight = 1.0 / shown.generated_tokens
     enlarged = loss_scale(learner.policy.dtype, shown.generated_tokens)
-    for groups in microbatches(shown, range(len(shown.problems)), learner.microbatch_tokens):
-        packed = pack(shown, groups, learner.policy.device)
+
+    def add(packed: Packed, checkpointing: bool) -> dict[str, float]:
         logprobs, _ = token_scores(
-            learner.policy, packed, temperature=1.0, loss=lambda logprobs, _: -weight * enlarged * logprobs.sum()
+            learner.policy,
+            packed,
+            temperature=1.0,
+            loss=lambda logprobs, _: -weight * enlarged * logprobs.sum(),
+            checkpointing=checkpointing,
         )
-        total -= weight * float(logprobs.sum())
+        return {"loss": -weight * float(logprobs.sum())}
+
+    sums, _ = learner.accumulation.add(shown, range(len(shown.problems)), add, learner.standing)
     learner.optimizer_step(scale, loss_scale=enlarged)
-    return total
+    return sums["loss"]

@@ -15,8 +15,9 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from rl.model.head import finished_logits
+from rl.model.in_place import gradient_of
 
-CHUNK = 2**25  # logits of a chunk: 128 MiB in float32, of which there are two
+CHUNK = 5 * 2**23  # logits of a chunk at most: 160 MiB in float32, of which there are two
 
 # the loss of tokens, a scalar, from their log-probs [C] and their place among the N; the loss of all is the sum
 Loss = Callable[[Tensor, slice], Tensor]
@@ -68,7 +69,9 @@ def target_scores(
 
 
 def _parts(count: int, size: int) -> Iterator[slice]:
-    return (slice(start, start + size) for start in range(0, count, size))
+    """As few parts as there may be, of about the same size."""
+    parts = -(-count // size)
+    return (slice(part * count // parts, (part + 1) * count // parts) for part in range(parts))
 
 
 def _gradient_of_loss(loss: Loss, logprobs: Tensor, part: slice) -> Tensor:
@@ -116,9 +119,9 @@ class _Matrix:
     def backward(self, share: Tensor) -> Tensor:
         with torch.autocast(share.device.type, enabled=False):
             if self._head.weight.requires_grad:
-                self._add_to_weight(_gradient_of(self._head.weight), share)
+                self._add_to_weight(gradient_of(self._head.weight), share)
             if self._bias is not None and self._head.bias.requires_grad:
-                _gradient_of(self._head.bias).add_(share.sum(0))
+                gradient_of(self._head.bias).add_(share.sum(0))
             return share @ self._weight
 
     def _add_to_weight(self, gradient: Tensor, share: Tensor) -> None:
@@ -127,9 +130,3 @@ class _Matrix:
             return
         for part in _parts(len(gradient), max(1, CHUNK // gradient.shape[1])):
             gradient[part] += share[:, part].T @ self._hidden
-
-
-def _gradient_of(parameter: Tensor) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad

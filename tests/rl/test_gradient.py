@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from rl.algorithms.reinforce import Reinforce
 from rl.config import LossConfig, PolicyConfig
 from rl.learning import learner as learner_module
 from rl.learning.learner import Learner, loss_scale
+from rl.learning.packing import Packed
 from rl.loading import load_policy
-from rl.model.policy import save_policy
+from rl.model.policy import Policy, save_policy
 from rl.records import Batch
 from tests.rl.updates import (
     GRPO,
@@ -100,15 +102,27 @@ def test_groups_without_variance_contribute_nothing(
     assert whole.learned.groups == 2
 
 
-def test_the_split_into_microbatches_does_not_change_the_gradient(
-    make_policy: Make, drawn: Callable[..., Batch]
+@pytest.mark.parametrize(("positions", "balance"), [(1, math.inf), (40, math.inf), (10_000, 0.0)])
+def test_the_split_into_passes_and_rows_does_not_change_the_gradient(
+    positions: int, balance: float, make_policy: Make, drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = drawn(make_policy(eager=4.0))
-    found = [
-        gradient_of(Learner(make_policy(eager=4.0), PLAIN.model_copy(update={"microbatch_tokens": tokens})), batch)
-        for tokens in (1, 10_000)
-    ]
-    for one, other in zip(*found, strict=True):
+    whole = Learner(make_policy(eager=4.0), PLAIN)
+    split = Learner(make_policy(eager=4.0), PLAIN.model_copy(update={"microbatch_tokens": positions}))
+    monkeypatch.setattr(split.accumulation, "_balance", balance)
+    shapes: list[torch.Size] = []
+    scores = learner_module.token_scores
+
+    def watched(policy: Policy, packed: Packed, *of: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        shapes.append(packed.tokens.shape)
+        return scores(policy, packed, *of, **more)
+
+    monkeypatch.setattr(learner_module, "token_scores", watched)
+    expected = gradient_of(whole, batch)
+    together = shapes.copy()
+    found = gradient_of(split, batch)
+    assert shapes[len(together) :] != together
+    for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 

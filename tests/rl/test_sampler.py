@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from rl import sampler
 from rl.config import SamplingConfig
 from rl.learning.learner import token_scores
-from rl.learning.packing import pack
+from rl.learning.packing import pack, rows_of
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampler import sample
@@ -53,7 +53,7 @@ def test_log_probs_are_the_trainers_and_those_of_each_sequence_alone(
     assert len({len(prompt) for prompt in rollouts.prompts}) == len(problems)
     assert 0 < rollouts.ended.sum() < rollouts.ended.size
 
-    packed = pack(rollouts, range(len(problems)), policy.device)
+    packed = pack(rollouts, rows_of(rollouts, range(len(problems))), policy.device)
     with torch.no_grad():
         trainer, _ = token_scores(policy, packed, temperature)
     assert trainer.dtype == torch.float32
@@ -73,7 +73,7 @@ def test_log_probs_of_a_policy_in_bfloat16_are_float32_and_near(make_policy: Mak
     policy = make_policy("llama", eager=5.0)
     half = Policy(policy.model, policy.tokenizer, policy.device, torch.bfloat16)
     rollouts = draw(policy, problems)
-    packed = pack(rollouts, range(len(problems)), policy.device)
+    packed = pack(rollouts, rows_of(rollouts, range(len(problems))), policy.device)
     with torch.no_grad():
         scores, entropy = token_scores(half, packed, 1.0)
     behaviour = torch.from_numpy(rollouts.logprobs)[packed.group, packed.sample, packed.token_index]

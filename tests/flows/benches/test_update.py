@@ -29,12 +29,14 @@ def test_a_row_for_each_method() -> None:
     ended = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     rows = json.loads(ended.stdout)["update"]
-    assert [(row["positions"], row["method"]) for row in rows] == [(64, "full"), (64, "direct")]
+    assert [(row["positions"], row["method"]) for row in rows] == [(64, method) for method in update.METHODS]
     for row in rows:
         assert set(row) == {"positions", "method", "extra_gb", "tokens_per_second"}
         assert 0 <= row["extra_gb"] < 2
         assert row["tokens_per_second"] > 1
-    assert [line.split()[:2] for line in ended.stderr.splitlines()[1:]] == [["64", "full"], ["64", "direct"]]
+    lines = [line.split(maxsplit=1) for line in ended.stderr.splitlines()[1:]]
+    assert [count for count, _ in lines] == ["64"] * 4
+    assert all(rest.startswith(method) for (_, rest), method in zip(lines, update.METHODS, strict=True))
 
 
 def test_what_does_not_fit_has_no_figures_and_is_not_tried(
@@ -53,9 +55,10 @@ def test_what_does_not_fit_has_no_figures_and_is_not_tried(
     assert "does not fit here" in shown.err
 
 
-def test_both_methods_make_the_same_update() -> None:
+@pytest.mark.parametrize("method", ["full", "one pass", "checkpointing"])
+def test_all_methods_make_the_same_update(method: str) -> None:
     batch = update.batch_of(128, SMALL["vocabulary"])
-    learners = [update.learner_of(**SMALL) for _ in range(2)]
+    learners = [update.learner_of(**SMALL, **update.METHODS[of]) for of in (method, "direct")]
     learners[0].update(batch, LossConfig(), 1.0)
     update.update_directly(learners[1], batch)
     one, other = map(moments, learners)

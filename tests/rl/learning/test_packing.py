@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl.learning.learner import token_scores
-from rl.learning.packing import microbatches, pack, row_length
+from rl.learning.packing import Row, microbatches, pack, rows_of
 from rl.model.policy import Policy
 from rl.records import Rollouts
 
@@ -29,7 +29,7 @@ def filled(make: Make, groups: list[tuple[int, list[int]]]) -> Rollouts:
 
 def scores(policy: Policy, rollouts: Rollouts, groups: list[int]) -> Tensor:
     with torch.no_grad():
-        logprobs, _ = token_scores(policy, pack(rollouts, groups, CPU), 1.0)
+        logprobs, _ = token_scores(policy, pack(rollouts, rows_of(rollouts, groups), CPU), 1.0)
     return logprobs
 
 
@@ -39,7 +39,7 @@ def test_every_completion_token_is_predicted_from_the_token_before_it(
 ) -> None:
     rollouts = filled(make_rollouts, groups)
     order = list(range(len(groups)))[::-1]
-    packed = pack(rollouts, order, CPU)
+    packed = pack(rollouts, rows_of(rollouts, order), CPU)
     assert len(packed.targets) == rollouts.generated_tokens
     named = zip(packed.group.tolist(), packed.sample.tolist(), packed.token_index.tolist(), strict=True)
     for n, (p, g, t) in enumerate(named):
@@ -56,7 +56,7 @@ def test_a_token_sees_its_prompt_and_its_own_completion_up_to_itself(
     make_rollouts: Make, groups: list[tuple[int, list[int]]]
 ) -> None:
     rollouts = filled(make_rollouts, groups)
-    packed = pack(rollouts, range(len(groups)), CPU)
+    packed = pack(rollouts, rows_of(rollouts, range(len(groups))), CPU)
     for row, (prompt, lengths) in enumerate(groups):
         start = prompt
         sequences = [packed.tokens[row, :prompt].tolist()]
@@ -72,18 +72,40 @@ def test_a_token_sees_its_prompt_and_its_own_completion_up_to_itself(
             assert packed.mask[row, 0, :, t].nonzero().squeeze(1).tolist() == [t]
 
 
-@given(GROUPS, st.integers(1, 120), st.data())
-def test_microbatches_hold_every_group_once_within_the_budget(
-    make_rollouts: Make, groups: list[tuple[int, list[int]]], microbatch_tokens: int, data: st.DataObject
+@given(GROUPS, st.integers(1, 120), st.floats(0, 1000), st.data())
+def test_passes_hold_every_completion_once_within_the_budget(
+    make_rollouts: Make, groups: list[tuple[int, list[int]]], positions: int, balance: float, data: st.DataObject
 ) -> None:
     rollouts = filled(make_rollouts, groups)
     chosen = data.draw(st.lists(st.sampled_from(range(len(groups))), unique=True))
-    batches = list(microbatches(rollouts, chosen, microbatch_tokens))
-    assert sorted(group for batch in batches for group in batch) == sorted(chosen)
-    for batch in batches:
-        packed = pack(rollouts, batch, CPU)
-        assert packed.tokens.shape == (len(batch), max(row_length(rollouts, group) for group in batch))
-        assert packed.tokens.numel() <= microbatch_tokens or len(batch) == 1
+    rows = rows_of(rollouts, chosen, balance=balance, positions=positions)
+    passes = list(microbatches(rollouts, rows, positions))
+    held = [(row.group, sample) for part in passes for row in part for sample in range(row.first, row.end)]
+    assert sorted(held) == [(group, sample) for group in sorted(chosen) for sample in range(3)]
+    for part in passes:
+        packed = pack(rollouts, part, CPU)
+        assert packed.tokens.shape == (len(part), max(row.length(rollouts) for row in part))
+        assert packed.tokens.numel() <= positions or (len(part), part[0].end - part[0].first) == (1, 1)
+
+
+def arithmetic(rollouts: Rollouts, rows: list[Row], balance: float) -> float:
+    return sum(row.length(rollouts) * (balance + row.length(rollouts)) for row in rows)
+
+
+@pytest.mark.parametrize("prompt", [5, 60, 200])
+@pytest.mark.parametrize("length", [4, 120, 1000])
+def test_as_many_completions_share_a_row_as_take_the_least_arithmetic(
+    make_rollouts: Make, prompt: int, length: int
+) -> None:
+    rollouts = make_rollouts([range(prompt)], [[range(length)] * 8])
+    balance = 3840
+    found = {
+        parts: arithmetic(rollouts, [Row(0, 8 * at // parts, 8 * (at + 1) // parts) for at in range(parts)], balance)
+        for parts in (1, 2, 4, 8)
+    }
+    rows = rows_of(rollouts, [0], balance=balance)
+    assert arithmetic(rollouts, rows, balance) <= 1.06 * min(found.values())
+    assert {(5, 4): 1, (60, 120): 2, (200, 1000): 8}.get((prompt, length), len(rows)) == len(rows)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
@@ -113,7 +135,7 @@ def test_completions_are_blind_to_each_other(
     tokens = rollouts.tokens.copy()
     tokens[0, 1, :5] += 100
     before, after = (scores(policy, r, [0, 1]) for r in (rollouts, replace(rollouts, tokens=tokens)))
-    packed = pack(rollouts, [0, 1], CPU)
+    packed = pack(rollouts, rows_of(rollouts, [0, 1]), CPU)
     changed = (packed.group == 0) & (packed.sample == 1)
     assert int(changed.sum()) == 5
     torch.testing.assert_close(after[~changed], before[~changed], atol=1e-6, rtol=0)

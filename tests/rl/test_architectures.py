@@ -1,0 +1,60 @@
+"""The gradient of an update, of every architecture that is taken, by every way in which memory is saved."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rl.learning.learner import token_scores
+from rl.learning.packing import Packed, pack, rows_of
+from rl.model.head import head_logits, hidden_states
+from rl.model.policy import Policy
+from rl.parity import UnknownModelError, require_parity
+from tests.bench.architectures import ARCHITECTURES, Architecture, build
+from tests.rl.learning.test_packing import Make, filled
+
+
+def by_autograd(policy: Policy, packed: Packed) -> Tensor:
+    """[N] log-probs."""
+    states = hidden_states(
+        policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
+    )
+    logits = head_logits(policy.model, states[packed.rows, packed.logit_positions])
+    return logits.log_softmax(-1).gather(1, packed.targets[:, None]).squeeze(1)
+
+
+def gradients(policy: Policy) -> dict[str, Tensor]:
+    found = {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
+    policy.model.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
+def test_the_gradient_of_the_learner_is_that_of_autograd(
+    architecture: Architecture, tokenizer: PreTrainedTokenizerBase, make_rollouts: Make
+) -> None:
+    policy = Policy(build(architecture, len(tokenizer)), tokenizer, torch.device("cpu"), torch.float32)
+    try:
+        require_parity(policy, architecture.name)
+    except UnknownModelError:
+        return  # it is never trained
+    rollouts = filled(make_rollouts, [(2, [3, 1, 5]), (6, [2, 4, 3])])
+    packed = pack(rollouts, rows_of(rollouts, [0, 1]), policy.device)
+    packed.tokens.remainder_(len(tokenizer))
+    packed.targets.remainder_(len(tokenizer))
+    weight = torch.linspace(-1, 1, len(packed.targets))
+    (weight * by_autograd(policy, packed)).sum().backward()
+    expected = gradients(policy)
+    assert expected
+    for checkpointing in (False, True):
+        token_scores(
+            policy,
+            packed,
+            1.0,
+            lambda logprobs, part: (weight[part] * logprobs).sum(),
+            checkpointing=checkpointing,
+        )
+        found = gradients(policy)
+        for name, gradient in expected.items():
+            assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-6, name
+        assert not any(found[name].any() for name in found.keys() - expected.keys())
