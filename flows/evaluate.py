@@ -75,7 +75,9 @@ def made(
     workplace.display.stage("evaluate")
     batch = BatchConfig() if run is None else run.config.batch
     evaluation = evaluate(workplace.dispatch, generator, version, problems, saw=workplace.failures.saw, batch=batch)
-    if run is not None:
+    if run is not None and not is_run(run.uri):
+        workplace.display.say(f"{run.name} was removed meanwhile: its evaluation is not kept")
+    elif run is not None:
         log(config, problems, workplace, run, evaluation)
         keep(evaluation_uri(run, version, config, problems), evaluation)
     return concluded(evaluation, run, workplace)

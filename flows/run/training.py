@@ -124,6 +124,7 @@ class Training:
                     check=self._hold.check,
                 )
             )
+            save_mlflow_run(self.run.uri, self.tracker.run_id)  # for a start after one that is killed from here on
             if not self.run.resumed:
                 self.run.save_problems(self.problems)  # before it exists: no run of this version is without
             else:
@@ -131,7 +132,6 @@ class Training:
             save_sources(self.run.uri, self.problems)
             self.run.save_config()
             remember(self.run, self._verifiers.values())
-            save_mlflow_run(self.run.uri, self.tracker.run_id)
             sizes = self.evaluations.held_out_sizes
             books = Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check, sizes)
             self._books = stack.enter_context(books)

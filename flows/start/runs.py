@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 from flows.config import TrainConfig
 from flows.options.plain_yaml import load_yaml
 from flows.options.reading import OptionError, differences, read_config, to_yaml
+from flows.start.tracked import TRACKING
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
 from infra.runs.remains import has_versions
 from infra.security.secrets import hidden, revealed
@@ -47,6 +48,8 @@ MAY_CHANGE = (
     "verifier.seconds",
     "verifier.memory_mb",
     "optimizer.lr",  # what a run that diverges is told to lower
+    "optimizer.microbatch_tokens",  # and one that does not fit into memory
+    "optimizer.checkpointing",
 )
 
 
@@ -164,10 +167,11 @@ def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> R
 
 
 def _not_ours(uri: str) -> list[str]:
-    """What a folder holds but for hidden files and what a start leaves that was killed before its run was one. A
-    bucket's mark of a folder is an object without a name in it."""
-    there = {name for name in (*place.names(uri), *place.subfolders(uri)) if not name.startswith((".", PROBE))} - {""}
-    return sorted(there - {"pins"} - ({"lock", PROBLEMS, SOURCES, FLOW_RUN} if "lock" in there else set()))
+    """What a folder holds but for hidden files, what every volume has, and what a start leaves that was killed before
+    its run was one."""
+    there = {name for name in place.children(uri) if not name.startswith((".", PROBE))}
+    started = {"lock", PROBLEMS, SOURCES, FLOW_RUN, TRACKING} if "lock" in there else set()
+    return sorted(there - {"pins", "lost+found"} - started)
 
 
 def meant(name: str, home_runs: str) -> str:

@@ -67,8 +67,9 @@ class PrefectApi:
         steps = {str(each["flow_run_id"]): str(each["description"]) for each in progress}
         return [(name, steps.get(run, "")) for run, name in names.items()]
 
-    def end_runs(self, seconds: float = 0.0) -> list[str]:
-        """Mark the runs whose process on this machine is gone as crashed, and return the names of those of flow `rlvf`.
+    def end_runs(self, seconds: float = 0.0) -> list[tuple[str, str]]:
+        """Mark the runs whose process on this machine is gone as crashed, and return the name of each of flow `rlvf`,
+        and by what it is resumed.
         A process of the work pool that lives gets `seconds` to end before it is killed; 0 leaves it alone.
 
         Only for a server that no other machine's worker uses. A worker marks its own runs, but one that was killed or
@@ -82,7 +83,7 @@ class PrefectApi:
                 continue
             self._crash(str(run["id"]), GONE)
             if flows.get(str(run["flow_id"])) == "rlvf":
-                ended.append(str(run["name"]))
+                ended.append((str(run["name"]), resumed_by(run)))
         return ended
 
     def crashed(self, flow_run: str, cause: str) -> None:
@@ -109,6 +110,13 @@ class PrefectApi:
     def _state(self, flow_run: str) -> dict[str, str]:
         state: dict[str, str] = self.ask(f"flow_runs/{flow_run}")["state"]
         return state
+
+
+def resumed_by(run: Mapping[str, Any]) -> str:
+    """The URI with which the run was asked for, if that was one; else its name, which is in the home."""
+    asked = run.get("parameters") or {}
+    found = str(asked.get("resume") or (asked.get("config") or {}).get("run") or "")
+    return found if "://" in found or found.startswith("/") else str(run["name"])
 
 
 def _is_gone(run: Mapping[str, Any]) -> bool:

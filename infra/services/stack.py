@@ -2,6 +2,7 @@
 A service that was there before is used and left alone."""
 
 import os
+import shlex
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -295,5 +296,5 @@ class Stack:
         if url is None or self._prefect is None or not self._prefect.is_ours:
             return
         with suppress(OSError, ValueError):  # it is away itself; the next start does this again
-            for name in self._api(url).end_runs(seconds):
-                self._say(f"the process of run {name} is gone: rlvf train --resume {name} goes on with it")
+            for name, run in self._api(url).end_runs(seconds):
+                self._say(f"the process of run {name} is gone: rlvf train --resume {shlex.quote(run)} goes on with it")

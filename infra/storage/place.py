@@ -126,6 +126,17 @@ def subfolders(uri: str) -> dict[str, bool]:
     return found
 
 
+def children(uri: str) -> set[str]:
+    """The names of what lies directly in the folder `uri`."""
+    if (path := local_path(uri)) is not None:
+        return {child.name for child in path.iterdir()} if path.is_dir() else set()
+    fs, root = remote(uri)
+    try:
+        return {path.removeprefix(root).strip("/") for path in fs.ls(root, detail=False)} - {""}
+    except FileNotFoundError:
+        return set()
+
+
 def folders(uri: str) -> list[str]:
     """The URIs of the folders that lie directly in the folder `uri`."""
     if (path := local_path(uri)) is not None:

@@ -1,12 +1,14 @@
 """Evaluations beside a run: of one that trains meanwhile, and in its log."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.weights.version import published
+from tasks.evaluate import evaluate
 from tests.processes import until
 
 
@@ -55,3 +57,19 @@ def test_a_run_that_trains_meanwhile_is_evaluated_at_one_version(lab: Any) -> No
         until(lambda: found.step not in published(str(run)))
     assert found.problems == 100
     assert list((run / "pins").iterdir()) == []
+
+
+def test_an_evaluation_of_a_run_that_is_removed_meanwhile_does_not_bring_it_back(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(lab.train(steps="1").run)
+
+    def removed(*given: Any, **named: Any) -> Any:
+        found = evaluate(*given, **named)
+        shutil.rmtree(run)
+        return found
+
+    monkeypatch.setattr("flows.evaluate.evaluate", removed)
+    assert lab.evaluate(policy=run.name, problems=str(lab.problems), held_out="4").problems == 4
+    assert f"{run.name} was removed meanwhile: its evaluation is not kept" in capsys.readouterr().err
+    assert not run.exists()

@@ -31,10 +31,10 @@ def test_a_folder_with_files_of_another_s_is_no_place_for_a_run(tmp_path: Path, 
 
 def test_what_a_start_left_that_was_killed_before_its_run_was_one_is_in_nobody_s_way(tmp_path: Path) -> None:
     uri = f"memory://{uuid.uuid4().hex}/mine"
-    for name in ("rlvf-probe-0123abcd", ".DS_Store"):  # before it took the lock
+    for name in ("rlvf-probe-0123abcd", ".DS_Store", "lost+found/.keep"):  # before it took the lock, and of the volume
         place.write_text(place.join(uri, name), "")
     assert not new_run(TrainConfig(run=uri), str(tmp_path)).resumed
-    for name in ("lock/00000001.json", "problems.json", "sources.json", "flow_run.txt"):
+    for name in ("lock/00000001.json", "problems.json", "sources.json", "flow_run.txt", "tracking.json"):
         place.write_text(place.join(uri, name), "{}")
         place.write_text(str(tmp_path / "mine" / name), "{}")
     assert not new_run(TrainConfig(run=uri), str(tmp_path)).resumed

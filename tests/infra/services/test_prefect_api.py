@@ -6,11 +6,12 @@ import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
 from infra.services import prefect_api
-from infra.services.prefect_api import PrefectApi
+from infra.services.prefect_api import PrefectApi, resumed_by
 
 
 @contextmanager
@@ -36,6 +37,21 @@ def server(*statuses: int) -> Iterator[PrefectApi]:
         finally:
             serving.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "by"),
+    [
+        ({"config": {"run": "s3://mine/my run"}}, "s3://mine/my run"),
+        ({"config": {}, "resume": "/mnt/my run"}, "/mnt/my run"),
+        ({"config": {"run": "shared"}}, "my run"),
+        ({"config": None}, "my run"),
+        ({}, "my run"),
+        (None, "my run"),
+    ],
+)
+def test_a_run_that_lies_elsewhere_is_resumed_by_its_uri(parameters: dict[str, Any] | None, by: str) -> None:
+    assert resumed_by({"name": "my run", "parameters": parameters}) == by
 
 
 def test_a_server_whose_database_was_busy_is_asked_again() -> None:
