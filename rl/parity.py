@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl.decoding import complete
 from rl.learning.learner import token_scores
 from rl.learning.packing import pack, rows_of
 from rl.model.policy import Policy, UnknownModelError
 from rl.records import Problem, Rollouts
-from rl.sampler import complete, uniforms
+from rl.sampler import uniforms
 
 TEXT = "How many apples are 7 apples and 15 more apples?"
 LENGTHS = (3, 7)  # of the prompts, in tokens

@@ -20,10 +20,9 @@ from flows.benches.codec import HIDDEN, KEYS, MLP, QUERIES
 from rl.algorithms.algorithm import centred
 from rl.config import LossConfig, OptimizerConfig
 from rl.learning.learner import Learner
-from rl.learning.memory import free_bytes
 from rl.learning.packing import pack, rows_of
-from rl.learning.passes import NoRoomError
 from rl.model.head import head_logits, hidden_states
+from rl.model.memory import NoRoomError, free_bytes
 from rl.model.policy import Policy, choose_device, choose_dtype
 from rl.model.tiny import build_tokenizer
 from rl.records import Batch, Problem, Rollouts

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from rl.algorithms import Algorithm
 from rl.config import LossConfig, OptimizerConfig
-from rl.learning.memory import checkpointed
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation, Passes
 from rl.learning.shaping import shaped
 from rl.model.head import hidden_states
 from rl.model.in_place import embedding_in_place
+from rl.model.memory import checkpointed
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.scores import Loss, target_scores
 from rl.records import Batch, Learned, Rollouts

@@ -7,17 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rl.config import OptimizerConfig
-from rl.learning.memory import cast_bytes, checkpointed_layers, free_bytes, is_out_of_memory, kept_bytes, release
 from rl.learning.packing import Packed, balance, microbatches, pack, rows_of
+from rl.model.memory import (
+    NoRoomError,
+    cast_bytes,
+    checkpointed_layers,
+    is_out_of_memory,
+    kept_bytes,
+    release,
+    spare_bytes,
+)
 from rl.model.policy import Policy
 from rl.model.scores import CHUNK
 from rl.records import Rollouts
 
 FEW = 512  # positions: passes of fewer cost more than they save, unless there is no other way
-
-
-class NoRoomError(RuntimeError):
-    """An update that does not fit into the device's memory with one sequence in a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,9 @@ class Accumulation:
 def _fitting(policy: Policy, config: OptimizerConfig, wanted: Passes, row: Packed, standing: int) -> Passes:
     """The passes that fit into the memory that is free now, measured with one row. A number of positions that is given
     is taken."""
-    share = 0.8 if policy.device.type == "cuda" else 0.5  # elsewhere other processes use the same memory
     head = 8 * min(CHUNK, wanted.positions * policy.text.vocab_size)
-    room = share * free_bytes(policy.device) - standing - cast_bytes(policy) - head
-    kept = kept_bytes(policy, row) / row.tokens.numel()
+    room = spare_bytes(policy.device) - standing - cast_bytes(policy) - head
+    kept = kept_bytes(policy, mask=row.mask, input_ids=row.tokens, position_ids=row.positions) / row.tokens.numel()
     checkpointing = wanted.checkpointing or (config.checkpointing == "auto" and wanted.positions * kept > room)
     if checkpointing:  # what goes into each layer, and one layer whole
         layers = max(1, len(checkpointed_layers(policy.model)))

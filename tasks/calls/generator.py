@@ -21,6 +21,7 @@ from rl.records import Problem, Rollouts
 
 if TYPE_CHECKING:
     from rl.model.policy import Policy
+    from rl.slots import Slots
 
 POLL_SECONDS = 0.25
 _sampling = threading.Lock()  # of the resident weights, however many threads a worker has
@@ -31,6 +32,7 @@ class Sampler:
     """A generator's resident policy and the version in it."""
 
     policy: "Policy"
+    slots: "Slots"  # what its leases so far have shown
     version: PolicyVersion
 
 
@@ -78,6 +80,7 @@ class Generator:
                 groups=groups,
                 greedy=self.greedy,
                 between_tokens=check,
+                slots=sampler.slots,
             )
         pace.note(rollouts.generated_tokens, rollouts.seconds)
         # its completions would be noise, and what is broken would look like a policy that solves nothing
@@ -93,6 +96,7 @@ class Generator:
         from infra.weights.mirror import Mirror
         from infra.weights.quantization import restored
         from rl.loading import load_policy
+        from rl.slots import Slots
         from tasks.calls.published import public_model
 
         versions = _versions(version)
@@ -104,7 +108,8 @@ class Generator:
 
         def load() -> Sampler:
             with mirror.at(version, check, files=True) as found:
-                return Sampler(load_policy(str(mirror.root), self.policy, weights=restored(found)), version)
+                policy = load_policy(str(mirror.root), self.policy, weights=restored(found))
+            return Sampler(policy, Slots(policy), version)
 
         with waiting_for_weights() as waiting:
             key = self.policy, versions, version.files

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.sampler import choose, never_zero
+from rl.decoding import choose, never_zero
 
 LARGEST_UNIFORM = 1 - 2**-24
 INFINITY = float("inf")

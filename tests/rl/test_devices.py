@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rl.config import LossConfig, OptimizerConfig, SamplingConfig
-from rl.learning import passes
 from rl.learning.learner import Learner
+from rl.model import memory
 from rl.model.policy import Policy
 from rl.parity import measure
 from rl.records import Batch, Problem
@@ -107,7 +107,7 @@ def test_sampling_and_learning_make_no_float64_on_the_device(
     judged: Callable[..., Batch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(passes, "free_bytes", lambda _: 2**30)  # of Metal, which is not here
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 2**30)  # of Metal, which is not here
     policy = carried()
     config = SamplingConfig(max_tokens=8, stop=("zz",))
     with mps():

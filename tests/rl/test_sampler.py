@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl import sampler
+from rl import decoding, sampler
 from rl.config import SamplingConfig
 from rl.learning.learner import token_scores
 from rl.learning.packing import pack, rows_of
@@ -164,15 +164,15 @@ def test_what_is_judged_is_what_was_sampled_to_the_letter(
     policy = make_policy()
     said = torch.tensor([policy.tokenizer("what is 3 . 5 ?")["input_ids"]])
     ended, lengths = torch.tensor([False]), torch.tensor([said.shape[1]])
-    found = sampler.Completions(said.int(), torch.zeros(said.shape), lengths.int(), ended)
+    found = decoding.Completions(said.int(), torch.zeros(said.shape), lengths.int(), ended)
     monkeypatch.setattr(policy.tokenizer, "clean_up_tokenization_spaces", True)  # as many models' files say
     assert policy.tokenizer.decode(said[0]) == "what is 3. 5?"
     monkeypatch.setattr(sampler, "complete", lambda *_args, **_options: found)
     for stop, text in (((), "what is 3 . 5 ?"), ((" .",), "what is 3"), (("3.",), "what is 3 . 5 ?")):
         rollouts = draw(policy, problems[:1], SamplingConfig(max_tokens=20, stop=stop), samples=1)
         assert rollouts.texts == ((text,),)
-    assert sampler.StopStrings(policy, ["5 ?"]).reached(said).tolist() == [True]
-    assert sampler.StopStrings(policy, ["5?"]).reached(said).tolist() == [False]
+    assert decoding.StopStrings(policy, ["5 ?"]).reached(said).tolist() == [True]
+    assert decoding.StopStrings(policy, ["5?"]).reached(said).tolist() == [False]
 
 
 def test_the_record_holds_what_was_asked(make_policy: Make, problems: list[Problem]) -> None:
@@ -261,8 +261,8 @@ def test_compaction_changes_no_result(
 ) -> None:
     policy = make_policy(name, eager=5.0)
     found = []
-    for keep in (0.0, 1.0, sampler.KEEP_FRACTION):
-        monkeypatch.setattr(sampler, "KEEP_FRACTION", keep)
+    for keep in (0.0, 1.0, decoding.KEEP_FRACTION):
+        monkeypatch.setattr(decoding, "KEEP_FRACTION", keep)
         found.append(draw(policy, problems, samples=12))
     assert found[0].ended.sum() > 5
     for other in found[1:]:

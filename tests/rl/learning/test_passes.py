@@ -13,11 +13,11 @@ from torch import Tensor
 
 from rl.config import LossConfig
 from rl.learning import learner as learner_module
-from rl.learning import passes as passes_module
 from rl.learning.learner import Learner
-from rl.learning.memory import is_out_of_memory
 from rl.learning.packing import Packed
-from rl.learning.passes import NoRoomError, Passes
+from rl.learning.passes import Passes
+from rl.model import memory
+from rl.model.memory import NoRoomError, is_out_of_memory
 from rl.model.policy import Policy
 from rl.records import Batch
 from tests.rl.updates import PLAIN, Make, gradient_of, identical, weights
@@ -157,7 +157,7 @@ def test_passes_follow_from_the_memory_that_is_free(
     drawn: Callable[..., Batch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(passes_module, "free_bytes", lambda _: free)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: free)
     learner = Learner(make_policy(eager=4.0), PLAIN.model_copy(update=config))
     learned = learner.update(drawn(make_policy(eager=4.0)), LossConfig(), 1.0)
     assert learner.accumulation.passes == expected

@@ -11,9 +11,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rl.learning.packing import Packed
 from rl.model.head import hidden_states
 from rl.model.policy import Policy
+
+
+class NoRoomError(RuntimeError):
+    """What does not fit into a device's memory with one sequence at a time."""
 
 
 def free_bytes(device: torch.device) -> int:
@@ -24,6 +27,11 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     return int(psutil.virtual_memory().available)
+
+
+def spare_bytes(device: torch.device) -> float:
+    """The part of it that may be counted on: elsewhere than on CUDA other processes use the same memory."""
+    return (0.8 if device.type == "cuda" else 0.5) * free_bytes(device)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -60,8 +68,8 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
             del layer.forward
 
 
-def kept_bytes(policy: Policy, packed: Packed) -> int:
-    """What the decoder keeps of this pass for the backward pass, weights left out."""
+def kept_bytes(policy: Policy, **inputs: Tensor) -> int:
+    """What the decoder keeps of a pass of these inputs for the backward pass, weights left out."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
     kept: dict[int, int] = {}
 
@@ -72,14 +80,7 @@ def kept_bytes(policy: Policy, packed: Packed) -> int:
         return tensor
 
     with torch.enable_grad(), policy.autocast(), torch.autograd.graph.saved_tensors_hooks(keep, lambda same: same):
-        states = hidden_states(
-            policy.model,
-            mask=packed.mask,
-            input_ids=packed.tokens,
-            position_ids=packed.positions,
-            use_cache=False,
-        )
-        del states
+        hidden_states(policy.model, **inputs, use_cache=False)
     return max(0, sum(kept.values()) - cast_bytes(policy))
 
 
