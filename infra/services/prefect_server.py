@@ -20,10 +20,11 @@ from infra.services.kept_port import KeptPort, is_kept
 from infra.services.passwords import USER, auth_of, kept_password
 from infra.services.prefect_api import PrefectApi
 from infra.services.served import served
-from infra.services.supervisor import Program, Service, ServiceError
+from infra.services.supervisor import Program, Service, ServiceError, boot_name
 from infra.sqlite import report_corruption
 
 PORT = 4200
+SAY_SECONDS = 10.0
 REMEDY = "remove it; Prefect's page forgets the runs until now, and no run is lost by that"
 
 
@@ -128,26 +129,44 @@ class PrefectServer:
 
     def wait(self, timeout: float = 120.0) -> str:
         """The address of the API, once it answers, in $PREFECT_API_URL too if that is set: the port may have been taken
-        while the server started. Raises `ServiceError` when the server ends before that, `DamagedDatabaseError` where
-        its database is why.
+        while the server started. One that was there and does not answer for `timeout` seconds is ended and started
+        again. Raises `ServiceError` when the server ends before it answers, `DamagedDatabaseError` where its database
+        is why.
         """
         with report_corruption(self.service.folder / "prefect.db", REMEDY):
             return self._wait(timeout)
 
     def _wait(self, timeout: float) -> str:
-        deadline = time.monotonic() + timeout
+        began, quiet, first = time.monotonic(), True, self.service.found().pid
         while self.is_ours and not (self._find() and self.serves()):
+            waited = time.monotonic() - began
             lives = self.service.lives() or self.is_kept_elsewhere()
-            if not lives and time.monotonic() < deadline and self.moved():
+            if not lives and waited < timeout and self.moved():
                 continue
-            if not lives or time.monotonic() > deadline:
+            if lives and waited > timeout and self._was_there(first):
+                self._say(f"the Prefect server has not answered for {timeout:.0f} s: it is started again")
+                self.service.end()
+                self.revive()
+                began, first = time.monotonic(), None
+                continue
+            if not lives or waited > timeout:
                 log = self.service.log
                 lines = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
                 raise ServiceError("\n".join([f"the Prefect server did not start; {log} ends with:", *lines]))
+            if quiet and waited > SAY_SECONDS:
+                quiet = False
+                self._say(f"waiting for the Prefect server at {self.url}")
             time.sleep(0.05)
         if self.is_ours and "PREFECT_API_URL" in os.environ:
             os.environ["PREFECT_API_URL"] = self.url
         return self.url
+
+    def _was_there(self, pid: int | None) -> bool:
+        """Whether the server is still the one of this supervisor, for this process to end: it is on this machine, was
+        not started by this process, and no other process keeps its port."""
+        found = self.service.found()
+        own = self.service.is_child or self.is_kept_elsewhere()
+        return not own and pid is not None and (found.pid, found.machine) == (pid, boot_name())
 
     def program(self) -> Program:
         """The program of the server at `url`."""

@@ -89,6 +89,11 @@ class Service:
         with (self.folder / "server.lock").open("a") as lock:
             return not _locked(lock)
 
+    @property
+    def is_child(self) -> bool:
+        """Whether this process has started the service, or tried to."""
+        return self._supervisor is not None
+
     def is_orphan(self) -> bool:
         """Whether the service lives on without its supervisor, which was killed."""
         if self._supervisor is not None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from infra.services import prefect_link
+from infra.services import prefect_link, prefect_server
 from infra.services.prefect_link import kept_alive
 from infra.services.prefect_server import PrefectServer
 from infra.services.supervisor import Program
@@ -64,6 +64,27 @@ def test_a_server_that_hangs_is_ended_and_started_again_where_it_was(small: Pref
     finally:
         small.stop()
     assert said[0] == "the Prefect server has not answered for 1 s: it is started again, and told what it has missed"
+
+
+def test_a_command_that_meets_a_server_that_hangs_starts_it_again(
+    small: PrefectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefect_server, "is_of", answers)
+    monkeypatch.setattr(prefect_server, "SAY_SECONDS", 0.2)
+    said: list[str] = []
+    other = Small(small.home, said.append, port=0)
+    try:
+        url = small.wait()
+        before = small.service.found()
+        os.killpg(before.pid, signal.SIGSTOP)
+        assert other.wait(timeout=3.0) == url
+        assert other.service.found().pid != before.pid
+        assert answers(small.home, url, 5.0)
+    finally:
+        other.stop()
+        small.stop()
+    waits = f"waiting for the Prefect server at {url}"
+    assert said == [waits, "the Prefect server has not answered for 3 s: it is started again"]
 
 
 def test_a_server_that_hangs_is_left_to_whoever_keeps_its_port(
