@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,13 @@ def killed_in_an_evaluation(address: str, scheduler: Any, then: Callable[[], obj
         scheduler.process.wait()
         then()
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        yield
-    finally:
-        over.set()
-        killer.join()
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        try:
+            yield
+        finally:
+            over.set()
+            killing.result()  # raises what it has raised
 
 
 @pytest.mark.slow
