@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from flows.benches.qwen import HIDDEN, KEYS, LAYERS, MLP, QUERIES, VOCABULARY
 from infra import disk
 from infra.weights.difference import apply_difference, weights_digest, write_difference
 from rl.model.policy import copied_weights, read_weights
 
-# of Qwen3-0.6B: 28 layers, hidden 1024, 16 query and 8 key heads of 128, MLP 3072, vocabulary 151,936, tied head
-LAYERS, HIDDEN, QUERIES, KEYS, MLP, VOCABULARY = 28, 1024, 2048, 1024, 3072, 151_936
 SCALE = 0.03  # standard deviation of the weights
 # steps of Adam that change about this share of bfloat16 weights of that scale
 RATES = ("1e-6", "1e-5", "1e-4")  # learning rates of the runs

@@ -1,22 +1,15 @@
 """An update of a model with a large vocabulary: memory and speed, beside the computation of all logits at once."""
 
-import multiprocessing
-import resource
 import statistics
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from flows.benches.codec import HIDDEN, KEYS, MLP, QUERIES
+from flows.benches.apart import apart, peak_bytes, reset_peak, seconds_on, taken_bytes
+from flows.benches.qwen import random_qwen
 from rl.algorithms.algorithm import centred
 from rl.config import LossConfig, OptimizerConfig
 from rl.learning.learner import Learner
@@ -65,11 +58,7 @@ def figures(positions: Sequence[int], layers: int, vocabulary: int, repeats: int
 
 
 def _apart(positions: int, method: str, layers: int, vocabulary: int) -> UpdateFigure:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(measure, positions, method, layers, vocabulary).result()
-        except BrokenProcessPool:  # a system without memory kills
-            return UpdateFigure(positions, method)
+    return apart(measure, positions, method, layers, vocabulary) or UpdateFigure(positions, method)
 
 
 def measure(positions: int, method: str, layers: int, vocabulary: int) -> UpdateFigure:
@@ -88,11 +77,9 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
     device = learner.policy.device
     if method == "direct" and COPIES * 4 * tokens * vocabulary > free_bytes(device):
         return nothing
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    reset_peak(device)
     standing = taken_bytes(device)
-    began = clock()
+    began = seconds_on(device)
     try:
         if method == "direct":
             update_directly(learner, batch)
@@ -100,7 +87,7 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
             learner.update(batch, LossConfig(), 1.0)
     except (NoRoomError, torch.OutOfMemoryError):
         return nothing
-    seconds = clock() - began
+    seconds = seconds_on(device) - began
     assert learner.optimizer_steps == 2
     extra = max(0, peak_bytes(device) - standing)
     return replace(nothing, extra_gb=extra / 1e9, tokens_per_second=tokens / seconds)
@@ -109,21 +96,7 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
 def learner_of(layers: int, vocabulary: int, **options: Any) -> Learner:
     """A learner with random weights in float32, with these options of its optimizer."""
     device = choose_device("auto")
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=vocabulary,
-            hidden_size=HIDDEN,
-            intermediate_size=MLP,
-            num_hidden_layers=layers,
-            num_attention_heads=QUERIES // 128,
-            num_key_value_heads=KEYS // 128,
-            head_dim=128,
-            tie_word_embeddings=True,
-        )
-    )
-    model.to(device)  # type: ignore[arg-type]  # transformers wraps it
-    model.eval()  # type: ignore[no-untyped-call]
+    model = random_qwen(device, torch.float32, layers, vocabulary)
     policy = Policy(model, build_tokenizer(), device, choose_dtype("auto", device))
     return Learner(policy, OptimizerConfig(lr=1e-6, warmup_steps=0, **options))
 
@@ -168,16 +141,3 @@ def batch_of(positions: int, vocabulary: int) -> Batch:
     )
     rewards = np.tile(np.arange(SAMPLES, dtype=np.float32) % 2, (groups, 1))
     return Batch(rollouts, rewards, (("",) * SAMPLES,) * groups)
-
-
-def taken_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    return int(psutil.Process().memory_info().rss)
-
-
-def peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

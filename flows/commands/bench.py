@@ -6,13 +6,18 @@ import sys
 from dataclasses import asdict
 from itertools import chain
 
+from flows.benches.shapes import LARGE, SHAPES, of_policy
 from flows.commands.command import Command
+from flows.start.preflight import check_model
+from infra.home import runs_uri
 
 EXAMPLES = """
 rlvf bench sync                                        all: minutes, 10 GB of memory
 rlvf bench sync --parts codec --layers 2 --json        only the codec, on a smaller model, for a program
 rlvf bench update                                      all: many minutes, 13 GB of memory
 rlvf bench update --positions 1024 --json              only a small update, for a program
+rlvf bench generate --shapes tiny --repeats 3          a minute; without --shapes many, and 6 GB of memory
+rlvf bench generate --policy Qwen/Qwen3-0.6B           a model of yours, on this machine
 """
 PARTS = ("codec", "runs")
 
@@ -38,14 +43,29 @@ def _options(command: argparse.ArgumentParser) -> None:
     update.add_argument("--layers", metavar="N", type=int, default=2, help="of the 28 of Qwen3-0.6B (2)")
     update.add_argument("--vocabulary", metavar="N", type=int, default=151_936, help="tokens (151936, as Qwen3's)")
     update.add_argument("--repeats", metavar="N", type=int, default=1, help="updates in turns; the median counts (1)")
-    for bench in (sync, update):
+    generate = benches.add_parser(
+        "generate", help="completions: tokens/s and peak memory, beside transformers' generate and generate_batch"
+    )
+    model = generate.add_mutually_exclusive_group()
+    model.add_argument(
+        "--shapes",
+        metavar="SHAPES",
+        help="tiny (the policy made in code) or 0.6B (Qwen3's, with random weights); both otherwise",
+    )
+    model.add_argument("--policy", metavar="MODEL", help="instead: what policy.model takes, a hub id or a folder")
+    generate.add_argument("--prompts", metavar="N", type=int, help="different ones (tiny 32, others 8)")
+    generate.add_argument("--samples", metavar="N", type=int, help="completions of each (8)")
+    generate.add_argument("--tokens", metavar="N", type=int, help="new ones of each completion (tiny 40, others 64)")
+    generate.add_argument("--layers", metavar="N", type=int, help="of the 28 of 0.6B, to measure faster (28)")
+    generate.add_argument("--repeats", metavar="N", type=int, default=1, help="in turns; the median counts (1)")
+    for bench in (sync, update, generate):
         bench.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _run(given: argparse.Namespace) -> None:
-    if not 1 <= given.layers <= 28:
+    if given.layers is not None and not 1 <= given.layers <= 28:
         raise ValueError(f"--layers {given.layers}: give 1 to 28")
-    rows = {"sync": _sync, "update": _update}[given.what](given)
+    rows = {"sync": _sync, "update": _update, "generate": _generate}[given.what](given)
     if given.json:
         print(json.dumps(rows))
 
@@ -68,6 +88,12 @@ def _sync(given: argparse.Namespace) -> dict[str, object]:
     return {"codec": rows}
 
 
+def _positive(given: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if (value := getattr(given, name)) is not None and value < 1:
+            raise ValueError(f"--{name} {value}: give 1 or more")
+
+
 def _positions(words: str) -> list[int]:
     counts = [int(word) if word.isdecimal() else 0 for word in words.split(",")]
     for count in counts:
@@ -78,9 +104,7 @@ def _positions(words: str) -> list[int]:
 
 def _update(given: argparse.Namespace) -> dict[str, object]:
     positions = _positions(given.positions)
-    for name in ("vocabulary", "repeats"):
-        if (value := getattr(given, name)) < 1:
-            raise ValueError(f"--{name} {value}: give 1 or more")
+    _positive(given, "vocabulary", "repeats")
     # with torch: not before the command line is known to be good
     from flows.benches.update import figures
 
@@ -92,6 +116,40 @@ def _update(given: argparse.Namespace) -> dict[str, object]:
         found = f"{figure.extra_gb:>11.2f} GB{figure.tokens_per_second:>12,.0f}" if figure.extra_gb is not None else ""
         print(f"{figure.positions:>9,}  {figure.method:<14}{found or '  does not fit here'}", file=table, flush=True)
     return {"update": rows}
+
+
+def _generate(given: argparse.Namespace) -> dict[str, object]:
+    if given.policy is not None:
+        shapes = [of_policy(given.policy)]
+    else:
+        names = given.shapes.split(",") if given.shapes is not None else list(SHAPES)
+        if unknown := sorted(set(names) - set(SHAPES)):
+            raise ValueError(f"--shapes {given.shapes}: there is no {unknown[0]!r}; the shapes are {', '.join(SHAPES)}")
+        shapes = [SHAPES[name] for name in names]
+    if given.layers is not None and not any(shape.layers for shape in shapes):
+        raise ValueError(f"--layers {given.layers}: only the shape {LARGE} can have fewer")
+    _positive(given, "prompts", "samples", "tokens", "repeats")
+    if given.policy is not None:
+        check_model(given.policy, runs_uri())
+    # with torch: not before the command line is known to be good
+    from flows.benches.generate import device_bandwidth, figures
+
+    rows: list[object] = []
+    table = sys.stderr if given.json else sys.stdout
+    read = device_bandwidth()
+    print(f"{'shape':<15}{'engine':<16}{'tokens/s':>10}{'peak memory':>15}", file=table, flush=True)
+    for plain in shapes:
+        shape = plain.changed(given.prompts, given.samples, given.tokens, given.layers)
+        for figure, why_not in figures(shape, given.repeats, read):
+            rows.append(asdict(figure))
+            found = f"  {why_not}"
+            if figure.tokens_per_second is not None:
+                found = f"{figure.tokens_per_second:>10,.0f}{figure.peak_gb:>12.2f} GB"
+            print(f"{figure.shape:<15}{figure.engine:<16}{found}", file=table, flush=True)
+        if figure.limit_tokens_per_second is not None:
+            of = f"  where each step of {shape.sequences} reads the weights once, at {read:.1f} GB/s"
+            print(f"{figure.shape:<15}{'memory limit':<16}{figure.limit_tokens_per_second:>10,.0f}{of}", file=table)
+    return {"generate": rows}
 
 
 COMMAND = Command("bench", "measure what the documentation states", EXAMPLES, _options, _run)
