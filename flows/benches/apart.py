@@ -29,6 +29,10 @@ def apart(work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R | No
             return pool.submit(work, *arguments, **named).result()
         except BrokenProcessPool:
             return None
+        except KeyboardInterrupt:  # which a signal to this process alone is for it alone
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
 
 
 def seconds_on(device: torch.device) -> float:

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -42,6 +44,26 @@ def test_a_row_for_each_engine() -> None:
         assert row["limit_tokens_per_second"] == rows[0]["limit_tokens_per_second"] > row["tokens_per_second"]
     table = [line.split() for line in ended.stderr.splitlines()]
     assert [line[:2] for line in table[1:]] == [["tiny", engine] for engine in ENGINES] + [["tiny", "memory"]]
+
+
+def test_a_signal_ends_what_it_measures_with() -> None:
+    words = ["bench", "generate", "--shapes", "0.6B", "--layers", "1", "--tokens", "4096"]
+    code = "from flows.cli import main; main()"
+    with subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True) as command:
+        own = psutil.Process(command.pid)
+        try:
+            assert command.stdout is not None
+            assert command.stdout.readline().startswith("shape")
+            deadline = time.monotonic() + 120
+            while not (working := own.children()) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert working
+            command.terminate()
+            assert command.wait(60) == 130
+            assert psutil.wait_procs(working, timeout=60)[1] == []
+        finally:
+            for process in [*own.children(), command] if command.poll() is None else []:
+                process.kill()
 
 
 @pytest.mark.parametrize("engine", [generate.by_sampler, generate.by_generate, generate.by_generate_batch])
