@@ -147,7 +147,8 @@ class TrainConfig(ConfigTree):
     evals: tuple[EvaluationConfig, ...] = Field(
         (),
         description="what to evaluate on, such as '[{path: held_out, every: 20}, {path: test.jsonl, samples: 4}]'; "
-        "without problems that are trained on; held_out is always among them",
+        "without problems that are trained on, and as in training where it does not say otherwise; held_out is always "
+        "among them",
     )
     steps: int = Field(200, ge=1, description="updates, counted from the start of the run")
     staleness: int = Field(

@@ -46,6 +46,8 @@ class Evaluations:
         """Take over what earlier sessions of the run have made, where it was of the same problems, verifiers and
         samples: these may change when a run is resumed."""
         self._tracker, self._export, self._mend = tracker, export, mend
+        for note in filter(None, (plan.note for plan in self.plans)):
+            self._workplace.display.say(note)
         others = set()
         for line in logged:
             for plan in self.plans:
@@ -57,8 +59,8 @@ class Evaluations:
                     others.add(plan.label)
         for name in sorted(others):
             self._workplace.display.say(
-                f"{name}: earlier figures are of other problems, another verifier or another number of samples, or do "
-                "not say of which: nothing is compared with them"
+                f"{name}: earlier figures are of other problems or prompts, another verifier or another number of "
+                "samples, or do not say of which: nothing is compared with them"
             )
         best = best_version(self._run_uri)
         if self._config.checkpoint.keep_best and best is not None and best.plan != self.plans[0].digest:

@@ -8,6 +8,7 @@ from functools import cached_property
 from hashlib import sha256
 
 from flows.config import HELD_OUT, EvaluationConfig, TrainConfig
+from flows.start.as_trained import set_as_trained
 from rl.config import ProblemsConfig
 from rl.problems.tables import ProblemError
 from rl.records import Problem
@@ -23,6 +24,7 @@ class Plan:
     problems: ProblemSet
     every: int  # steps; 0: before the first and after the last one alone
     samples: int
+    note: str = ""  # what it takes from the sets that are trained on
 
     @property
     def label(self) -> str:
@@ -62,7 +64,8 @@ def digest_of(problems: ProblemSet, samples: int) -> str:
 
 
 def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
-    """The evaluations that the configuration asks for, that on the held-out problems among them.
+    """The evaluations that the configuration asks for, that on the held-out problems among them. A set is asked and
+    judged as `rlvf eval` of the run does it.
 
     Raises:
         ProblemError: a set that cannot be read, or all of whose problems are trained on.
@@ -79,13 +82,30 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
                 raise ProblemError("evals: no problems are held out: leave out --held_out 0, or this evaluation")
             found.append(Plan("", _cut(training, each.limit), each.every, samples))
             continue
-        of = ProblemsConfig.model_validate(each.model_dump(exclude=set(EvaluationConfig.OWN)))
+        asked_for = _given(each)
+        of = set_as_trained(asked_for, config.sets)
         try:
             problems = problems_to_solve([of], config.verifier, None, config.seed, training.trained, each.limit)
         except ProblemError as error:
             raise ProblemError(f"evals: {error}") from error
-        found.append(Plan(names.pop(0), _cut(problems, each.limit), each.every, samples))
+        name = names.pop(0)
+        note = _taken(name, asked_for, of)
+        found.append(Plan(name, _cut(problems, each.limit), each.every, samples, note))
     return found
+
+
+def _given(each: EvaluationConfig) -> ProblemsConfig:
+    """The set of an evaluation, with what it was given as its `model_fields_set`. A saved configuration, and one that
+    came by Prefect, has the others as null: they were not."""
+    own = {*EvaluationConfig.OWN, "weight"}
+    return ProblemsConfig.model_validate(each.model_dump(exclude=own, exclude_none=True))
+
+
+def _taken(name: str, given: ProblemsConfig, of: ProblemsConfig) -> str:
+    """A line that says what the set takes from those that are trained on; empty where it is nothing."""
+    values = {field: getattr(of, field) for field in ("prompt", "target", "verifier", "system", "template")}
+    new = [f"{field} {value!r}" for field, value in values.items() if value != getattr(given, field)]
+    return f"{name}: evaluated as the run is trained, with {', '.join(new)}" if new else ""
 
 
 def problems_to_check(training: ProblemSet, of: Sequence[Plan]) -> list[Problem]:

@@ -135,8 +135,8 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
     return config.model_copy(
         update={
             "policy": policy,
-            "problems": _as_trained(first, trained.sets, unnamed),
-            "mix": tuple(_as_trained(each, trained.sets, unnamed) for each in mix),
+            "problems": set_as_trained(first, trained.sets, unnamed),
+            "mix": tuple(set_as_trained(each, trained.sets, unnamed) for each in mix),
             "verifier": _over(trained.verifier, config.verifier),
             "sampling": _sampling(trained.sampling, config.sampling),
             "samples": config.samples if "samples" in given else trained.batch.samples,
@@ -156,9 +156,11 @@ def _sampling(trained: SamplingConfig, asked: SamplingConfig) -> SamplingConfig:
     return over.model_copy(update={"max_tokens": trained.max_tokens}) if over.max_tokens is None else over
 
 
-def _as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig], verifier: bool) -> ProblemsConfig:
-    """A set that the run was trained on keeps its columns, its verifier, its system prompt and its template. Another
-    file gets those that all sets of the run share; the verifier only where the evaluation names none."""
+def set_as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig], verifier: bool = True) -> ProblemsConfig:
+    """The set of an evaluation, asked and judged as a run on ``sets`` does it but for what is in `model_fields_set`.
+
+    A set that the run was trained on keeps its columns, its verifier, its system prompt and its template. Another file
+    gets those that all sets of the run share, the verifier only with ``verifier``: where the evaluation names none."""
     where = _canonical(asked.path)
     if same := [each for each in sets if _canonical(each.path) == where]:
         return _over(same[0], asked)
