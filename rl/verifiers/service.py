@@ -19,11 +19,12 @@ import httpx
 
 from rl.records import Problem, Verdict
 from rl.verifiers.parts import MAX_REASON
-from rl.verifiers.verdicts import NOT_TRIED, as_json, checked, failed
+from rl.verifiers.timeouts import TimeOuts
+from rl.verifiers.verdicts import NOT_JUDGED, NOT_TRIED, as_json, checked, failed
 
 BATCH = 64  # completions in one request
 FIRST = 8  # in the first one: it may be the one that shows that the service hangs
-HANGS = 3  # requests without an answer in time, in a row, after which the rest of a call is not asked
+HANGS = 3  # completions without an answer in time, in a row, after which others are not asked
 ATTEMPTS = 4
 BACK_OFF = 0.25  # seconds before the second attempt; each further one waits twice as long
 CONNECT_SECONDS = 5.0
@@ -52,27 +53,45 @@ class Service:
         self.shown = urlsplit(self.address)._replace(netloc=urlsplit(self.address).netloc.rpartition("@")[2]).geturl()
         self.seconds = seconds
         self._answered = False  # it has, once
-        self._hung = 0  # requests in a row
+        self._timeouts = TimeOuts(HANGS)
         self._tls = httpx.create_ssl_context()
         if certificates is not None and self.address.startswith("https://") and (certificates / "machine.pem").exists():
             self._tls = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
             self._tls.load_cert_chain(certificates / "machine.pem", certificates / "machine.key")
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
-        """A verdict on each completion of the problem beside it, failures included."""
+        """A verdict on each completion of the problem beside it, failures included.
+
+        What is in a request without an answer in time is asked one by one: which of them it is cannot be told. After
+        HANGS such in a row on one problem its further completions are not asked, after as many on several nothing more.
+        """
         verdicts: list[Verdict] = []
+        timeouts, alone = self._timeouts.of_call(), 0  # up to which completion they are asked one by one
         while (at := len(verdicts)) < len(problems):
-            if at and self._hung >= HANGS:
-                said = f"{self.shown}: gave no answer in time {HANGS} times in a row; the rest was not tried"
+            hangs = f"{self.shown}: gave no answer in time {self._timeouts.limit} times in a row"
+            if at and self._timeouts.hangs:
+                said = f"{hangs}, on several problems; the rest was not tried"
                 return verdicts + [failed(NOT_TRIED, said)] * (len(problems) - at)
-            size = 1 if self._hung else BATCH if self._answered else FIRST
+            if timeouts.is_hopeless(problems[at]):
+                said = f"{hangs} on one problem; its other completions were not tried ({problems[at].source})"
+                verdicts.append(failed(NOT_JUDGED, said))
+                continue
+            size = 1 if at < alone or self._timeouts.any else BATCH if self._answered else FIRST
             asked = problems[at : at + size]
             try:
                 verdicts += self._ask(asked, completions[at : at + size])
-                self._answered, self._hung = True, 0
+                self._answered = True
+            except ServiceHangsError as error:
+                if len(asked) > 1:
+                    alone = at + len(asked)
+                    continue
+                timeouts.count(asked[0], timeout=True)
+                verdicts.append(failed("service_error", str(error)))
+                continue
             except ServiceError as error:
-                self._hung = self._hung + 1 if isinstance(error, ServiceHangsError) else 0
                 verdicts += [failed("service_error", str(error))] * len(asked)
+            for problem in asked:
+                timeouts.count(problem, timeout=False)
         return verdicts
 
     def warm(self) -> None:

@@ -7,6 +7,7 @@ from rl.records import Problem, Verdict
 from rl.verifiers.parts import MAX_PARTS, MAX_REASON, MAX_REWARD, TAKEN, is_part_name
 
 NOT_TRIED = "not_tried"  # the reason of what a verifier that hangs was not asked
+NOT_JUDGED = "not_judged"  # of what it was not asked because it hangs on that problem alone
 
 
 def failed(reason: str, error: str) -> Verdict:

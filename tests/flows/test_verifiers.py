@@ -232,10 +232,23 @@ def test_an_evaluation_whose_verifier_hangs_is_stopped(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "slow.py").write_text("def reward(problem, completion):\n    while completion: pass\n    return 1\n")
-    hangs = r"^the evaluation was stopped: slow\.py: reward took longer than 0\.2 s 16 times in a row; the rest was not"
+    hangs = r"^the evaluation was stopped: slow\.py: reward took longer than 0\.2 s 16 times in a row, on several "
     with pytest.raises(BrokenVerifierError, match=hangs):
         lab.train(steps="1", verifier=f"{tmp_path}/slow.py:reward", **{"verifier.seconds": "0.2"})
     assert "completions could not be judged so far: slow.py: reward took longer than 0.2 s" in capsys.readouterr().err
+
+
+def test_one_problem_on_which_its_verifier_hangs_ends_no_evaluation(lab: Any, tmp_path: Path) -> None:
+    (tmp_path / "hang.py").write_text(
+        "def reward(problem, completion):\n    while problem.extra['hangs']: pass\n    return 1\n"
+    )
+    rows = [{"prompt": f"add {n} and 1", "hangs": n == 0} for n in range(4)]
+    (tmp_path / "few.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = lab.evaluate(
+        policy=str(lab.policy), problems=f"{tmp_path}/few.jsonl", verifier=f"{tmp_path}/hang.py:reward",
+        verifier__seconds="0.2", samples="32",
+    )  # fmt: skip
+    assert (found.problems, found.reward, found.reward_sampled, found.error_rate) == (4, 1, 1, 0.25)
 
 
 def test_the_command_evaluates_with_a_verifier_of_ones_own(lab: Any, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from queue import Empty, LifoQueue
-from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
@@ -21,9 +21,10 @@ from rl.records import Problem, Verdict
 from rl.verifiers.isolation import leftovers, sandbox
 from rl.verifiers.isolation.confinement import close_environment
 from rl.verifiers.isolation.process import Cell, LoadError, LostError, Process, folder_owner
-from rl.verifiers.verdicts import NOT_TRIED, as_json, checked, failed
+from rl.verifiers.timeouts import OfCall, TimeOuts
+from rl.verifiers.verdicts import NOT_JUDGED, NOT_TRIED, as_json, checked, failed
 
-IN_A_ROW = 16  # time-outs before the rest is not tried: two groups of eight, so that one problem alone never does it
+IN_A_ROW = 16  # time-outs before the rest is not tried: of the problem, and of the call if they are of several problems
 _NETWORK = re.compile(r"Errno 101\b|Errno -[235]\b|Name or service|name resolution|Connect(?:ion)?Error|APIConnection")
 _READ_ONLY = re.compile(r"Errno 30\b|Read-only file system")
 
@@ -53,8 +54,7 @@ class Pool:
         self._idle: LifoQueue[Process] = LifoQueue()
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="verifier")
         self._closed = False
-        self._lock = Lock()
-        self._timeouts = 0  # in a row
+        self._timeouts = TimeOuts(IN_A_ROW)
         if self.cell.sandbox == sandbox.NONE:
             close_environment()
         leftovers.sweep({os.geteuid(), folder_owner()})
@@ -63,16 +63,18 @@ class Pool:
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:
         """A verdict on each completion of the problem beside it, failures included.
 
-        After IN_A_ROW time-outs in a row the rest is not tried; a later call tries one completion before the others.
+        After IN_A_ROW time-outs in a row on one problem its further completions are not tried. After as many on several
+        problems nothing more is; a later call tries one completion before the others.
         """
         try:
             self.warm()
         except LoadError as error:
             return [failed("verifier_error", str(error))] * len(problems)
         first: list[Verdict] = []
-        if self._hangs() and problems:
-            first = [self._one(problems[0], completions[0], probe=True)]
-        return first + list(self._threads.map(self._one, problems[len(first) :], completions[len(first) :]))
+        one = partial(self._one, self._timeouts.of_call())
+        if self._timeouts.hangs and problems:
+            first = [one(problems[0], completions[0], probe=True)]
+        return first + list(self._threads.map(one, problems[len(first) :], completions[len(first) :]))
 
     @property
     def about(self) -> str:
@@ -102,12 +104,14 @@ class Pool:
                 return process
             process.kill()  # it ended between two calls, or something wrote into its socket
 
-    def _one(self, problem: Problem, completion: str, probe: bool = False) -> Verdict:
+    def _one(self, timeouts: OfCall, problem: Problem, completion: str, probe: bool = False) -> Verdict:
         function, seconds = f"{self._load['file']}: {self._load['function']}", self._load["seconds"]
-        if not probe and self._hangs():
+        hangs = f"{function} took longer than {seconds:g} s {self._timeouts.limit} times in a row"
+        if not probe and self._timeouts.hangs:
+            return failed(NOT_TRIED, f"{hangs}, on several problems; the rest was not tried")
+        if timeouts.is_hopeless(problem):
             return failed(
-                NOT_TRIED,
-                f"{function} took longer than {seconds:g} s {IN_A_ROW} times in a row; the rest was not tried",
+                NOT_JUDGED, f"{hangs} on one problem; its other completions were not tried ({problem.source})"
             )
         try:
             process = self._process()
@@ -118,7 +122,7 @@ class Pool:
         except LostError as lost:
             process.kill()
             reason, said = lost.args
-            self._count(reason == "timeout")
+            timeouts.count(problem, reason == "timeout")
             return failed(reason, f"{function} {said} ({problem.source}){self._printed()}")
         except BaseException:
             process.kill()
@@ -127,7 +131,7 @@ class Pool:
             process.kill()
         else:
             self._idle.put(process)
-        self._count(timeout=False)
+        timeouts.count(problem, timeout=False)
         if answer.get("error"):
             said = str(answer["error"])[:400]
             return failed("verifier_error", said + self._denied(said) + self._printed())
@@ -135,13 +139,6 @@ class Pool:
             return checked(answer.get("reward"), answer.get("reason"), answer.get("parts"))
         except ValueError:
             return failed("verifier_error", f"its process sent an answer that is no verdict{self._printed()}")
-
-    def _hangs(self) -> bool:
-        return self._timeouts >= IN_A_ROW
-
-    def _count(self, timeout: bool) -> None:
-        with self._lock:
-            self._timeouts = self._timeouts + 1 if timeout else 0
 
     def _denied(self, error: str) -> str:
         """The remedy for an error that its sandbox is likely to cause; empty for others."""

@@ -117,6 +117,11 @@ def test_an_answer_that_is_none_is_an_error(answer: str, says: str) -> None:
     assert "\n" not in first.error
 
 
+def all_right(asked: Any) -> tuple[int, str]:
+    n = len(asked["items"])
+    return 200, json.dumps({"rewards": [1] * n, "reasons": ["right"] * n, "parts": [{}] * n, "errors": [None] * n})
+
+
 def test_a_service_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "CONNECT_SECONDS", 0.1)
     hung = threading.Event()
@@ -124,21 +129,46 @@ def test_a_service_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch: 
     def answer(asked: Any) -> tuple[int, str]:
         if not hung.is_set():
             hung.wait(20)
-        n = len(asked["items"])
-        return 200, json.dumps({"rewards": [1] * n, "reasons": [""] * n, "parts": [{}] * n, "errors": [None] * n})
+        return all_right(asked)
 
     with answering(answer) as (address, asked):
         client = Service(address, 0.05)
-        verdicts = client.judge([PROBLEMS[0]] * 500, ["c"] * 500)
-        assert [len(each["items"]) for each in asked] == [FIRST] + [1] * (HANGS - 1)
-        assert [verdict.reason for verdict in verdicts].count("not_tried") == 500 - FIRST - (HANGS - 1)
+        verdicts = client.judge(PROBLEMS[:2] * 250, ["c"] * 500)
+        assert [len(each["items"]) for each in asked] == [FIRST] + [1] * HANGS
+        assert [verdict.reason for verdict in verdicts] == ["service_error"] * HANGS + ["not_tried"] * (500 - HANGS)
         again = client.judge([PROBLEMS[0]] * 100, ["c"] * 100)
         assert [verdict.reason for verdict in again] == ["service_error"] + ["not_tried"] * 99
-        assert "3 times in a row; the rest was not tried" in again[-1].error
+        assert "3 times in a row, on several problems; the rest was not tried" in again[-1].error
         hung.set()
         client.seconds = 5
         assert [verdict.reward for verdict in client.judge([PROBLEMS[0]] * 100, ["c"] * 100)] == [1.0] * 100
         client.close()
+
+
+def test_a_completion_on_which_a_service_hangs_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service without a time limit of its own: one that hangs holds up all of its request."""
+    monkeypatch.setattr(service, "CONNECT_SECONDS", 0.2)
+    over = threading.Event()
+
+    def answer(asked: Any) -> tuple[int, str]:
+        if any(item["completion"] == "loop" for item in asked["items"]):
+            over.wait(20)
+        return all_right(asked)
+
+    completions = ["c"] * 20 + ["loop"] + ["c"] * 19
+    problems = [PROBLEMS[0]] * 40
+    with answering(answer) as (address, _):
+        client = Service(address, 0.01)
+        try:
+            reasons = [verdict.reason for verdict in client.judge(problems, completions)]
+            assert reasons == ["right"] * 20 + ["service_error"] + ["right"] * 19
+            # nor does a problem, with all of its completions, those of others
+            verdicts = client.judge(problems + [PROBLEMS[1]] * 40, ["loop"] * 40 + ["c"] * 40)
+            reasons = [verdict.reason for verdict in verdicts]
+            assert reasons == ["service_error"] * HANGS + ["not_judged"] * (40 - HANGS) + ["right"] * 40
+            assert "3 times in a row on one problem; its other completions were not tried (p:0)" in verdicts[39].error
+        finally:
+            over.set()
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(500, 1), (404, 1), (422, 1), (503, 4)])
@@ -161,7 +191,7 @@ def test_one_that_does_not_answer_is_an_error_and_its_password_is_not_told(monke
     with answering(lambda _: ((hung.wait(10) and 200) or 200, "")) as (address, _):
         first, *_ = judged(address.replace("//", "//me:secret@"), seconds=0.1)
         hung.set()
-    assert "no answer within 0.5 s" in first.error
+    assert "no answer within 0.3 s" in first.error
     nobody = judged("http://me:secret@127.0.0.1:1")[0]
     assert nobody.error.startswith("http://127.0.0.1:1: cannot be reached (")
     assert "secret" not in first.error + nobody.error
@@ -213,7 +243,7 @@ def test_an_answer_that_comes_by_the_byte_is_given_up(head: bytes, monkeypatch: 
     monkeypatch.setattr(service, "CONNECT_SECONDS", 0.3)
     with pouring(b"H", 0.02, head) as address:
         first, *_ = judged(address, seconds=0.1)
-    assert "no answer within 0.6 s" in first.error
+    assert "no answer within 0.4 s" in first.error
 
 
 def test_an_answer_without_end_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rl.verifiers.isolation import process, sandbox
 from rl.verifiers.isolation.pool import Pool
 from rl.verifiers.isolation.process import Cell, LoadError
 from rl.verifiers.isolation.sandbox import AUTO, SandboxError, chosen
-from rl.verifiers.verdicts import NOT_TRIED
+from rl.verifiers.verdicts import NOT_JUDGED, NOT_TRIED
 
 PROBLEM = Problem("what?", "42", "p.csv:2", {"level": 3})
 
@@ -82,21 +83,46 @@ def test_a_sandbox_that_the_machine_lacks_is_refused(monkeypatch: pytest.MonkeyP
         sandbox.missing.cache_clear()
 
 
+HANGING = "def reward(p, c):\n    while c == 'loop': pass\n    return 1\n"
+
+
 def test_a_verifier_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl.verifiers.isolation.pool.IN_A_ROW", 4)
-    text = "import os\ndef reward(p, c):\n    while c == 'loop': pass\n    return 1\n"
-    pool = Pool(text, "r.py", "reward", seconds=0.3, memory_mb=512, size=2)
+    pool = Pool(HANGING, "r.py", "reward", seconds=0.3, memory_mb=512, size=2)
+    several = [PROBLEM, replace(PROBLEM, source="p.csv:3")]
     began = time.perf_counter()
-    reasons = [verdict.reason for verdict in pool.judge([PROBLEM] * 500, ["loop"] * 500)]
+    reasons = [verdict.reason for verdict in pool.judge(several * 250, ["loop"] * 500)]
     assert time.perf_counter() - began < 60  # and not 75 s and more
     assert 4 <= reasons.count("timeout") <= 5
     assert reasons.count("timeout") + reasons.count(NOT_TRIED) == 500
     (*_, last) = again = pool.judge([PROBLEM] * 100, ["loop"] * 100)
     assert [verdict.reason for verdict in again] == ["timeout"] + [NOT_TRIED] * 99
-    assert last.error == "r.py: reward took longer than 0.3 s 4 times in a row; the rest was not tried"
+    assert (
+        last.error
+        == "r.py: reward took longer than 0.3 s 4 times in a row, on several problems; the rest was not tried"
+    )
     verdicts = pool.judge([PROBLEM] * 20, ["right", "loop"] * 10)  # never so many in a row
     pool.close()
     assert [verdict.reason for verdict in verdicts] == ["right", "timeout"] * 10
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_one_problem_on_which_it_hangs_takes_the_verdicts_of_no_other(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("rl.verifiers.isolation.pool.IN_A_ROW", 6)
+    pool = Pool(HANGING, "r.py", "reward", seconds=0.1, memory_mb=512, size=size)
+    other = replace(PROBLEM, source="p.csv:3")
+    problems, completions = [PROBLEM] * 40 + [other] * 40, ["loop"] * 40 + ["right"] * 40
+    for _ in range(2):  # it is tried again in another call
+        verdicts = pool.judge(problems, completions)
+        reasons = [verdict.reason for verdict in verdicts]
+        assert reasons[40:] == ["right"] * 40
+        assert 6 <= reasons.count("timeout") <= 6 + size - 1  # some are on their way when it is given up
+        assert reasons.count("timeout") + reasons.count(NOT_JUDGED) == 40
+    said = "took longer than 0.1 s 6 times in a row on one problem; its other completions were not tried (p.csv:2)"
+    assert verdicts[39].error == f"r.py: reward {said}"
+    pool.close()
 
 
 def test_a_run_under_landlock_says_what_stays_open_without_seccomp(monkeypatch: pytest.MonkeyPatch) -> None:
