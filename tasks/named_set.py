@@ -1,7 +1,7 @@
 """One set of problems among those that are mixed: its name, its verifier, and what is read of its files."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import islice
@@ -62,10 +62,12 @@ class NamedSet:
         except ProblemError as error:
             raise ProblemError(f"{self.config.path}: {error}") from error
 
-    def made(self, held_out: int | None) -> list[Problem]:
-        """``held_out`` problems of a set that is made in code, from the side that is never trained on."""
+    def made(self, held_out: int | None, others: Set[str] = frozenset()) -> list[Problem]:
+        """``held_out`` problems of a set that is made in code, from the side that is never trained on, none of whose
+        normalized prompts is among ``others``."""
         count = rows.HELD_OUT if held_out is None else held_out
-        return self.marked(list(islice(stream_of(self.config.path)(0, 0, "held_out"), count)))
+        made = stream_of(self.config.path)(0, 0, "held_out")
+        return self.marked(list(islice((each for each in made if rows.normalized(each.prompt) not in others), count)))
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems with this set's name and its instructions (system prompt, template)."""

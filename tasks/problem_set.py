@@ -68,7 +68,7 @@ def open_problems(
     """
     mixed = named_sets(sets, verifier)
     split = {each.name: each.split(held_out) for each in mixed if each.config.path not in MADE}
-    made = {each.name: each.made(held_out) for each in mixed if each.config.path in MADE}
+    made = _held_out_of_made(mixed, held_out)
     kept_out = {each.name: made[each.name] if each.name in made else split[each.name][1] for each in mixed}
     kept = {normalized(problem.prompt) for problems in kept_out.values() for problem in problems}
     sources: list[Source] = []
@@ -125,7 +125,8 @@ def problems_to_solve(
         return open_problems(sets, verifier, held_out, seed)
     known = trained if held_out is None else frozenset()
     mixed = named_sets(sets, verifier)
-    whole = {each.name: each.made(made) if each.config.path in MADE else each.read() for each in mixed}
+    whole = _held_out_of_made(mixed, made)
+    whole |= {each.name: each.read() for each in mixed if each.config.path not in MADE}
     seen = seen_among((problem for group in whole.values() for problem in group), known)
     found: list[Problem] = []
     left_out = 0
@@ -144,6 +145,18 @@ def problems_to_solve(
         )
     verifiers = {each.name: each.verifier for each in mixed}
     return ProblemSet(set_name(sets), lambda *_: [], tuple(found), verifiers, left_out=left_out)
+
+
+def _held_out_of_made(mixed: Sequence[NamedSet], count: int | None) -> dict[str, list[Problem]]:
+    """``count`` problems of each set that is made in code, by its name; one that is there twice has others then."""
+    found: dict[str, list[Problem]] = {}
+    taken: dict[str, set[str]] = {}
+    for each in mixed:
+        if each.config.path in MADE:
+            there = taken.setdefault(each.config.path, set())
+            found[each.name] = each.made(count, there)
+            there |= {normalized(problem.prompt) for problem in found[each.name]}
+    return found
 
 
 def _made(each: NamedSet, stream: int, kept: Set[str]) -> Source:

@@ -33,6 +33,7 @@ _SEVERAL = re.compile(  # 6\text{ hours and }5\text{ minutes}, and no list
     r"[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}(?:\s|~|\\[,;:! ])*[0-9]"
 )
 _PRIME = re.compile(r"(?<=[0-9})\]])\s*(?:'|’|\^\s*\{?\s*\\prime)")  # of feet or arcs: math-verify passes over it
+_ZEROS = re.compile(r"(?<![\d.,:])00+\s*[A-Za-z]")  # 00x, which would be read as a product
 _DEGREES = re.compile(r"°|\\degree\b")
 _MONEY = re.compile(r"\\\$|(?<![0-9])[€£]|[€£](?!\s*[0-9])|\\pounds(?![A-Za-z])")
 _STYLE = re.compile(  # which changes how it looks
@@ -137,7 +138,7 @@ def is_loose(stated: str, wanted: str) -> bool:
     radians where the target has degrees."""
     if "\\circ" in wanted and _RADIANS.search(stated):
         return True
-    return any(kind.search(stated) and not kind.search(wanted) for kind in (_SPACED, _ABOUT, _SEVERAL, _PRIME))
+    return any(kind.search(stated) and not kind.search(wanted) for kind in (_SPACED, _ABOUT, _SEVERAL, _PRIME, _ZEROS))
 
 
 def is_name(latex: str) -> bool:
@@ -266,6 +267,7 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
         return 0.0, "unparsable", {"format": 0.0, "right": 0.0}
     kinds = {brackets(wanted), brackets(stated)}
     listed = isinstance(found[0], FiniteSet) and is_range(gold[0]) and (interval or brackets(wanted) != "(")
-    unlike = kinds == {"{", "("} or listed or has_other_case(wanted, stated)
+    one = isinstance(found[0], FiniteSet) and not isinstance(gold[0], FiniteSet) and brackets(stated) != "{"  # 6,6,6
+    unlike = one or kinds == {"{", "("} or listed or has_other_case(wanted, stated)
     right = float(not unlike and same(gold, found, interval, imaginary))
     return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}

@@ -76,11 +76,12 @@ FAULTY = re.compile(  # of what is counted, and not of the number: answers, and 
 INEXACT = re.compile(  # by what follows it
     r"\bor\s+(?:more|less|fewer|so|higher|lower|greater|above|below|under|over|thereabouts|maybe)\b"
     r"|\band\s+(?:up|above|over|counting|more)\b|\b(?:at\s+least|at\s+most|approximately|approx|roughly)\b"
-    r"|^\W*ish\b|^\W*\+",
+    r"|^\W*ish\b|^\W*\+|\bunless\b",  # but if: it often says again what the question supposes
     re.IGNORECASE,
 )
 _CONDITION = re.compile(r"\b(?:if|when|whenever|unless|provided|assuming|except|but|not|less|fewer)\b")
-_SECOND = re.compile(r"^\W*(?:or|and)\s+\W*[0-9]|^\W*(?:bn|mn|mil|mill|mio)\W*$")  # 12\text{ (or 13)}, or a scale
+ABBREVIATED = "bn|mn|tn|(?i:mil|mill|mio|mln|bil|bln|tln|trn|mlrd|mrd|thsd|tsd)"  # scales
+_SECOND = re.compile(rf"^\W*(?:or|and)\s+\W*[0-9]|^\W*(?:{ABBREVIATED})\W*$")  # 12\text{ (or 13)}, or a scale
 DOUBTS = (INEXACT, OTHER_NUMBER, TAKEN_BACK, _CONDITION, _SECOND)  # in a text of mathematics
 _COUNTERS = (  # what a number behind them is the name of
     "day|week|month|year|hour|minute|option|choice|page|row|room|floor|level|grade|round|age|number|total|sum|result"

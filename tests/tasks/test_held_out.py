@@ -1,6 +1,7 @@
 """What is held out is not trained on, nor evaluated what was trained on."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,18 @@ def test_what_one_set_keeps_out_another_does_not_train_on(tmp_path: Path) -> Non
     tiny = ProblemsConfig(path=jsonl(tmp_path / "tiny.jsonl", range(4)), verifier="gsm8k")
     with pytest.raises(ProblemError, match=r"tiny\.jsonl: cannot hold out 11 of 4 distinct prompts"):
         open_sets([sets[0], tiny], VerifierConfig(), 11, 0)
+
+
+def test_a_set_that_is_made_and_there_twice_holds_out_other_problems_each_time() -> None:
+    sets = [ProblemsConfig(path=path) for path in ("arithmetic", "countdown", "arithmetic")]
+    mixed = open_sets(sets, VerifierConfig(), 20, 0)
+    assert Counter(problem.set for problem in mixed.held_out) == dict.fromkeys(mixed.verifiers, 20)
+    kept = {normalized(problem.prompt) for problem in mixed.held_out if problem.set.startswith("arithmetic")}
+    assert len(kept) == 40
+    # the first of them are those of one alone, and an evaluation of the run has the same ones
+    assert mixed.held_out[:20] == open_sets(sets[:1], VerifierConfig(), 20, 0).held_out
+    assert problems_to_solve(sets, VerifierConfig(), None, 0, made=20).held_out == mixed.held_out
+    assert not kept & {normalized(problem.prompt) for step in range(20) for problem in mixed.draw(step, 20, 0)}
 
 
 def variants(path: Path, numbers: range) -> str:

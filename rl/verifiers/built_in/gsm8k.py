@@ -53,7 +53,7 @@ _LABEL_ALONE = re.compile(
     r"[\s*_`]*(?:the\s+)?(?:final\s+|numerical\s+)?answer(?:\s+is)?[\s*_`]*[:=]?[\s*_`]*", re.IGNORECASE
 )
 _LEADING = re.compile(r"\s*[+-]?\s*[0-9][0-9,]*(?:\.[0-9]+)?(?:\s*/\s*[0-9]+)?(?=\s*[A-Za-z%])")  # 42 of 42 apples
-_SCALE = re.compile(r"\s*(?:k|K|M|B|b|G|bn|mn|tn|mil|mio|mill)\b")  # 42k, 42 mil
+_SCALE = re.compile(rf"\s*(?:k|K|M|B|b|G|{wording.ABBREVIATED})\b")  # 42k, 42 mil
 _VARIABLE = re.compile(  # 42x, 42n; not 42 t-shirts, 6 p.m., 42p
     r"(?!\s+[A-Za-z]-[A-Za-z]{2}|\s*[ap]\.\s?m\b|[pc](?:\s+[A-Za-z]{2}|[\s.,;*)]*\Z))"
     r"\s*(?:[xyzXYZ](?![A-Za-z])|(?!o['’]\s?clock\b)[abcdefinopqrtuvw]\s*(?![A-Za-z\s])|(?:pi|sqrt)\b)"
