@@ -14,15 +14,14 @@ from flows.run.plans import digest_of
 from flows.run.recovery import with_recovery
 from flows.run.workplace import Workplace, open_workplace
 from flows.sft import sft
-from flows.start.as_trained import asked_evaluation
+from flows.start.as_trained import Asked, asked_evaluation
 from flows.start.defaults import with_eval_defaults
 from flows.start.preflight import check_model
-from flows.start.runs import Run, existing_run, local_folder, newest_weights, saved_config, with_secrets
+from flows.start.runs import Run, local_folder, newest_weights, with_secrets
 from flows.start.tracked import mlflow_owner, mlflow_run
 from infra.runs.checkpoints import is_run
 from infra.runs.record import EVALUATIONS, read_record
 from infra.runs.tracking import Tracker
-from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.typed import read_typed
 from infra.weights.pin import newest_pinned
@@ -46,14 +45,15 @@ def evaluate_policy(config: EvalConfig) -> Evaluation:
     with open_workplace(config.cluster, config.placement) as workplace:
         for note in asked.notes:
             workplace.display.say(note)
-        return with_recovery(workplace, config.cluster, lambda now: evaluated(config, asked.problems, now))
+        return with_recovery(workplace, config.cluster, lambda now: evaluated(asked, now))
 
 
-def evaluated(config: EvalConfig, problems: ProblemSet, workplace: Workplace) -> Evaluation:
+def evaluated(asked: Asked, workplace: Workplace) -> Evaluation:
     """The evaluation, or the one that was kept."""
+    config, problems, run = asked.config, asked.problems, asked.run
     for note in check_verifiers(workplace.dispatch, problems.verifiers, problems.held_out):
         workplace.display.say(note)
-    version, run = chosen_policy(config, workplace)
+    version = newest_weights(run.uri) if run is not None else stored_model(config, workplace)
     config, chosen = with_eval_defaults(config, None if run is None else run.config)
     for line in chosen:
         workplace.display.say(line)
@@ -90,31 +90,17 @@ def concluded(evaluation: Evaluation, run: Run | None, workplace: Workplace) -> 
     return evaluation
 
 
-def chosen_policy(config: EvalConfig, workplace: Workplace) -> tuple[PolicyVersion, Run | None]:
-    """The weights to evaluate, and the run that they belong to if they do: a run's newest version, or a model that is
-    first stored as a version of its own.
-
-    Raises:
-        NotARun: the run named has no weights.
-    """
+def stored_model(config: EvalConfig, workplace: Workplace) -> PolicyVersion:
+    """A model that is no run, stored as a version of its own."""
     model = config.policy.model
-    uri = existing_run(model, workplace.runs)
-    if is_run(uri):
-        newest = newest_weights(uri)
-        trained = saved_config(uri)
-        given = config.tracking.uri  # again, where it was saved without its password
-        same = given is not None and masked(given) == trained.tracking.uri
-        tracking = config.tracking if same else with_secrets(trained.tracking, "tracking")
-        return newest, Run(uri, trained.model_copy(update={"tracking": tracking}), resumed=True)
     if model == TINY:
         warm = SftConfig(policy=config.policy, cluster=config.cluster, placement=config.placement)
-        uri = sft(warm)
-        return published_version(uri), None
+        return published_version(sft(warm))
     if note := check_model(model, workplace.runs, also_run=True):
         workplace.display.say(note)
     return workplace.dispatch.run(
         "evaluate", store_model, whole_path(model), config.policy, place.join(workplace.storage, "models")
-    ), None
+    )
 
 
 def kept(uri: str) -> Evaluation | None:

@@ -3,7 +3,7 @@
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -14,6 +14,7 @@ from flows.start.runs import Run, existing_run, saved_config, saved_problems, wi
 from flows.start.trust import refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
+from infra.security.secrets import masked
 from infra.storage import place
 from rl.config import MADE, PolicyConfig, ProblemsConfig, SamplingConfig
 from rl.problems.rows import normalized
@@ -32,16 +33,19 @@ class Asked:
     config: EvalConfig
     problems: ProblemSet
     notes: tuple[str, ...] = ()  # what a person has to know of it, a line each
+    run: Run | None = None  # whose newest version is evaluated, as it was `trusted`; None: a model
 
 
 def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
-    """Resolve what an evaluation asks for; nothing is started or written.
+    """Resolve what an evaluation asks for; nothing is started or written. A run's configuration is read here and
+    nowhere else: whoever can write it may do so after somebody has said yes to it.
 
     Raises:
         NotTrustedError: the code of a run that is not `trusted`.
         ValueError: what was asked for cannot be read or makes no sense; one line.
     """
-    uri = _run_of(existing_run(config.policy.model, runs_uri()))
+    named = existing_run(config.policy.model, runs_uri())
+    uri = _run_of(named)
     if uri is None:
         return asked_of_model(config)
     trained = saved_config(uri)
@@ -59,7 +63,12 @@ def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
     trusted(run, trust)
     asked = asked_of_run(config, run.name, trained, saved_problems(uri))
     refuse_swapped(run, asked.problems.verifiers.values())
-    return asked
+    if uri != named:  # its result, which is a model like any other
+        return asked
+    given = config.tracking.uri  # again, where it was saved without its password
+    same = given is not None and masked(given) == trained.tracking.uri
+    tracking = config.tracking if same else with_secrets(trained.tracking, "tracking")
+    return replace(asked, run=replace(run, config=trained.model_copy(update={"tracking": tracking})))
 
 
 def _run_of(uri: str) -> str | None:

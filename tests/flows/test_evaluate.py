@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from infra.weights.version import PolicyVersion
 from rl.problems.tables import ProblemError
 from rl.verifiers.spec import VerifierSpec
 from tasks.evaluate import Evaluation
+from tasks.verify import check_verifiers
 
 SAMPLES = 16
 
@@ -182,6 +184,32 @@ def test_a_run_whose_problem_file_was_edited_is_not_resumed_and_evaluated_on_non
 def points(lab: Any, run: Path, metric: str) -> list[Any]:
     mlflow, logged = lab.mlflow(run)
     return list(mlflow.get_metric_history(logged.info.run_id, metric))
+
+
+def test_what_a_run_names_after_it_was_trusted_is_asked_nothing(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import evaluate as flow
+
+    uri = tmp_path / "shared" / "run"
+    lab.train(run=str(uri), steps="1")
+    harmless = (uri / "config.yaml").read_text()
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pa55word")
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def judged(*given: Any) -> list[str]:
+            settings = yaml.safe_load(harmless)
+            settings["tracking"]["uri"] = f"http://127.0.0.1:{stranger.getsockname()[1]}"
+            (uri / "config.yaml").write_text(yaml.safe_dump(settings))
+            return check_verifiers(*given)
+
+        monkeypatch.setattr(flow, "check_verifiers", judged)  # the first thing after the notes are said
+        assert lab.evaluate(policy=str(uri), samples="1").step == 1
+        stranger.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+    assert yaml.safe_load((uri / "config.yaml").read_text())["tracking"]["uri"] is not None
 
 
 def test_there_must_be_a_run_to_be_the_newest(tmp_path: Path) -> None:
