@@ -8,7 +8,7 @@ written has `***` in its place. A process remembers what it has hidden, so that 
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +31,9 @@ _PARAMETER = re.compile(rf"(?P<name>(?:^|[?&;\s])(?:{_WORDS})=)[^&;#\s'\"]+", re
 _ADDRESSES = re.compile(
     r"tracking\.uri|cluster\.scheduler|(?:problems|mix\.\d+|evals\.\d+)\.(?:path|verifier)|verifier\.name"
 )
+# settings that are words for a model, or the names of columns: `End with pass=yes or no` hides nothing
+_WORDS_OF = re.compile(r"(?:problems|mix\.\d+|evals\.\d+)\.(?:system|template|prompt|target)|sampling\.stop\.\d+")
+_MASKED = re.compile(rf"(?:^|[?&;\s])(?:{_WORDS})=\*\*\*|://\*\*\*@", re.IGNORECASE)  # as `masked` writes it
 _HOST = re.compile(r"://(?:[^/@\s]*@)?(?P<host>[^/@?#\s]+)")
 
 _known: dict[str, str] = {}  # what this process has hidden, by how it looks masked
@@ -42,7 +45,7 @@ class MaskedError(ValueError):
 
 def masked(value: T) -> T:
     """A text, or a tree of mappings and sequences of them, with `***` in the place of every secret."""
-    shown: T = _walk(value, _mask_text)
+    shown: T = _walk(value, lambda text, _: _mask_text(text))
     return shown
 
 
@@ -52,7 +55,8 @@ def without_userinfo(uri: str) -> str:
 
 
 def hidden(value: T) -> T:
-    """As `masked`, but this process remembers what was there, for `revealed`."""
+    """A configuration as `masked`, but this process remembers what was there, for `revealed`; words for the model stay
+    as they are."""
     shown: T = _walk(value, _hide_text)
     return shown
 
@@ -63,6 +67,13 @@ def revealed(value: T, path: str = "") -> T:
 
     Raises MaskedError for a masked text that is known to neither.
     """
+    if isinstance(value, str) and _WORDS_OF.fullmatch(path):
+        if _MASKED.search(value):
+            raise MaskedError(
+                f"{path}: {value!r} was saved by an older version without what looked like a secret in it; write it "
+                "into the saved configuration as it was"
+            )
+        return value
     if isinstance(value, str) and MASK in value:
         found = None if value == MASK else _known.get(value) or _from_environment(value, path)
         if found is None:
@@ -86,13 +97,14 @@ def _from_environment(shown: str, path: str) -> str | None:
     return next((each for each in os.environ.values() if masked(each) == shown), None)
 
 
-def _walk(value: Any, change: Any, key: str = "") -> Any:
+def _walk(value: Any, change: Callable[[str, str], str], key: str = "", path: str = "") -> Any:
+    """``key`` is the last name in the dotted ``path``, which has the places in lists, too."""
     if isinstance(value, str):
-        return MASK if value and _FIELD.fullmatch(key) else change(value)
+        return MASK if value and _FIELD.fullmatch(key) else change(value, path)
     if isinstance(value, Mapping):
-        return {name: _walk(inner, change, str(name)) for name, inner in value.items()}
+        return {name: _walk(inner, change, str(name), f"{path}.{name}".strip(".")) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_walk(inner, change, key) for inner in value)
+        return type(value)(_walk(inner, change, key, f"{path}.{at}") for at, inner in enumerate(value))
     return value
 
 
@@ -105,7 +117,9 @@ def _mask_text(text: str) -> str:
     return text
 
 
-def _hide_text(text: str) -> str:
+def _hide_text(text: str, path: str) -> str:
+    if _WORDS_OF.fullmatch(path):
+        return text
     shown = _mask_text(text)
     if shown != text:
         _known[shown] = text

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from infra.security import secrets
@@ -69,7 +71,6 @@ def test_what_was_hidden_is_found_again_here_and_elsewhere_only_with_help(monkey
         ("tracking.uri", "token=***"),
         ("tracking.uri", "https://***"),
         ("policy.model", "postgresql://***@db/rlvf"),
-        ("sampling.stop.0", "postgresql://***@db/rlvf"),
     ],
 )
 def test_what_others_wrote_fetches_no_secret_of_the_environment(
@@ -83,6 +84,34 @@ def test_what_others_wrote_fetches_no_secret_of_the_environment(
     section, _, name = setting.partition(".")
     with pytest.raises(MaskedError, match=setting):
         revealed({section: {name: shown}})
+
+
+WORDS: dict[str, Any] = {
+    "problems": {"template": "End with pass=yes or no. {prompt}", "system": "Say token=7", "path": "s3://b?token=t0"},
+    "mix": [{"system": "ask https://me@host"}, {"path": "s3://b?token=t0"}],
+    "evals": [{"prompt": "host password=1"}],
+    "sampling": {"stop": ["***", "wJalrXUtnFEMI"]},
+}
+
+
+def test_words_for_the_model_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    shown = hidden(WORDS)
+    masked_path = "s3://b?token=***"
+    assert shown == {
+        **WORDS,
+        "problems": {**WORDS["problems"], "path": masked_path},
+        "mix": [WORDS["mix"][0], {"path": masked_path}],
+    }
+    assert revealed(shown) == WORDS
+    monkeypatch.setattr(secrets, "_known", {})  # another process
+    words = {**shown, "problems": {"template": WORDS["problems"]["template"]}, "mix": [shown["mix"][0]]}
+    assert revealed(words) == words
+
+
+def test_words_that_an_older_version_has_masked_are_not_taken_as_they_stand() -> None:
+    with pytest.raises(MaskedError, match=r"^problems\.template: .* was saved by an older version .*; write it into"):
+        revealed({"problems": {"template": "End with pass=*** or no. {prompt}"}})
 
 
 def test_an_address_without_its_user() -> None:
