@@ -178,6 +178,8 @@ def _detach(home: Path) -> None:
             code = staying.poll()
             if code is not None:
                 relay()
+                if code == 0 and (up := read_up(home)) and up.ready:  # that of another command, which was first
+                    break
                 sys.exit(code or 1)
             if time.monotonic() > deadline:
                 raise ServiceError(f"not everything answered in {READY_SECONDS:.0f} s: see rlvf status and {log}")
@@ -216,7 +218,8 @@ def _say_is_up(given: argparse.Namespace, home: Path) -> None:
             raise ServiceError("another rlvf up of this home was just stopping, or does not come up; try again")
         time.sleep(0.1)
     print("it is up already" + ("" if up.ready else " (starting)"))
-    print(printable("\n".join(rows_of(up.addresses, home)), lines=True))
+    if DETACHED not in os.environ:  # else whoever started this process prints them: links with keys are in no log
+        print(printable("\n".join(rows_of(up.addresses, home)), lines=True))
     if given.storage and storage_uri(given.storage) != up.addresses.storage:
         say(f"it uses {up.addresses.storage}; rlvf down first, to use {given.storage}")
     if given.host != LOOPBACK and f"//{given.host}:" not in str(up.addresses.scheduler):

@@ -17,16 +17,17 @@ import psutil
 import pytest
 
 from flows.commands.deployments import Registration
+from flows.commands.up import _detach
 from infra.cluster.reach import parse_address
 from infra.security.identity import install_bundle, issue
 from infra.services.addresses import Addresses
-from infra.services.gate import basic
+from infra.services.gate import KEY, basic
 from infra.services.passwords import auth_of
 from infra.services.prefect_api import PrefectApi
 from infra.services.scheduler import Seen, announce, ask
 from infra.services.served import mlflow_access
 from tests.flows.commands.places import ANY_PORT, Place, place
-from tests.processes import of_each, until
+from tests.processes import MARK, of_each, until
 from tests.strangers import refused, status
 
 PLANTED = {
@@ -80,6 +81,20 @@ def test_status_tells_where_everything_is_and_that_it_answers(up: Place) -> None
     assert {name: status[name] for name in ("prefect", "mlflow", "scheduler")} == {
         name: up.up()[name] for name in ("prefect", "mlflow", "scheduler")
     }
+
+
+def test_of_two_that_come_up_at_once_the_second_has_what_it_asked_for(
+    up: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RLVF_HOME": str(up.home), MARK: up.mark, **up.env}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["rlvf", "up", "--detach"])
+    _detach(up.home)  # as a command that found nothing up yet
+    out, err = capfd.readouterr()
+    assert f"{KEY}=" in out
+    logged = (up.home / "logs" / "up.log").read_text()
+    assert "it is up already" in logged
+    assert f"{KEY}=" not in logged + err
 
 
 def test_whoever_knows_the_scheduler_learns_the_rest(up: Place, tmp_path: Path) -> None:
