@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from flows.config import EvalConfig, TrainConfig
 from flows.options.tree import changed_leaves
-from flows.start.runs import Run, existing_run, saved_config, saved_problems, with_secrets
+from flows.start.runs import Run, existing_run, saved_problems, with_secrets
+from flows.start.saved import saved_config
 from flows.start.trust import refuse_swapped, trusted
 from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run

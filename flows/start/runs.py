@@ -9,12 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, TypeAdapter
 
 from flows.config import TrainConfig
-from flows.options.plain_yaml import load_yaml
-from flows.options.reading import OptionError, differences, read_config, to_yaml
+from flows.options.reading import OptionError, differences, read_config
+from flows.start.saved import saved_config, whole_text
 from flows.start.tracked import TRACKING
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
 from infra.runs.remains import has_versions
@@ -60,7 +59,7 @@ class Run:
     uri: str
     config: TrainConfig
     resumed: bool
-    saved: TrainConfig | None = None  # the configuration that `config` was made from
+    saved: TrainConfig | None = None  # of a resumed run: the configuration that `config` was made from
     model_named: bool = False  # the command that resumes it names its model, too
     flow_run: str | None = None  # the id of Prefect's flow run that begins it
 
@@ -72,11 +71,12 @@ class Run:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
         if not self.resumed and self.flow_run is not None:
             place.write_text(place.join(self.uri, FLOW_RUN), self.flow_run)
-        place.write_text(place.join(self.uri, CONFIG), to_yaml(without_secrets(self.config)))
+        place.write_text(place.join(self.uri, CONFIG), whole_text(without_secrets(self.config)))
 
     def changes(self) -> list[str]:
         """What the configuration says otherwise than the saved one, a line each."""
-        lines = differences(saved_config(self.uri), without_secrets(self.config))
+        assert self.saved is not None
+        lines = differences(self.saved, without_secrets(self.config))
         return [line for line in lines if not line.startswith("run: ")]  # it may be named by its folder or its URI
 
     def save_problems(self, problems: ProblemSet) -> None:
@@ -226,24 +226,6 @@ def newest_weights(uri: str) -> PolicyVersion:
     if newest is None:
         raise NotARun(f"{uri} has published no weights yet: `rlvf train --resume` goes on with it")
     return newest
-
-
-def saved_config(uri: str) -> TrainConfig:
-    """The configuration that a run was last started with, without secrets.
-
-    Raises:
-        NotARun: there is none, or it is damaged.
-        OptionError: it does not fit this version of the program.
-    """
-    require_run(uri)
-    saved = place.join(uri, CONFIG)
-    try:
-        base = load_yaml(place.read_text(saved))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise NotARun(f"{saved} is damaged: {' '.join(str(error).split())}") from error
-    if not isinstance(base, Mapping):
-        raise NotARun(f"{saved} is damaged: it holds no settings")
-    return read_config(TrainConfig, file=None, overrides={}, base=base)
 
 
 def saved_problems(uri: str) -> dict[str, TrainedOn] | None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from flows.start.runs import Run, local_folder, saved_config
+from flows.start.runs import Run, local_folder
+from flows.start.saved import saved_config
 from flows.start.trust import remember
 from infra.process_identity import ProcessIdentity
 from infra.runs.record import read_record

@@ -15,7 +15,8 @@ from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config, to_yaml
 from flows.options.tree import known_options
 from flows.start import runs
-from flows.start.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, saved_config, saved_problems
+from flows.start.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, saved_problems
+from flows.start.saved import saved_config
 from flows.start.tracked import mlflow_run, save_mlflow_run
 from infra.runs.checkpoints import CONFIG, NotARun
 from infra.storage import place as places
@@ -111,26 +112,6 @@ def test_a_damaged_record_of_the_mlflow_run_is_named_with_its_remedy(saved: Run,
         DamagedError, match=rf"^{re.escape(at)} is damaged \(.+\); remove it, and the run goes on in a n"
     ):
         mlflow_run(saved.uri)
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b"steps: [1,", r"first/config\.yaml is damaged: "),
-        (b"\x80\xff", r"first/config\.yaml is damaged: "),
-        (b"", r"first/config\.yaml is damaged: it holds no settings"),
-        (b"steps: &a 3\nseed: *a", r"first/config\.yaml is damaged: \*a is an alias, which is not taken"),
-        (b'run: "\\ud800"', r"first/config\.yaml is damaged: half of a character"),
-        (b"[" * 10_000, r"first/config\.yaml is damaged: it is nested too deeply"),
-        (b"- steps", r"first/config\.yaml is damaged: it holds no settings"),
-        (b"stepz: 3", r"^saved configuration: unknown key stepz; did you mean steps\?$"),
-    ],
-)
-def test_a_configuration_that_cannot_be_used_is_refused_in_one_line(saved: Run, content: bytes, line: str) -> None:
-    Path(saved.uri, CONFIG).write_bytes(content)
-    with pytest.raises(ValueError, match=line) as refused:
-        saved_config(saved.uri)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["first", "./runs/first", "{uri}", "{uri}/"])

@@ -1,0 +1,46 @@
+"""A run's `config.yaml`: the settings that it was last started with."""
+
+from collections.abc import Mapping
+
+import yaml
+
+from flows.config import TrainConfig
+from flows.options.plain_yaml import load_yaml
+from flows.options.reading import read_config, to_yaml
+from infra.runs.checkpoints import CONFIG, NotARun, require_run
+from infra.storage import place
+
+# The first and the last line. A file that was cut off between two settings reads as one that has fewer, and what is
+# missing would be trained by its default. Neither is in a file of an older version.
+BEGIN, END = "# written by rlvf: whole if its last line says that it ends", "# ends here"
+
+
+def whole_text(config: TrainConfig) -> str:
+    """The content of the file."""
+    return f"{BEGIN}\n{to_yaml(config)}{END}\n"
+
+
+def saved_config(uri: str) -> TrainConfig:
+    """The configuration that a run was last started with, without secrets. Whoever can write where it lies may have
+    changed it since it was read last: what was trusted of it is passed on, not read anew.
+
+    Raises:
+        NotARun: there is none, or it is damaged: what rlvf writes ends with a line that says so.
+        OptionError: it does not fit this version of the program.
+    """
+    require_run(uri)
+    saved = place.join(uri, CONFIG)
+    try:
+        text = place.read_text(saved)
+        base = load_yaml(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise NotARun(f"{saved} is damaged: {' '.join(str(error).split())}") from error
+    if not isinstance(base, Mapping):
+        raise NotARun(f"{saved} is damaged: it holds no settings")
+    lines = text.splitlines()
+    if BEGIN in lines and END not in lines:
+        raise NotARun(
+            f"{saved} is damaged: its last line, {END!r}, is missing: it was cut off; restore the file, or write again "
+            "what is missing (its defaults would be trained instead) and that line"
+        )
+    return read_config(TrainConfig, file=None, overrides={}, base=base)

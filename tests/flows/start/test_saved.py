@@ -1,0 +1,62 @@
+"""The file with a run's settings: whole, cut off, edited, or anything else."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.config import TrainConfig
+from flows.options.reading import read_config
+from flows.start.runs import Run
+from flows.start.saved import END, saved_config
+from infra.runs.checkpoints import CONFIG, NotARun
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Run:
+    given = {"loss": "grpo", "sampling.temperature": "0.7", "problems.template": "# ends here {prompt}\n# ends here\n"}
+    run = Run(str(tmp_path / "first"), read_config(TrainConfig, file=None, overrides=given), resumed=False)
+    run.save_config()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"steps: [1,", r"first/config\.yaml is damaged: "),
+        (b"\x80\xff", r"first/config\.yaml is damaged: "),
+        (b"", r"first/config\.yaml is damaged: it holds no settings"),
+        (b"steps: &a 3\nseed: *a", r"first/config\.yaml is damaged: \*a is an alias, which is not taken"),
+        (b'run: "\\ud800"', r"first/config\.yaml is damaged: half of a character"),
+        (b"[" * 10_000, r"first/config\.yaml is damaged: it is nested too deeply"),
+        (b"- steps", r"first/config\.yaml is damaged: it holds no settings"),
+        (b"stepz: 3", r"^saved configuration: unknown key stepz; did you mean steps\?$"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_refused_in_one_line(saved: Run, content: bytes, line: str) -> None:
+    Path(saved.uri, CONFIG).write_bytes(content)
+    with pytest.raises(ValueError, match=line) as refused:
+        saved_config(saved.uri)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_configuration_that_was_cut_off_is_refused_wherever_that_was(saved: Run) -> None:
+    file = Path(saved.uri, CONFIG)
+    whole = file.read_text()
+    lines = whole.splitlines(keepends=True)
+    cuts = ["".join(lines[:count]) for count in range(len(lines))]
+    assert len(cuts) > 60
+    for content in [*cuts, whole[: whole.rindex(END) + 3]]:
+        file.write_text(content)
+        with pytest.raises(NotARun, match=r"config\.yaml is damaged: ") as refused:
+            saved_config(saved.uri)
+        assert "\n" not in str(refused.value)
+    assert f"its last line, '{END}', is missing: it was cut off; restore the file, or write" in str(refused.value)
+
+
+def test_a_configuration_of_an_older_version_or_edited_by_hand_is_taken(saved: Run) -> None:
+    file = Path(saved.uri, CONFIG)
+    whole = file.read_text()
+    file.write_text("\n".join(whole.splitlines()[1:-1]))  # neither of the two lines
+    assert saved_config(saved.uri) == saved.config
+    file.write_text(whole.replace("\n", "\r\n") + "\n# mine\n")
+    assert saved_config(saved.uri) == saved.config
