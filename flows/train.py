@@ -20,7 +20,7 @@ from flows.start.defaults import with_defaults
 from flows.start.preflight import check_model
 from flows.start.resume import resume_with
 from flows.start.runs import Run, begun_by, new_name, new_run, with_secrets
-from flows.start.trust import refuse_links, trusted
+from flows.start.trust import refuse_links
 from infra.home import runs_uri
 from infra.runs.checkpoints import resolve_run, state_uri
 from infra.storage import store
@@ -59,7 +59,6 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     whole = config = with_secrets(config)
     if resume is not None:
         saved, _ = resume_with(resume, runs_uri(), config, form=from_prefect())
-        trusted(saved)  # before anything that it names is asked
         whole, resume = saved.config, saved.uri  # `newest` is another run by the time that this one goes on
     progress = Progress()
     with open_workplace(whole.cluster, whole.placement) as workplace:
@@ -149,7 +148,6 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
         run, kept = resume_with(resume, workplace.runs, config, form=from_prefect())
         for line in kept:
             workplace.display.say(line)
-        trusted(run)
         return run
     if note := check_model(config.policy.model, workplace.runs):
         workplace.display.say(note)

@@ -16,6 +16,7 @@ from rl.problems.tables import ProblemError
 from rl.records import Instructions, Problem
 from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, named, split_name
 
+LARGEST = 2**20  # bytes of a verifier's source, which travels with every call
 _OF_THE_HUB = re.compile(r"[\w-][\w.-]*/(?!.*\.csv)[\w.-]+")  # openai/gsm8k
 
 
@@ -102,7 +103,7 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
     text = ""
     if is_file(name):
         path, _ = split_name(name)
-        [(_, opened), *more] = open_texts(path)
+        [(_, opened), *more] = open_texts(path, LARGEST)
         if more:
             raise VerifierError(f"verifier {path}: matches more than one file")
         text = opened.read()

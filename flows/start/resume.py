@@ -9,6 +9,7 @@ from flows.options.reading import read_config
 from flows.options.tree import flatten, known_options, leaf_values, nest
 from flows.start.defaults import with_defaults
 from flows.start.runs import Run, resumed
+from flows.start.trust import trusted
 
 
 def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = False) -> tuple[Run, list[str]]:
@@ -17,6 +18,7 @@ def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = 
 
     Raises:
         NotARun: there is no such run.
+        NotTrustedError: what it brings is not `trusted`.
         OptionError: a change contradicts what the run has learned so far.
     """
     options = known_options(TrainConfig)
@@ -28,6 +30,7 @@ def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = 
         return read_config(TrainConfig, file=None, overrides={}, base=whole)
 
     run = resumed(name, home_runs, over)
+    trusted(run)  # before anything that it names is asked: its model has the number of parameters
     run = replace(run, config=with_defaults(run.config)[0])
     before, unchanged = dict(leaf_values(run.saved or run.config)), dict(leaf_values(config))
     kept = [

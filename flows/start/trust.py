@@ -4,12 +4,12 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows.config import HELD_OUT, TrainConfig
-from flows.start.runs import Run, saved_config, without_secrets
+from flows.start.runs import Run, without_secrets
 from infra import disk
 from infra.home import in_home, rlvf_home
 from infra.security.printable import printable
@@ -21,6 +21,7 @@ from rl.verifiers.spec import VerifierSpec, is_file
 from tasks.named_set import open_verifier
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
+SOURCE = " (sha256 "
 NOWHERE = (*MADE, HELD_OUT)  # problems that are read from no file
 
 
@@ -45,9 +46,15 @@ def trusted(run: Run, trust: bool = False) -> None:
     if _is_ours(run):
         return
     refuse_links(run.uri)
-    now, known = untrusted_settings(run.config, run.uri), _remembered(run)
-    saved = untrusted_settings(run.saved or saved_config(run.uri), run.uri)
+    known, was = _remembered(run), run.saved or run.config
+    now, saved = untrusted_settings(run.config, run.uri), untrusted_settings(was, run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
+    names = {value.rpartition(SOURCE)[0] for setting, value in known.items() if setting.split(" ")[0] == "verifier"}
+    opened = []
+    for setting, name in _verifiers(was):
+        if brings.get(setting) == name and name in names:  # to open another is to ask where nobody has said yes to
+            opened.append(open_verifier(name, was.verifier))
+            brings[setting] = _told(opened[-1])
     if run.model_named:
         brings.pop("policy.model", None)
     if not trust and any(known.get(setting) != value for setting, value in brings.items()):
@@ -59,12 +66,14 @@ def trusted(run: Run, trust: bool = False) -> None:
         print(f"{words}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise NotTrustedError(f"{printable(run.uri)} is not trusted; nothing of it was run")
-    remember(run)
+    remember(run, opened)
 
 
 def remember(run: Run, verifiers: Iterable[VerifierSpec] = ()) -> None:
-    """This home has seen what the run brings: sources by their digest, of those that were opened as they were then."""
-    record = {"run": run.uri, "brings": {**_remembered(run), **untrusted_settings(run.config, run.uri, verifiers)}}
+    """This home has seen what the run brings: sources by their digest, of those that were opened as they were then; the
+    others are opened now."""
+    brings = untrusted_settings(run.config, run.uri, _all_opened(run.config, verifiers))
+    record = {"run": run.uri, "brings": {**_remembered(run), **brings}}
     disk.write_file(_record(run), json.dumps(record).encode(), 0o600)
 
 
@@ -73,8 +82,8 @@ def refuse_swapped(run: Run, verifiers: Iterable[VerifierSpec]) -> None:
     what it was then."""
     if _is_ours(run):
         return
-    known = _remembered(run)
-    for setting, value in untrusted_settings(run.config, run.uri, verifiers).items():
+    known, opened = _remembered(run), _all_opened(run.config, verifiers)
+    for setting, value in untrusted_settings(run.config, run.uri, opened).items():
         if known.get(setting, value) != value:
             raise NotTrustedError(printable(f"{run.uri}: its {setting} was replaced while it was opened: now {value}"))
 
@@ -83,18 +92,13 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[VerifierS
     """What the configuration of the run at ``uri`` chooses that its owner would not have others choose, by setting:
     code that is run, and how it is confined, addresses that are told of the run, and what is read into it, with the
     rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets and models that
-    it may read. Code is told by its content. Problems are told by their path: they are data, whoever edits
-    them."""
+    it may read. Code is told by its content where it was ``opened``, else by its name. Problems are told by their path:
+    they are data, whoever edits them."""
     found = {}
-    texts = {each.name: each.text for each in opened}
-    names = {"verifier": config.verifier.name}
-    sets = (*config.sets, *config.evals)
-    # by both, as a path may be there twice
-    names.update({f"verifier {each.verifier} of {each.path}": each.verifier for each in sets if each.verifier})
-    for setting, name in names.items():
+    there = {each.name: each for each in opened}
+    for setting, name in _verifiers(config):
         if is_file(name):
-            text = texts[name] if name in texts else open_verifier(name, config.verifier).text
-            found[setting] = f"{name} (sha256 {hashlib.sha256(text.encode()).hexdigest()})"
+            found[setting] = _told(there[name]) if name in there else name
         elif name.startswith(("http://", "https://")):
             found[setting] = name
     if config.verifier.env:
@@ -117,6 +121,28 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[VerifierS
     if shown.cluster.scheduler is not None:
         found["cluster.scheduler"] = shown.cluster.scheduler
     return found
+
+
+def _verifiers(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """(setting, name) of every verifier."""
+    yield "verifier", config.verifier.name
+    for each in (*config.sets, *config.evals):
+        if each.verifier:
+            yield f"verifier {each.verifier} of {each.path}", each.verifier  # by both, as a path may be there twice
+
+
+def _told(opened: VerifierSpec) -> str:
+    """A verifier by its content."""
+    return f"{opened.name}{SOURCE}{hashlib.sha256(opened.text.encode()).hexdigest()})"
+
+
+def _all_opened(config: TrainConfig, opened: Iterable[VerifierSpec]) -> list[VerifierSpec]:
+    """These, and those of the configuration that are not among them."""
+    there = {each.name: each for each in opened}
+    for _, name in _verifiers(config):
+        if is_file(name) and name not in there:
+            there[name] = open_verifier(name, config.verifier)
+    return list(there.values())
 
 
 def _is_ours(run: Run) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.errors import one_line
@@ -23,19 +24,20 @@ class PathError(ValueError):
         super().__init__(masked(message))
 
 
-def open_files(pattern: str) -> Iterator[tuple[str, BinaryIO]]:
-    """(name, open content) of each file that matches, in the order of their names.
+def open_files(pattern: str, largest: int | None = None) -> Iterator[tuple[str, BinaryIO]]:
+    """(name, open content) of each file that matches, in the order of their names; of more than ``largest`` bytes none.
 
     A file is read whole when its turn comes, so that a fault is found here and not by whoever reads it. Raises
     PathError, for a dead connection too: whoever gives a path at the start of a run wants to hear of it rather than
     wait.
     """
     fs, path = _filesystem(pattern)
+    if largest is not None:
+        fs = _uncached(fs)
     try:
         for each in _match(fs, path, pattern):
             name = each if "file" in fs.protocol else fs.unstrip_protocol(each)
-            with fs.open(each, "rb", compression="infer") as opened:
-                content = opened.read()
+            content = _content(fs, each, largest)
             yield masked(name), io.BytesIO(content)
     except PermissionError as error:
         raise PathError(f"{pattern}: permission denied; check the rights on it, or the credentials") from error
@@ -49,9 +51,9 @@ def open_files(pattern: str) -> Iterator[tuple[str, BinaryIO]]:
         raise PathError(f"{pattern}: cannot be read: {one_line(error)}") from error
 
 
-def open_texts(pattern: str) -> Iterator[tuple[str, TextIO]]:
+def open_texts(pattern: str, largest: int | None = None) -> Iterator[tuple[str, TextIO]]:
     """As `open_files`, but (name, open text)."""
-    for name, content in open_files(pattern):
+    for name, content in open_files(pattern, largest):
         yield name, as_text(content, name)
 
 
@@ -79,6 +81,27 @@ def _filesystem(pattern: str) -> tuple[Any, str]:
         if not is_of_library(error):
             raise
         raise PathError(f"{pattern}: cannot be read: {one_line(error)}") from error
+
+
+def _uncached(fs: Any) -> Any:
+    """What a cache of fsspec's reads from: it would fetch a file whole, however large."""
+    while isinstance(fs, CachingFileSystem):
+        fs = fs.fs
+    return fs
+
+
+def _content(fs: Any, path: str, largest: int | None) -> bytes:
+    # A block size of 0 streams what a web server sends; asked for a range it may send any amount.
+    streamed = {"block_size": 0} if largest is not None and {"http", "https"} & {*fs.protocol} else {}
+    with fs.open(path, "rb", compression="infer", **streamed) as opened:
+        if largest is None:
+            return bytes(opened.read())
+        content = bytearray()
+        while len(content) <= largest and (more := opened.read(largest + 1 - len(content))):
+            content += more
+    if len(content) > largest:
+        raise PathError(f"{path}: is larger than {largest} bytes; name a smaller file")
+    return bytes(content)
 
 
 def _match(fs: Any, path: str, pattern: str) -> list[str]:

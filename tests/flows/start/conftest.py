@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,19 @@ from typing import Any
 import pytest
 
 from tests.flows.start.model_hub import Hub, use_hub
+from tests.flows.start.site import Site, serving
+
+
+@pytest.fixture
+def elsewhere() -> str:
+    """The URI of a run that lies outside of the home."""
+    return f"memory://{uuid.uuid4().hex}/run"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving() as site:
+        yield site
 
 
 @pytest.fixture

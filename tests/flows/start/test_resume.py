@@ -29,10 +29,10 @@ FORM = {  # what Prefect's form sends untouched: each default that its schema sh
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Run:
-    """A run with settings of its own."""
+def saved(home_folder: Path) -> Run:
+    """A run of this home with settings of its own."""
     asked = TrainConfig.model_validate({"run": "mine", **OWN})
-    run = Run(str(tmp_path / "mine"), with_defaults(asked)[0], resumed=False)
+    run = Run(str(home_folder / "runs" / "mine"), with_defaults(asked)[0], resumed=False)
     run.save_config()
     return run
 

@@ -1,7 +1,6 @@
 """A run that lies elsewhere brings code and addresses: they are used when somebody here has said so."""
 
 import socket
-import uuid
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +12,11 @@ from flows.cli import main
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
 from flows.start.as_trained import asked_evaluation
-from flows.start.runs import Run, resume_run
+from flows.start.runs import resume_run
 from flows.start.trust import NotTrustedError, refuse_swapped, remember, trusted, untrusted_settings
 from flows.train import train
 from tasks.named_set import open_verifier
-
-
-def saved(uri: str, **options: str) -> Run:
-    dotted = {name.replace("__", "."): value for name, value in options.items()}
-    run = Run(uri, read_config(TrainConfig, file=None, overrides=dotted), resumed=True)
-    run.save_config()
-    return run
-
-
-@pytest.fixture
-def elsewhere() -> str:
-    return f"memory://{uuid.uuid4().hex}/run"
+from tests.flows.start.elsewhere import saved
 
 
 @pytest.fixture
@@ -53,8 +41,7 @@ def test_what_was_opened_is_what_is_trusted_whatever_lies_there_now(elsewhere: s
 
 
 def test_what_was_read_of_a_run_is_what_is_looked_at_whatever_lies_there_now(elsewhere: str) -> None:
-    asked = saved(elsewhere, tracking__uri="http://198.51.100.1:5000")
-    run = replace(asked, saved=asked.config)
+    run = saved(elsewhere, tracking__uri="http://198.51.100.1:5000")
     saved(elsewhere)  # without it
     with pytest.raises(NotTrustedError, match=r"198\.51\.100\.1"):
         trusted(run)
@@ -80,7 +67,7 @@ def test_code_is_refused_in_one_line_until_it_is_trusted_and_again_when_it_chang
         trusted(run)
     line = str(refused.value)
     assert line.startswith(
-        f"{elsewhere} was never trained from here, and going on would use its verifier {reward}:reward ("
+        f"{elsewhere} was never trained from here, and going on would use its verifier {reward}:reward;"
     )
     assert line.endswith("; if you know who wrote that, say --trust once")
     assert "\n" not in line
@@ -270,7 +257,7 @@ def test_at_a_terminal_it_is_asked(
     else:
         with pytest.raises(NotTrustedError, match="nothing of it was run"):
             trusted(run)
-    assert f"its verifier {reward}:reward (sha256 " in capsys.readouterr().err
+    assert f"its verifier {reward}:reward. Go on?" in capsys.readouterr().err
 
 
 def test_an_evaluation_of_such_a_run_is_refused_too_and_not_with_a_verifier_of_ones_own(
