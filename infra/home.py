@@ -5,6 +5,11 @@ import stat
 from pathlib import Path
 
 NAME = ".rlvf"
+# of what rlvf puts into a home: the folders, MLflow's database, with the files that SQLite puts beside it, and what is
+# private from its first moment on
+OURS = ("cache", "clusters", "logs", "mlartifacts", "prefect", "runs", "services", "trusted", "warmup")
+DATABASE = "mlflow.db"
+OTHERS = ("certs", ".certs.lock", "secrets.json", ".secrets.json.lock")
 
 
 class ForeignHomeError(ValueError):
@@ -56,15 +61,30 @@ def home_line() -> str:
 
 def private_home(home: Path) -> None:
     """Make the home, or make an existing one, a folder that only its owner opens: databases, logs and prompts lie in
-    it with whatever rights their libraries give them. A folder that is not this user's, or holds other things and
-    nothing of ours, is left as it is."""
+    it with whatever rights their libraries give them. A folder that is not this user's, or holds other things, is left
+    as it is: in it what is rlvf's is made, or made private, before anything lies there."""
     home.mkdir(parents=True, exist_ok=True)
     found = home.stat()
-    if found.st_uid != os.getuid() or found.st_mode & stat.S_ISVTX:
+    whole = found.st_uid == os.getuid() and not found.st_mode & stat.S_ISVTX
+    if whole and all(_is_ours(path.name) for path in home.iterdir()):
+        _close(home)
         return
-    ours = ("secrets.json", "prefect", "runs", "logs", "certs")
-    if not any(home.iterdir()) or any((home / name).exists() for name in ours):
-        home.chmod(stat.S_IMODE(found.st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
+    for name in OURS:
+        (home / name).mkdir(mode=0o700, exist_ok=True)
+    (home / DATABASE).touch(mode=0o600)
+    for path in home.iterdir():
+        if _is_ours(path.name):
+            _close(path)
+
+
+def _is_ours(name: str) -> bool:
+    return name in (*OURS, *OTHERS) or name.startswith(DATABASE)
+
+
+def _close(path: Path) -> None:
+    found = path.lstat()  # what a link leads to is not in the home
+    if found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode):
+        path.chmod(stat.S_IMODE(found.st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
 
 
 def rlvf_storage() -> str:

@@ -287,6 +287,11 @@ class VerifierConfig(BaseModel):
         description="reward of a completion that was cut at sampling.max_tokens; auto takes zero for the built-in "
         "verifiers, which look for the answer at the end, and what is judged for yours",
     )
+    reads: tuple[str, ...] = Field(
+        (),
+        description="files and folders of the home, such as ~/.elan, that my_reward.py reads; its sandbox shows no "
+        "others of the home",
+    )
     env: tuple[str, ...] = Field(
         (), description="environment variables that my_reward.py gets, such as OPENAI_API_KEY; it sees no others"
     )

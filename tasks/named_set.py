@@ -116,6 +116,7 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
         config.sandbox,
         config.network,
         tuple(config.env),
+        tuple(config.reads),
         config.truncated,
         config.timeout_reward,
     )

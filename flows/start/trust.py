@@ -103,6 +103,8 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[VerifierS
             found[setting] = name
     if config.verifier.env:
         found["verifier.env"] = ", ".join(config.verifier.env)
+    if config.verifier.reads:
+        found["verifier.reads"] = ", ".join(config.verifier.reads)
     if config.verifier.network:
         found["verifier.network"] = "true"
     if config.verifier.sandbox not in STRICT:

@@ -21,6 +21,7 @@ TITLES = {
     "machine": "worker here",
     "deployments": "deployments",
 }
+AFTER_ERRORS = ("An exception occurred.",)  # what Prefect says behind a traceback
 ATTEMPTS = 3  # deaths of a service that has never worked before it is given up
 ASK_SECONDS = 5.0  # between two health checks of a service that works
 SILENT_SECONDS = 20.0  # without an answer before that is shown
@@ -164,4 +165,5 @@ def end_stragglers(service: Service) -> None:
 
 def _last(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return next((without_userinfo(line.strip())[:300] for line in reversed(lines) if line.strip(" │╯╰─╭╮")), "nothing")
+    said = [line.strip() for line in lines if line.strip(" │╯╰─╭╮") and line.strip() not in AFTER_ERRORS]
+    return without_userinfo(said[-1])[:300] if said else "nothing"

@@ -3,14 +3,16 @@
 Prefect reads `.env`, `prefect.toml` and `pyproject.toml` there, which can run code: any folder in which a run is
 started would.
 
-    python -P -m infra.services.settled worker start …      Prefect's own command
+    python -P -m infra.services.settled worker start …      Prefect's own command; $RLVF_HOME is set
 """
 
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 def import_prefect() -> None:
@@ -41,6 +43,11 @@ def _apart() -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    # Prefect makes a folder of a fixed name in the temporary one, which is every user's: whoever comes first has it.
+    # Not by TMPDIR, which the runs would inherit: what they leave has no business in the home
+    own = Path(os.environ["RLVF_HOME"]) / "services" / "prefect-worker"
+    own.mkdir(parents=True, exist_ok=True, mode=0o700)
+    tempfile.tempdir = str(own)
     import_prefect()
     sys.argv[0] = "prefect"
     runpy.run_module("prefect", run_name="__main__")

@@ -1,5 +1,7 @@
 """The verifiers that this process holds open, from their first call on, with their processes and connections."""
 
+import os
+import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,8 @@ from rl.verifiers.contract import Verifier
 from rl.verifiers.isolation import sandbox
 from rl.verifiers.isolation.pool import Pool
 from rl.verifiers.isolation.process import Cell
-from rl.verifiers.spec import VerifierSpec
+from rl.verifiers.isolation.secret_places import secret_places
+from rl.verifiers.spec import VerifierSpec, split_name
 from rl.verifiers.verdicts import failed
 
 KEPT = 4  # of one name: a user who edits a file makes a new verifier each time
@@ -53,11 +56,24 @@ class Isolated(Pool):
             sandbox=sandbox.chosen(spec.sandbox),
             network=spec.network,
             env=spec.env,
-            hidden=sandbox.hidden(home),
+            hidden=secret_places(home),
+            reads=[*_folder(spec), *(str(Path(path).expanduser().absolute()) for path in spec.reads)],
             log=home / "logs" / f"verifier-{Path(file).stem}.log" if home is not None and ours is None else None,
         )
         function = "reward" if ours is not None else spec.function
         super().__init__(text, file, function, spec.seconds, spec.memory_mb, cell=cell)
+
+
+def _folder(spec: VerifierSpec) -> list[str]:
+    """The folder of the user's file where this machine has it; not one that root's verifiers, who are another user,
+    could not enter."""
+    if spec.declared.built_in:
+        return []
+    file = Path(split_name(spec.name)[0]).absolute()
+    folders = file.resolve().parents
+    if not file.is_file() or (os.geteuid() == 0 and any(not one.stat().st_mode & stat.S_IXOTH for one in folders)):
+        return []
+    return [str(file.parent)]
 
 
 _kept: dict[VerifierSpec, Verifier] = {}

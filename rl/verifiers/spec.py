@@ -32,6 +32,7 @@ class VerifierSpec:
     sandbox: str = "auto"
     network: bool = False
     env: tuple[str, ...] = ()  # names of the variables that it gets from the machine that judges
+    reads: tuple[str, ...] = ()  # files and folders of the machine that judges that its sandbox shows as well
     truncated: str = "auto"  # what a completion without its end is worth: zero, or what is judged of it
     timeout_reward: float | None = None  # of a completion that takes longer; None: it has none
 

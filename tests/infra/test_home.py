@@ -126,5 +126,15 @@ def test_others_do_not_look_into_the_home(tmp_path: Path) -> None:
     assert home.stat().st_mode & 0o777 == 0o700
     shared.mkdir(mode=0o755)
     (shared / "other").touch()
-    private_home(shared)  # a folder of somebody's, in which nothing is ours
-    assert shared.stat().st_mode & 0o777 == 0o755
+    (shared / "theirs").mkdir(mode=0o755)
+    (shared / "logs").mkdir(mode=0o755)  # of an earlier version
+    for _ in range(2):  # also when there is something of ours
+        private_home(shared)  # a folder of somebody's
+        rights = {path.name: path.stat().st_mode & 0o777 for path in shared.iterdir()}
+        assert (shared.stat().st_mode & 0o777, rights.pop("theirs"), rights.pop("other") & 0o044) == (
+            0o755,
+            0o755,
+            0o044,
+        )
+        assert {"prefect", "runs", "logs", "services", "mlflow.db"} <= set(rights)
+        assert {name for name, mode in rights.items() if mode & 0o077} == set()

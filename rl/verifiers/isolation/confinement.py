@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rl.verifiers.isolation import landlock, mounts, seccomp
 from rl.verifiers.isolation.interpreter import NOTHING_CLOSED, View
+from rl.verifiers.isolation.shown import shown
 
 FILE_BYTES = 64 * 2**20  # that one file may grow to
 OPEN_FILES = 256
@@ -34,6 +35,7 @@ class Confinement:
     sandbox: str  # bubblewrap, landlock or none: what stands around it beside its limits
     network: bool
     hidden: Sequence[str]  # files and folders with secrets
+    kept: Sequence[str]  # files and folders that are seen none the less
     folder: str  # where it works, and all that it may write
     processes: int  # of its user altogether
     memory_mb: int
@@ -58,7 +60,7 @@ def confine(to: Confinement) -> None:
         mounts.show(to.view, to.folder)
     rules = None
     if to.sandbox == "landlock":
-        rules = landlock.rules(Path(to.folder), [Path(path) for path in to.hidden], to.network)
+        rules = landlock.rules(Path(to.folder), shown(to.hidden, to.kept).trees, to.network)
     if os.geteuid() == 0:
         _leave_root()
     _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # another user would lose it: not before

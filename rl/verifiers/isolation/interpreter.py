@@ -8,10 +8,13 @@ import os
 import stat
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 OWN = Path(__file__).parents[3]
+# by themselves too: a prefix, or OWN, may be the home of a user and closed as that
+PARTS = ("bin", "lib", "lib64", "pyvenv.cfg")
 
 
 class UnreadableError(ValueError):
@@ -37,17 +40,19 @@ def folders() -> list[str]:
         link = link.parent / link.readlink()
         links.append(os.path.normpath(link.parent))
     named = [sys.prefix, sys.base_prefix, str(OWN), *links, *sys.path]
+    named += [f"{prefix}/{part}" for prefix in (sys.prefix, sys.base_prefix) for part in PARTS]
+    named += [str(OWN / "rl")]
     there = [Path(path).absolute() for path in named if path and Path(path).exists()]
     return sorted({str(one) for path in there for one in (path, path.resolve())})
 
 
-def view() -> View:
-    """The view in which the user that root becomes can run Python; for other users, who stay what they are, nothing is
-    closed. Raises UnreadableError where no view is enough."""
+def view(reads: Sequence[str] = ()) -> View:
+    """The view in which the user that root becomes can run Python, and finds what ``reads`` names; for other users, who
+    stay what they are, nothing is closed. Raises UnreadableError where no view is enough."""
     if os.geteuid():
         return NOTHING_CLOSED
     closed: dict[str, set[str]] = {}
-    for path in folders():
+    for path in (*folders(), *(path for path in reads if Path(path).exists())):
         above = next((str(one) for one in reversed(Path(path).parents) if not _entered(one)), None)
         if above is not None and _read(Path(path)):
             closed.setdefault(str(Path(above).resolve()), set()).add(path)

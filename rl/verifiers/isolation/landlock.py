@@ -39,16 +39,16 @@ def abi() -> int:
     return max(0, int(_libc.syscall(CREATE, None, 0, VERSION)))
 
 
-def rules(writable: Path, hidden: Sequence[Path], network: bool) -> int:
-    """A descriptor of rules: read everything but what is hidden, write beneath ``writable`` only, and TCP only with
+def rules(writable: Path, readable: Sequence[str], network: bool) -> int:
+    """A descriptor of rules: read beneath ``readable`` alone, write beneath ``writable`` alone, and TCP only with
     ``network``. Raises OSError."""
     version = abi()
     handled = next(rights for least, rights in reversed(RIGHTS.items()) if version >= least)
     wanted = _Ruleset(handled, 0 if network or version < 4 else TCP, SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     made = _called(CREATE, ctypes.byref(wanted), size, 0)
-    for path in _visible(Path("/"), [path.resolve() for path in hidden]):
-        _allow(made, path, READ)
+    for path in readable:
+        _allow(made, Path(path), READ)
     _allow(made, writable, handled)
     for device in DEVICES:
         _allow(made, Path(device), READ | WRITE_FILE)
@@ -59,17 +59,6 @@ def restrict(made: int) -> None:
     """Put this process under the rules, for good; it has to have given up new privileges. Raises OSError."""
     _called(RESTRICT_SELF, made, 0)
     os.close(made)
-
-
-def _visible(folder: Path, hidden: Sequence[Path]) -> list[Path]:
-    """The largest trees that hold nothing hidden."""
-    if folder in hidden:
-        return []
-    if not any(path.is_relative_to(folder) for path in hidden):
-        return [folder]
-    with suppress(OSError):
-        return [tree for entry in sorted(folder.iterdir()) for tree in _visible(entry, hidden)]
-    return []
 
 
 def _allow(made: int, path: Path, rights: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import Any
 from weakref import WeakSet
@@ -26,6 +27,7 @@ from rl.verifiers.verdicts import NOT_JUDGED, NOT_TRIED, as_json, checked, faile
 
 IN_A_ROW = 16  # time-outs before the rest is not tried: of the problem, and of the call if they are of several problems
 _NETWORK = re.compile(r"Errno 101\b|Errno -[235]\b|Name or service|name resolution|Connect(?:ion)?Error|APIConnection")
+_MISSING = re.compile(r"Errno (?:2|13)\].*?: '(?P<path>/[^']+)'")
 _READ_ONLY = re.compile(r"Errno 30\b|Read-only file system")
 
 
@@ -146,7 +148,18 @@ class Pool:
             return ""
         if not self.cell.network and _NETWORK.search(error):
             return "; its sandbox has no network: --verifier.network true"
+        if self._is_closed(error):
+            return "; its sandbox shows nothing of it: --verifier.reads"
         return "; its sandbox lets it write to $TMPDIR alone" if _READ_ONLY.search(error) else ""
+
+    def _is_closed(self, error: str) -> bool:
+        """Whether it names a file that is there, in a closed place."""
+        found = _MISSING.search(error)
+        if found is None or not any(Path(found["path"]).is_relative_to(closed) for closed in self.cell.hidden):
+            return False
+        with suppress(OSError):  # closed to this process too
+            return Path(found["path"]).exists()
+        return False
 
     def _printed(self) -> str:
         """Where to read what the function printed, if it did."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from rl.verifiers.isolation import leftovers, sandbox
 from rl.verifiers.isolation.confinement import UNPRIVILEGED, is_linux
-from rl.verifiers.isolation.interpreter import UnreadableError, view
+from rl.verifiers.isolation.interpreter import UnreadableError, folders, view
 
 OURS = str(Path(__file__).parents[3])
 CHILD = Path(__file__).with_name("child.py")
@@ -47,7 +47,8 @@ class Cell:
     sandbox: str  # one of those in `rl.verifiers.isolation.sandbox`, not auto
     network: bool = False
     env: Sequence[str] = ()  # variables of this process that it gets beside KEPT
-    hidden: Sequence[str] = ()  # files and folders with secrets
+    hidden: Sequence[str] = ()  # files and folders with secrets, there or not
+    reads: Sequence[str] = ()  # files and folders that it sees in these, as it sees Python and its packages
     log: Path | None = None  # where what it prints goes
 
     def environment(self) -> dict[str, str]:
@@ -65,13 +66,15 @@ class Cell:
         """The command line; the supervisor fills in the folder. Raises UnreadableError."""
         bubblewrapped = self.sandbox == sandbox.BUBBLEWRAP
         folder = "/tmp" if bubblewrapped else "{folder}"
-        around = sandbox.bubblewrap("{folder}", self.hidden, network=self.network) if bubblewrapped else []
+        around = sandbox.bubblewrap("{folder}", self.hidden, self.reads, network=self.network) if bubblewrapped else []
         return [*around, sys.executable, "-P", str(CHILD), str(channel), folder, "{processes}"]
 
     def confinement(self) -> dict[str, Any]:
         """How its process is to confine itself. Raises UnreadableError."""
         told = {"sandbox": self.sandbox, "network": self.network, "hidden": list(self.hidden)}
-        return told if self.sandbox == sandbox.BUBBLEWRAP else {**told, "view": asdict(view())}
+        if self.sandbox == sandbox.BUBBLEWRAP:
+            return {**told, "kept": []}
+        return {**told, "kept": [*folders(), *self.reads], "view": asdict(view(self.reads))}
 
 
 class Process:

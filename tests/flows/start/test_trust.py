@@ -129,6 +129,7 @@ def test_addresses_are_refused_too_unless_they_are_ones_own(elsewhere: str, sett
         ("policy__model", "~/models/mine", "policy.model ~/models/mine"),
         ("policy__model", "mine/private-model", "policy.model mine/private-model"),
         ("verifier__env", "OPENAI_API_KEY,HF_TOKEN", "verifier.env OPENAI_API_KEY, HF_TOKEN"),
+        ("verifier__reads", "~/.elan", "verifier.reads ~/.elan"),
         ("verifier__network", "true", "verifier.network true"),
         ("verifier__sandbox", "none", "verifier.sandbox none"),
         ("verifier__sandbox", "landlock", "verifier.sandbox landlock"),

@@ -12,8 +12,10 @@ import pytest
 
 from infra.cluster.reach import parse_address
 from infra.hosts import LOOPBACK
+from infra.services import part
 from infra.services.http import proves
 from infra.services.of_home import living
+from infra.services.part import TITLES
 from infra.services.passwords import auth_of
 from infra.services.ports import PORTS
 from infra.services.programs import StackConfig
@@ -77,6 +79,28 @@ def test_one_that_cannot_start_ends_them_all_and_leaves_nothing(
         until(lambda: services.poll())
     assert living(home_folder) == []
     assert not [line for line in said if "stays" in line]
+
+
+@pytest.mark.slow
+def test_a_folder_of_another_user_in_the_shared_temporary_one_stops_no_prefect_worker(
+    home_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runner_storage").touch()  # nobody, root neither, makes a folder below this one
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with stack(home_folder, lambda _: None) as services:
+
+        def works() -> bool:
+            services.poll()
+            return all(row.state == "up" for row in services.rows() if row.name == TITLES["worker"])
+
+        until(works)
+    assert [path.name for path in tmp_path.iterdir() if path.name == "runner_storage"] == ["runner_storage"]
+
+
+def test_what_a_service_died_of_is_the_line_of_its_exception(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text("Traceback (most recent call last):\nPermissionError: [Errno 13] /tmp/x\nAn exception occurred.\n")
+    assert part._last(log) == "PermissionError: [Errno 13] /tmp/x"
 
 
 def test_no_deployments_are_registered_at_a_stranger_on_the_port_of_prefect(home_folder: Path) -> None:

@@ -1,0 +1,96 @@
+"""What is shown of this machine's files, as the largest trees that hold nothing closed.
+
+Both sandboxes show trees and nothing else. What a closed place lies in is no tree: of it the entries are shown that it
+had when the view was made, so that what is written, renamed or made anew there later is not in the view either. The
+longest path decides: a place that is kept in a closed one is shown, and one that is closed in a kept one is not.
+"""
+
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST = 500  # entries of a folder around something closed; of one with more only what is kept is shown
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Parents come before what lies in them."""
+
+    folders: tuple[tuple[str, int], ...]  # around something closed, or closed, with their rights: to be made anew
+    links: tuple[tuple[str, str], ...]  # in these, and where they lead
+    trees: tuple[str, ...]  # in these
+
+
+def shown(closed: Iterable[str], kept: Iterable[str]) -> Shown:
+    """The view without what is closed, but for what is kept in it. Neither has to exist; of the same path closed is
+    stronger."""
+    marks: dict[Path, bool] = {}
+    shut = {one for path in closed for one in _names(Path(path))}
+    for name in map(Path, kept):
+        real = name.resolve()
+        marks |= {name: True, real: True}
+        # a link to a kept folder leads to what is closed in it
+        shut |= {name / path.relative_to(real) for path in shut if path.is_relative_to(real)}
+    return _Walk(marks | dict.fromkeys(shut, False)).of(Path("/"))
+
+
+class _Walk:
+    def __init__(self, marks: dict[Path, bool]) -> None:
+        self._marks = marks  # whether it is kept, or closed
+        self._ways = {above for path in marks for above in path.parents}  # to something closed or kept
+        self._to_closed = {above for path, keeps in marks.items() if not keeps for above in path.parents}
+        self._to_kept = {above for path, keeps in marks.items() if keeps for above in path.parents}
+        self._folders: list[tuple[str, int]] = []
+        self._links: list[tuple[str, str]] = []
+        self._trees: list[str] = []
+
+    def of(self, top: Path) -> Shown:
+        self._visit(top, self._marks.get(top, True))
+        return Shown(tuple(self._folders), tuple(self._links), tuple(self._trees))
+
+    def _visit(self, path: Path, shows: bool) -> None:
+        if shows and path not in self._to_closed:
+            self._trees.append(str(path))
+        elif shows:
+            self._folders.append((str(path), stat.S_IMODE(path.stat().st_mode)))
+            for entry in self._entries(path):
+                self._visit_entry(entry, self._marks.get(entry, True))
+        elif path.is_dir():
+            self._folders.append((str(path), 0o755))
+            on_the_way = self._to_kept | {one for one, keeps in self._marks.items() if keeps}
+            for entry in sorted(one for one in on_the_way if one.parent == path):
+                self._visit_entry(entry, self._marks.get(entry, False))
+
+    def _visit_entry(self, path: Path, shows: bool) -> None:
+        with suppress(OSError):  # gone, or nothing that this user may look at
+            if shows and path.is_symlink() and path not in self._marks:
+                self._links.append((str(path), str(path.readlink())))
+                return
+            path.stat()
+            self._visit(path, shows)
+
+    def _entries(self, folder: Path) -> list[Path]:
+        """What is shown, perhaps in part, of a folder around something closed."""
+        names = [path.name for path, keeps in self._marks.items() if not keeps and path.parent == folder]
+        try:
+            entries = sorted(folder.iterdir())
+        except OSError:
+            return sorted(one for one in self._to_kept | set(self._marks) if one.parent == folder)
+        few = len(entries) <= MOST
+        return [
+            entry
+            for entry in entries
+            if entry in self._marks or entry in self._ways or (few and not any(_is_copy(entry, name) for name in names))
+        ]
+
+
+def _is_copy(entry: Path, name: str) -> bool:
+    """Whether a file lies there until it is renamed to ``name``, or is an earlier one: `key.lock`, `.key.swp`."""
+    return entry.name.startswith((f"{name}.", f"{name}~", f".{name}")) and not entry.is_dir()
+
+
+def _names(path: Path) -> set[Path]:
+    """The names of a place without links on the way: of the link, and of where it leads."""
+    return {path.parent.resolve() / path.name, path.resolve()}

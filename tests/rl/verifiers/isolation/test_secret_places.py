@@ -1,0 +1,138 @@
+"""Secrets of a home and of the places that variables name are closed to a verifier that lives as they are written."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.verifiers.isolation.sandbox import BUBBLEWRAP, LANDLOCK
+from rl.verifiers.isolation.secret_places import secret_places
+from rl.verifiers.isolation.shown import shown
+from tests.rl.verifiers.isolation.test_hostile import DROPS, as_another
+
+ROOT = Path(__file__).parents[4]
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="no sandbox elsewhere")
+
+
+@dataclass(frozen=True)
+class Found:
+    at: Path
+    before: dict[str, str]
+    after: dict[str, str]
+
+    def of(self, name: str) -> tuple[str, str]:
+        return self.before[str(self.at / name)], self.after[str(self.at / name)]
+
+
+THERE = ("me/.netrc", "me/.aws/config", "hf/token", "keys/gcp.json", "rlvf/runs/a")
+LATER = ("me/.aws/credentials", "me/.git-credentials", "late/hf/token", "proj/.rlvf/secrets.json", "keys/kube")
+PLAIN = ("me/mine.txt", "me/.tool/lib", "proj/table.json", "keys/plain")
+
+
+@pytest.fixture(scope="module", params=[BUBBLEWRAP, LANDLOCK])
+def found(request: pytest.FixtureRequest) -> Found:
+    at = Path("/srv" if os.access("/srv", os.W_OK) else "/var/tmp") / f"rlvf-secrets-{os.getpid()}"
+    for name in (*THERE, *PLAIN, "proj/reward.py"):
+        (at / name).parent.mkdir(parents=True, exist_ok=True)
+        (at / name).write_text(f"was {name}")
+    (at / "tmp").mkdir()
+    (at / "alias").symlink_to("me")  # another way there
+    for path in (at, *at.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    variables = {
+        "HOME": "me",
+        "HF_HOME": "hf",
+        "HF_TOKEN_PATH": "late/hf/token",
+        "RLVF_HOME": "proj/.rlvf",
+        "GOOGLE_APPLICATION_CREDENTIALS": "keys/gcp.json",
+        "TMPDIR": "tmp",
+    }
+    env = {**os.environ, **{name: str(at / value) for name, value in variables.items()}}
+    env |= {"KUBECONFIG": f"{at}/nowhere:{at}/keys/kube", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    asked = [str(at / name) for name in (*THERE, *LATER, *PLAIN, "alias/.netrc", "keys/kube.lock")]
+    given: dict[str, Any] = {"home": str(at / "rlvf"), "file": str(at / "proj" / "reward.py"), "asked": asked}
+    given |= {"reads": [str(at / "me" / ".tool")], "written": [str(at / name) for name in LATER]}
+    given["renamed"] = [str(at / "me/.netrc"), str(at / "keys/gcp.json")]
+    reader = Path(__file__).with_name("secret_reader.py")
+    command = [sys.executable, str(reader), request.param, json.dumps(given)]
+    if os.geteuid() == 0 and shutil.which("unshare") and shutil.which("setpriv"):
+        command = as_another(DROPS["user"], command, at)
+    try:
+        done = subprocess.run(command, env=env, cwd=at, capture_output=True, text=True, timeout=100, check=False)
+    finally:
+        shutil.rmtree(at)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    if "missing" in answers:
+        pytest.skip(answers["missing"])
+    return Found(at, answers["before"], answers["after"])
+
+
+CLOSED = {"FileNotFoundError", "PermissionError"}
+
+
+@needs_linux
+@pytest.mark.parametrize("name", [*THERE, *LATER, "alias/.netrc", "keys/kube.lock", "me/mine.txt"])
+def test_secrets_are_closed_before_and_after_they_are_written(found: Found, name: str) -> None:
+    assert set(found.of(name)) <= CLOSED
+
+
+@needs_linux
+@pytest.mark.parametrize("name", ["me/.tool/lib", "proj/table.json", "keys/plain"])
+def test_what_it_needs_beside_them_is_read(found: Found, name: str) -> None:
+    assert found.of(name) == (f"was {name}",) * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "closed"),
+    [
+        ("HF_HOME", "/a/hf", "/a/hf"),
+        ("HF_TOKEN_PATH", "/a/t", "/a/stored_tokens"),
+        ("KUBECONFIG", "/a/k:/b/k", "/b/k"),
+        ("XDG_CACHE_HOME", "~/elsewhere", "/home/me/elsewhere"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "/a/c", "/a/c"),
+        ("RLVF_HOME", "/a/r", "/a/r"),
+    ],
+)
+def test_places_that_variables_name_are_closed(
+    name: str, value: str, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv(name, value)
+    assert {closed, "/home/me"} <= set(secret_places(None))
+
+
+def test_a_folder_of_the_system_is_not_closed_for_being_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/etc")
+    found = secret_places(None)
+    assert not {"/", "/etc"} & set(found)
+    assert {"/.ssh", "/.netrc"} <= set(found)
+
+
+def test_the_longest_path_decides(tmp_path: Path) -> None:
+    home = tmp_path.resolve() / "me"
+    for name in ("me/venv/lib", "me/proj/.rlvf", "me/proj/src", "beside"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "named").symlink_to("me/proj")
+    seen = shown([str(home), str(home / "proj" / ".rlvf")], [str(home / "venv"), str(tmp_path / "named")])
+    ours = [path for path in seen.trees if Path(path).is_relative_to(tmp_path)]
+    assert ours == [f"{tmp_path}/beside", f"{home}/proj/src", f"{home}/venv", f"{tmp_path}/named/src"]
+    assert (str(home), 0o755) in seen.folders
+
+
+def test_of_a_folder_with_very_many_entries_only_what_is_kept_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl.verifiers.isolation.shown.MOST", 3)
+    for number in range(5):
+        (tmp_path / f"user{number}" / "venv").mkdir(parents=True)
+    seen = shown([str(tmp_path / "user1")], [str(tmp_path / "user1" / "venv"), str(tmp_path / "user2")])
+    ours = [path for path in seen.trees if Path(path).is_relative_to(tmp_path)]
+    assert ours == [f"{tmp_path}/user1/venv", f"{tmp_path}/user2"]
