@@ -20,7 +20,7 @@ def books(run: Run, tracker: Any, said: list[str] | None = None) -> Bookkeeping:
     said = [] if said is None else said
     workplace = SimpleNamespace(
         display=SimpleNamespace(say=said.append),
-        dispatch=Calls(cast("Any", SimpleNamespace(cluster=None)), PlacementConfig()),
+        dispatch=Calls(cast("Any", SimpleNamespace(cluster=None, scheduler_comm=None)), PlacementConfig()),
         prefect=SimpleNamespace(serves=lambda: False),
     )
     return Bookkeeping(run, cast("Any", workplace), Path(run.uri), tracker, lambda: None, {})

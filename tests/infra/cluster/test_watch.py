@@ -28,7 +28,7 @@ def test_what_this_process_itself_waits_for_is_said(monkeypatch: pytest.MonkeyPa
         heard.set()
 
     calls = Calls(
-        cast("Client", SimpleNamespace(cluster=None)), PlacementConfig(), say
+        cast("Client", SimpleNamespace(cluster=None, scheduler_comm=None)), PlacementConfig(), say
     )  # nothing of the cluster is asked
     watching = Watch(calls)
     watching.start()
@@ -46,7 +46,7 @@ def test_it_is_said_whatever_comes_back_meanwhile(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watch, "FIRST_SECONDS", 0.2)
     monkeypatch.setattr(watch, "LONGEST_SECONDS", 0.4)
     said: list[str] = []
-    calls = Calls(cast("Client", SimpleNamespace(cluster=None)), PlacementConfig(), said.append)
+    calls = Calls(cast("Client", SimpleNamespace(cluster=None, scheduler_comm=None)), PlacementConfig(), said.append)
     watching = Watch(calls)
     watching.start()
     try:
