@@ -143,7 +143,8 @@ def first_weights(run: Run, workplace: Workplace) -> str:
 def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) -> Run:
     """The run to train. One that this flow run has begun before, as Prefect or `with_recovery` starts it again, is
     resumed."""
-    resume = resume or own_run_name(config, workplace)
+    if resume is None and (resume := own_run_name(config, workplace)) is not None:
+        config, _ = with_defaults(config)  # as they were chosen when it began
     if resume is not None:
         run, kept = resume_with(resume, workplace.runs, config, form=from_prefect())
         for line in kept:

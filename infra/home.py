@@ -7,7 +7,7 @@ from pathlib import Path
 NAME = ".rlvf"
 # of what rlvf puts into a home: the folders, MLflow's database, with the files that SQLite puts beside it, and what is
 # private from its first moment on
-OURS = ("cache", "clusters", "logs", "mlartifacts", "prefect", "runs", "services", "trusted", "warmup")
+OURS = ("cache", "clusters", "logs", "mlartifacts", "models", "prefect", "runs", "services", "trusted", "warmup")
 DATABASE = "mlflow.db"
 OTHERS = ("certs", ".certs.lock", "secrets.json", ".secrets.json.lock")
 
@@ -65,12 +65,19 @@ def private_home(home: Path) -> None:
     as it is: in it what is rlvf's is made, or made private, before anything lies there."""
     home.mkdir(parents=True, exist_ok=True)
     found = home.stat()
-    whole = found.st_uid == os.getuid() and not found.st_mode & stat.S_ISVTX
-    if whole and all(_is_ours(path.name) for path in home.iterdir()):
+    mine, shared = found.st_uid == os.getuid(), found.st_mode & stat.S_ISVTX
+    if not mine and not shared:
+        return
+    if mine and not shared and all(_is_ours(path.name) for path in home.iterdir()):
         _close(home)
         return
     for name in OURS:
-        (home / name).mkdir(mode=0o700, exist_ok=True)
+        try:
+            (home / name).mkdir(mode=0o700, exist_ok=True)
+        except FileExistsError as error:
+            raise ForeignHomeError(
+                f"{home} is no home for rlvf: its {name!r} is a file; name another by RLVF_HOME"
+            ) from error
     (home / DATABASE).touch(mode=0o600)
     for path in home.iterdir():
         if _is_ours(path.name):
@@ -82,7 +89,10 @@ def _is_ours(name: str) -> bool:
 
 
 def _close(path: Path) -> None:
-    found = path.lstat()  # what a link leads to is not in the home
+    try:
+        found = path.lstat()  # what a link leads to is not in the home
+    except FileNotFoundError:  # SQLite's journal goes when it is done
+        return
     if found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode):
         path.chmod(stat.S_IMODE(found.st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
 

@@ -12,6 +12,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from rl.config import PICKLED, PolicyConfig
 from rl.model.head import attention_for
+from rl.model.memory import room_for
 from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype, copied_weights
 from rl.parity import require_parity
 
@@ -34,6 +35,7 @@ def load_policy(
     Raises:
         UnknownModelError: transformers cannot load it, it does not say where its completions end, or sampler and
             learner disagree with it.
+        NoRoomError: it does not fit into the device's memory.
     """
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
@@ -63,7 +65,9 @@ def load_policy(
     if missing := sorted(loading["missing_keys"]):
         # transformers fills them with random numbers and goes on
         raise UnknownModelError(f"policy.model {path!r}: no weights for {missing[0]} and {len(missing) - 1} more")
-    model.to(device).eval()
+    with room_for(f"policy.model {path!r}", device):
+        model.to(device)
+    model.eval()
     policy = Policy(model, tokenizer, device, dtype)
     if not policy.ends:
         raise UnknownModelError(

@@ -46,6 +46,7 @@ MAY_CHANGE = (
     "policy.device",
     "verifier.seconds",
     "verifier.memory_mb",
+    "verifier.reads",
     "optimizer.lr",  # what a run that diverges is told to lower
     "optimizer.microbatch_tokens",  # and one that does not fit into memory
     "optimizer.checkpointing",

@@ -22,7 +22,7 @@ from rl.learning.passes import Accumulation, Passes
 from rl.learning.shaping import shaped
 from rl.model.head import hidden_states
 from rl.model.in_place import embedding_in_place
-from rl.model.memory import checkpointed
+from rl.model.memory import checkpointed, room_for
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.scores import Loss, target_scores
 from rl.records import Batch, Learned, Rollouts
@@ -37,6 +37,7 @@ class _State:
     refusals: int
     learned: Learned | None
     passes: Passes | None = None  # to which they shrank when memory ran out
+    given: tuple[int | None, str] | None = None  # the options of passes then
 
 
 _STATE = TypeAdapter(_State)
@@ -140,7 +141,8 @@ class Learner:
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.config.rate * rise
-                optimizer.step()
+                with room_for(f"the state of {self.config.name}", self.policy.device):
+                    optimizer.step()
             self.optimizer_steps += 1
         self.policy.model.zero_grad(set_to_none=True)
         return norm
@@ -229,6 +231,10 @@ class Learner:
 
     # -- what survives the process
 
+    @property
+    def _given(self) -> tuple[int | None, str]:
+        return self.config.microbatch_tokens, self.config.checkpointing
+
     def optimizer_of(self, parameter: Tensor) -> torch.optim.Optimizer:
         """The optimizer that updates this parameter."""
         return next(
@@ -246,7 +252,9 @@ class Learner:
                 for name, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
         save_file(tensors, folder / "optimizer.safetensors")
-        state = _State(self.step, self.optimizer_steps, self.refusals, self.learned, self.accumulation.shrunk)
+        state = _State(
+            self.step, self.optimizer_steps, self.refusals, self.learned, self.accumulation.shrunk, self._given
+        )
         (folder / "learner.json").write_text(json.dumps(asdict(state)))
 
     def restore(self, folder: Path) -> None:
@@ -264,4 +272,4 @@ class Learner:
         state = _STATE.validate_json((folder / "learner.json").read_bytes())
         self.step, self.optimizer_steps = state.step, state.applied
         self.refusals, self.learned = state.refusals, state.learned
-        self.accumulation.shrunk = state.passes
+        self.accumulation.shrunk = state.passes if state.given == self._given else None

@@ -3,6 +3,7 @@
 Legend: P groups, G completions of a group.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -124,10 +125,22 @@ def _fitting(policy: Policy, config: OptimizerConfig, wanted: Passes, row: Packe
     is taken."""
     head = 8 * min(CHUNK, wanted.positions * policy.text.vocab_size)
     room = spare_bytes(policy.device) - standing - cast_bytes(policy) - head
-    kept = kept_bytes(policy, mask=row.mask, input_ids=row.tokens, position_ids=row.positions) / row.tokens.numel()
+    kept = _kept_by_position(policy, row)
     checkpointing = wanted.checkpointing or (config.checkpointing == "auto" and wanted.positions * kept > room)
     if checkpointing:  # what goes into each layer, and one layer whole
         layers = max(1, len(checkpointed_layers(policy.model)))
         kept = kept / layers + layers * policy.text.hidden_size * policy.dtype.itemsize
     fitting = wanted.positions if config.microbatch_tokens else max(FEW, int(room / max(1.0, kept)))
     return Passes(min(wanted.positions, fitting), checkpointing)
+
+
+def _kept_by_position(policy: Policy, row: Packed) -> float:
+    """Bytes that a pass keeps of a position for the backward pass; infinite where there is no room for this row."""
+    try:
+        kept = kept_bytes(policy, mask=row.mask, input_ids=row.tokens, position_ids=row.positions)
+        return kept / row.tokens.numel()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    release(policy.device)
+    return math.inf

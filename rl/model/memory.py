@@ -16,7 +16,7 @@ from rl.model.policy import Policy
 
 
 class NoRoomError(RuntimeError):
-    """What does not fit into a device's memory with one sequence at a time."""
+    """What does not fit into a device's memory, even with one sequence at a time."""
 
 
 def free_bytes(device: torch.device) -> int:
@@ -38,6 +38,17 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether a device had no memory for a tensor: only CUDA has a type for that."""
     said = str(error)
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said
+
+
+@contextmanager
+def room_for(what: str, device: torch.device) -> Iterator[None]:
+    """Raise NoRoomError where the device has no memory for this."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise NoRoomError(f"{what} does not fit into the memory of {device}: take a smaller policy.model") from error
 
 
 def release(device: torch.device) -> None:

@@ -70,10 +70,11 @@ def _folder(spec: VerifierSpec) -> list[str]:
     if spec.declared.built_in:
         return []
     file = Path(split_name(spec.name)[0]).absolute()
-    folders = file.resolve().parents
-    if not file.is_file() or (os.geteuid() == 0 and any(not one.stat().st_mode & stat.S_IXOTH for one in folders)):
+    try:
+        entered = os.geteuid() or all(one.stat().st_mode & stat.S_IXOTH for one in file.resolve().parents)
+        return [str(file.parent)] if entered and file.is_file() else []
+    except OSError:  # this user may not look there: the source came with the call
         return []
-    return [str(file.parent)]
 
 
 _kept: dict[VerifierSpec, Verifier] = {}

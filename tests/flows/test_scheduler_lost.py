@@ -56,7 +56,9 @@ def test_a_run_goes_on_when_the_scheduler_is_back(lab: Any, tmp_path: Path, caps
         until(lambda: listens(port), 120)  # a worker that finds nobody at its first look ends with a remedy
         with machine(lab, address, tmp_path / "machine.log"):
             until(lambda: "joined" in (tmp_path / "machine.log").read_text(), 120)
-            result = lab.train(run=name, steps=str(STEPS), staleness="1", cluster__scheduler=address)
+            result = lab.train(
+                run=name, steps=str(STEPS), staleness="1", cluster__scheduler=address, sampling__max_tokens=None
+            )
     finally:
         over.set()
         keeper.join()

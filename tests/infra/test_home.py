@@ -10,6 +10,22 @@ from infra.home import ForeignHomeError, home_line, private_home, rlvf_home, rlv
 from infra.runs.mlflow_run import home_database
 
 
+def test_a_home_that_cannot_be_one_is_a_line_and_another_user_s_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").write_text("mine")
+    (tmp_path / "other").write_text("mine")
+    with pytest.raises(ForeignHomeError, match="its 'logs' is a file; name another by RLVF_HOME"):
+        private_home(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "theirs").touch()
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    private_home(elsewhere)
+    assert [path.name for path in elsewhere.iterdir()] == ["theirs"]
+
+
 def test_home_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLVF_HOME", raising=False)

@@ -4,11 +4,17 @@ Root's own Python is often below a folder that only root enters (/root). The use
 given no right to pass it: it gets a view in which that folder is empty but for Python.
 """
 
+import functools
+import importlib.metadata
+import json
 import os
 import stat
 import sys
 import sysconfig
+import urllib.parse
+import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +47,23 @@ def folders() -> list[str]:
         links.append(os.path.normpath(link.parent))
     named = [sys.prefix, sys.base_prefix, str(OWN), *links, *sys.path]
     named += [f"{prefix}/{part}" for prefix in (sys.prefix, sys.base_prefix) for part in PARTS]
-    named += [str(OWN / "rl")]
+    named += [str(OWN / "rl"), *_editable()]
     there = [Path(path).absolute() for path in named if path and Path(path).exists()]
     return sorted({str(one) for path in there for one in (path, path.resolve())})
+
+
+@functools.cache
+def _editable() -> tuple[str, ...]:
+    """The folders of packages that were installed to be edited where they are (PEP 610): on `sys.path` there may be
+    nothing but what finds them."""
+    found = []
+    for package in importlib.metadata.distributions():
+        with suppress(OSError, ValueError, AttributeError, TypeError):  # a package's own mistake
+            origin = json.loads(package.read_text("direct_url.json") or "{}")
+            where = urllib.parse.urlsplit(origin.get("url", ""))
+            if where.scheme == "file" and origin.get("dir_info", {}).get("editable"):
+                found.append(urllib.request.url2pathname(where.path))
+    return tuple(found)
 
 
 def view(reads: Sequence[str] = ()) -> View:

@@ -148,18 +148,21 @@ class Pool:
             return ""
         if not self.cell.network and _NETWORK.search(error):
             return "; its sandbox has no network: --verifier.network true"
-        if self._is_closed(error):
+        if (path := self._closed_file(error)) is not None:
+            if any(path.is_relative_to(seen) for seen in self.cell.reads):
+                return "; its sandbox shows of this folder what lay there when it began"
             return "; its sandbox shows nothing of it: --verifier.reads"
         return "; its sandbox lets it write to $TMPDIR alone" if _READ_ONLY.search(error) else ""
 
-    def _is_closed(self, error: str) -> bool:
-        """Whether it names a file that is there, in a closed place."""
+    def _closed_file(self, error: str) -> Path | None:
+        """The file that it names, if that is there, in a closed place."""
         found = _MISSING.search(error)
-        if found is None or not any(Path(found["path"]).is_relative_to(closed) for closed in self.cell.hidden):
-            return False
+        path = None if found is None else Path(found["path"])
+        if path is None or not any(path.is_relative_to(Path(closed).parent) for closed in self.cell.hidden):
+            return None
         with suppress(OSError):  # closed to this process too
-            return Path(found["path"]).exists()
-        return False
+            return path if path.exists() else None
+        return None
 
     def _printed(self) -> str:
         """Where to read what the function printed, if it did."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST = 500  # entries of a folder around something closed; of one with more only what is kept is shown
+MOST = 500  # entries of a folder around something closed, unless it is kept: of more only what is kept is shown
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,14 @@ class _Walk:
 
     def _entries(self, folder: Path) -> list[Path]:
         """What is shown, perhaps in part, of a folder around something closed."""
-        names = [path.name for path, keeps in self._marks.items() if not keeps and path.parent == folder]
+        closed = [path for path, keeps in self._marks.items() if not keeps and path.parent == folder]
+        names = [path.name for path in closed if not path.is_dir()]
         try:
             entries = sorted(folder.iterdir())
         except OSError:
             return sorted(one for one in self._to_kept | set(self._marks) if one.parent == folder)
-        few = len(entries) <= MOST
+        kept = next((self._marks[one] for one in (folder, *folder.parents) if one in self._marks), False)
+        few = kept or len(entries) <= MOST
         return [
             entry
             for entry in entries

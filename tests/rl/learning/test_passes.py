@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rl.config import LossConfig
 from rl.learning import learner as learner_module
+from rl.learning import passes
 from rl.learning.learner import Learner
 from rl.learning.packing import Packed
 from rl.learning.passes import Passes
@@ -84,13 +85,13 @@ def test_an_update_out_of_memory_is_made_with_smaller_passes_that_stay(
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
     assert learner.learned is not None
     assert learner.learned.applied
-    passes = learner.accumulation.passes
-    assert passes is not None
-    assert passes.positions < 512
-    assert passes.checkpointing  # before passes become that short
+    shrunk = learner.accumulation.passes
+    assert shrunk is not None
+    assert shrunk.positions < 512
+    assert shrunk.checkpointing  # before passes become that short
     assert (
         learner.learned.said
-        == f"out of memory; forward passes of {passes.positions} positions, with checkpointing from now on"
+        == f"out of memory; forward passes of {shrunk.positions} positions, with checkpointing from now on"
     )
     assert [size for size, _ in seen if size > 60] == sorted((size for size, _ in seen if size > 60), reverse=True)
 
@@ -103,8 +104,13 @@ def test_an_update_out_of_memory_is_made_with_smaller_passes_that_stay(
     again = Learner(make_policy(eager=4.0), PLAIN)
     again.restore(tmp_path)
     again.update(batch, LossConfig(), 1.0)
-    assert again.accumulation.passes == passes
+    assert again.accumulation.passes == shrunk
     assert len([size for size, _ in seen if size > 60]) == failed
+
+    told = Learner(make_policy(eager=4.0), PLAIN.model_copy(update={"checkpointing": "on"}))
+    told.restore(tmp_path)  # with what was said to help, which is tried
+    told.update(batch, LossConfig(), 1.0)
+    assert len([size for size, _ in seen if size > 60]) > failed
 
 
 @pytest.mark.parametrize("checkpointing", ["auto", "off"])
@@ -123,6 +129,32 @@ def test_what_does_not_fit_with_one_sequence_is_one_line_and_changes_nothing(
     assert identical(weights(learner), before)
     assert learner.step == 0
     assert all(parameter.grad is None for parameter in learner.parameters)
+
+
+def test_an_optimizer_whose_state_does_not_fit_is_one_line(
+    make_policy: Make, drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    learner, batch = Learner(make_policy(eager=4.0), PLAIN), drawn(make_policy(eager=4.0))
+    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    with pytest.raises(
+        NoRoomError, match="the state of adamw does not fit into the memory of cpu: take a smaller policy"
+    ):
+        learner.update(batch, LossConfig(), 1.0)
+
+
+def test_a_row_for_which_there_is_no_room_is_measured_as_endless(
+    make_policy: Make, drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    monkeypatch.setattr(passes, "kept_bytes", fail)
+    learner = Learner(make_policy(eager=4.0), PLAIN)
+    learner.update(drawn(make_policy(eager=4.0)), LossConfig(), 1.0)
+    assert learner.accumulation.passes == Passes(512, True)
 
 
 def test_other_errors_are_not_taken_for_it(

@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from rl.config import VerifierConfig
+from rl.verifiers import opened as opened_module
+from rl.verifiers.isolation import interpreter
 from rl.verifiers.isolation.sandbox import BUBBLEWRAP, LANDLOCK
 from rl.verifiers.isolation.secret_places import secret_places
 from rl.verifiers.isolation.shown import shown
+from tasks.named_set import open_verifier
 from tests.rl.verifiers.isolation.test_hostile import DROPS, as_another
 
 ROOT = Path(__file__).parents[4]
@@ -136,3 +140,49 @@ def test_of_a_folder_with_very_many_entries_only_what_is_kept_is_shown(
     seen = shown([str(tmp_path / "user1")], [str(tmp_path / "user1" / "venv"), str(tmp_path / "user2")])
     ours = [path for path in seen.trees if Path(path).is_relative_to(tmp_path)]
     assert ours == [f"{tmp_path}/user1/venv", f"{tmp_path}/user2"]
+
+
+def test_all_of_a_kept_folder_is_shown_however_much_is_in_it(tmp_path: Path) -> None:
+    files = [tmp_path / "proj" / f"{number}.txt" for number in range(600)]
+    (tmp_path / "proj" / ".rlvf").mkdir(parents=True)
+    for file in files:
+        file.touch()
+    beside = tmp_path / "proj" / ".rlvf.json"  # only a file has copies of its name
+    beside.touch()
+    seen = set(shown([str(tmp_path), str(tmp_path / "proj" / ".rlvf")], [str(tmp_path / "proj")]).trees)
+    assert {str(file) for file in (*files, beside)} <= seen
+    assert str(tmp_path / "proj" / ".rlvf") not in seen
+
+
+def test_a_package_that_is_edited_where_it_is_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my lib").mkdir()
+    for name, origin in {
+        "mine": {"url": (tmp_path / "my lib").as_uri(), "dir_info": {"editable": True}},
+        "copied": {"url": tmp_path.as_uri(), "dir_info": {}},
+        "broken": ["?"],
+    }.items():
+        info = tmp_path / "site" / f"{name}-1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: 1\n")
+        (info / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    interpreter._editable.cache_clear()
+    try:
+        assert str(tmp_path / "my lib") in interpreter.folders()
+        assert str(tmp_path) not in interpreter.folders()
+    finally:
+        interpreter._editable.cache_clear()
+
+
+def test_a_worker_that_may_not_look_where_the_reward_lies_judges_without_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reward = tmp_path / "my_reward.py"
+    reward.write_text("def reward(problem, completion):\n    return 1.0\n")
+    spec = open_verifier(f"{reward}:reward", VerifierConfig())
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert opened_module._folder(spec) == []
