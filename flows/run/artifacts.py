@@ -4,17 +4,21 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from infra.background import Background
 from infra.security.secrets import masked
 
+TRIES = 3
 PAUSE_SECONDS = 1.0  # between two updates of the progress
 END_SECONDS = 4.0  # for the last updates when Prefect is away
 
@@ -67,7 +71,7 @@ class PrefectArtifacts:
 
     def _submit(self, job: Callable[[], object], needed: bool = True) -> None:
         if self._flow_run is not None:
-            (self._background.submit if needed else self._background.offer)("Prefect's page", job)
+            (self._background.submit if needed else self._background.offer)("Prefect's page", lambda: _tried(job))
 
     def _create(self, kind: str, name: str, content: Any, note: str) -> UUID:
         made = self._api().create_artifact(
@@ -88,3 +92,20 @@ class PrefectArtifacts:
         if self._client is None:
             self._client = self._clients.enter_context(get_client(sync_client=True))
         return self._client
+
+
+def _tried(job: Callable[[], object]) -> None:
+    """Do it again where the server has died under it, or was busy (status 503). Prefect's client would do that too, but
+    not ask first who is there by then."""
+    for left in reversed(range(TRIES)):
+        try:
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                job()
+            return
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            busy = (
+                isinstance(error, httpx.TransportError) or error.response.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+            )
+            if not busy or not left:
+                raise
+        time.sleep(PAUSE_SECONDS)

@@ -164,8 +164,7 @@ class MlflowRun:
         same = f"tags.`{FOLLOWS_TAG}` = '{replaced}' AND tags.`{OWNER_TAG}` = '{self._owner.tag}'"
         for each in (*client.search_runs([run.info.experiment_id], same), old):
             if each.info.run_id != run.info.run_id:
-                if each.info.status == "RUNNING":  # in MLflow's trash it would look alive
-                    client.set_terminated(each.info.run_id, "KILLED")
+                client.set_terminated(each.info.run_id, "KILLED")  # in MLflow's trash it would look alive
                 client.delete_run(each.info.run_id)
 
     def log(self, lines: Iterable[MetricLine]) -> None:

@@ -155,10 +155,10 @@ class Pool:
         return "; its sandbox lets it write to $TMPDIR alone" if _READ_ONLY.search(error) else ""
 
     def _closed_file(self, error: str) -> Path | None:
-        """The file that it names, if that is there, in a closed place."""
+        """The file that it names, if that is there, in a closed place or in a folder that is shown in part."""
         found = _MISSING.search(error)
         path = None if found is None else Path(found["path"])
-        if path is None or not any(path.is_relative_to(Path(closed).parent) for closed in self.cell.hidden):
+        if path is None or not any(path.is_relative_to(place) for place in (*self.cell.hidden, *self.cell.reads)):
             return None
         with suppress(OSError):  # closed to this process too
             return path if path.exists() else None

@@ -30,6 +30,7 @@ def own_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_a_row_for_each_engine() -> None:
     words = ["bench", "generate", "--shapes", "tiny", "--prompts", "3", "--samples", "2", "--tokens", "5", "--json"]
     code = "from flows.cli import main; main()"

@@ -23,6 +23,7 @@ def own_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_a_row_for_each_method() -> None:
     words = ["bench", "update", "--positions", "64", "--layers", "1", "--vocabulary", "600", "--json"]
     code = "from flows.cli import main; main()"

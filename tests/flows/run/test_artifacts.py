@@ -1,10 +1,13 @@
 """What Prefect's page of a run shows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
+from flows.run.artifacts import _tried
 from infra.services.passwords import USER, password
 
 
@@ -52,3 +55,34 @@ def test_prefect_away_costs_a_run_one_line(
     monkeypatch.setattr("flows.run.artifacts.get_client", away)
     assert lab.train(steps="3").steps == 3
     assert capsys.readouterr().err.count("warning: Prefect's page: the server is away") == 1
+
+
+def failing(*errors: Exception) -> tuple[Callable[[], None], list[int]]:
+    """A job that raises these, one after the other, and the retries that Prefect's client may make in each try."""
+    left, retries = list(errors), list[int]()
+
+    def job() -> None:
+        retries.append(PREFECT_CLIENT_MAX_RETRIES.value())
+        if left:
+            raise left.pop(0)
+
+    return job, retries
+
+
+def refused(status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("PATCH", "http://127.0.0.1/api/artifacts/1")
+    return httpx.HTTPStatusError("refused", request=request, response=httpx.Response(status))
+
+
+def test_a_server_that_dies_under_a_request_is_asked_again_by_us_who_look_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flows.run.artifacts.PAUSE_SECONDS", 0)
+    job, retries = failing(httpx.ReadError("reset"), refused(503))
+    _tried(job)
+    assert retries == [0, 0, 0]
+    for errors in ([refused(500)], [OSError("its server is away")], [httpx.ConnectError("")] * 3):
+        job, retries = failing(*errors)
+        with pytest.raises(type(errors[0])):
+            _tried(job)
+        assert len(retries) == len(errors)

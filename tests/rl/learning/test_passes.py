@@ -216,6 +216,7 @@ print(json.dumps([learned.metrics["policy/grad_norm"], learned.applied, learned.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space, as Linux does")
 def test_a_processor_without_memory_halves_the_passes() -> None:
     found = []
