@@ -154,8 +154,7 @@ class MlflowRun:
         return Artifacts(client, run, self.is_served, self._home if self.uri == home_database(self._home) else None)
 
     def _follow(self, client: "MlflowClient", run: "Run", tables: Tables, replaced: str, step: int, add: Add) -> None:
-        """Have the tables up to `step` copied, and delete the run of the id `replaced`, and what sessions that were
-        killed here have begun in its place."""
+        """Have the tables up to `step` copied; delete run `replaced`, and those that killed sessions began for it."""
         if (old := self._find_run(client, replaced)) is None:
             return
         source = Tables(client, old, self._files(client, old))
@@ -164,7 +163,8 @@ class MlflowRun:
         same = f"tags.`{FOLLOWS_TAG}` = '{replaced}' AND tags.`{OWNER_TAG}` = '{self._owner.tag}'"
         for each in (*client.search_runs([run.info.experiment_id], same), old):
             if each.info.run_id != run.info.run_id:
-                client.set_terminated(each.info.run_id, "KILLED")  # in MLflow's trash it would look alive
+                if each.info.status == "RUNNING":  # in MLflow's trash it would look alive
+                    client.set_terminated(each.info.run_id, "KILLED")
                 client.delete_run(each.info.run_id)
 
     def log(self, lines: Iterable[MetricLine]) -> None:

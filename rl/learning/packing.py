@@ -111,30 +111,30 @@ def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device) -> Packe
     positions = np.zeros_like(tokens)
     segments = np.full_like(tokens, -1)  # 0 the prompt, 1.. the completions, -1 padding
     where: list[tuple[int, int, int, int, int, int]] = []
-    for row, (group, samples) in enumerate((row.group, range(row.first, row.end)) for row in rows):
-        prompt = rollouts.prompts[group]
+    for index, row in enumerate(rows):
+        group, prompt = row.group, rollouts.prompts[row.group]
         start = len(prompt)
-        tokens[row, :start] = prompt
-        positions[row, :start] = np.arange(start)
-        segments[row, :start] = 0
-        for sample in samples:
+        tokens[index, :start] = prompt
+        positions[index, :start] = np.arange(start)
+        segments[index, :start] = 0
+        for sample in range(row.first, row.end):
             count = int(rollouts.lengths[group, sample])
             end = start + count
-            tokens[row, start:end] = rollouts.tokens[group, sample, :count]
-            positions[row, start:end] = len(prompt) + np.arange(count)
-            segments[row, start:end] = sample + 1
+            tokens[index, start:end] = rollouts.tokens[group, sample, :count]
+            positions[index, start:end] = len(prompt) + np.arange(count)
+            segments[index, start:end] = sample + 1
             for t in range(count):
                 predictor = start + t - 1 if t else len(prompt) - 1
-                where.append((row, predictor, int(rollouts.tokens[group, sample, t]), group, sample, t))
+                where.append((index, predictor, int(rollouts.tokens[group, sample, t]), group, sample, t))
             start = end
     segment = torch.from_numpy(segments).to(device)
     query, key = segment[:, :, None], segment[:, None, :]
     at = torch.arange(length, device=device)
     sees = (at[:, None] >= at) & ((key == query) | (key == 0)) & (key >= 0) | (at[:, None] == at)
-    index = torch.tensor(where, dtype=torch.int64, device=device).reshape(-1, 6)
+    named = torch.tensor(where, dtype=torch.int64, device=device).reshape(-1, 6)
     return Packed(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(positions).to(device),
         sees[:, None],
-        *index.unbind(1),
+        *named.unbind(1),
     )

@@ -1,7 +1,4 @@
-"""The forward passes of an update: as large as the device's memory allows.
-
-Legend: P groups, G completions of a group.
-"""
+"""The forward passes of an update: as large as the device's memory allows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

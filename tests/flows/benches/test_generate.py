@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +21,6 @@ from rl.model.policy import Policy, save_policy
 CPU = torch.device("cpu")
 Engine = Callable[[Policy, list[list[int]], int, int], int]
 FEW = replace(SHAPES["tiny"], prompts=3, samples=2, tokens=5)
-
-
-@pytest.fixture(autouse=True)
-def own_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow

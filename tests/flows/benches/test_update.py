@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,13 +13,6 @@ from rl.config import LossConfig
 from tests.rl.updates import moments
 
 SMALL = {"layers": 1, "vocabulary": 600}
-
-
-@pytest.fixture(autouse=True)
-def own_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
