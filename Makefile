@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    { rm -rf .venv; echo "make: $(PYTHON) cannot create .venv (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
 	fi; \
 	echo "installing the locked dependencies into .venv (a few minutes the first time)"; \
-	what="-c constraints.txt -e .[dev,math,postgres,s3]"; \
+	what="-c constraints.txt -e .[8bit,dev,math,postgres,s3]"; \
 	{ command -v uv >/dev/null 2>&1 && uv pip install -q --compile-bytecode --python $(BIN)/python $$what; } || \
 	  $(BIN)/python -m pip install -qq --disable-pip-version-check $$what; \
 	touch $(STAMP); \
@@ -53,14 +53,14 @@ train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)
 
 # A file's tests stay in one process, which starts its servers once; files in their order, those that take longest first. On two
-# cores a third process uses what the others leave while they wait for something.
-PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# cores a third process uses what the others leave while they wait for something; slow tests leave less, and start whole clusters.
+PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
-	@$(PYTEST) -m "not slow" $(ARGS)
+	@$(PYTEST) --numprocesses 3 -m "not slow" $(ARGS)
 
 test-all: $(STAMP)
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) --numprocesses 2 $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

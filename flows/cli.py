@@ -20,7 +20,19 @@ from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.storage.faults import explained
 
-FIRST = ("train", "sft", "eval", "report", "up", "down", "status", "worker", "certs", "doctor")  # in help, then others
+FIRST = (
+    "train",
+    "sft",
+    "eval",
+    "export",
+    "report",
+    "up",
+    "down",
+    "status",
+    "worker",
+    "certs",
+    "doctor",
+)  # in help, then others
 
 
 @cache

@@ -13,13 +13,13 @@ from infra.weights.version import SyncConfig
 from rl.config import (
     TINY,
     LossConfig,
-    OptimizerConfig,
     PolicyConfig,
     ProblemsConfig,
     SamplingConfig,
     VerifierConfig,
     whole_path,
 )
+from rl.optimizer_config import OptimizerConfig
 from tasks.collection import BatchConfig
 
 SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")
@@ -182,6 +182,15 @@ class TrainConfig(ConfigTree):
     def _public_base(self) -> Self:
         if self.sync.base == "public" and self.policy.model == TINY:
             raise ValueError("sync.base: 'public' needs a model that every machine can load; the tiny policy is none")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters(self) -> Self:
+        if self.policy.lora.rank and self.optimizer.name == "muon":
+            raise ValueError(
+                "optimizer.name: 'muon' makes steps of matrices that are used whole, and an adapter is a product of "
+                "two; take adamw with policy.lora"
+            )
         return self
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from flows.start.preflight import check_model
 from flows.start.runs import Run, local_folder, newest_weights, with_secrets
 from flows.start.tracked import mlflow_owner, mlflow_run
 from infra.runs.checkpoints import is_run
+from infra.runs.metric_log import read_metrics
 from infra.runs.record import EVALUATIONS, read_record
 from infra.runs.tracking import Tracker
 from infra.storage import place
@@ -63,11 +64,17 @@ def evaluated(asked: Asked, workplace: Workplace) -> Evaluation:
         workplace.display.say(f"{run.name} {version} was evaluated on {set_name(config.sets)} before")
         return concluded(known, run, workplace)
     with newest_pinned(run.uri) as version:
-        return made(config, problems, workplace, version, run)
+        return made(config, problems, workplace, version, run, edited=bool(asked.edited))
 
 
 def made(
-    config: EvalConfig, problems: ProblemSet, workplace: Workplace, version: PolicyVersion, run: Run | None
+    config: EvalConfig,
+    problems: ProblemSet,
+    workplace: Workplace,
+    version: PolicyVersion,
+    run: Run | None,
+    *,
+    edited: bool = False,
 ) -> Evaluation:
     """The evaluation of this version, made now; a run's is kept with it."""
     public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
@@ -78,7 +85,7 @@ def made(
     if run is not None and not is_run(run.uri):
         workplace.display.say(f"{run.name} was removed meanwhile: its evaluation is not kept")
     elif run is not None:
-        log(config, problems, workplace, run, evaluation)
+        log(config, problems, workplace, run, evaluation, edited=edited)
         keep(evaluation_uri(run, version, config, problems), evaluation)
     return concluded(evaluation, run, workplace)
 
@@ -123,27 +130,54 @@ def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problem
     return place.join(run.uri, EVALUATIONS, f"v{version.step}-{set_name(config.sets)}-{digest}.json")
 
 
-def name_in_log(config: EvalConfig, problems: ProblemSet, run: Run, home: Path) -> str:
-    """The problem set's name. Where the run logs figures of its own under that name, and they are of other problems,
-    verifiers, samples or sampling, it ends with a digest of what was asked."""
-    name = set_name(config.sets)
-    lines = read_record(run.uri, local_folder(run.uri, home)).metrics
-    own = [line.plan for line in lines if f"eval/{name}/pass_at_1" in line.metrics]
+def plan_in_log(config: EvalConfig, problems: ProblemSet, run: Run) -> str:
+    """The same for two evaluations whose figures may be points of one curve; that of the run's own where it is sampled
+    as the run samples."""
     plan = digest_of(problems, config.samples)
-    sampled = config.sampling == run.config.sampling and config.policy.dtype == run.config.policy.dtype
-    if not own or (own[-1] == plan and sampled):
+    if config.sampling == run.config.sampling and config.policy.dtype == run.config.policy.dtype:
+        return plan
+    return _digest([plan, config.sampling.model_dump(mode="json"), config.policy.dtype])[:16]
+
+
+def name_in_log(config: EvalConfig, problems: ProblemSet, run: Run, folder: Path, *, edited: bool = False) -> str:
+    """The problem set's name. It ends with a digest of what was asked where that name has figures of other problems,
+    verifiers, samples or sampling, the run's own or an earlier evaluation's; or where the run was trained with others
+    than these, which were `edited`."""
+    name = set_name(config.sets)
+    lines = read_record(run.uri, folder).metrics
+    own = [line.plan for line in lines if f"eval/{name}/pass_at_1" in line.metrics]
+    earlier = [line.plan for line in read_metrics(_log_file(folder, name)) if line.plan]  # older versions kept none
+    there = own or earlier
+    if not edited and (not there or there[-1] == plan_in_log(config, problems, run)):
         return name
-    said = json.dumps([plan, config.sampling.model_dump(mode="json"), config.policy.dtype], sort_keys=True)
-    return f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+    asked = [digest_of(problems, config.samples), config.sampling.model_dump(mode="json"), config.policy.dtype]
+    return f"{name}-{_digest(asked)[:8]}"
 
 
-def log(config: EvalConfig, problems: ProblemSet, workplace: Workplace, run: Run, evaluation: Evaluation) -> None:
+def _digest(said: object) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _log_file(folder: Path, name: str) -> Path:
+    return folder / f"eval-{name}.jsonl"
+
+
+def log(
+    config: EvalConfig,
+    problems: ProblemSet,
+    workplace: Workplace,
+    run: Run,
+    evaluation: Evaluation,
+    *,
+    edited: bool = False,
+) -> None:
     """Log to the run's MLflow run, by `name_in_log`, at the policy's version. The run may be training."""
-    name = name_in_log(config, problems, run, workplace.home)
+    folder = local_folder(run.uri, workplace.home)
+    name = name_in_log(config, problems, run, folder, edited=edited)
     if name != set_name(config.sets):
         workplace.display.say(
-            f"logged as eval/{name}: eval/{set_name(config.sets)} is what {run.name} measures by itself, which is "
-            "asked otherwise"
+            f"logged as eval/{name}: eval/{set_name(config.sets)} is what {run.name} measures by itself or was asked "
+            "before, of other problems or by another verifier, with other samples or other sampling"
         )
     with Tracker(
         run.config.tracking.model_copy(update={"system_metrics": False}),  # those of the run are the trainer's
@@ -153,10 +187,11 @@ def log(config: EvalConfig, problems: ProblemSet, workplace: Workplace, run: Run
         run_id=mlflow_run(run.uri),
         owner=mlflow_owner(run.uri),
         params={},
-        local=local_folder(run.uri, workplace.home) / f"eval-{name}.jsonl",
+        local=_log_file(folder, name),
         guest=True,
     ) as tracker:
         tracker.log(
             evaluation.step,
             {f"eval/{name}/{what}": of for what, of in evaluation.figures().items()},
+            plan_in_log(config, problems, run),
         )

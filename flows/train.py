@@ -20,9 +20,9 @@ from flows.start.defaults import with_defaults
 from flows.start.preflight import check_model
 from flows.start.resume import resume_with
 from flows.start.runs import Run, begun_by, new_name, new_run, with_secrets
-from flows.start.trust import refuse_links
+from flows.start.trust import refuse_odd_files
 from infra.home import runs_uri
-from infra.runs.checkpoints import resolve_run, state_uri
+from infra.runs.checkpoints import require_run, resolve_run, state_uri
 from infra.storage import store
 from rl.config import TINY
 from rl.records import Learned
@@ -69,7 +69,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
 
 def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, progress: Progress) -> TrainResult:
     """The run, from its beginning or its newest checkpoint to its last step."""
-    with Training(chosen_run(config, resume, workplace), workplace, progress) as run:
+    with Training(going_on(progress) or chosen_run(config, resume, workplace), workplace, progress) as run:
         config = run.config
         policy = run.begin(first_weights(run.run, workplace))
         run.evaluate(policy)
@@ -134,15 +134,23 @@ def first_weights(run: Run, workplace: Workplace) -> str:
     config = run.config
     if config.policy.model != TINY:
         return config.policy.model
-    if run.resumed and any(store.versions(state_uri(run.uri))):
-        return ""
     warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
+    if run.resumed and any(store.versions(state_uri(run.uri))):  # but where a frozen model may have to be stored anew
+        return (kept_warm_up(warm, workplace) or "") if config.policy.lora.rank else ""
     return kept_warm_up(warm, workplace) or sft(warm)
 
 
+def going_on(progress: Progress) -> Run | None:
+    """The run that `with_recovery` begins again, as this process has begun it: nobody is asked whether it is trusted,
+    and what its files say by now changes nothing."""
+    if progress.opened is None:
+        return None
+    require_run(progress.opened.run.uri)
+    return progress.opened.run
+
+
 def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) -> Run:
-    """The run to train. One that this flow run has begun before, as Prefect or `with_recovery` starts it again, is
-    resumed."""
+    """The run to train. One that this flow run has begun before, as Prefect starts it again, is resumed."""
     if resume is None and (resume := own_run_name(config, workplace)) is not None:
         config, _ = with_defaults(config)  # as they were chosen when it began
     if resume is not None:
@@ -156,7 +164,7 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
     for line in chosen:
         workplace.display.say(line)
     run = new_run(config.model_copy(update={"run": name_of(config)}), workplace.runs, "resume: ")
-    refuse_links(run.uri)
+    refuse_odd_files(run.uri)
     return replace(run, flow_run=flow_run.id)
 
 

@@ -6,12 +6,14 @@ Each is made under a hidden name beside its place, `.<name>.<random>.tmp`, flush
 import atexit
 import errno
 import fcntl
+import itertools
 import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -69,6 +71,31 @@ def take(source: Path, target: Path, move: bool) -> None:
     shutil.copyfile(source, target)
 
 
+def copy_files(source: Path, target: Path, names: Iterable[str | Path]) -> None:
+    """Copy these files of a folder, by paths inside it, into another: content alone, with the rights of new files. A
+    copy that kept those of the files would make a set-id program of its owner's out of one of anybody's."""
+    for name in names:
+        take(source / name, target / name, move=False)
+
+
+def put_beside(made: Path, path: Path) -> Path:
+    """Flush the folder `made` to the disk and rename it to `path`, or where something is there by now, which stays as
+    it is, to the first of `path`-2, `path`-3, … that is free; returns the one."""
+    _flush_all(made)
+    for count in itertools.count(1):
+        free = path if count == 1 else path.with_name(f"{path.name}-{count}")
+        try:
+            free.mkdir()  # the name is ours
+            made.rename(free)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            continue
+        break
+    _flush(path.parent)
+    return free
+
+
 def put_in_place(made: Path, path: Path, check: Callable[[], None] = lambda: None) -> None:
     """Flush the folder `made` to the disk and rename it to `path`, replacing what is there; `check` is called between
     the two and may raise.
@@ -76,10 +103,7 @@ def put_in_place(made: Path, path: Path, check: Callable[[], None] = lambda: Non
     A folder cannot be renamed onto a full one: the old one is moved aside first. A writer that dies between the two
     renames leaves neither.
     """
-    for folder, _, names in os.walk(made):
-        for name in names:
-            _flush(Path(folder, name))
-        _flush(Path(folder))
+    _flush_all(made)
     check()
     aside = []
     while True:
@@ -129,6 +153,41 @@ def sweep_files(parent: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
+class NotAFileError(ValueError):
+    """What is there in place of a file is none, or larger than such a file is."""
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """A regular file of at most so many bytes. Anything else is not opened: a FIFO has no end, a device may do
+    something.
+
+    Raises:
+        NotAFileError: it is no file, or larger.
+        OSError: as `Path.read_bytes`.
+    """
+    _require_regular(path, path.stat())
+    # should it be another by now: who opens a FIFO waits for whoever writes
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+        found = os.fstat(file.fileno())
+        _require_regular(path, found)
+        if found.st_size > most:
+            raise NotAFileError(f"{path}: has more than {most} bytes, which no such file has")
+        return file.read()
+
+
+def _require_regular(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAFileError(f"{path}: is no file but {kind_of_node(found.st_mode)}; put a file in its place")
+
+
+def kind_of_node(mode: int) -> str:
+    """What is at a path, in words."""
+    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    return kinds.get(stat.S_IFMT(mode), "something else")
+
+
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a small file with these permissions, less the umask; a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,6 +225,13 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def _flush_all(made: Path) -> None:
+    for folder, _, names in os.walk(made):
+        for name in names:
+            _flush(Path(folder, name))
+        _flush(Path(folder))
 
 
 def _flush(path: Path) -> None:

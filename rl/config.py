@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from rl.algorithms import ALGORITHMS, Algorithm
+from rl.lora_config import LoraConfig
 
 TINY = "tiny"  # the policy that is made in code
 TINY_PARAMETERS = 903_424  # that it has
@@ -55,6 +56,7 @@ class PolicyConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of generation and forward passes; auto is bfloat16 on CUDA, else float32"
     )
+    lora: LoraConfig = Field(LoraConfig(), title="Lora")  # pydantic gives a section none
 
 
 class SamplingConfig(BaseModel):
@@ -156,45 +158,6 @@ else:
     )
 
 
-class OptimizerConfig(BaseModel):
-    """A linear warm-up of the learning rate, and gradient clipping."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon: orthogonalised momentum for the hidden matrices, adamw for everything else"
-    )
-    lr: float | None = Field(
-        None,
-        gt=0,
-        description="learning rate after the warm-up; none takes 3e-4 for a policy of less than 20M parameters, "
-        "falling to 1e-6 for one of 500M or more, and says which",
-    )
-    warmup_steps: int = Field(5, ge=0, description="updates over which the learning rate rises to lr")
-    decay: Literal["none", "linear", "cosine"] = Field(
-        "none", description="how the learning rate falls after the warm-up, to 0 at the end of steps"
-    )
-    betas: tuple[float, float] = Field((0.9, 0.95), description="adamw: decay of the two moments")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled, as in AdamW")
-    clip_norm: float = Field(1.0, gt=0, description="the gradient's norm is cut at this")
-    microbatch_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="positions per forward pass; none takes 1024 on a CPU, 16384 elsewhere, or what fits into memory",
-    )
-    checkpointing: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="of activations: the backward pass computes each layer again, for a third more time and a fraction "
-        "of the memory; auto where memory is short",
-    )
-
-    @property
-    def rate(self) -> float:
-        """The learning rate, which is resolved before anything is trained."""
-        assert self.lr is not None
-        return self.lr
-
-
 class ProblemsConfig(BaseModel):
     """A set of problems, and how it is judged."""
 
@@ -257,7 +220,8 @@ class VerifierConfig(BaseModel):
         AUTO,
         min_length=1,
         description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, or https://host:port of a service; auto "
-        "takes countdown for the problems of that name, else arithmetic",
+        "takes countdown for the problems of that name, else arithmetic; problems that are made in code take no "
+        "other of these four",
     )
     seconds: float = Field(
         5.0, gt=0, le=3600, description="that my_reward.py or math may take for one completion, before it is killed"
@@ -267,7 +231,6 @@ class VerifierConfig(BaseModel):
         ge=64,
         description="address space of a process of my_reward.py or math, memory of all that it starts too, in MB",
     )
-
     timeout_reward: float | None = Field(
         None,
         ge=-1e6,  # as for any reward: rl.verifiers.parts

@@ -1,9 +1,10 @@
 """Whether sampler, learner and model agree on a log-prob.
 
-The sampler has its own cache and pads on the left, the learner packs a group into one row, and both lay out their own
-attention masks and run the head apart from the decoder. A model that keeps other state than keys and values, mixes
-neighbouring positions, or treats its logits in a way of its own can take all that without a word and be wrong. So it is
-tried at load: two prompts of unequal length, a few tokens, three ways.
+The sampler keeps keys and values in slots that sequences enter and leave, the learner packs a group into one row, and
+both lay out their own attention masks and run the head apart from the decoder. A model that keeps other state than keys
+and values, mixes neighbouring positions, or treats its logits in a way of its own can take all that without a word and
+be wrong. So it is tried at load: two prompts of unequal length, a few tokens, three ways; the sampler with fewer slots
+than sequences, which end one by one and are taken back once and gone on with.
 """
 
 from dataclasses import dataclass, replace
@@ -12,16 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl.decoding import complete
+from rl.engine import Engine
 from rl.learning.learner import token_scores
 from rl.learning.packing import pack, rows_of
+from rl.model.lora import moved_adapters
 from rl.model.policy import Policy, UnknownModelError
 from rl.records import Problem, Rollouts
 from rl.sampler import uniforms
+from rl.scheduling import Draw
+from rl.slots import Slots
 
 TEXT = "How many apples are 7 apples and 15 more apples?"
 LENGTHS = (3, 7)  # of the prompts, in tokens
-SAMPLES, TOKENS = 2, 5
+LIMITS = ((3, 6), (6, 4))  # tokens of the completions of each
+AT_ONCE, UNTIL = 3, 4  # sequences, and steps before they are taken back
 # nats: of the worst token in float32; of the mean over tokens in half precision, where single ones say little
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
@@ -46,34 +51,37 @@ class Parity:
 @torch.no_grad()
 def measure(policy: Policy) -> Parity:
     """The parity of a policy, in the type that its parameters are kept in: a learner's float32 whatever it computes in.
+    A frozen model that is kept in a narrower type is measured in that of the arithmetic, and its adapters a little away
+    from where they are, because new ones do nothing.
 
     Raises:
         ArithmeticError: its own log-probs are not finite.
     """
-    policy = replace(policy, dtype=policy.model.dtype)
+    with moved_adapters(policy.model):
+        return _measured(policy)
+
+
+def _measured(policy: Policy) -> Parity:
+    policy = replace(policy, dtype=torch.promote_types(policy.model.dtype, policy.dtype))
     words = list(policy.tokenizer(TEXT)["input_ids"])
     prompts = [words[:length] for length in LENGTHS]
-    found = complete(
-        policy,
-        prompts,
-        uniforms(0, 0, range(len(prompts)), SAMPLES, TOKENS).to(policy.device),
-        samples=SAMPLES,
-        max_tokens=TOKENS,
-    )
-    tokens = found.tokens.cpu().numpy().reshape(len(prompts), SAMPLES, TOKENS)
-    plain = torch.stack(
-        [_plain(policy, prompt, row) for prompt, drawn in zip(prompts, tokens, strict=True) for row in drawn]
-    )
+    drawn = _drawn(policy, prompts)
+    plain = torch.cat([_plain(policy, draw) for draw in drawn])
     if not torch.isfinite(plain).all():
         raise ArithmeticError("its logits are not finite: broken weights, or an overflow")
-    rollouts = _rollouts(prompts, tokens)
+    rollouts = _rollouts(drawn)
     packed = pack(rollouts, rows_of(rollouts, range(len(prompts))), policy.device)
     learned = torch.empty_like(plain)
-    learned[packed.group * SAMPLES + packed.sample, packed.token_index] = token_scores(policy, packed, 1.0)[0]
-    whole = policy.model.dtype == torch.float32
-    gaps = [(one - plain).abs() for one in (found.logprobs, learned)]
+    first = np.cumsum(rollouts.lengths) - rollouts.lengths.ravel()
+    sequence = packed.group * len(LIMITS[0]) + packed.sample
+    learned[torch.from_numpy(first).to(policy.device)[sequence] + packed.token_index] = token_scores(
+        policy, packed, 1.0
+    )[0]
+    sampled = torch.from_numpy(np.concatenate([draw.logprobs for draw in drawn])).to(policy.device)
+    whole = policy.dtype == torch.float32
+    gaps = [(one - plain).abs() for one in (sampled, learned)]
     sampler, learner = (float(gap.max() if whole else gap.mean()) for gap in gaps)
-    return Parity(sampler, learner, TOLERANCES[policy.model.dtype])
+    return Parity(sampler, learner, TOLERANCES[policy.dtype])
 
 
 def require_parity(policy: Policy, path: str) -> None:
@@ -99,23 +107,48 @@ def require_parity(policy: Policy, path: str) -> None:
         )
 
 
-def _plain(policy: Policy, prompt: list[int], completion: np.ndarray) -> Tensor:
+def _drawn(policy: Policy, prompts: list[list[int]]) -> list[Draw]:
+    """Completions of each prompt, as the engine makes them."""
+    engine = Engine(policy, Slots(policy, most=AT_ONCE))
+    noise = uniforms(0, 0, range(len(prompts)), len(LIMITS[0]), np.max(LIMITS)).reshape(
+        len(prompts), len(LIMITS[0]), -1
+    )
+    drawn = [
+        engine.add(prompt, limit, row[:limit])
+        for prompt, limits, rows in zip(prompts, LIMITS, noise, strict=True)
+        for limit, row in zip(limits, rows, strict=True)
+    ]
+    for _ in range(UNTIL):
+        engine.step()
+    for draw in engine.take_back():
+        engine.go_on(draw)
+    while engine.busy:
+        engine.step()
+    return drawn
+
+
+def _plain(policy: Policy, draw: Draw) -> Tensor:
     """[T] log-probs of one completion through the model's own forward pass, nothing beside it."""
-    ids = torch.tensor([[*prompt, *completion.tolist()]], device=policy.device)
-    logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    scores: Tensor = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+    ids = torch.tensor([[*draw.prompt, *draw.tokens.tolist()]], device=policy.device)
+    first = len(draw.prompt)
+    logits = policy.model(input_ids=ids, use_cache=False).logits[0, first - 1 : -1].float()
+    scores: Tensor = logits.log_softmax(-1).gather(1, ids[0, first:, None]).squeeze(1)
     return scores
 
 
-def _rollouts(prompts: list[list[int]], tokens: np.ndarray) -> Rollouts:
-    count = len(prompts)
+def _rollouts(drawn: list[Draw]) -> Rollouts:
+    groups, samples = len(LIMITS), len(LIMITS[0])
+    tokens = np.zeros((len(drawn), np.max(LIMITS)), dtype=np.int32)
+    for row, draw in enumerate(drawn):
+        tokens[row, : draw.limit] = draw.tokens
+    tokens = tokens.reshape(groups, samples, -1)
     return Rollouts(
-        problems=tuple(Problem("", "", "parity") for _ in prompts),
-        prompts=tuple(np.asarray(prompt, dtype=np.int32) for prompt in prompts),
+        problems=tuple(Problem("", "", "parity") for _ in range(groups)),
+        prompts=tuple(np.asarray(draw.prompt, dtype=np.int32) for draw in drawn[::samples]),
         tokens=tokens,
         logprobs=np.zeros(tokens.shape, dtype=np.float32),
         versions=np.zeros_like(tokens),
-        lengths=np.full((count, SAMPLES), TOKENS, dtype=np.int32),
-        ended=np.zeros((count, SAMPLES), dtype=np.bool_),
-        texts=tuple(("",) * SAMPLES for _ in prompts),
+        lengths=np.array(LIMITS, dtype=np.int32),
+        ended=np.zeros((groups, samples), dtype=np.bool_),
+        texts=tuple(("",) * samples for _ in range(groups)),
     )

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rl.config import SamplingConfig
-from rl.decoding import TO_THE_LETTER, StopStrings, complete
+from rl.decoding import TO_THE_LETTER, StopStrings
+from rl.engine import complete
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.slots import Slots
@@ -22,11 +21,11 @@ from rl.slots import Slots
 STREAM = (0,)  # keeps this noise apart from other draws with the same seed
 
 
-def uniforms(seed: int, step: int, groups: Sequence[int], samples: int, length: int) -> Tensor:
+def uniforms(seed: int, step: int, groups: Sequence[int], samples: int, length: int) -> np.ndarray:
     """[P * G, T] uniform numbers in [0, 1), the same for the same (seed, step, group) whatever is beside it."""
     seeds = [np.random.SeedSequence([seed, step, group], spawn_key=STREAM) for group in groups]
     rows = [np.random.Generator(np.random.Philox(s)).random((samples, length), dtype=np.float32) for s in seeds]
-    return torch.from_numpy(np.concatenate(rows))
+    return np.concatenate(rows)
 
 
 def sample(
@@ -64,7 +63,7 @@ def sample(
     found = complete(
         policy,
         prompts,
-        None if greedy else uniforms(seed, step, groups, G, T).to(policy.device),
+        None if greedy else uniforms(seed, step, groups, G, T),
         samples=G,
         max_tokens=T,
         temperature=config.temperature,
@@ -73,9 +72,9 @@ def sample(
         between_tokens=between_tokens,
         slots=slots,
     )
-    lengths = found.lengths.cpu().numpy()
+    lengths = found.lengths
     longest = int(lengths.max())
-    tokens = found.tokens[:, :longest].cpu().numpy()
+    tokens = found.tokens[:, :longest]
     # an end token may be one that decoding would show
     said = [
         row[: length - (row[length - 1] in policy.ends)] for row, length in zip(tokens, lengths.tolist(), strict=True)
@@ -87,10 +86,10 @@ def sample(
         problems=tuple(problems),
         prompts=tuple(np.asarray(prompt, dtype=np.int32) for prompt in prompts),
         tokens=tokens.reshape(P, G, longest),
-        logprobs=found.logprobs[:, :longest].cpu().numpy().reshape(P, G, longest),
+        logprobs=found.logprobs[:, :longest].reshape(P, G, longest),
         versions=np.where(np.arange(longest) < lengths.reshape(P, G, 1), version, 0).astype(np.int32),
         lengths=lengths.reshape(P, G),
-        ended=found.ended.cpu().numpy().reshape(P, G),
+        ended=found.ended.reshape(P, G),
         texts=tuple(tuple(texts[p * G : (p + 1) * G]) for p in range(P)),
         seconds=time.perf_counter() - started,
     )

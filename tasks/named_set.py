@@ -1,12 +1,13 @@
 """One set of problems among those that are mixed: its name, its verifier, and what is read of its files."""
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import islice
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+from infra.security.secrets import masked
 from infra.storage.files import PathError, as_text, open_files, open_texts
 from rl.config import AUTO, MADE, ProblemsConfig, VerifierConfig
 from rl.problems import rows, tables
@@ -14,7 +15,7 @@ from rl.problems.made import stream_of
 from rl.problems.rows import Columns
 from rl.problems.tables import ProblemError
 from rl.records import Instructions, Problem
-from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, named, split_name
+from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, judged_by, split_name
 
 LARGEST = 2**20  # bytes of a verifier's source, which travels with every call
 _OF_THE_HUB = re.compile(r"[\w-][\w.-]*/(?!.*\.csv)[\w.-]+")  # openai/gsm8k
@@ -32,17 +33,20 @@ class NamedSet:
 
     def read(self) -> list[Problem]:
         """All problems of its files. Raises ProblemError."""
+        given = as_typed(self.config.path)
         try:
             found = [problem for table in read_tables(self.config.path) for problem in self._problems(table)]
         except PathError as error:
-            if near := get_close_matches(self.config.path, MADE, n=1):
-                raise PathError(f"{error}; did you mean {near[0]}?") from error
-            if _OF_THE_HUB.fullmatch(self.config.path) and tables.file_format(self.config.path) == "csv":
-                files = f"hf://datasets/{self.config.path}/**/train*.parquet"
-                raise PathError(f"{error}; of a data set on the hub name its files, such as '{files}'") from error
-            raise
+            words = str(error).replace(self.config.path, given)
+            if near := get_close_matches(given, MADE, n=1):
+                words += f"; did you mean {near[0]}?"
+            elif _OF_THE_HUB.fullmatch(given) and tables.file_format(given) == "csv":
+                words += f"; of a data set on the hub name its files, such as 'hf://datasets/{given}/**/train*.parquet'"
+            raise PathError(words) from error
+        except ProblemError as error:
+            raise ProblemError(str(error).replace(self.config.path, given)) from error
         if not found:
-            raise ProblemError(f"{self.config.path}: no problems")
+            raise ProblemError(f"{given}: no problems")
         return self.marked(found)
 
     def _problems(self, table: tables.Table) -> list[Problem]:
@@ -94,6 +98,12 @@ def read_tables(path: str) -> list[tables.Table]:
     return found
 
 
+def as_typed(path: str) -> str:
+    """A path below the working directory as one types it there: a run has whole ones."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
 def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
     """The verifier of that name with the limits of ``config``; a user's file, at any fsspec path, is read now.
 
@@ -103,7 +113,10 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
     text = ""
     if is_file(name):
         path, _ = split_name(name)
-        [(_, opened), *more] = open_texts(path, LARGEST)
+        try:
+            [(_, opened), *more] = open_texts(path, LARGEST)
+        except PathError as error:
+            raise PathError(str(error).replace(path, as_typed(path))) from error
         if more:
             raise VerifierError(f"verifier {path}: matches more than one file")
         text = opened.read()
@@ -149,12 +162,29 @@ def set_names(sets: Sequence[ProblemsConfig]) -> list[str]:
 
 
 def named_sets(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[NamedSet]:
-    """The sets as they are mixed: each by a name of its own, with its verifier. Raises as `open_verifier`."""
+    """The sets as they are mixed: each by a name of its own, with its verifier.
+
+    Raises:
+        VerifierError, PathError: as `open_verifier`, or ``verifier`` names one that judges none of the sets.
+    """
+    judges = [judged_by(each, verifier) for each in sets]
+    left = [each.path for each in sets if each.verifier is None and each.path in MADE]
+    if verifier.name not in (AUTO, *judges) and left:
+        raise VerifierError(
+            f"verifier {verifier.name!r} judges none of the problems: {left[0]} is made in code and has a verifier of "
+            f"its own; where {verifier.name} is meant, give --problems.verifier {verifier.name} (in mix: verifier)"
+        )
     options = ["--problems.", *(f"mix[{at}]." for at in range(len(sets) - 1))]
     found = []
-    for config, name, dotted in zip(sets, set_names(sets), options, strict=True):
-        wanted = config.verifier or verifier.name
-        found.append(
-            NamedSet(config, name, open_verifier(named(wanted, config.path), verifier), dotted, wanted == AUTO)
-        )
+    for config, name, judge, dotted in zip(sets, set_names(sets), judges, options, strict=True):
+        by_default = (config.verifier or verifier.name) == AUTO
+        found.append(NamedSet(config, name, open_verifier(judge, verifier), dotted, by_default))
     return found
+
+
+def judges(verifiers: Mapping[str, VerifierSpec]) -> str:
+    """What judges these sets, for people: 'gsm8k', or 'gsm8k (train, test), countdown (countdown)'."""
+    sets: dict[str, list[str]] = {}
+    for name, spec in verifiers.items():
+        sets.setdefault(masked(spec.name), []).append(name)
+    return ", ".join(name if len(sets) == 1 else f"{name} ({', '.join(of)})" for name, of in sets.items())

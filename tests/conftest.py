@@ -198,11 +198,11 @@ def half_right(sums: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFac
     import numpy as np
     import torch
 
-    from rl.config import OptimizerConfig
     from rl.learning.learner import Learner
     from rl.learning.supervised import demonstrations, imitate
     from rl.model.policy import Policy, save_policy
     from rl.model.tiny import build_model, build_tokenizer
+    from rl.optimizer_config import OptimizerConfig
     from rl.records import Problem
 
     tokenizer = build_tokenizer()

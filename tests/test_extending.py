@@ -162,7 +162,8 @@ except PathError as error:
 UPDATE = """
 import numpy as np
 import torch
-from rl.config import LossConfig, OptimizerConfig, PolicyConfig
+from rl.config import LossConfig, PolicyConfig
+from rl.optimizer_config import OptimizerConfig
 from rl.learning.learner import Learner
 from rl.model.policy import Policy
 from rl.records import Batch, Problem, Rollouts

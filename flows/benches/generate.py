@@ -21,7 +21,7 @@ from flows.benches.qwen import random_qwen
 from flows.benches.shapes import Shape
 from infra.errors import one_line
 from rl.config import PolicyConfig
-from rl.decoding import complete
+from rl.engine import complete
 from rl.loading import load_policy
 from rl.model.memory import NoRoomError
 from rl.model.policy import Policy, choose_device, choose_dtype
@@ -120,7 +120,7 @@ def measure(engine: str, shape: Shape) -> Turn:
 
 def by_sampler(policy: Policy, prompts: Sequence[Sequence[int]], samples: int, tokens: int) -> int:
     """Tokens that our sampler made, each with its log-prob."""
-    noise = uniforms(0, 0, range(len(prompts)), samples, tokens).to(policy.device)
+    noise = uniforms(0, 0, range(len(prompts)), samples, tokens)
     made = complete(policy, prompts, noise, samples=samples, max_tokens=tokens)
     return int(made.lengths.sum())
 

@@ -11,19 +11,23 @@ import torch
 from flows.benches.apart import apart, peak_bytes, reset_peak, seconds_on, taken_bytes
 from flows.benches.qwen import random_qwen
 from rl.algorithms.algorithm import centred
-from rl.config import LossConfig, OptimizerConfig
+from rl.config import LossConfig, PolicyConfig
 from rl.learning.learner import Learner
 from rl.learning.packing import pack, rows_of
+from rl.loading import freeze
+from rl.lora_config import LoraConfig
 from rl.model.head import head_logits, hidden_states
 from rl.model.memory import NoRoomError, free_bytes
 from rl.model.policy import Policy, choose_device, choose_dtype
 from rl.model.tiny import build_tokenizer
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem, Rollouts
 
-METHODS: dict[str, dict[str, Any]] = {  # options of the optimizer; `direct` takes none
+METHODS: dict[str, dict[str, Any]] = {  # options of the optimizer, and the rank of adapters; `direct` takes none
     "full": {},
     "one pass": {"microbatch_tokens": 2**30, "checkpointing": "off"},
     "checkpointing": {"microbatch_tokens": 2**30, "checkpointing": "on"},  # in one pass too
+    "lora": {"rank": 16},  # of adapters, in place of all parameters
     "direct": {},
 }
 SAMPLES = 8  # completions of a group
@@ -93,11 +97,14 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
     return replace(nothing, extra_gb=extra / 1e9, tokens_per_second=tokens / seconds)
 
 
-def learner_of(layers: int, vocabulary: int, **options: Any) -> Learner:
-    """A learner with random weights in float32, with these options of its optimizer."""
+def learner_of(layers: int, vocabulary: int, rank: int = 0, **options: Any) -> Learner:
+    """A learner with random weights in float32, or adapters on such as are in the type of the arithmetic, with these
+    options of its optimizer."""
     device = choose_device("auto")
-    model = random_qwen(device, torch.float32, layers, vocabulary)
-    policy = Policy(model, build_tokenizer(), device, choose_dtype("auto", device))
+    dtype = choose_dtype("auto", device)
+    model = random_qwen(device, dtype if rank else torch.float32, layers, vocabulary)
+    base = freeze(model, "", PolicyConfig(lora=LoraConfig(rank=rank)), dtype, None, master=True) if rank else None
+    policy = Policy(model, build_tokenizer(), device, dtype, base)
     return Learner(policy, OptimizerConfig(lr=1e-6, warmup_steps=0, **options))
 
 

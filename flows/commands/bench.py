@@ -5,11 +5,14 @@ import json
 import sys
 from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
 
 from flows.benches.shapes import LARGE, SHAPES, of_policy
 from flows.commands.command import Command
+from flows.start.model_files import CONFIG
 from flows.start.preflight import check_model
 from infra.home import runs_uri
+from rl.config import TINY
 
 EXAMPLES = """
 rlvf bench sync                                        all: minutes, 10 GB of memory
@@ -18,6 +21,7 @@ rlvf bench update                                      all: many minutes, 13 GB 
 rlvf bench update --positions 1024 --json              only a small update, for a program
 rlvf bench generate --shapes tiny --repeats 3          a minute; without --shapes many, and 6 GB of memory
 rlvf bench generate --policy Qwen/Qwen3-0.6B           a model of yours, on this machine
+rlvf bench fit --policy Qwen/Qwen3-0.6B                what would fit here, whole or by LoRA; nothing is loaded
 """
 PARTS = ("codec", "runs")
 
@@ -58,14 +62,21 @@ def _options(command: argparse.ArgumentParser) -> None:
     generate.add_argument("--tokens", metavar="N", type=int, help="new ones of each completion (tiny 40, others 64)")
     generate.add_argument("--layers", metavar="N", type=int, help="of the 28 of 0.6B, to measure faster (28)")
     generate.add_argument("--repeats", metavar="N", type=int, default=1, help="in turns; the median counts (1)")
-    for bench in (sync, update, generate):
+    fit = benches.add_parser(
+        "fit", help="what this device has room for: training whole or by LoRA, and generation beside it"
+    )
+    fit.add_argument(
+        "--policy", metavar="MODEL", default=TINY, help="what policy.model takes, of which nothing is loaded (tiny)"
+    )
+    fit.add_argument("--tokens", metavar="N", type=int, default=1024, help="of prompt and completion together (1024)")
+    for bench in (sync, update, generate, fit):
         bench.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _run(given: argparse.Namespace) -> None:
-    if given.layers is not None and not 1 <= given.layers <= 28:
+    if getattr(given, "layers", None) is not None and not 1 <= given.layers <= 28:
         raise ValueError(f"--layers {given.layers}: give 1 to 28")
-    rows = {"sync": _sync, "update": _update, "generate": _generate}[given.what](given)
+    rows = {"sync": _sync, "update": _update, "generate": _generate, "fit": _fit}[given.what](given)
     if given.json:
         print(json.dumps(rows))
 
@@ -150,6 +161,26 @@ def _generate(given: argparse.Namespace) -> dict[str, object]:
             of = f"  where each step of {shape.sequences} reads the weights once, at {read:.1f} GB/s"
             print(f"{figure.shape:<15}{'memory limit':<16}{figure.limit_tokens_per_second:>10,.0f}{of}", file=table)
     return {"generate": rows}
+
+
+def _fit(given: argparse.Namespace) -> dict[str, object]:
+    _positive(given, "tokens")
+    if not (Path(given.policy) / CONFIG).is_file():  # of a folder, it is enough
+        check_model(given.policy, runs_uri())
+    # with torch: not before the command line is known to be good
+    from rl.fit import fits
+
+    found = fits(given.policy, given.tokens)
+    table = sys.stderr if given.json else sys.stdout
+    print(
+        f"{found.parameters:,} parameters, {found.dtype} on {found.device}: {found.free_gb:.1f} GB are free", file=table
+    )
+    at_once = f"at once ({given.tokens:,})"
+    print(f"{'method':<44}{'trainer':>10}{'generator':>12}{'longest update':>17}{at_once:>18}", file=table)
+    for fit in found.methods:
+        room = f"{fit.longest:>17,}{fit.at_once:>18,}" if fit.longest else "  does not fit here"
+        print(f"{fit.method:<44}{fit.trainer_gb:>7.2f} GB{fit.generator_gb:>9.2f} GB{room}", file=table)
+    return {"fit": [asdict(fit) for fit in found.methods]}
 
 
 COMMAND = Command("bench", "measure what the documentation states", EXAMPLES, _options, _run)

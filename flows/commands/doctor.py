@@ -7,18 +7,20 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 from flows.commands.command import Command
 from flows.config import TrainConfig
 from flows.options.reading import read_config
+from flows.start.preflight import check_model
 from infra.checks.cluster import cluster_checks, storage_checks
 from infra.checks.installed import check_constraints, check_requirements
 from infra.checks.machine import Check, placement_checks, route_checks
 from infra.cluster.machine import detect_device, this_machine
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.reach import UnreachableError, parse_address, reach
-from infra.home import rlvf_home
+from infra.home import rlvf_home, runs_uri
 from infra.security.certificates import SecurityError
 from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certificate, has_certificates
 from infra.security.printable import printable
@@ -26,13 +28,16 @@ from infra.services.addresses import adopt_endpoint, running
 from infra.services.http import status_of
 from infra.services.of_home import known_addresses
 from infra.services.scheduler import ask
+from rl.config import TINY
 
 EXAMPLES = """
 rlvf doctor                                            this machine, and the cluster that it belongs to
 rlvf doctor --scheduler tls://192.168.1.5:8786         another cluster
-rlvf doctor --config my.yaml                           would the placement in this file be satisfied?
+rlvf doctor --config my.yaml                           would the placement in this file be satisfied, its model fit?
+rlvf doctor --policy Qwen/Qwen3-0.6B                   would this model fit here?
 """
 STORAGE_MB = 4.0
+USUAL = 1024  # positions of a sequence
 ANSWER_SECONDS = 5.0
 NOWHERE = "192.0.2.1"  # reserved (RFC 5737): the route to it is the default one
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
@@ -45,16 +50,19 @@ def _options(command: argparse.ArgumentParser) -> None:
         metavar="URI",
         help="where runs lie (default: $RLVF_STORAGE, else what the cluster says now, else the bundle)",
     )
-    command.add_argument("--config", metavar="FILE.yaml", help="of `rlvf train`: its placement is checked")
+    command.add_argument("--config", metavar="FILE.yaml", help="of `rlvf train`: its placement and model are checked")
+    command.add_argument("--policy", metavar="MODEL", help="whether it could be trained on this machine")
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _run(given: argparse.Namespace) -> None:
-    config = read_config(TrainConfig, file=given.config, overrides={})
+    named = {} if given.policy is None else {"policy": given.policy}
+    config = read_config(TrainConfig, file=given.config, overrides=named)
     home = rlvf_home()
     written = given.scheduler or config.cluster.scheduler
     found = []
-    for check in examine(home, written, given.storage, config.placement):
+    checks = examine(home, written, given.storage, config.placement)
+    for check in checks if config.policy.model == TINY else chain(checks, [check_fit(config.policy.model)]):
         found.append(check)
         if not given.json:
             print(printable(str(check)), flush=True)
@@ -108,6 +116,26 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
     otherwise = os.environ.get("RLVF_STORAGE") or own_folder(home)
     yield from storage_checks(chosen, announced, otherwise, "this machine" if named is None else towards, STORAGE_MB)
     yield from route_checks(towards)
+
+
+def check_fit(model: str) -> Check:
+    """Whether this machine alone has room to train a model and to generate from it, whole or by LoRA."""
+    from rl.fit import fits  # with torch
+    from rl.model.policy import UnknownModelError
+
+    try:
+        check_model(model, runs_uri())
+        found = fits(model, USUAL)
+    except (ValueError, UnknownModelError) as error:
+        return Check("fit", "fail", str(error), "see docs/models.md")
+    fitting = [fit for fit in found.methods if fit.longest and fit.at_once]
+    needs = ", ".join(f"{fit.trainer_gb + fit.generator_gb:.1f} GB {fit.method}" for fit in found.methods)
+    said = f"{model} trained and sampled from on {found.device}: {needs}; {found.free_gb:.1f} GB are free"
+    if not fitting:
+        return Check("fit", "warn", said, "take a smaller model, or let other machines train or generate")
+    if fitting[0].method != "full":
+        return Check("fit", "warn", said, f"give --{fitting[0].method.replace(', ', ' --')}")
+    return Check("fit", "ok", said)
 
 
 def check_certificate(home: Path) -> Check:

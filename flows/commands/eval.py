@@ -44,7 +44,7 @@ def _run(given: argparse.Namespace) -> None:
     say_unused_up(config.cluster)
     model = config.policy.model
     with named_storage_errors(model if "://" in model else runs_uri()):
-        asked_evaluation(with_secrets(config), given.trust)
+        asked_evaluation(with_secrets(config), given.trust, ask=True)
         uri = existing_run(model, runs_uri())
         if is_one := is_run(uri):
             newest_weights(uri)

@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.commands.command import Command
 from flows.commands.unused_up import say_unused_up
 from flows.start.runs import known_run, local_folder
-from flows.start.trust import refuse_links
+from flows.start.trust import refuse_odd_files
 from infra.home import rlvf_home, runs_uri
 from infra.security.printable import printable
 from infra.storage.usable import named_storage_errors
@@ -34,7 +34,7 @@ def _run(given: argparse.Namespace) -> None:
         say_unused_up()
     with named_storage_errors(given.run if "://" in given.run else runs_uri()):
         uri = known_run(given.run, runs_uri())
-    refuse_links(uri)
+    refuse_odd_files(uri)
     folder = local_folder(uri, rlvf_home())
     out = Path(given.out).expanduser() if given.out else folder / REPORT
     if out.is_dir():

@@ -18,7 +18,7 @@ from flows.run.display import Display
 from flows.run.plans import plans
 from flows.start.preflight import check_model, check_tracking, check_verifiers_here
 from flows.start.runs import Run, new_run, resume_run, without_secrets
-from flows.start.trust import refuse_links, refuse_swapped, trusted
+from flows.start.trust import refuse_odd_files, refuse_swapped, trusted
 from infra.cluster.placement import PlacementError
 from infra.errors import worker_of
 from infra.home import runs_uri
@@ -31,6 +31,8 @@ from infra.storage.lock import held
 from infra.storage.place import local_path
 from infra.storage.usable import named_storage_errors, probe_storage
 from rl.judging import BrokenVerifierError
+from rl.lora_config import OtherBaseError
+from tasks.calls.base import BaseLost
 from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
@@ -71,13 +73,13 @@ def _run(given: argparse.Namespace) -> None:
                 say_unused_up()
                 raise
         say_unused_up(run.config.cluster)
-        trusted(run, given.trust)
+        trusted(run, given.trust, ask=True)
     else:
         config = read_config(TrainConfig, file=given.config, overrides=given.overrides)
         say_unused_up(config.cluster)
         with named_storage_errors(config.run if config.run and "://" in config.run else runs):
             run = new_run(config, runs)
-        refuse_links(run.uri)  # a folder may be there before its run is
+        refuse_odd_files(run.uri)  # a folder may be there before its run is
         if local_path(run.uri) is None:
             probe_storage(run.uri, answered=True)
         check_tracking(run.config.tracking)  # a resumed run goes on without, and catches up later
@@ -98,8 +100,7 @@ def _run(given: argparse.Namespace) -> None:
     except BaseException as error:
         if not _in_vain(error) and is_run(run.uri):
             by = f" by what failed on {worker}" if (worker := worker_of(error)) is not None else ""
-            then = "when the verifier works again, " if isinstance(error, BrokenVerifierError) else ""
-            say(f"stopped{by}; {then}go on with: rlvf train --resume {shlex.quote(run_name(run))}")
+            say(f"stopped{by}; {_first(error)}go on with: rlvf train --resume {shlex.quote(run_name(run))}")
         raise
     seconds = time.monotonic() - began
     figures = asdict(result)
@@ -108,6 +109,13 @@ def _run(given: argparse.Namespace) -> None:
         print(json.dumps({**{key: figures[key] for key in keys}, "seconds": seconds, "stages": figures["stages"]}))
     else:
         print(printable(summary(run, result, seconds), lines=True))
+
+
+def _first(error: BaseException) -> str:
+    """What has to be done before the run can go on."""
+    if isinstance(error, BrokenVerifierError):
+        return "when the verifier works again, "
+    return "when that model is restored, " if isinstance(error, BaseLost | OtherBaseError) else ""
 
 
 def _in_vain(error: BaseException) -> bool:

@@ -47,7 +47,8 @@ def _run(given: argparse.Namespace) -> None:
     if given.verifier in MADE and given.config is None and not any(name.startswith("problems") for name in overrides):
         overrides["problems"] = given.verifier  # which it is made for
     config = read_config(VerifyConfig, file=given.config, overrides=overrides)
-    problems = problems_to_solve((config.problems,), config.verifier, 0, 0)
+    asked = config.problems.model_copy(update={"verifier": config.verifier.name})
+    problems = problems_to_solve((asked,), config.verifier, 0, 0)
     (spec,) = problems.verifiers.values()
     verifier = opened(spec, rlvf_home())
     failures: Counter[str] = Counter()  # by what is said of them

@@ -155,7 +155,7 @@ def default_roles(seen: Seen) -> tuple[str, ...]:
 
 def roles(machine: str, device: str, named: Sequence[str], threads: int | None) -> list[Role]:
     """One process per role: a generator and a trainer in one would hold two models and alternate. They divide the
-    cores; a verifier needs one."""
+    cores and the device's memory; a verifier needs one core."""
     computing = sum(role != "VERIFIER" for role in named)
     share = threads or max(1, cores() // max(1, computing))
     return [
@@ -164,6 +164,7 @@ def roles(machine: str, device: str, named: Sequence[str], threads: int | None) 
             ("CPU" if role == "VERIFIER" else device, role),
             1 if role == "VERIFIER" else share,
             IMPORTS[role],
+            1 if role == "VERIFIER" else computing,
         )
         for role in ROLES
         if role in named

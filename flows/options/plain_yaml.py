@@ -39,3 +39,7 @@ def load_yaml(content: str | bytes) -> Any:
         return yaml.load(content, _Loader)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:  # a number of thousands of digits, a date that is none
+        raise yaml.YAMLError(str(error).partition(";")[0]) from None

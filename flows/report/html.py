@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from flows.options.plain_yaml import load_yaml
 from flows.report.charts import drawn, figures, learning, machines, reward, title_of, traffic
 from flows.report.run_pictures import worker_shares
+from flows.start.saved import MOST_BYTES
 from infra.runs.checkpoints import CONFIG
 from infra.runs.record import Record
 from infra.runs.rollouts import Row, kept_steps, read_rollouts
@@ -113,7 +114,7 @@ def _links(record: Record, status: str) -> dict[str, Any]:
 
 def _config(run_uri: str) -> Mapping[str, Any]:
     try:
-        found = load_yaml(place.read(place.join(run_uri, CONFIG)) or b"")
+        found = load_yaml(place.read(place.join(run_uri, CONFIG), MOST_BYTES) or b"")
     except (yaml.YAMLError, UnicodeDecodeError):
         return {}  # a report of what there is; resuming such a run is refused with words
     return masked(found) if isinstance(found, Mapping) else {}

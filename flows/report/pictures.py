@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,7 +145,9 @@ def save(figure: "Figure", path: Path) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
-    with matplotlib.rc_context({"text.parse_math": False}):  # a name with a $ is a name, those of ticks too
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        # a name with a $ is a name, those of ticks too, and one with a control character is not for the terminal
+        warnings.filterwarnings("ignore", "Glyph")
         for text in figure.findobj(Text):
             text.set_parse_math(False)
         if path.suffix == ".svg":

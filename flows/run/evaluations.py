@@ -1,13 +1,13 @@
 """The evaluations of a training run while it goes on, and which version was the best."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from flows.config import TrainConfig
 from flows.report.result import problem_count
-from flows.run.plans import Plan, plans
+from flows.run.plans import Plan
 from flows.run.workplace import Workplace
 from infra.runs.checkpoints import BEST, best_version
 from infra.runs.metric_log import MetricLine
@@ -16,25 +16,19 @@ from infra.weights.version import PolicyVersion
 from tasks.calls.generator import Generator
 from tasks.evaluate import Evaluation, evaluate
 from tasks.mending import Mend
-from tasks.problem_set import ProblemSet
 
 
 class Evaluations:
     """The evaluations of one run, each made once for a version that needs it, however often the run is resumed."""
 
     def __init__(
-        self, config: TrainConfig, problems: ProblemSet, generator: Generator, workplace: Workplace, run_uri: str
+        self, config: TrainConfig, plans: Sequence[Plan], generator: Generator, workplace: Workplace, run_uri: str
     ) -> None:
-        self.plans = plans(config, problems)
+        self.plans = plans
         self._config, self._generator, self._workplace, self._run_uri = config, generator, workplace, run_uri
         self._made: dict[tuple[str, int], Evaluation] = {}
         self._tracker: Tracker
         self._export: Callable[[int, str, dict[str, Any]], str]  # of a version, under that name
-
-    @property
-    def verifiers(self) -> dict[str, Any]:
-        """The verifiers of all plans, by a name for each."""
-        return {f"{plan.name}:{name}": spec for plan in self.plans for name, spec in plan.problems.verifiers.items()}
 
     def begin(
         self,

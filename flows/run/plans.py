@@ -9,10 +9,11 @@ from hashlib import sha256
 
 from flows.config import HELD_OUT, EvaluationConfig, TrainConfig
 from flows.start.as_trained import set_as_trained
-from rl.config import ProblemsConfig
+from rl.config import ProblemsConfig, VerifierConfig
 from rl.problems.tables import ProblemError
 from rl.records import Problem
-from tasks.named_set import set_names
+from rl.verifiers.spec import judged_by
+from tasks.named_set import judges, set_names
 from tasks.problem_set import ProblemSet, longest, problems_to_solve
 
 
@@ -83,13 +84,13 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
             found.append(Plan("", _cut(training, each.limit), each.every, samples))
             continue
         asked_for = _given(each)
-        of = set_as_trained(asked_for, config.sets)
+        of = set_as_trained(asked_for, config)
         try:
             problems = problems_to_solve([of], config.verifier, None, config.seed, training.trained, each.limit)
         except ProblemError as error:
             raise ProblemError(f"evals: {error}") from error
         name = names.pop(0)
-        note = _taken(name, asked_for, of)
+        note = _taken(name, asked_for, of, config.verifier)
         found.append(Plan(name, _cut(problems, each.limit), each.every, samples, note))
     return found
 
@@ -101,11 +102,22 @@ def _given(each: EvaluationConfig) -> ProblemsConfig:
     return ProblemsConfig.model_validate(each.model_dump(exclude=own, exclude_none=True))
 
 
-def _taken(name: str, given: ProblemsConfig, of: ProblemsConfig) -> str:
+def _taken(name: str, given: ProblemsConfig, of: ProblemsConfig, verifier: VerifierConfig) -> str:
     """A line that says what the set takes from those that are trained on; empty where it is nothing."""
+    alone = given.model_copy(update={"verifier": judged_by(given, VerifierConfig())})
     values = {field: getattr(of, field) for field in ("prompt", "target", "verifier", "system", "template")}
-    new = [f"{field} {value!r}" for field, value in values.items() if value != getattr(given, field)]
+    values["verifier"] = judged_by(of, verifier)
+    new = [f"{field} {value!r}" for field, value in values.items() if value != getattr(alone, field)]
     return f"{name}: evaluated as the run is trained, with {', '.join(new)}" if new else ""
+
+
+def what_judges(training: ProblemSet, of: Sequence[Plan]) -> str:
+    """A line on what judges which set, those that are evaluated on among them; empty where one judges all."""
+    verifiers = dict(training.verifiers)
+    for plan in of:
+        if plan.name:  # what was kept out of training is of the sets themselves
+            [verifiers[plan.name]] = plan.problems.verifiers.values()
+    return f"judged by {judges(verifiers)}" if len({spec.name for spec in verifiers.values()}) > 1 else ""
 
 
 def problems_to_check(training: ProblemSet, of: Sequence[Plan]) -> list[Problem]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -24,6 +25,7 @@ from infra.services.prefect_api import GONE, UNFINISHED
 from infra.services.prefect_events import Outbox
 from infra.services.prefect_link import PrefectLink
 from infra.services.prefect_log import PrefectLog
+from infra.services.prefect_server import prefect_api
 
 STATE_SECONDS = 12.0  # what a server gets at the end to take the last state, be it to be started again before
 END_SECONDS = 4.0  # and to take the events and the lines of the log that are left
@@ -40,7 +42,7 @@ class PrefectSession:
         self._outbox = None if self._link is None else Outbox(url, self._link.serves)
         self.log = PrefectLog(self.serves)  # of the outermost flow that runs here
         self._outcome: str | None = None
-        self._say = say
+        self._home, self._say = home, say
         self._missed: list[str] = []
         self._open = False
 
@@ -55,11 +57,28 @@ class PrefectSession:
         self._open = False
         until = time.monotonic() + END_SECONDS
         self.log.end()
-        if self._outbox is not None and (events := self._outbox.close(END_SECONDS)):
-            self._missed.insert(0, f"{events} events of its tasks")
+        if self._outbox is not None:
+            if events := self._outbox.close(END_SECONDS):
+                self._missed.insert(0, f"{events} events of its tasks")
+            elif self._outbox.last is not None and not self._is_recorded(*self._outbox.last):
+                self._missed.insert(0, "how its last tasks ended")
         if lines := self.log.close(max(0.0, until - time.monotonic())):
             self._missed.insert(0, f"{lines} lines of its log")
         self._say_missed()
+
+    def _is_recorded(self, task_run: str, state: str) -> bool:
+        """Wait until the server has written down that a task run is in this state, the last one that it was told: a
+        busy one has events in memory, and ends with this process."""
+        assert self._link is not None
+        api, until = prefect_api(self._home, self._link.url), time.monotonic() + STATE_SECONDS
+        while self._link.is_ours:
+            with suppress(OSError, ValueError, HTTPException):
+                if api.ask(f"task_runs/{task_run}")["state_name"] == state:
+                    break
+            if time.monotonic() > until:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
 
     def serves(self) -> bool:
         """Whether Prefect's server is there, and the one meant."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 from distributed import Client
 
 from flows.run.hold import Lost, TrainerLost
+from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.workplace import IMPORTS, Workplace, present
 from infra.cluster.calls import SchedulerLostError, is_lost, poisoned
@@ -28,6 +29,8 @@ _inside: ContextVar[bool] = ContextVar("inside a flow with recovery", default=Fa
 @dataclass
 class Progress:
     """What a flow has made in all of its tries, whatever checkpoint it goes back to."""
+
+    opened: Opened | None = None  # since its run is on storage
 
     step: int = 0  # the highest
     completions: int = 0

@@ -19,8 +19,9 @@ from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
+from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
-from flows.run.plans import problems_to_check
+from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
 from flows.run.workplace import Workplace
@@ -28,7 +29,7 @@ from flows.start.defaults import notes_on_tiny
 from flows.start.edited import edited, save_sources
 from flows.start.runs import Run, local_folder
 from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
-from flows.start.trust import refuse_swapped, remember
+from flows.start.trust import remember
 from infra.cluster.placement import workers_with
 from infra.interrupts import answered_by
 from infra.runs.checkpoints import best_version
@@ -43,7 +44,6 @@ from tasks.calls.generator import Generator
 from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer
 from tasks.generate import Admission
-from tasks.problem_set import open_problems
 from tasks.rollout_batch import RolloutBatch, few_reasons
 from tasks.verify import check_verifiers
 
@@ -56,9 +56,8 @@ class Training:
         self.workplace = workplace
         self._progress = progress
         self.config = config = run.config
-        self.problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
-        if run.resumed:
-            run.refuse_other_problems(self.problems)
+        self._opened = progress.opened or Opened.of(run)
+        self.problems = self._opened.problems
         if self.problems.spared:
             workplace.display.say(
                 f"{self.problems.spared} problems are not trained on: their prompts are held out too, but for case and "
@@ -72,13 +71,11 @@ class Training:
             patience=config.sync.patience,
             public=config.policy.model if config.sync.base == "public" else None,
         )
-        self.evaluations = Evaluations(config, self.problems, self.generator, workplace, run.uri)
-        self._verifiers = {**self.problems.verifiers, **self.evaluations.verifiers}
-        if run.resumed:
-            refuse_swapped(run, self._verifiers.values())
+        self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
         some = self.problems.some()
-        judging = check_verifiers(workplace.dispatch, self._verifiers, some)
-        for note in (*judging, *notes_on_tiny(config.policy.model, some)):
+        judging = check_verifiers(workplace.dispatch, self._opened.verifiers, some)
+        judges = what_judges(self.problems, self.evaluations.plans)
+        for note in filter(None, (judges, *judging, *notes_on_tiny(config.policy.model, some))):
             workplace.display.say(note)
         self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
@@ -97,7 +94,7 @@ class Training:
         if self.config.policy.model != TINY:
             self.workplace.display.stage("load the policy")
         problems, limit = problems_to_check(self.problems, self.evaluations.plans), self.config.sampling.limit
-        asked = self.config.policy, problems, limit, self._hold.fence
+        asked = self.config.policy, self.config.optimizer, problems, limit, self._hold.fence
         for note in self.workplace.dispatch.run("train", check_policy, *asked):
             self.workplace.display.say(note)
 
@@ -131,7 +128,9 @@ class Training:
                 self._changed = [*self.run.changes(), *edited(self.run.uri, self.problems)]
             save_sources(self.run.uri, self.problems)
             self.run.save_config()
-            remember(self.run, self._verifiers.values())
+            if self._progress.opened is None:
+                remember(self.run, self._opened.verifiers.values())
+                self._progress.opened = self._opened.on_storage()
             sizes = self.evaluations.held_out_sizes
             books = Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check, sizes)
             self._books = stack.enter_context(books)
@@ -175,6 +174,7 @@ class Training:
             window=config.staleness + 1,
             steps=config.steps,
             fence=self._hold.fence,
+            seed=config.seed,
         )
         self.workplace.display.stage("load the policy")
         begun = self.workplace.dispatch.run("train", self.trainer.begin)

@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from flows.run.prefect_session import PrefectSession
 
 IMPORTS = {  # before a worker's first call: what its calls import inside them; a verifier needs no torch
-    "GENERATOR": ("tasks.calls.published", "infra.weights.mirror", "rl.sampler"),
-    "TRAINER": ("tasks.calls.published", "infra.weights.publisher", "rl.learning.supervised", "rl.model.tiny"),
+    "GENERATOR": ("tasks.calls.base", "tasks.calls.published", "infra.weights.mirror", "rl.sampler"),
+    "TRAINER": (
+        "tasks.calls.base",
+        "tasks.calls.published",
+        "infra.weights.publisher",
+        "rl.learning.supervised",
+        "rl.model.tiny",
+    ),
     "VERIFIER": ("tasks.judge",),
 }
 

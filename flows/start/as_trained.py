@@ -2,7 +2,7 @@
 
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from flows.config import EvalConfig, TrainConfig
 from flows.options.tree import changed_leaves
+from flows.start.edited import edited_problems, edited_verifiers
 from flows.start.runs import Run, existing_run, saved_problems, with_secrets
 from flows.start.saved import saved_config
 from flows.start.trust import refuse_swapped, trusted
@@ -17,9 +18,10 @@ from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
 from infra.security.secrets import masked
 from infra.storage import place
-from rl.config import MADE, PolicyConfig, ProblemsConfig, SamplingConfig
+from rl.config import AUTO, MADE, PolicyConfig, ProblemsConfig, SamplingConfig
 from rl.problems.rows import normalized
-from tasks.named_set import set_name
+from rl.verifiers.spec import judged_by, named
+from tasks.named_set import judges, named_sets, set_name
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
@@ -34,12 +36,13 @@ class Asked:
     config: EvalConfig
     problems: ProblemSet
     notes: tuple[str, ...] = ()  # what a person has to know of it, a line each
+    edited: tuple[str, ...] = ()  # of these, what is by now another than the run was trained with
     run: Run | None = None  # whose newest version is evaluated, as it was `trusted`; None: a model
 
 
-def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
-    """Resolve what an evaluation asks for; nothing is started or written. A run's configuration is read here and
-    nowhere else: whoever can write it may do so after somebody has said yes to it.
+def asked_evaluation(config: EvalConfig, trust: bool = False, *, ask: bool = False) -> Asked:
+    """Resolve what an evaluation asks for; nothing is started or written. `trust` and `ask` are those of `trusted`. A
+    run's configuration is read here and nowhere else: whoever can write it may do so after somebody has said yes to it.
 
     Raises:
         NotTrustedError: the code of a run that is not `trusted`.
@@ -61,9 +64,11 @@ def asked_evaluation(config: EvalConfig, trust: bool = False) -> Asked:
         }
     )
     run = Run(uri, used, resumed=True, saved=trained)
-    trusted(run, trust)
+    trusted(run, trust, ask=ask)
     asked = asked_of_run(config, run.name, trained, saved_problems(uri))
     refuse_swapped(run, asked.problems.verifiers.values())
+    judged = tuple(f"{run.name} was trained with another {line}" for line in edited_verifiers(uri, asked.problems))
+    asked = replace(asked, notes=(*asked.notes, *judged), edited=(*asked.edited, *judged))
     if uri != named:  # its result, which is a model like any other
         return asked
     given = config.tracking.uri  # again, where it was saved without its password
@@ -82,6 +87,8 @@ def _run_of(uri: str) -> str | None:
 
 def asked_of_model(config: EvalConfig) -> Asked:
     """The evaluation of a model that is no run. Raises as `problems_to_solve` does."""
+    if config.policy.lora.rank:
+        raise ValueError(f"policy.lora: adapters are a run's, and {config.policy.model} is none; leave it out")
     return Asked(config, problems_to_solve(config.sets, config.verifier, config.held_out, config.seed))
 
 
@@ -109,6 +116,17 @@ def asked_of_run(
         if now.sets == usual.sets:
             raise
         notes.append(f"whether {name} was trained on some of these problems cannot be told: {error}")
+    edited: list[str] = []
+    if kept and (
+        trained_on := {_canonical(each.path) for each in now.sets} & {_canonical(each.path) for each in usual.sets}
+    ):
+        try:
+            sets = named_sets(usual.sets, usual.verifier)
+            were = [each for each in sets if _canonical(each.config.path) in trained_on]
+            edited = [f"{name} was trained with other {line}" for line in edited_problems(kept, were, trained.held_out)]
+        except (ValueError, OSError) as error:
+            edited = [f"whether these are the problems that {name} was trained on cannot be told: {error}"]
+        notes += edited
     problems = problems_to_solve(now.sets, now.verifier, now.held_out, now.seed, seen, trained.held_out or None)
     again = seen_among(problems.held_out, seen)
     included = sum(normalized(problem.prompt) in again for problem in problems.held_out)
@@ -121,12 +139,11 @@ def asked_of_run(
         notes.append(
             f"{len(problems.held_out)} problems of set {problems.name}: {name} was trained on {included} of them"
         )
-    verifiers = ", ".join(dict.fromkeys(spec.name for spec in problems.verifiers.values()))
     notes.append(
-        f"{name}: judged by {verifiers}, at most {now.sampling.max_tokens} tokens, temperature "
+        f"{name}: judged by {judges(problems.verifiers)}, at most {now.sampling.max_tokens} tokens, temperature "
         f"{now.sampling.temperature:g}, {now.samples} samples"
     )
-    return Asked(now, problems, tuple(notes))
+    return Asked(now, problems, tuple(notes), tuple(edited))
 
 
 def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
@@ -136,17 +153,17 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
     policy = _over(trained.policy, config.policy).model_copy(
         update={"model": config.policy.model, "device": config.policy.device}
     )
-    first = config.problems
-    named = "problems" in given and "path" in first.model_fields_set
-    if not named:
-        first = _over(trained.problems, first)
-    mix = config.mix if named or "mix" in given else trained.mix
-    unnamed = "name" not in config.verifier.model_fields_set
+    another = "name" in config.verifier.model_fields_set
+    others = "problems" in given and "path" in config.problems.model_fields_set
+    first, *mix = (each.model_copy(update={"verifier": None}) if another else each for each in trained.sets)
+    first = set_as_trained(config.problems, trained, another) if others else _over(first, config.problems)
+    if others or "mix" in given:
+        mix = [set_as_trained(each, trained, another) for each in config.mix]
     return config.model_copy(
         update={
             "policy": policy,
-            "problems": set_as_trained(first, trained.sets, unnamed),
-            "mix": tuple(set_as_trained(each, trained.sets, unnamed) for each in mix),
+            "problems": first,
+            "mix": tuple(mix),
             "verifier": _over(trained.verifier, config.verifier),
             "sampling": _sampling(trained.sampling, config.sampling),
             "samples": config.samples if "samples" in given else trained.batch.samples,
@@ -166,22 +183,25 @@ def _sampling(trained: SamplingConfig, asked: SamplingConfig) -> SamplingConfig:
     return over.model_copy(update={"max_tokens": trained.max_tokens}) if over.max_tokens is None else over
 
 
-def set_as_trained(asked: ProblemsConfig, sets: Sequence[ProblemsConfig], verifier: bool = True) -> ProblemsConfig:
-    """The set of an evaluation, asked and judged as a run on ``sets`` does it but for what is in `model_fields_set`.
+def set_as_trained(asked: ProblemsConfig, trained: TrainConfig, another: bool = False) -> ProblemsConfig:
+    """The set of an evaluation, asked and judged as the run does it but for what is in `model_fields_set`.
 
     A set that the run was trained on keeps its columns, its verifier, its system prompt and its template. Another file
-    gets those that all sets of the run share, the verifier only with ``verifier``: where the evaluation names none."""
+    gets those that all sets of the run share; one that is made in code has its own. With ``another`` the evaluation
+    names a verifier, which judges in place of the run's."""
     where = _canonical(asked.path)
-    if same := [each for each in sets if _canonical(each.path) == where]:
-        return _over(same[0], asked)
+    if same := [each for each in trained.sets if _canonical(each.path) == where]:
+        return _over(same[0].model_copy(update={"verifier": None}) if another else same[0], asked)
+    alike: dict[str, set[str | None]]
     if asked.path in MADE:
-        return asked
-    alike = {name: {getattr(each, name) for each in sets} for name in ("verifier", "system", "template")}
-    shared = {
-        name: values.pop() for name, values in alike.items() if len(values) == 1 and (name != "verifier" or verifier)
-    }
-    if {"system", "template"} & asked.model_fields_set:  # they make one prompt
-        shared = {name: value for name, value in shared.items() if name == "verifier"}
+        alike = {"verifier": {named(AUTO, asked.path)}}
+    else:
+        alike = {"verifier": {judged_by(each, trained.verifier) for each in trained.sets}}
+        if not {"system", "template"} & asked.model_fields_set:  # they make one prompt
+            alike |= {word: {getattr(each, word) for each in trained.sets} for word in ("system", "template")}
+    if another:
+        del alike["verifier"]
+    shared = {name: values.pop() for name, values in alike.items() if len(values) == 1}
     return asked.model_copy(
         update={name: value for name, value in shared.items() if name not in asked.model_fields_set}
     )
@@ -195,11 +215,22 @@ def _canonical(path: str) -> str:
 
 def _differences(usual: EvalConfig, now: EvalConfig) -> list[str]:
     """'sampling.max_tokens 40, here 12' for each setting that is another one here."""
+    usual, now = _judged(usual), _judged(now)
     lines = [
         f"{path} {was}, here {value}"
         for path, was, value in changed_leaves(usual, now)
         if not path.startswith(OWN) and path not in ("mix", "held_out")
     ]
-    if usual.mix != now.mix:
+    if [each.path for each in usual.mix] != [each.path for each in now.mix]:
         lines.append(f"problems of {set_name(usual.sets)}, here of {set_name(now.sets)}")
+    else:
+        for at, (was, here) in enumerate(zip(usual.mix, now.mix, strict=True)):
+            lines += [f"mix[{at}].{path} {old}, here {new}" for path, old, new in changed_leaves(was, here)]
     return lines
+
+
+def _judged(config: EvalConfig) -> EvalConfig:
+    """With the verifier at each set that it judges, for comparison."""
+    first, *mix = (each.model_copy(update={"verifier": judged_by(each, config.verifier)}) for each in config.sets)
+    auto = config.verifier.model_copy(update={"name": AUTO})
+    return config.model_copy(update={"problems": first, "mix": tuple(mix), "verifier": auto})

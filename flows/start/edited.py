@@ -2,13 +2,19 @@
 new one, and says so."""
 
 import json
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 
 from flows.start.runs import SOURCES
+from flows.start.whole_paths import whole_verifier
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.typed import read_typed
+from tasks.named_set import NamedSet
 from tasks.problem_set import ProblemSet
+from tasks.trained_on import TrainedOn
+
+VERIFIER = "verifier "
 
 
 def edited(uri: str, problems: ProblemSet) -> list[str]:
@@ -18,8 +24,27 @@ def edited(uri: str, problems: ProblemSet) -> list[str]:
     Raises:
         DamagedError: the file that says so is not as it was written.
     """
-    was = read_typed(place.join(uri, SOURCES), dict[str, str], "remove it, and nothing is compared with it") or {}
+    kept = read_typed(place.join(uri, SOURCES), dict[str, str], "remove it, and nothing is compared with it") or {}
+    was = {_whole(name): digest for name, digest in kept.items()}
     return [f"{name}: edited since" for name, digest in _digests(problems).items() if was.get(name, digest) != digest]
+
+
+def edited_verifiers(uri: str, problems: ProblemSet) -> list[str]:
+    """As `edited`, of the verifiers alone: an evaluation may have other problems. Raises DamagedError."""
+    return [line for line in edited(uri, problems) if line.startswith(VERIFIER)]
+
+
+def edited_problems(kept: Mapping[str, TrainedOn], trained: Iterable[NamedSet], held_out: int | None) -> list[str]:
+    """A line for each of these sets that a run was ``trained`` on whose file is not as it was then.
+
+    Raises:
+        ProblemError, PathError: a file that cannot be read.
+    """
+    return [
+        f"problems {masked(each.config.path)}: edited since"
+        for each in trained
+        if each.name in kept and not TrainedOn.of(each.split(held_out), ()).same_files(kept[each.name])
+    ]
 
 
 def save_sources(uri: str, problems: ProblemSet) -> None:
@@ -30,7 +55,7 @@ def save_sources(uri: str, problems: ProblemSet) -> None:
 def _digests(problems: ProblemSet) -> dict[str, str]:
     """Digests by name: of the verifiers' sources, and of the columns that they are given beside prompt and target, of
     which `Run.refuse_other_problems` refuses others."""
-    texts = {f"verifier {masked(spec.name)}": spec.source for spec in problems.verifiers.values()}
+    texts = {_whole(f"{VERIFIER}{masked(spec.name)}"): spec.source for spec in problems.verifiers.values()}
     for name in problems.files:
         rows = [
             json.dumps([problem.prompt, problem.target, problem.extra], sort_keys=True, default=str)
@@ -39,3 +64,8 @@ def _digests(problems: ProblemSet) -> dict[str, str]:
         ]
         texts[f"problems {name}, columns beside prompt and target"] = "\n".join(sorted(rows))
     return {name: sha256(text.encode("utf-8", "replace")).hexdigest() for name, text in texts.items() if text}
+
+
+def _whole(name: str) -> str:
+    """The name of a source, in any working directory: older versions have written a verifier's as it was given."""
+    return f"{VERIFIER}{whole_verifier(name.removeprefix(VERIFIER))}" if name.startswith(VERIFIER) else name

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 NO_ID = "there is no such folder, and it is no id of the hub, such as Qwen/Qwen3-0.6B"
 HUB_SECONDS = 2.0  # that the hub may take for an answer
 
@@ -53,6 +54,8 @@ def check_folder(folder: Path) -> None:
     """Raises ModelFilesError unless there is a configuration, and weights that are as long as they say."""
     config = folder / CONFIG
     if not config.is_file():
+        if (folder / ADAPTER).is_file():
+            raise ModelFilesError(_no_weights([ADAPTER]))
         inner = folder / "model"
         hint = f"; its subfolder does: {inner}" if (inner / CONFIG).is_file() else ""
         raise ModelFilesError(f"the folder has no {CONFIG}{hint}")
@@ -165,8 +168,9 @@ def _no_weights(names: Sequence[str]) -> str:
         return f"no {WEIGHTS}, and {PICKLED}"
     if any(name.endswith(".gguf") for name in names):
         return f"no {WEIGHTS}, and GGUF files cannot be trained; take the model they were made of"
-    if "adapter_config.json" in names:
-        return f"no {WEIGHTS} but an adapter; merge it into its model first, with merge_and_unload"
+    if ADAPTER in names:
+        how = "with `rlvf export RUN --merge`, or merge_and_unload of peft"
+        return f"no {WEIGHTS} but an adapter; merge it into its model first, {how}"
     return f"there are no weights: no {WEIGHTS} and no {INDEX}"
 
 

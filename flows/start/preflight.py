@@ -48,12 +48,14 @@ def check_model(model: str, runs: str, *, also_run: bool = False) -> str:
 
 def _check_kind(source: str) -> None:
     """Raise ModelFilesError unless transformers has a causal language model and a tokenizer for the files."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from rl.model.tokenizer import read_tokenizer
 
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = read_tokenizer(source)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelFilesError(f"not a model that transformers can load: {reason}") from error

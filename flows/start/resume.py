@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pydantic import BaseModel
+
 from flows.config import TrainConfig
 from flows.options.reading import read_config
 from flows.options.tree import flatten, known_options, leaf_values, nest
@@ -34,8 +36,16 @@ def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = 
     run = replace(run, config=with_defaults(run.config)[0])
     before, unchanged = dict(leaf_values(run.saved or run.config)), dict(leaf_values(config))
     kept = [
-        f"{path} stays {before[path]!r}, as saved: {unchanged[path]!r} is the default, which a form sends unasked"
+        f"{path} stays {_plain(before[path])!r}, as saved: {_plain(unchanged[path])!r} is the default, which a form "
+        "sends unasked"
         for path in sent.keys() - given.keys() - {"run"}
         if before[path] != unchanged[path]
     ]
     return run, sorted(kept)
+
+
+def _plain(value: Any) -> Any:
+    """As a YAML file has it."""
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return value.model_dump(mode="json", exclude_defaults=True) if isinstance(value, BaseModel) else value

@@ -15,6 +15,7 @@ from flows.config import TrainConfig
 from flows.options.reading import OptionError, differences, read_config
 from flows.start.saved import saved_config, whole_text
 from flows.start.tracked import TRACKING
+from flows.start.whole_paths import with_whole_paths
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
 from infra.runs.remains import has_versions
 from infra.security.secrets import hidden, revealed
@@ -142,6 +143,7 @@ def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> R
         ValueError: a run of that name exists, or what is left of one, which would be gone on with, or other files,
             which would be overwritten.
     """
+    config = with_whole_paths(config)
     if config.run == NEWEST:
         raise ValueError(f"run {NEWEST!r} means the newest one; give it another name")
     if config.run is not None:
@@ -176,12 +178,13 @@ def _not_ours(uri: str) -> list[str]:
 
 
 def meant(name: str, home_runs: str) -> str:
-    """The end of a message with the nearest names of runs; empty where none is near."""
+    """The end of a message with the nearest names of other runs; empty where none is near."""
+    given = name.rstrip("/").rpartition("/")[2]
     try:
-        there = [uri.rpartition("/")[2] for uri in place.folders(home_runs)]
+        there = {uri.rpartition("/")[2] for uri in place.folders(home_runs)} - {given}
     except (OSError, ValueError):  # the message is about something else
         return ""
-    near = get_close_matches(name.rstrip("/").rpartition("/")[2], there, n=3, cutoff=0.5)
+    near = get_close_matches(given, there, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
@@ -213,6 +216,11 @@ def known_run(name: str, home_runs: str) -> str:
     try:
         require_run(uri)
     except NotARun as error:
+        if "lock" in place.children(uri) and not has_versions(uri) and not _not_ours(uri):
+            begin = f"rlvf train --run {shlex.quote(name)}"
+            raise NotARun(
+                f"{error}, as when it was stopped before its first step; begin it anew by: {begin}"
+            ) from error
         raise NotARun(f"{error}{meant(name, home_runs)}") from error
     return uri
 
@@ -256,9 +264,9 @@ def resumed(name: str, home_runs: str, over: Callable[[Mapping[str, Any]], Train
     """The saved run with its settings as ``over`` changes the saved ones; messages name an option with ``dashes``.
     Raises as `resume_run` does."""
     uri = known_run(name, home_runs)
-    saved = saved_config(uri)
+    saved = with_whole_paths(saved_config(uri))  # those of older versions depend on where one stands
     base = saved.model_dump(mode="json")
-    now = with_secrets(over(base))
+    now = with_whole_paths(with_secrets(over(base)))
     base["policy"]["model"] = UNNAMED
     named = over(base).policy.model != UNNAMED
     refuse_contradictions(name, saved, now)

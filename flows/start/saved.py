@@ -12,6 +12,7 @@ from infra.storage import place
 
 # The first and the last line. A file that was cut off between two settings reads as one that has fewer, and what is
 # missing would be trained by its default. Neither is in a file of an older version.
+MOST_BYTES = 2**20
 BEGIN, END = "# written by rlvf: whole if its last line says that it ends", "# ends here"
 
 
@@ -31,7 +32,7 @@ def saved_config(uri: str) -> TrainConfig:
     require_run(uri)
     saved = place.join(uri, CONFIG)
     try:
-        text = place.read_text(saved)
+        text = place.read_text(saved, MOST_BYTES)
         base = load_yaml(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise NotARun(f"{saved} is damaged: {' '.join(str(error).split())}") from error

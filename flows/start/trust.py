@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,15 +38,16 @@ class _Remembered:
     brings: dict[str, str]
 
 
-def trusted(run: Run, trust: bool = False) -> None:
+def trusted(run: Run, trust: bool = False, *, ask: bool = False) -> None:
     """Return if what the run brings may be used: it brings nothing that was not asked for here, it lies in this home,
-    it is what this home saw last, `trust` says so, or somebody at the terminal does. What is trusted is remembered.
+    it is what this home saw last, `trust` says so, or somebody at the terminal does, whom a command may `ask` before
+    anything runs. What is trusted is remembered.
 
     Raises NotTrustedError; also, whatever is said, where a link leads out of a folder that is not in this home.
     """
     if _is_ours(run):
         return
-    refuse_links(run.uri)
+    refuse_odd_files(run.uri)
     known, was = _remembered(run), run.saved or run.config
     now, saved = untrusted_settings(run.config, run.uri), untrusted_settings(was, run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
@@ -61,7 +63,7 @@ def trusted(run: Run, trust: bool = False) -> None:
         what = ", ".join(f"{setting} {value}" for setting, value in brings.items())
         seen = "brings something else than it did here before" if known else "was never trained from here"
         words = printable(f"{run.uri} {seen}, and going on would use its {what}")
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not (ask and sys.stdin.isatty() and sys.stderr.isatty()):
             raise NotTrustedError(f"{words}; if you know who wrote that, say --trust once")
         print(f"{words}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -153,18 +155,26 @@ def _is_ours(run: Run) -> bool:
     return path is not None and in_home(path)
 
 
-def refuse_links(uri: str) -> None:
-    """Raise NotTrustedError where a link in a folder outside of this home leads out of it: what goes on below it would
-    be read, replaced and removed wherever that is."""
+def refuse_odd_files(uri: str) -> None:
+    """Raise NotTrustedError where a folder outside of this home holds a link that leads out of it: what goes on below
+    it would be read, replaced and removed wherever that is; or what is no file, which may never end or do something
+    when it is opened."""
     path = local_path(uri)
     if path is None or in_home(path):
         return
     top = Path(os.path.realpath(path))  # as Path.resolve, but that it raises nothing where links go in a circle
     for folder, inside, files in os.walk(top):
-        for link in (Path(folder, name) for name in (*inside, *files)):
-            if link.is_symlink() and not (to := Path(os.path.realpath(link))).is_relative_to(top):
-                words = f"{link} is a symbolic link that leads out of its run, to {to}; if you know who made it, put "
+        for each in (Path(folder, name) for name in (*inside, *files)):
+            try:
+                mode = each.lstat().st_mode
+            except FileNotFoundError:  # removed meanwhile: the run may be training
+                continue
+            if stat.S_ISLNK(mode) and not (to := Path(os.path.realpath(each))).is_relative_to(top):
+                words = f"{each} is a symbolic link that leads out of its run, to {to}; if you know who made it, put "
                 raise NotTrustedError(printable(f"{words}what it leads to in its place"))
+            if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                words = f"{each} is no file but {disk.kind_of_node(mode)}, which no run has; remove it"
+                raise NotTrustedError(printable(words))
 
 
 def _own(path: str, run: str) -> bool:

@@ -1,5 +1,6 @@
 """The Dask cluster: the user's own, or one local process per role for the length of a run."""
 
+import logging
 import os
 import re
 import time
@@ -63,10 +64,11 @@ def workers(
     """The local workers as `SpecCluster` wants them, by name. `preload` maps a role tag to modules."""
     warm = preload or {}
     device = detect_device() if config.device == "auto" else config.device.upper()
-    threads = config.threads or max(1, cores() // (1 + config.generators))
-    roles = [Role("trainer", (device, "TRAINER"), threads, warm.get("TRAINER", ()))]
+    computing = 1 + config.generators
+    threads = config.threads or max(1, cores() // computing)
+    roles = [Role("trainer", (device, "TRAINER"), threads, warm.get("TRAINER", ()), computing)]
     for index in range(config.generators):
-        roles.append(Role(f"generator-{index}", (device, "GENERATOR"), threads, warm.get("GENERATOR", ())))
+        roles.append(Role(f"generator-{index}", (device, "GENERATOR"), threads, warm.get("GENERATOR", ()), computing))
     for index in range(config.verifiers):
         roles.append(Role(f"verifier-{index}", ("CPU", "VERIFIER"), 1, warm.get("VERIFIER", ())))
     return {role.name: {"cls": RoleNanny, "options": role_options(role, LOCALHOST, log_dir)} for role in roles}
@@ -153,9 +155,19 @@ def local_cluster(
         }
         with put_off():  # half a cluster closes nothing of itself
             local = SpecCluster(scheduler=scheduler, workers=specified, security=security, name="rlvf")  # type: ignore[no-untyped-call]
-            stack.callback(local.close)
+            stack.callback(_close, local)
         client = Client(local, set_as_default=False)  # type: ignore[no-untyped-call]
-        yield stack.enter_context(client)
+        stack.callback(_close, client)
+        yield client
+
+
+def _close(one: SpecCluster | Client) -> None:
+    """Close it. Workers that are too slow for that end with this process: what was done here stays done."""
+    try:
+        one.close()
+    except TimeoutError:
+        # into Dask's file; a logger that was there when a library configured logging may have been switched off
+        logging.getLogger("distributed.rlvf").warning("%r could not be closed in time", one)
 
 
 @contextmanager

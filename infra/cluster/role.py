@@ -17,6 +17,7 @@ from distributed import Nanny, Status, Worker
 
 from infra.cluster import pace
 from infra.cluster.placement import METRIC
+from infra.cluster.settings import DEVICE_PROCESSES
 from infra.logs import log_at
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class Role:
     tags: tuple[str, ...]
     threads: int
     warm: Sequence[str]  # the modules that are imported before the first call
+    sharing: int = 1  # processes of the machine that compute on its device, itself included
 
 
 class RoleWorker(Worker):
@@ -112,7 +114,10 @@ def role_options(role: Role, host: str, log_dir: Path | None) -> dict[str, Any]:
         "resources": dict.fromkeys(role.tags, 1),
         "env": {
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(role.threads)),
+            # threads that wait by computing lose all when another program has one of their cores
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
             "TOKENIZERS_PARALLELISM": "false",
+            DEVICE_PROCESSES: str(role.sharing),
         },
         "worker_class": RoleWorker,
         "log_file": None if log_dir is None else str(log_dir / f"{role.name}.log"),

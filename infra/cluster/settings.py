@@ -24,6 +24,7 @@ DASK_SETTINGS = {
     "distributed.scheduler.worker-ttl": "60s",  # for a machine whose lid was closed
 }
 
+DEVICE_PROCESSES = "RLVF_DEVICE_PROCESSES"  # in a worker's environment: how many of the machine's compute on its device
 DASHBOARD_PORT = "RLVF_DASHBOARD_PORT"  # in the environment of a scheduler whose page others know to be there
 
 

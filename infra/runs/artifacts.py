@@ -1,9 +1,11 @@
 """The files of a run in MLflow: given to MLflow, or put where the home's server of it looks for them."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from infra import disk
 from infra.services.own_artifacts import OWN, artifact_place
 from infra.storage import place
 
@@ -31,7 +33,10 @@ class Artifacts:
         if self._is_put:
             self._put(file.read_bytes(), f"{folder}/{file.name}" if folder else file.name)
         else:
-            self._client.log_artifact(self._run_id, str(file), folder or None)
+            with tempfile.TemporaryDirectory(dir=disk.own_folder()) as own:
+                # MLflow's folder gets a file's rights, too: others may write where a run lies
+                disk.copy_files(file.parent, Path(own), [file.name])
+                self._client.log_artifact(self._run_id, str(Path(own, file.name)), folder or None)
 
     def store_text(self, text: str, path: str) -> None:
         """Store a text at `path`."""

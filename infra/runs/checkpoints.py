@@ -135,6 +135,11 @@ def resolve_run(name_or_uri: str, home_runs: str) -> str:
     return here if is_run(here) and not is_run(at_home) else at_home
 
 
+def base_uri(run_uri: str) -> str:
+    """Where the model lies that the adapters of a run are put on."""
+    return place.join(run_uri, "base")
+
+
 def state_uri(run_uri: str) -> str:
     """Where the checkpoints of a run lie."""
     return place.join(run_uri, "state")

@@ -9,7 +9,7 @@ from infra.security.secrets import masked
 from infra.storage import place, store
 from infra.storage.manifest import StoreError
 from infra.weights.chain import read_edges
-from infra.weights.version import weights_uri
+from infra.weights.version import ADAPTERS, weights_uri
 
 SHOWN = 2  # unreadable checkpoints that are named
 
@@ -58,7 +58,7 @@ def _remedy(run_uri: str, last: int) -> str:
 
 def _whole(run_uri: str, last: int) -> str | None:
     """The folder that `--policy` takes: weights of the `last` version, else the run's result, else the newest whole
-    ones; differences it does not take, and a version in 8 bits is no model for others."""
+    ones; differences and adapters it does not take, and a version in 8 bits is no model for others."""
     edges = [
         edge
         for edge in read_edges(place.join(run_uri, "weights"))
@@ -69,6 +69,8 @@ def _whole(run_uri: str, last: int) -> str | None:
     for uri in (*of_last, place.join(run_uri, MODEL), *(edge.uri for edge in newest)):
         try:
             store.check_whole(uri)
+            if ADAPTERS[1] in store.read_manifest(uri).files:
+                continue
         except StoreError:
             continue
         return uri

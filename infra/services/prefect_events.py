@@ -34,6 +34,7 @@ class Outbox:
         self._waiting: deque[Event] = deque()
         self._recent: deque[tuple[float, Event]] = deque()  # sent, and when
         self._lost = 0  # events that found no room
+        self.last: tuple[str, str] | None = None  # the task run that the newest event is about, and its state's name
         self._over = threading.Event()
         self._ended = False
         # the context holds Prefect's settings
@@ -59,6 +60,9 @@ class Outbox:
 
     def put(self, item: tuple[str, Event]) -> None:
         """Called by Prefect."""
+        kind, _, run = item[1].resource.id.rpartition(".")
+        if kind == "prefect.task-run":
+            self.last = run, item[1].event.rpartition(".")[2]
         if len(self._waiting) < KEPT:
             self._waiting.append(item[1])
         else:

@@ -6,7 +6,7 @@ so a service outlives its last user by about a second and no user loses it becau
 
     <folder>/server.lock   held while the service lives
     <folder>/users.lock    shared by its users; exclusive while it is being stopped
-    <folder>/server.json   its address, and the process id of the supervisor
+    <folder>/server.json   its address, and the process id of the supervisor, who writes it again where it is lost
 
 Only the standard library, and nothing of ours: the supervisor starts in some 20 ms.
 """
@@ -174,20 +174,25 @@ class Service:
 
     def end(self) -> None:
         """Have the supervisor end the service, whoever uses it, and wait for that. Raises `ServiceError` where it runs
-        on another machine that shares the home: its process id is another process's here."""
-        asked = False
-        deadline = time.monotonic() + self.found().stop_seconds + KILL_SECONDS
+        on another machine that shares the home: its process id is another process's here; and where nothing says which
+        process it is, as `server.json` is lost and nobody writes it again."""
+        asked, deadline = False, time.monotonic() + STOP_SECONDS + KILL_SECONDS
         while self.lives():
             found = self.found()
             if found.machine not in (None, boot_name()):
                 raise ServiceError(f"the service of {self.folder} runs on {found.machine.split()[0]}: rlvf down there")
-            supervisor = found.pid
+            supervisor = found.pid or self._own_supervisor()
+            if supervisor is None and time.monotonic() > deadline:
+                raise ServiceError(
+                    f"the service of {self.folder} goes on: its server.json is lost, and with it which process it is; "
+                    f"end the processes that have {MARK}={self.folder} in their environment"
+                )
             # The supervisor leads the service's process group, of which a process lives by the lock: the id is theirs.
             if supervisor and time.monotonic() > deadline:
                 with suppress(ProcessLookupError):
                     os.killpg(supervisor, signal.SIGKILL)
             elif supervisor and not asked:
-                asked = True
+                asked, deadline = True, time.monotonic() + found.stop_seconds + KILL_SECONDS
                 if self._supervisor is not None:
                     self._supervisor.poll()  # a dead child of ours would seem to take the signal
                 try:
@@ -196,6 +201,11 @@ class Service:
                     deadline = time.monotonic()
             time.sleep(0.02)
         (self.folder / "server.json").unlink(missing_ok=True)
+
+    def _own_supervisor(self) -> int | None:
+        """The process id of the living one that this process has started."""
+        own = self._supervisor
+        return own.pid if own is not None and own.poll() is None else None
 
 
 class BackOff:
@@ -237,11 +247,9 @@ def _supervise(lock: int, told: Mapping[str, Any], command: Sequence[str]) -> No
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    found = Path("server.json.new")
     seconds, sockets = told["seconds"], told["sockets"]
-    known = Found(os.getpid(), boot_name(), seconds, told["url"])
-    found.write_text(json.dumps(asdict(known)))
-    found.replace("server.json")
+    known = json.dumps(asdict(Found(os.getpid(), boot_name(), seconds, told["url"])))
+    _keep(known)
     # The service holds the lock too: if only the supervisor is killed, no second service starts on the same database.
     server = subprocess.Popen(command, cwd=told["folder"], stdin=subprocess.DEVNULL, pass_fds=[lock, *sockets])
     for each in sockets:
@@ -250,11 +258,26 @@ def _supervise(lock: int, told: Mapping[str, Any], command: Sequence[str]) -> No
         while server.poll() is None and not asked and not _locked(users):
             if select.select([woken], [], [], POLL_SECONDS)[0]:
                 os.read(woken, 512)
+            with suppress(OSError):  # a disk that is full, or the folder is gone: at the next poll
+                _keep(known)
         server.terminate()
         with suppress(subprocess.TimeoutExpired):
             server.wait(seconds)
         Path("server.json").unlink(missing_ok=True)
         os.killpg(0, signal.SIGKILL)  # what it left behind, and this process, which leads the group
+
+
+def _keep(known: str) -> None:
+    """Write `server.json`, unless it is there as it was written."""
+    found = Path("server.json")
+    try:
+        if found.read_bytes() == known.encode():
+            return
+    except FileNotFoundError:
+        pass
+    made = found.with_suffix(".json.new")
+    made.write_text(known)
+    made.replace(found)
 
 
 if __name__ == "__main__":

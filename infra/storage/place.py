@@ -14,6 +14,7 @@ from infra.storage.manifest import MANIFEST, NotThere
 
 ANSWER_SECONDS = 15.0  # in which a store must answer a small request
 ATTEMPTS = 2  # at a small request
+MOST_BYTES = 2**30  # of a file that is read whole: the metrics of 300,000 steps
 # For large files, as a slow uplink takes time: botocore's 60 s, and s3fs asks once for what is missing of a part. To
 # wait longer is the caller's `infra.storage.retry_policy`.
 TRANSFER_SECONDS, TRANSFER_ATTEMPTS = 60.0, 2
@@ -47,9 +48,9 @@ def write_bytes(uri: str, data: bytes) -> None:
     fs.pipe_file(root, data)
 
 
-def read_text(uri: str) -> str:
-    """The file that `write_text` stored; raises NotThere."""
-    data = read(uri)
+def read_text(uri: str, most: int = MOST_BYTES) -> str:
+    """The file that `write_text` stored; raises NotThere, and otherwise as `read`."""
+    data = read(uri, most)
     if data is None:
         raise NotThere(f"there is no {uri}")
     return data.decode()
@@ -96,11 +97,12 @@ def reaches(uri: str) -> bool:
     return True
 
 
-def read(uri: str) -> bytes | None:
-    """A file's content, None if there is none."""
+def read(uri: str, most: int = MOST_BYTES) -> bytes | None:
+    """A file's content, None if there is none. Raises `disk.NotAFileError` for what is no file on this machine, or has
+    more than ``most`` bytes there."""
     try:
         if (path := local_path(uri)) is not None:
-            return path.read_bytes()
+            return disk.read_file(path, most)
         fs, root = remote(uri)
         try:
             return bytes(fs.cat_file(root))

@@ -116,6 +116,16 @@ def read_folder(uri: str, into: Path | None = None) -> Folder:
                 raise
 
 
+def copy_folder(folder: Folder, target: Path, uri: str) -> None:
+    """Copy the files that the manifest of a folder names, and no others, into `target`: content alone, verified once
+    more, as others may write where the folder lies. Raises Torn, naming `uri`."""
+    try:
+        disk.copy_files(folder.path, target, folder.manifest.files)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise Torn(f"{uri} is torn: {error.filename!r} is missing") from None
+    verify(target, folder.manifest, uri)
+
+
 def read_manifest(uri: str) -> Manifest:
     """The manifest stored at `uri`; the files that it names are not read.
 

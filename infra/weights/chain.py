@@ -2,8 +2,9 @@
 
 Under `weights/` lies, for every version, `v<step>`: whole, or the difference from the version before. Every second
 version has a difference from two versions before as well (`v6-from-v4`), every fourth from four, and so on up to the
-anchors, from which on all are from the first version. So the chain from the first version to any other has at most a
-folder for every bit that is set in its number.
+anchors, from which on all are from the last whole version. So the chain from there to any later one has at most an
+anchor and a folder for every bit that is set in the number of versions since. Where its differences would take more
+bytes than a whole version, the version is stored whole (`v6-whole`), and those that follow count from it.
 """
 
 import heapq

@@ -18,7 +18,7 @@ Distances are single bytes: 255 stands for 255 cells without a change and no cel
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,25 +46,27 @@ class CodecError(ValueError):
     """Bytes that are no difference, or none of this tensor."""
 
 
-def encode(new: Bits, old: Bits | None = None) -> Iterator[bytes]:
-    """The blocks of `new` [cells] as differences from `old` [cells]; without `old` as they are."""
+def encode(new: Bits, old: Bits | None = None, untold: Collection[int] = ()) -> Iterator[bytes]:
+    """The blocks of `new` [cells] as differences from `old` [cells]; without `old`, and those that begin at an `untold`
+    cell, as they are."""
     assert old is None or (old.shape == new.shape and old.dtype == new.dtype)
     best, store = (zstandard.ZstdCompressor(level=level, write_content_size=True) for level in (LEVEL, STORE))
     for at in range(0, len(new), BLOCK):
         part = new[at : at + BLOCK]
-        method, streams = _encode_block(part, None if old is None else old[at : at + BLOCK])
+        method, streams = _encode_block(part, None if old is None or at in untold else old[at : at + BLOCK])
         frames = [(best if _shrinks(stream, best) else store).compress(stream.data) for stream in streams]
         lengths = b"".join(LENGTH.pack(len(frame)) for frame in frames)
         yield b"".join([HEADER.pack(method, len(frames), len(lengths) + sum(map(len, frames))), lengths, *frames])
 
 
-def decode(blocks: memoryview, bits: Bits, *, undo: bool = False) -> None:
-    """Turn `bits` [cells], the old ones, into the new ones, in place; with `undo` the new ones into the old.
+def decode(blocks: memoryview, bits: Bits, *, undo: bool = False) -> set[int]:
+    """Turn `bits` [cells], the old ones, into the new ones, in place; with `undo` the new ones into the old. Returns
+    the first cells of the blocks that an `undo` left as they were: told without the old bits.
 
-    Raises `CodecError` for bytes that `encode` did not make of this many cells, and for an `undo` of bits that were
-    encoded as they are; `bits` is worthless then. No more memory is taken than for a few blocks, whatever the bytes
-    say.
+    Raises `CodecError` for bytes that `encode` did not make of this many cells; `bits` is worthless then. No more
+    memory is taken than for a few blocks, whatever the bytes say.
     """
+    untold = set()
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 23)
     for at in range(0, len(bits), BLOCK):
         part = bits[at : at + BLOCK]
@@ -74,9 +76,14 @@ def decode(blocks: memoryview, bits: Bits, *, undo: bool = False) -> None:
         body, blocks = blocks[HEADER.size : HEADER.size + length], blocks[HEADER.size + length :]
         if len(body) != length:
             raise CodecError("ends too early")
-        _decode_block(method, list(_frames(body, count)), part, decompressor, undo)
+        frames = list(_frames(body, count))
+        if undo and method == FULL:
+            untold.add(at)
+        else:
+            _decode_block(method, frames, part, decompressor, undo)
     if len(blocks):
         raise CodecError("goes on after its end")
+    return untold
 
 
 def _encode_block(new: Bits, old: Bits | None) -> tuple[int, Sequence[Stream]]:
@@ -150,10 +157,8 @@ def _decode_block(
         bits += -moved if undo else moved
     elif method == XOR:
         bits ^= planes(frames, len(bits))
-    elif method == FULL and not undo:
-        bits[:] = planes(frames, len(bits))
     elif method == FULL:
-        raise CodecError("has a block that does not tell the old bits")
+        bits[:] = planes(frames, len(bits))
     else:
         raise CodecError(f"has a block of the unknown kind {method} with {len(frames)} frames")
 

@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,7 @@ DIFFERENCE = "difference"  # the file's name in a published folder
 LENGTH = struct.Struct("<Q")  # of the header
 MOST_HEADER = 1 << 26  # bytes
 Weights = Mapping[str, Tensor]  # on the CPU, contiguous
+Old = tuple[Bits, Collection[int]]  # a tensor's old bits, and where the blocks begin of which nobody knows them
 WIDTHS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 TYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -79,41 +80,46 @@ def write_difference(path: Path, new: Weights, old: Weights) -> tuple[int, int]:
     With no `old` tensor at all the file holds `new` itself, compressed.
     """
 
-    def old_bits(name: str, tensor: Tensor) -> Bits | None:
+    def old_bits(name: str, tensor: Tensor) -> Old | None:
         base = old.get(name)
-        return _bits(base) if base is not None and (base.dtype, base.shape) == (tensor.dtype, tensor.shape) else None
+        is_like = base is not None and (base.dtype, base.shape) == (tensor.dtype, tensor.shape)
+        return (_bits(base), ()) if base is not None and is_like else None
 
     return _write(path, new, old_bits)
 
 
 def merge_differences(path: Path, new: Weights, newer: Path, older: Path) -> tuple[int, int]:
     """Write the one file for two that follow each other, `newer` the one that makes `new`; returns as
-    `write_difference` does.
+    `write_difference` does, with all cells of a block whose old bits nobody knows as changed.
 
-    The old weights are computed from the new ones, a tensor at a time. Raises `DifferenceError`, also where a tensor is
-    not told as a difference.
+    The old weights are computed from the new ones, a tensor at a time. What either file tells as it is, and not as a
+    difference, the one file does too: it needs no old bits. Raises `DifferenceError`.
     """
     steps = [(each.name, _read(each)) for each in (newer, older)]
-    for file, parts in steps:
-        if set(parts) != set(new):
-            raise DifferenceError(f"{file}: has other tensors than the weights")
+    if set(steps[0][1]) != set(new):
+        raise DifferenceError(f"{newer.name}: has other tensors than the weights")
 
-    def old_bits(name: str, tensor: Tensor) -> Bits:
+    def old_bits(name: str, tensor: Tensor) -> Old | None:
         bits = _bits(tensor).copy()
+        untold: set[int] = set()
         for file, parts in steps:
+            if name not in parts:
+                raise DifferenceError(f"{file}: has no {name!r} for the next to start from")
             part, blocks = parts[name]
-            if not part.based or (TYPES[part.dtype], part.shape) != (tensor.dtype, list(tensor.shape)):
-                raise DifferenceError(f"{file}: does not tell {name!r} as a difference")
+            if (TYPES[part.dtype], part.shape) != (tensor.dtype, list(tensor.shape)):
+                raise DifferenceError(f"{file}: has {name!r} as a {part.dtype} of shape {part.shape}")
+            if not part.based:
+                return None
             try:
-                decode(blocks, bits, undo=True)
+                untold |= decode(blocks, bits, undo=True)
             except CodecError as error:
                 raise DifferenceError(f"{file}: {name!r} {error}") from None
-        return bits
+        return bits, untold
 
     return _write(path, new, old_bits)
 
 
-def _write(path: Path, new: Weights, old_bits: Callable[[str, Tensor], Bits | None]) -> tuple[int, int]:
+def _write(path: Path, new: Weights, old_bits: Callable[[str, Tensor], Old | None]) -> tuple[int, int]:
     def part(name: str, based: bool, size: int) -> TensorPart:
         return TensorPart(name=name, dtype=_type(new[name]), shape=list(new[name].shape), based=based, bytes=size)
 
@@ -124,12 +130,12 @@ def _write(path: Path, new: Weights, old_bits: Callable[[str, Tensor], Bits | No
         with unfinished.open("wb") as file:
             file.seek(LENGTH.size + room)
             for name, tensor in new.items():
-                bits, was = _bits(tensor), old_bits(name, tensor)
+                bits, old = _bits(tensor), old_bits(name, tensor)
                 began = file.tell()
-                file.writelines(encode(bits, was))
-                parts.append(part(name, was is not None, file.tell() - began))
+                file.writelines(encode(bits, *(old or ())))
+                parts.append(part(name, old is not None, file.tell() - began))
                 cells += bits.size
-                changed += bits.size if was is None else _changed(bits, was)
+                changed += bits.size if old is None else _changed(bits, *old)
             file.seek(0)
             file.write(LENGTH.pack(room) + _json(parts).ljust(room))
         unfinished.replace(path)
@@ -200,9 +206,13 @@ def _json(parts: list[TensorPart]) -> bytes:
     return Header(tensors=parts).model_dump_json().encode()
 
 
-def _changed(new: Bits, old: Bits) -> int:
-    """How many cells are not the same, a block at a time."""
-    return sum(int(np.count_nonzero(new[at : at + BLOCK] != old[at : at + BLOCK])) for at in range(0, len(new), BLOCK))
+def _changed(new: Bits, old: Bits, untold: Collection[int]) -> int:
+    """How many cells are not the same, a block at a time; all of an `untold` one."""
+    count = 0
+    for at in range(0, len(new), BLOCK):
+        part = new[at : at + BLOCK]
+        count += len(part) if at in untold else int(np.count_nonzero(part != old[at : at + BLOCK]))
+    return count
 
 
 def _type(tensor: Tensor) -> str:

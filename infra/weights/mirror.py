@@ -55,8 +55,13 @@ class Mirror:
     @property
     def root(self) -> Path:
         """The folder with the files beside the weights: the model's configuration and its tokenizer."""
+        return self.root_folder.path
+
+    @property
+    def root_folder(self) -> Folder:
+        """As `root`, with what its manifest says."""
         assert self._root is not None, "no version was fetched yet"
-        return self._root.path
+        return self._root
 
     @contextmanager
     def at(

@@ -1,5 +1,6 @@
 """The trainer's side of published weights: every version as the difference from the one before, and longer ones."""
 
+import math
 import shutil
 import tempfile
 import time
@@ -18,7 +19,6 @@ from infra.storage.retry_policy import RetryPolicy
 from infra.weights.chain import cheapest_chain, needed, read_edges
 from infra.weights.difference import (
     DIFFERENCE,
-    DifferenceError,
     Weights,
     merge_differences,
     weights_digest,
@@ -37,6 +37,7 @@ class _Kept:
     base: VersionId
     step: int
     path: Path
+    bytes: int
 
     @property
     def length(self) -> int:
@@ -44,8 +45,8 @@ class _Kept:
 
 
 class Publisher:
-    """Publishes the versions of a run, one after another. After each, a thread of its own merges longer differences
-    for generators that are behind, and removes what no generator needs."""
+    """Publishes the versions of a run, one after another. After each, a thread of its own shortens the chain to it for
+    generators that are behind, and removes what no generator needs."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Publisher:
         self._patience = RetryPolicy(config.patience)
         self._window = window
         self._files, self._files_digest = files, files_digest(files)
+        self._files_bytes = sum(path.stat().st_size for path in files.rglob("*") if path.is_file())
         self._sampling = dict(sampling or {})
         self._public = public
         self._fence = fence
@@ -74,8 +76,7 @@ class Publisher:
         self._pins = Pins(run_uri)
         self._weights: Weights = {}  # of the version that was published last
         self._version: VersionId | None = None
-        self._root = -1  # step of the whole version from which all differences start
-        self._stack: list[_Kept] = []  # the chain from the root to the last version, its differences ever shorter
+        self._stack: list[_Kept] = []  # the chain to it from the last whole version, its differences ever shorter
         self._spool = Path(tempfile.mkdtemp(dir=disk.own_folder()))
         self._warnings: list[str] = []
         self._thread = ThreadPoolExecutor(1, "publisher")
@@ -130,9 +131,7 @@ class Publisher:
             manifest = describe(weights, version, base, changed, self._sampling, public)
             encoded = time.perf_counter()
             size = self._store(f"v{step}", folder, manifest)
-        if base is None:
-            self._root = step
-        else:
+        if base is not None:
             self._stack.append(kept)
         self._weights, self._version = weights, version.id
         return Published(
@@ -172,10 +171,10 @@ class Publisher:
                     with self._patience(store.read_folder, edge.uri) as folder:
                         self._stack.append(self._keep(edge.base, edge.makes.step, folder.path / DIFFERENCE))
         except StoreError as error:
-            self._forget_all_but(0)
+            self._forget_chain()
             self._warnings.append(f"the weights that were published before cannot be used: {error}")
             return
-        self._root, self._weights, self._version = way[0].makes.step, weights, newest.makes
+        self._weights, self._version = weights, newest.makes
 
     def _mend(self, damaged: frozenset[str]) -> None:
         assert self._version is not None
@@ -193,34 +192,39 @@ class Publisher:
                 continue
 
     def _extend(self) -> None:
-        """Merge differences as one counts in binary: two of the same length become one of twice that; the longest all
-        start from the root."""
+        """What fails here costs generators that are behind time, and the run nothing; the next version tries again."""
         try:
-            while len(self._stack) > 1:
-                older, newer = self._stack[-2:]
-                twice = newer.length + older.length
-                pair = older.length == newer.length and twice <= self._config.anchor_every
-                fits = pair and (newer.step - self._root) % twice == 0
-                if not fits and not (newer.length == self._config.anchor_every and older.base.step == self._root):
-                    break
-                self._stack[-2:] = [self._merge(older, newer)]
-            if self._version is not None and self._stack and self._needs_new_base():
-                self._anchor_whole(self._version)
-            self._prune()
-        except DifferenceError:  # a tensor that is no difference: only later versions are merged
-            self._forget_all_but(1)
-        except Exception as error:  # noqa: BLE001 - it costs generators that are behind time, and the run nothing
+            self._shorten()
+        except Exception as error:  # noqa: BLE001
             self._warnings.append(f"for those who are behind nothing shorter was stored: {error}")
-            self._forget_all_but(1)
+        try:
+            self._prune()
+        except Exception as error:  # noqa: BLE001
+            self._warnings.append(f"versions that nobody needs were not removed: {error}")
 
-    def _forget_all_but(self, newest: int) -> None:
-        while len(self._stack) > newest:
-            self._stack.pop(0).path.unlink(missing_ok=True)
+    def _shorten(self) -> None:
+        """Merge differences as one counts in binary: two of the same length become one of twice that, and the longest
+        all start from the last whole version; or store this one whole, where that is less to read."""
+        assert self._version is not None
+        if self._is_long():
+            self._anchor_whole(self._version)
+        while len(self._stack) > 1:
+            older, newer = self._stack[-2:]
+            # twice as long at least, so that there are few also where steps were left out
+            if older.length >= 2 * newer.length and newer.length < self._config.anchor_every:
+                break
+            self._stack[-2:] = [self._merge(older, newer)]
 
-    def _needs_new_base(self) -> bool:
-        """Whether this version should have a short chain from nothing, and has none."""
-        since = self._stack[-1].step - self._root
-        return self._stack[0].base.step != self._root and since % self._config.anchor_every == 0
+    def _is_long(self) -> bool:
+        """Whether the chain takes more bytes than this version whole, so that those who come anew read two at most, and
+        whole ones at most double what is stored; or more differences than there can be where merging works."""
+        whole = sum(tensor.nbytes for tensor in self._weights.values()) + self._files_bytes
+        most = 2 + int(math.log2(self._config.anchor_every))  # an anchor, one for each bit, and the newest
+        return sum(kept.bytes for kept in self._stack) > whole or len(self._stack) > most
+
+    def _forget_chain(self) -> None:
+        while self._stack:
+            self._stack.pop().path.unlink(missing_ok=True)
 
     def _merge(self, older: _Kept, newer: _Kept) -> _Kept:
         version = self._version
@@ -232,7 +236,7 @@ class Publisher:
             kept = self._keep(older.base, version.step, folder / DIFFERENCE)
             self._store(f"v{version.step}-from-v{older.base.step}", folder, manifest)
         for each in (older, newer):
-            each.path.unlink()
+            each.path.unlink(missing_ok=True)
         return kept
 
     def _anchor_whole(self, version: VersionId, ending: str = "-whole") -> None:
@@ -241,8 +245,7 @@ class Publisher:
             made = self._policy_version(version.step, version.digest)
             manifest = describe(self._weights, made, None, 1.0, self._sampling)
             self._store(f"v{version.step}{ending}", folder, manifest)
-        self._root = version.step
-        self._forget_all_but(0)
+        self._forget_chain()
 
     def _prune(self) -> None:
         assert self._version is not None
@@ -255,7 +258,8 @@ class Publisher:
                 place.remove(edge.uri)
 
     def _write_whole(self, folder: Path, weights: Weights | None) -> None:
-        shutil.copytree(self._files, folder, dirs_exist_ok=True)
+        names = (path.relative_to(self._files) for path in self._files.rglob("*") if path.is_file())
+        disk.copy_files(self._files, folder, names)
         if weights is not None:
             write_whole(folder, weights)
 
@@ -269,6 +273,6 @@ class Publisher:
         return taken
 
     def _keep(self, base: VersionId, step: int, path: Path) -> _Kept:
-        kept = _Kept(base, step, self._spool / f"{base.step}-{step}")
+        kept = _Kept(base, step, self._spool / f"{base.step}-{step}", path.stat().st_size)
         shutil.copyfile(path, kept.path)
         return kept

@@ -16,6 +16,8 @@ from infra.errors import first_fault
 from infra.storage import place, store
 from infra.storage.manifest import Manifest, StoreError, Torn
 
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors")  # where weights are those of adapters, as peft has them
+
 
 class Gone(StoreError):  # noqa: N818
     """The version was removed; newer ones are there."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from infra.storage import store
 from infra.storage.manifest import Torn
 from infra.weights.difference import Weights, weights_digest
-from infra.weights.version import PolicyVersion, VersionId, VersionManifest
+from infra.weights.version import ADAPTERS, PolicyVersion, VersionId, VersionManifest
 
 WHOLE = "model.safetensors"
 
@@ -61,7 +61,7 @@ def keep_whole(uri: str, folder: Path) -> PolicyVersion:
 def files_digest(folder: Path) -> str:
     """blake3 over the names and contents of what lies beside the weights: configuration, tokenizer, chat template."""
     digest = blake3()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != WHOLE):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (WHOLE, ADAPTERS[1])):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)} ".encode())
         digest.update(content)
@@ -71,14 +71,20 @@ def files_digest(folder: Path) -> str:
 def read_whole(folder: Path) -> dict[str, Tensor]:
     """The weights of a folder in Hugging Face layout; raises Torn."""
     try:
-        return {name: tensor.clone() for name, tensor in load_file(folder / WHOLE).items()}
+        return {name: tensor.clone() for name, tensor in load_file(whole_file(folder)).items()}
     except (OSError, SafetensorError) as error:
-        raise Torn(f"{folder}: {WHOLE} cannot be read: {error}") from None
+        raise Torn(f"{folder}: {whole_file(folder).name} cannot be read: {error}") from None
 
 
 def write_whole(folder: Path, weights: Weights) -> None:
     """Add the weights to a folder that has all else."""
-    save_file(dict(weights), folder / WHOLE, metadata={"format": "pt"})
+    save_file(dict(weights), whole_file(folder), metadata={"format": "pt"})
+
+
+def whole_file(folder: Path) -> Path:
+    """The file of the weights in a folder that has all else."""
+    settings, adapters = ADAPTERS
+    return folder / (adapters if (folder / settings).is_file() else WHOLE)
 
 
 def _dtype(weights: Weights) -> str:

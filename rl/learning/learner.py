@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl.algorithms import Algorithm
-from rl.config import LossConfig, OptimizerConfig
+from rl.config import LossConfig
+from rl.learning.optimizers import build_optimizers, restore_state, state_bytes, state_tensors
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation, Passes
 from rl.learning.shaping import shaped
@@ -25,6 +26,7 @@ from rl.model.in_place import embedding_in_place
 from rl.model.memory import checkpointed, room_for
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.scores import Loss, target_scores
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Learned, Rollouts
 
 
@@ -36,34 +38,11 @@ class _State:
     applied: int  # optimizer steps
     refusals: int
     learned: Learned | None
-    passes: Passes | None = None  # to which they shrank when memory ran out
-    given: tuple[int | None, str] | None = None  # the options of passes then
+    passes: Passes | None = None  # by which it updates
+    given: tuple[int | str | None, ...] | None = None  # the options of passes then, and the kind of device
 
 
 _STATE = TypeAdapter(_State)
-
-
-def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """AdamW for all parameters, or Muon for the hidden matrices and AdamW for embeddings, norms and head.
-
-    Muon's step is scaled to the size of AdamW's, so one learning rate serves both (Moonlight, arXiv 2502.16982,
-    section 2.2).
-    """
-    parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    # of positions too, which some models learn
-    tables = [module for module in policy.model.modules() if isinstance(module, nn.Embedding)]
-    ends = (*tables, policy.model.get_output_embeddings())  # type: ignore[no-untyped-call]
-    apart = {id(p) for module in ends for p in module.parameters()}
-    hidden = [p for p in parameters if config.name == "muon" and p.ndim == 2 and id(p) not in apart]
-    chosen = {id(p) for p in hidden}
-    others = [p for p in parameters if id(p) not in chosen]
-    decay = config.weight_decay
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=config.rate, betas=config.betas, weight_decay=decay, fused=True)
-    ]
-    if hidden:
-        optimizers.append(torch.optim.Muon(hidden, lr=config.rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
-    return optimizers
 
 
 def loss_scale(dtype: torch.dtype, tokens: int) -> float:
@@ -124,8 +103,8 @@ class Learner:
     @property
     def standing(self) -> int:
         """Bytes that the first update takes and keeps: of gradients, and of the optimizer's state."""
-        missing = 1 + 2 * (not any(optimizer.state for optimizer in self.optimizers))
-        return sum(p.numel() * p.element_size() for p in self.parameters if p.grad is None) * missing
+        gradients = sum(p.numel() * p.element_size() for p in self.parameters if p.grad is None)
+        return gradients + sum(state_bytes(optimizer) for optimizer in self.optimizers if not optimizer.state)
 
     def optimizer_step(self, scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
         """Divide the gradient by ``loss_scale``, clip it, take one optimizer step at ``scale`` times the learning rate,
@@ -232,8 +211,8 @@ class Learner:
     # -- what survives the process
 
     @property
-    def _given(self) -> tuple[int | None, str]:
-        return self.config.microbatch_tokens, self.config.checkpointing
+    def _given(self) -> tuple[int | str | None, ...]:
+        return self.config.microbatch_tokens, self.config.checkpointing, self.policy.device.type
 
     def optimizer_of(self, parameter: Tensor) -> torch.optim.Optimizer:
         """The optimizer that updates this parameter."""
@@ -248,12 +227,11 @@ class Learner:
         save_policy(self.policy, folder)
         tensors = {"rng": torch.get_rng_state()}
         for index, parameter in enumerate(self.parameters):
-            for optimizer in self.optimizers:
-                for name, value in optimizer.state.get(parameter, {}).items():
-                    tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
+            for name, value in state_tensors(self.optimizer_of(parameter), parameter).items():
+                tensors[f"{index}.{name}"] = value
         save_file(tensors, folder / "optimizer.safetensors")
         state = _State(
-            self.step, self.optimizer_steps, self.refusals, self.learned, self.accumulation.shrunk, self._given
+            self.step, self.optimizer_steps, self.refusals, self.learned, self.accumulation.passes, self._given
         )
         (folder / "learner.json").write_text(json.dumps(asdict(state)))
 
@@ -267,9 +245,8 @@ class Learner:
         for key, value in tensors.items():
             index, name = key.split(".", 1)
             parameter = self.parameters[int(index)]
-            # a step counter stays where a fused AdamW keeps it: beside its parameter
-            self.optimizer_of(parameter).state[parameter][name] = value.to(self.policy.device)
+            restore_state(self.optimizer_of(parameter), parameter, name, value)
         state = _STATE.validate_json((folder / "learner.json").read_bytes())
         self.step, self.optimizer_steps = state.step, state.applied
         self.refusals, self.learned = state.refusals, state.learned
-        self.accumulation.shrunk = state.passes if state.given == self._given else None
+        self.accumulation.passes = state.passes if state.given == self._given else None

@@ -61,9 +61,12 @@ def balance(policy: Policy) -> float:
     ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[no-untyped-call]
     apart = {id(parameter) for module in ends for parameter in module.parameters()}
     inner = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in apart)
-    heads, size = (getattr(text, name, None) for name in ("num_attention_heads", "head_dim"))
-    width = heads * size if heads and size else text.hidden_size
-    return float(inner / text.num_hidden_layers / (2 * width))
+    layers = [text.per_layer_config[index] for index in range(text.num_hidden_layers)]  # which may have other heads
+    widths = [
+        getattr(layer, "num_attention_heads", 0) * (getattr(layer, "head_dim", None) or 0) or text.hidden_size
+        for layer in layers
+    ]
+    return float(inner / (2 * sum(widths)))
 
 
 def rows_of(

@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rl.config import OptimizerConfig
+import torch
+
 from rl.learning.packing import Packed, balance, microbatches, pack, rows_of
 from rl.model.memory import (
     NoRoomError,
     cast_bytes,
-    checkpointed_layers,
+    checkpointed_bytes,
+    copy_bytes,
     is_out_of_memory,
     kept_bytes,
     release,
@@ -17,8 +19,11 @@ from rl.model.memory import (
 )
 from rl.model.policy import Policy
 from rl.model.scores import CHUNK
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Rollouts
 
+MEASURED = 128  # positions at most of a row that a pass is measured with
+LEAST = 1e9  # bytes that a pass may keep beside adapters, however small the model is
 FEW = 512  # positions: passes of fewer cost more than they save, unless there is no other way
 
 
@@ -52,8 +57,7 @@ class Accumulation:
 
     def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
         self.config = config
-        self.passes: Passes | None = None  # chosen at the first update
-        self.shrunk: Passes | None = None  # to these, because memory ran out
+        self.passes: Passes | None = None  # chosen at the first update: sums of other passes are rounded otherwise
         self._policy = policy
         self._balance = balance(policy)
 
@@ -82,14 +86,14 @@ class Accumulation:
             self._policy.model.zero_grad(set_to_none=True)
             release(self._policy.device)
             longest = max(row.length(rollouts) for row in rows_of(rollouts, groups, positions=0))
-            self.shrunk = self.passes.smaller(self.config, longest)
-            if self.shrunk is None:
+            smaller = self.passes.smaller(self.config, longest)
+            if smaller is None:
+                helps = "" if self.passes.checkpointing else "optimizer.checkpointing on, "
                 raise NoRoomError(
                     f"one sequence of {longest:,} tokens in a forward pass does not fit into the memory of "
-                    f"{self._policy.device}: give optimizer.checkpointing on, a smaller sampling.max_tokens or a "
-                    "smaller policy.model"
+                    f"{self._policy.device}: give {helps}a smaller sampling.max_tokens or a smaller policy.model"
                 )
-            self.passes = self.shrunk
+            self.passes = smaller
             said = f"out of memory; {self.passes} from now on"
 
     def _sums(
@@ -107,37 +111,57 @@ class Accumulation:
         return sums
 
     def _choose(self, rollouts: Rollouts, groups: Sequence[int], standing: int) -> str:
-        """Choose the passes, once, by what is free and what the shortest row needs; says so if memory limits them."""
+        """Choose the passes, once, by what is free and what the longest row needs; says so if memory limits them."""
         if self.passes is not None:
             return ""
-        rows = rows_of(rollouts, groups, balance=self._balance)
-        shortest = pack(rollouts, [min(rows, key=lambda row: row.length(rollouts))], self._policy.device)
         wanted = Passes.wanted(self._policy, self.config)
-        self.passes = self.shrunk or _fitting(self._policy, self.config, wanted, shortest, standing)
-        return "" if self.passes == wanted else f"memory allows {self.passes}"
+        rows = rows_of(rollouts, groups, balance=self._balance, positions=wanted.positions)
+        longest = max(row.length(rollouts) for row in rows)
+        self.passes = _fitting(self._policy, self.config, wanted, longest, standing)
+        why = "memory allows" if self._policy.base is None else "to save memory,"
+        return "" if self.passes == wanted else f"{why} {self.passes}"
 
 
-def _fitting(policy: Policy, config: OptimizerConfig, wanted: Passes, row: Packed, standing: int) -> Passes:
-    """The passes that fit into the memory that is free now, measured with one row. A number of positions that is given
-    is taken."""
+def _fitting(policy: Policy, config: OptimizerConfig, wanted: Passes, longest: int, standing: int) -> Passes:
+    """The passes that fit into the memory that is free now, if rows have `longest` positions at most. A number of
+    positions that is given is taken."""
     head = 8 * min(CHUNK, wanted.positions * policy.text.vocab_size)
-    room = spare_bytes(policy.device) - standing - cast_bytes(policy) - head
-    kept = _kept_by_position(policy, row)
-    checkpointing = wanted.checkpointing or (config.checkpointing == "auto" and wanted.positions * kept > room)
-    if checkpointing:  # what goes into each layer, and one layer whole
-        layers = max(1, len(checkpointed_layers(policy.model)))
-        kept = kept / layers + layers * policy.text.hidden_size * policy.dtype.itemsize
+    room = spare_bytes(policy.device, standing) - cast_bytes(policy) - copy_bytes(policy) - head
+    if policy.base is not None and policy.device.type != "cuda":  # else a pass takes several times the frozen weights
+        room = min(room, max(LEAST, sum(p.numel() * p.element_size() for p in policy.model.parameters())))
+    kept = _kept_by_position(policy, longest)
+    checkpointing = wanted.checkpointing or (
+        config.checkpointing == "auto" and max(wanted.positions, longest) * kept > room
+    )
+    if checkpointing:
+        kept = checkpointed_bytes(policy, kept)
     fitting = wanted.positions if config.microbatch_tokens else max(FEW, int(room / max(1.0, kept)))
     return Passes(min(wanted.positions, fitting), checkpointing)
 
 
-def _kept_by_position(policy: Policy, row: Packed) -> float:
-    """Bytes that a pass keeps of a position for the backward pass; infinite where there is no room for this row."""
+def _kept_by_position(policy: Policy, length: int) -> float:
+    """Bytes that a pass keeps of a position of a row of that length for the backward pass; infinite where there is no
+    room for what is measured.
+
+    Attention may keep what grows with the square of a length: transformers' own its weights, PyTorch's a mask. So short
+    rows of two lengths are measured, and what is kept of a position taken to grow as it does between them.
+    """
+    measured = min(length, MEASURED)
+    half = measured // 2
     try:
-        kept = kept_bytes(policy, mask=row.mask, input_ids=row.tokens, position_ids=row.positions)
-        return kept / row.tokens.numel()
+        at_half, kept = (_kept(policy, each) / each for each in (half, measured))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+    else:
+        return kept + max(0.0, kept - at_half) / (measured - half) * (length - measured)
     release(policy.device)
     return math.inf
+
+
+def _kept(policy: Policy, length: int) -> int:
+    """Bytes that are kept of a row."""
+    at = torch.arange(length, device=policy.device)
+    return kept_bytes(
+        policy, mask=(at[:, None] >= at)[None, None], input_ids=torch.zeros_like(at)[None], position_ids=at[None]
+    )

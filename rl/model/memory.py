@@ -1,5 +1,8 @@
 """The memory of a device, and what a forward pass keeps of it for the backward pass."""
 
+import ctypes
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +16,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl.model.head import hidden_states
 from rl.model.policy import Policy
+
+DEVICE_PROCESSES = "RLVF_DEVICE_PROCESSES"  # in the environment: how many compute on the device of this one
+
+MMAP_THRESHOLD = -3  # of mallopt(3)
+OF_ITS_OWN = 2**18  # bytes
 
 
 class NoRoomError(RuntimeError):
@@ -29,9 +37,16 @@ def free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def spare_bytes(device: torch.device) -> float:
-    """The part of it that may be counted on: elsewhere than on CUDA other processes use the same memory."""
-    return (0.8 if device.type == "cuda" else 0.5) * free_bytes(device)
+def sharing() -> int:
+    """How many processes compute on this one's device, itself included, as far as it was told."""
+    return int(os.environ.get(DEVICE_PROCESSES, "1"))
+
+
+def spare_bytes(device: torch.device, taken: float = 0, processes: int | None = None) -> float:
+    """The part of it that may be counted on once `taken` bytes are: the same for each of the `processes` that compute
+    there, and half at most elsewhere than on CUDA, where other programs use the same memory."""
+    share = 0.8 / (processes or sharing())
+    return (share if device.type == "cuda" else min(share, 0.5)) * (free_bytes(device) - taken)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -59,6 +74,28 @@ def release(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
+def yield_memory(device: torch.device) -> None:
+    """Give it back where others compute on the device."""
+    if sharing() > 1:
+        release(device)
+
+
+def reserve(count: int, device: torch.device) -> None:
+    """Have PyTorch keep so many bytes for what is made later, where others compute on a GPU and would take them: they
+    ask what is free. Raises NoRoomError."""
+    if device.type == "cuda" and sharing() > 1:
+        with room_for(f"what an update keeps ({count / 1e9:.1f} GB)", device):
+            torch.empty(count, dtype=torch.uint8, device=device)
+
+
+def return_freed() -> None:
+    """Have glibc give tensors' memory back to the system when they are freed, by a mapping of its own for each. It
+    keeps what it thinks is used again, between what still is, and a pass of a large model takes twice as much; for
+    small models mappings cost more than they save."""
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(MMAP_THRESHOLD, OF_ITS_OWN)
+
+
 def checkpointed_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The layers that `checkpointed` computes twice."""
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
@@ -81,13 +118,13 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
 
 def kept_bytes(policy: Policy, **inputs: Tensor) -> int:
     """What the decoder keeps of a pass of these inputs for the backward pass, weights left out."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
+    weights = {parameter.untyped_storage()._cdata for parameter in policy.model.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+        storage = tensor.untyped_storage()  # which has no address on the meta device
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes()
         return tensor
 
     with torch.enable_grad(), policy.autocast(), torch.autograd.graph.saved_tensors_hooks(keep, lambda same: same):
@@ -95,11 +132,33 @@ def kept_bytes(policy: Policy, **inputs: Tensor) -> int:
     return max(0, sum(kept.values()) - cast_bytes(policy))
 
 
+def checkpointed_bytes(policy: Policy, kept: float) -> float:
+    """What a pass keeps of a position with checkpointing, if it keeps so much without: what goes into each layer, and
+    one layer whole."""
+    layers, size = max(1, len(checkpointed_layers(policy.model))), int(policy.text.hidden_size)
+    return kept / layers + layers * size * policy.dtype.itemsize
+
+
 def cast_bytes(policy: Policy) -> int:
     """Bytes of the copies of matrices that autocast makes for a pass."""
-    if policy.dtype == policy.model.dtype:
+    if policy.dtype == torch.float32:
         return 0
     decoder: nn.Module = policy.model.get_decoder()  # type: ignore[no-untyped-call]
     return sum(
-        module.weight.numel() * policy.dtype.itemsize for module in decoder.modules() if isinstance(module, nn.Linear)
+        module.weight.numel() * policy.dtype.itemsize
+        for module in decoder.modules()
+        if isinstance(module, nn.Linear) and module.weight.dtype != policy.dtype
     )
+
+
+def copy_bytes(policy: Policy) -> int:
+    """Bytes of the largest copy in the type of the arithmetic that is made of a module's own weights and dropped again:
+    of the head's where they are of another type, of others where they are kept narrower."""
+    head = policy.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+
+    def copied(module: nn.Module) -> int:
+        own = [one for one in module.parameters(recurse=False) if one.is_floating_point()]
+        other = [one for one in own if one.dtype.itemsize < policy.dtype.itemsize or module is head]
+        return sum(one.numel() for one in other if one.dtype != policy.dtype) * policy.dtype.itemsize
+
+    return max(copied(module) for module in policy.model.modules() if not isinstance(module, nn.Embedding))

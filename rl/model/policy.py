@@ -4,7 +4,7 @@ Legend: B sequences, L positions, N selected positions, H hidden size, V vocabul
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from rl.model.lora import ADAPTERS, Base, adapters_of, base_weights, save_lora
 from rl.model.prompting import prompt_tokens, turn_end
 from rl.records import Instructions
 
@@ -34,6 +35,7 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     dtype: torch.dtype  # of the arithmetic; a learner's parameters stay float32
+    base: Base | None = None  # of adapters, which alone are trained then; None without them
 
     @property
     def text(self) -> PretrainedConfig:
@@ -90,7 +92,7 @@ class Policy:
     @contextmanager
     def autocast(self) -> Iterator[None]:
         """Forward passes in the policy's dtype, whatever its parameters are kept in."""
-        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+        with torch.autocast(self.device.type, self.dtype) if self.dtype != torch.float32 else nullcontext():
             yield
 
     def check_room(self, prompt: int, max_tokens: int) -> None:
@@ -108,17 +110,19 @@ class Policy:
         return prompt_tokens(self.tokenizer, problem, instructions)
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters and buffers by name, those that are tied once."""
+        """The parameters and buffers by name, those that are tied once; of adapters these alone, by peft's names."""
+        if self.base is not None:
+            return {name: value.detach() for name, value in adapters_of(self.model).items()}
         tied = tied_names(self.model)
         return {name: value.detach() for name, value in self.model.state_dict().items() if name not in tied}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Overwrite the parameters in place with weights of the same names.
+        """Overwrite the parameters in place with `weights` of the same names.
 
         Raises:
             ValueError: names or shapes differ from the model's; nothing was changed then.
         """
-        parameters = self.model.state_dict(keep_vars=True)
+        parameters = self.model.state_dict(keep_vars=True) if self.base is None else adapters_of(self.model)
         for name, value in weights.items():
             if name not in parameters or parameters[name].shape != value.shape:
                 raise ValueError(f"tensor {name} does not fit the model in memory")
@@ -130,8 +134,8 @@ class Policy:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The ``model*.safetensors`` of a folder in Hugging Face layout."""
-    files = sorted(folder.glob("model*.safetensors"))
+    """The ``model*.safetensors`` of a folder in Hugging Face layout, or its adapters."""
+    files = sorted(folder.glob("model*.safetensors")) or folder.glob(ADAPTERS)
     return {name: value for file in files for name, value in load_file(file).items()}
 
 
@@ -160,20 +164,45 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write Hugging Face layout: config, tokenizer, ``model.safetensors`` (floating point in ``dtype``)."""
+    """Write Hugging Face layout: config, tokenizer, ``model.safetensors`` (floating point in ``dtype``). Of adapters
+    peft's, without the model that they belong to."""
     save_files(policy, folder, dtype)
-    save_file(copied_weights(policy.weights(), dtype), folder / "model.safetensors", metadata={"format": "pt"})
+    name = "model.safetensors" if policy.base is None else ADAPTERS
+    save_file(copied_weights(policy.weights(), dtype), folder / name, metadata={"format": "pt"})
+
+
+def save_base(policy: Policy, folder: Path) -> None:
+    """Write the frozen model of a policy with adapters in Hugging Face layout, without them."""
+    assert policy.base is not None
+    dtype = DTYPES[policy.base.dtype]
+    save_config(policy, folder, dtype)
+    save_tokenizer(policy, folder)
+    save_file(base_weights(policy.model, dtype), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def save_files(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write what Hugging Face layout has beside the weights: config (of weights in ``dtype``), tokenizer, generation
-    settings, which name all end tokens: other programs do not look into the chat template for them."""
+    """Write what `save_policy` does beside the weights."""
+    if policy.base is None:
+        save_config(policy, folder, dtype)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_lora(policy.model, policy.base, folder)
+    save_tokenizer(policy, folder)
+
+
+def save_config(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write the configuration of the model, of weights in ``dtype``."""
     folder.mkdir(parents=True, exist_ok=True)
     config = deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]  # a model that was built in code does not say
     if dtype is not None:
         config.dtype = dtype  # a learner's parameters may be of another
     config.save_pretrained(folder)
+
+
+def save_tokenizer(policy: Policy, folder: Path) -> None:
+    """Write the tokenizer, and generation settings, which name all end tokens: other programs do not look into the chat
+    template for them."""
     policy.tokenizer.save_pretrained(folder)
     if policy.model.generation_config is not None:
         settings = deepcopy(policy.model.generation_config)

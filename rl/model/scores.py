@@ -18,6 +18,7 @@ from rl.model.head import finished_logits
 from rl.model.in_place import gradient_of
 
 CHUNK = 5 * 2**23  # logits of a chunk at most: 160 MiB in float32, of which there are two
+ROWS = 32  # tokens whose logits are summed up at once
 
 # the loss of tokens, a scalar, from their log-probs [C] and their place among the N; the loss of all is the sum
 Loss = Callable[[Tensor, slice], Tensor]
@@ -36,7 +37,8 @@ def target_scores(
     that predict them; in float32, in float64 of a model in float64.
 
     With ``loss``, its gradient is added to that of the head's parameters, and its gradient with respect to the hidden
-    states [N, H] is the third that is returned. ``chunk`` tokens are taken at a time, by default :data:`CHUNK` logits.
+    states [N, H] is the third that is returned. ``chunk`` tokens are taken at a time, by default :data:`CHUNK` logits
+    at most.
 
     With z the logits and logp_n = z_n[target_n] - log sum_v exp(z_nv): d logp_n / d z_nv = 1[v = target_n] -
     softmax(z_n)_v.
@@ -46,14 +48,17 @@ def target_scores(
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     logprobs, entropy = (hidden.new_empty(len(targets), dtype=wide) for _ in range(2))
     gradient = None if loss is None else torch.empty_like(hidden)
-    for part in _parts(len(targets), chunk or max(1, CHUNK // model.config.get_text_config().vocab_size)):
+    # a head that is frozen has no gradient that is read and written with each chunk
+    most = CHUNK if any(one.requires_grad for one in module.parameters()) else CHUNK // 2
+    for part in _parts(len(targets), chunk or max(1, most // model.config.get_text_config().vocab_size)):
         target = targets[part, None]
         output = head.forward(hidden[part], loss is not None)
         with torch.set_grad_enabled(loss is not None):
             logits = finished_logits(model, output.requires_grad_(loss is not None))
             logits = logits if temperature == 1 else logits / temperature  # a copy less
         scores = logits.detach()
-        scores -= scores.logsumexp(-1, keepdim=True)
+        for few in torch.split(scores, ROWS):  # whose exponentials are a tensor of their own
+            few -= few.logsumexp(-1, keepdim=True)
         logprobs[part] = scores.gather(1, target).squeeze(1)
         chances = scores.exp()
         entropy[part] = -scores.mul_(chances).sum(-1)
@@ -107,7 +112,8 @@ class _Matrix:
 
     def __init__(self, head: nn.Linear, hidden: Tensor) -> None:
         kind = hidden.device.type
-        self._dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+        wide = torch.promote_types(head.weight.dtype, hidden.dtype)  # a frozen head may be narrower than the arithmetic
+        self._dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else wide
         self._head = head
         self._weight = head.weight.to(self._dtype)
         self._bias = None if head.bias is None else head.bias.to(self._dtype)

@@ -7,7 +7,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import And, Basic, FiniteSet, Float, Ge, Gt, I, Interval, Le, Lt, MatrixBase, Rational, Symbol, Union, exp
 from sympy.core.relational import Relational
 
-from rl.verifiers.witness import UNBOUNDED, closed, differ, elements
+from rl.verifiers.witness import UNBOUNDED, closed, differ, elements, rounds
 
 READ = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
 
@@ -26,6 +26,18 @@ _DEGREES = re.compile(
     r"(\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|(?<![0-9.])[0-9]*\.?[0-9]+[A-Za-z]?|(?<![A-Za-z\\])[A-Za-z]|(?<!\})\{[^{}]*\}|\([^()]*\))"
     r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))"
 )
+_ROUNDED = re.compile(  # 7/12 \\approx 0.583\\text{ cm}
+    r"(?P<exact>.+?)(?:\\approx(?![A-Za-z])|≈)(?:\s|~)*(?P<decimal>-?[0-9]{0,15}\.?[0-9]{1,15})"
+    r"(?P<unit>(?:\s|~|\\[,;:! ])*(?:\\(?:text|mathrm)\s*\{[^{}]*\})?\s*\.?)",
+    re.DOTALL,
+)
+
+
+def unrounded(latex: str) -> str:
+    """The exact side of an expression that is said once more as a decimal; anything else as it is."""
+    found = _ROUNDED.fullmatch(latex)
+    exact = found and expression(found["exact"].rpartition("=")[2])
+    return found["exact"] + found["unit"] if found and exact and rounds(exact[0], found["decimal"]) else latex
 
 
 def expression(latex: str) -> list[Any]:

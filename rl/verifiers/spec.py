@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rl.config import AUTO, MADE, VERIFIERS
+from rl.config import AUTO, MADE, VERIFIERS, ProblemsConfig, VerifierConfig
 from rl.records import Problem
 from rl.verifiers import table
 from rl.verifiers.contract import FUNCTION, SERVICE, Declared
@@ -102,6 +102,13 @@ def named(name: str, problems: str) -> str:
     if name != AUTO:
         return name
     return problems if problems in MADE and problems in VERIFIERS else ARITHMETIC
+
+
+def judged_by(problems: ProblemsConfig, verifier: VerifierConfig) -> str:
+    """The name of what judges a set: its own `verifier`, else the one of all sets. A set that is made in code has the
+    verifier that reads its targets: of the one of all sets it takes a function or a service, no other built-in one."""
+    fits = problems.path not in MADE or not table.declared(verifier.name).built_in
+    return named(problems.verifier or (verifier.name if fits else AUTO), problems.path)
 
 
 def is_file(name: str) -> bool:

@@ -5,54 +5,27 @@ How it reads names, sets, units and numerals is in docs/verifiers.md. What math-
 """
 
 import re
-from fractions import Fraction
 from typing import Any
 
 from sympy import Basic, FiniteSet
 
-from rl.verifiers.expressions import expression, is_imaginary, is_interval, is_range, same
-from rl.verifiers.targets import MAX_CHARACTERS, asked, counted, in_unit
+from rl.verifiers.expressions import expression, is_imaginary, is_interval, is_range, same, unrounded
+from rl.verifiers.notation import held, opened, tidied
+from rl.verifiers.targets import ABOUT, BETWEEN, asked, counted, in_unit, is_worded, same_text
+from rl.verifiers.units import Unit, has_more, other_unit, parts, unit_of, without_text
 from rl.verifiers.wording import DOUBTS, RATIO, asks_for, asks_only_for, clock, names_variable
-from rl.verifiers.written import TEXT, boxed
+from rl.verifiers.written import TEXT
 
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv\b")
 _SIGNS = re.compile(r"[(\[{)\]}=]|\\equiv\b")
-_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
 _INDEX = re.compile(r"(?<=[A-Za-z])_\s*(?:\{\s*\d+\s*\}|\d)\Z")
-_LONG = re.compile(r"(?<![\d.])([0-9]*)\.([0-9]{15,})(?!\d)")  # more than a float holds
-_LABEL = re.compile(
-    r"\s*\\(?:text|textbf|mathrm|mbox)\s*\{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:=]?\s*\}\s*[:=]?",
-    re.IGNORECASE,
-)
-_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\\[,;! ]|,\\!|\{,\}|~)\d{3})+(?!\d)")
 _ARGUMENT = (r"\^", r"\\log_", r"\\frac\s", r"\\[dt]frac\s", r"\\binom\s", r"\\[dt]binom\s")  # which one digit is
 _SPACED = re.compile(
     "".join(rf"(?<!{before})" for before in _ARGUMENT) + r"\d(?:\s|~|\\[,;:! ]|\\q?quad\b)+\d(?![\d.]*\s*/)"
 )  # 2\;3, which would be read as 5; 1 1/2 is one
-_SEVERAL = re.compile(  # 6\text{ hours and }5\text{ minutes}, and no list
-    r"[0-9}]\s*\\text\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}(?:\s|~|\\[,;:! ])*[0-9]"
-)
+_AMONG_WORDS = re.compile(r"(?<![A-Za-z0-9^{])[0-9]")  # 42\text{ and 43}, but no m2
 _PRIME = re.compile(r"(?<=[0-9})\]])\s*(?:'|’|\^\s*\{?\s*\\prime)")  # of feet or arcs: math-verify passes over it
 _ZEROS = re.compile(r"(?<![\d.,:])00+\s*[A-Za-z]")  # 00x, which would be read as a product
-_DEGREES = re.compile(r"°|\\degree\b")
-_MONEY = re.compile(r"\\\$|(?<![0-9])[€£]|[€£](?!\s*[0-9])|\\pounds(?![A-Za-z])")
-_STYLE = re.compile(  # which changes how it looks
-    r"\\(?:bf|rm|displaystyle|textstyle|Large|large|boldsymbol|mathbf|bm|underline)(?![A-Za-z])|\\color\s*\{[^{}]*\}"
-)
-_UPRIGHT = re.compile(  # the imaginary unit, or those of space, which math-verify takes for one of measure and drops
-    r"\\(?:mathrm|textrm|text|mathit|operatorname)\s*(?:\{(?:\s|~)*([ijk])\s*\}|\s([ijk])(?![A-Za-z]))"
-)
-_BIG = re.compile(r"\\big(cup|cap)(?![A-Za-z])(?!\s*[_^])")  # between two sets, and not of many by an index
-_AROUND = re.compile(r"\A(?:\s|~|\\[,;:! ]|\\q?quad\b|=)+|(?:\s|~|\\[,;:! ]|\\q?quad\b|\\\Z)+\Z")
-_EMPTY = re.compile(
-    r"\\varnothing\b|∅|\A\s*(?:\\(?:text|textbf|mathrm|mbox)\s*\{\s*)?(?:(?:the\s+)?empty\s+set"
-    r"|(?:there\s+(?:is|are)\s+)?no\s+(?:real\s+|such\s+)?(?:solutions?|roots?))\s*\.?\s*\}?\s*\Z",
-    re.IGNORECASE,
-)
-_REALS = re.compile(
-    r"\A\s*\\(?:text|textbf|mathrm|mbox)\s*\{\s*(?:(?:the\s+set\s+of\s+)?all\s+)?real\s+numbers?\s*\.?\s*\}\s*\Z",
-    re.IGNORECASE,
-)
 _RADIANS = re.compile(r"(?<![A-Za-z])rad(?:ians?)?(?![A-Za-z])")
 _IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
@@ -60,53 +33,29 @@ _PAIR = re.compile(r"\bordered\b|\bcoordinates\b", re.IGNORECASE)  # in what is 
 _POWER = re.compile(r"\^\s*\{?\s*(?!-\s*1\s*\}?\s*\()[-+]?\s*(?:[0-9A-Za-z]|\\[dt]?frac)")  # f^{-1}(x) is a name
 _WORD = re.compile(r"(\\(?:text|textbf|textit|mathrm|mbox)\s*\{)?\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+)*)\s*(?(1)\.?\s*\}|)")
 _VERDICT = re.compile("yes|no|true|false", re.IGNORECASE)  # which are no products of letters without a text, either
-_OPTION = re.compile(r"\A\s*\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*\([A-E]\)\s*\}(?:\s|~|\\[,;:! ])*(?=\S)")
-_NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
+_CHOICE = re.compile(  # \textbf{(B)}\ 12, B)
+    r"(?:\s|~)*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)?(?:\((?P<inside>[A-E])\)|(?P<before>[A-E])[).:])(?P<value>.*)",
+    re.DOTALL,
+)
+_TO = re.compile(
+    r"(?<=[0-9}])(?:\s|~|\\ )*(?:\\text\s*\{\s*(?:to|:)\s*\}|\bto\b)(?:\s|~|\\ )*(?=[0-9\\])"
+)  # of a ratio
 _COMPLEX = re.compile(r"\bcomplex\b|\bimaginary\b|\bi\s*\^\s*\{?2|\\sqrt\s*\{?\s*-\s*1", re.IGNORECASE)  # asked for
 _LIST = re.compile(r"[^()\[\]{}=]+(?:,[^()\[\]{}=]+)+")
-_BETWEEN = r"(?:\s|~|\\[,;:! ]|\\q?quad\b)"
 _UNIT = re.compile(  # behind a number
-    rf"(?<=[0-9}}])(?P<space>{_BETWEEN}*)(?:(?:[cdkm]m|[km]g|m[lL]|ft|in|mi|yd|lbs?|oz|hrs?|min|mph|(?:km|mi|ft|m)/(?:hr?|s))"
+    rf"(?:(?<=[0-9}}])|(?P<pi>(?<=\\pi)))(?P<space>{BETWEEN}*)(?:(?:[cdkm]m|[km]g|m[lL]|ft|in|mi|yd|lbs?|oz|hrs?|min|mph|(?:km|mi|ft|m)/(?:hr?|s))"
     r"|(?P<letter>[smghlL])|(?P<word>(?:(?:sq|square|cubic)\.?\s+)?(?:[A-Za-z]{3,}s|feet|foot|inch|unit|percent|people)))"
-    rf"(?:\s*\^\s*\{{?[23]\}}?|[²³])?{_BETWEEN}*\Z"
+    rf"(?:\s*\^\s*\{{?[23]\}}?|[²³])?{BETWEEN}*\Z"
 )
-_SPACES = re.compile(rf"(?<!\\){_BETWEEN}+(?=[A-Za-z=\\])|(?<=[=,]){_BETWEEN}+")  # which divide no numbers
-_ABOUT = re.compile(r"\\(?:approx|sim|simeq|l?dots|cdots)\b|\.\.\.|…|≈")
+_SPACES = re.compile(rf"(?<!\\){BETWEEN}+(?=[A-Za-z=\\])|(?<=[=,]){BETWEEN}+")  # which divide no numbers
+_LABEL_OF_VALUE = re.compile(
+    r"\s*(?:\\[A-Za-z]+\s*)?(?:[A-Za-z]|[A-Z]+|\{[A-Z]+\})?(?:_\s*(?:\{[^{}]*\}|\w))?'?(?:\s*\([^()]*\))?\s*"
+)
 _NAMES = re.compile(
     r"\\(?:alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi"
     r"|omega|Gamma|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega|ell|angle|triangle|overline|vec|measuredangle|widehat|hat|det|dim|Pr"
     r"|max|min|lvert|rvert|lVert|rVert)(?![A-Za-z])|\\\|"
 )
-
-
-def tidied(latex: str) -> str:
-    """The expression without what changes no value: a label, dollars around it, a trailing dot, a percent sign,
-    separators of thousands; decimals that repeat, or are longer than a float, as fractions."""
-    latex = _LABEL.sub("", latex, count=1) if _LABEL.match(latex) else latex
-    latex = _NATURAL.sub(r"\\ln ", _OPTION.sub("", latex))
-    latex = _BIG.sub(r"\\\1 ", _UPRIGHT.sub(r" \1\2", latex))
-    latex = _STYLE.sub("", _DEGREES.sub(r"^\\circ", _MONEY.sub("", latex))).strip().strip("$")
-    latex = _AROUND.sub("", latex)
-    while (
-        latex.startswith("{")
-        and (held := boxed(rf"\boxed{latex}", MAX_CHARACTERS)) is not None
-        and latex == f"{{{held}}}"
-    ):
-        latex = _AROUND.sub("", held)
-    latex = _REALS.sub(r"\\mathbb{R}", _EMPTY.sub(r"\\emptyset", latex))
-    latex = re.sub(r"(?<![.\s])\.\s*$|(?<!\\)[,;]\s*$|\\\\\s*$", "", latex)
-    latex = re.sub(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$", "", latex)
-    latex = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), latex)
-    return _LONG.sub(_fraction, _REPEATING.sub(_fraction, latex))
-
-
-def _fraction(decimal: re.Match[str]) -> str:
-    whole, some, *more = decimal.groups("")
-    period = "".join(more)
-    value = Fraction(int(f"{whole}{some}" or 0), 10 ** len(some))
-    if period:
-        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(some))
-    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def unitless(latex: str, target: bool = False, prompt: str = "") -> str:
@@ -117,15 +66,21 @@ def unitless(latex: str, target: bool = False, prompt: str = "") -> str:
         return latex
     if target and (found["word"] or (found["letter"] and not found["space"])):
         return latex
-    if found["letter"] and names_variable(prompt, found["letter"]):
+    if found["letter"] and (found["pi"] is not None or names_variable(prompt, found["letter"])):
         return latex
     return latex[: found.start()]
 
 
+def measure(latex: str, target: bool = False, prompt: str = "") -> Unit:
+    """The unit of an expression, in a text or as `unitless` takes it off."""
+    plain = tidied(latex)
+    return unit_of(latex) or parts(plain[len(unitless(plain, target, prompt)) :])
+
+
 def doubts(latex: str) -> set[str]:
-    """Words of an expression that take its value back, or make another one of it."""
+    """Words of an expression that take its value back, or make another one of it, and numbers among words."""
     words = {text.strip().lower() for text in TEXT.findall(latex)}
-    return {each for each in words if any(kind.search(each) for kind in DOUBTS)}
+    return {each for each in words if any(kind.search(each) for kind in (*DOUBTS, _AMONG_WORDS))}
 
 
 def has_variable(latex: str) -> bool:
@@ -135,10 +90,16 @@ def has_variable(latex: str) -> bool:
 
 def is_loose(stated: str, wanted: str) -> bool:
     """Whether an answer has several numbers side by side, or one with more to come, where the target has not; or
-    radians where the target has degrees."""
-    if "\\circ" in wanted and _RADIANS.search(stated):
+    radians where the target has degrees; or anything behind a unit."""
+    if has_more(stated) or ("\\circ" in wanted and _RADIANS.search(stated)):
         return True
-    return any(kind.search(stated) and not kind.search(wanted) for kind in (_SPACED, _ABOUT, _SEVERAL, _PRIME, _ZEROS))
+    return any(kind.search(stated) and not kind.search(wanted) for kind in (_SPACED, ABOUT, _PRIME, _ZEROS))
+
+
+def is_relation(wanted: str, prompt: str) -> bool:
+    """Whether a target is an equation of more than a name and its value: x+y=2, and not x=2, P(A)=2 or AB=2."""
+    left, *right = sides(wanted)
+    return bool(right) and not _LABEL_OF_VALUE.fullmatch(left) and not asks_only_for(prompt, left)
 
 
 def is_name(latex: str) -> bool:
@@ -175,6 +136,17 @@ def letter(latex: str) -> str:
     r"""The letter that an expression is, in brackets or \text, too; empty where it is more than one."""
     bare = re.sub(r"\\(?:text|textbf|textit|mathrm|mbox)(?![A-Za-z])|[\s(){}.]", "", latex)
     return bare if re.fullmatch("[A-Za-z]", bare) else ""
+
+
+def choice(latex: str) -> str | None:
+    """The letter of a choice, which its value may follow; empty where that has another one, None of anything else."""
+    found = _CHOICE.fullmatch(latex)
+    if found is None:
+        return None
+    words = re.sub(r"\\[A-Za-z]+|[{}]", " ", found["value"])
+    if re.search(r"(?<![A-Za-z])[A-E](?![A-Za-z])", words) or any(kind.search(words) for kind in DOUBTS):
+        return ""
+    return found["inside"] or found["before"] or ""
 
 
 def has_other_case(wanted: str, stated: str) -> bool:
@@ -217,7 +189,7 @@ def value(stated: str, wanted: str, prompt: str, interval: bool) -> str | None:
     passed = [] if all(is_power(name, prompt) for name in passed) else passed
     values = [claim for claim in claims if claim not in passed] or claims[-1:]  # x = e^2
     seen = [expression(claim) for claim in values]
-    if not values or not all(seen) or not all(same(each, seen[-1]) for each in seen[:-1]):
+    if not values or not all(seen) or any(map(has_more, values)) or not all(same(each, seen[-1]) for each in seen[:-1]):
         return None
     return values[-1]
 
@@ -230,43 +202,71 @@ def brackets(latex: str) -> str:
     return "(" if re.fullmatch(r"\([^()]*,[^()]*\)", latex) else ""
 
 
+def unanswered(completion: str) -> tuple[float, str, dict[str, float]]:
+    """The verdict on a completion without a box."""
+    return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
+
+
 def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]:
-    wanted, unit = tidied(asked(problem.target)), ""
+    target = opened(asked(problem.target))
+    wanted, unit, measured = tidied(target), "", measure(target, True, problem.prompt)
     if count := counted(wanted):
         wanted, unit = count
+        measured = parts(unit)
+    if is_worded(wanted):
+        answer = held(completion)
+        if answer is None:
+            return unanswered(completion)
+        right = float(same_text(wanted, tidied(opened(answer))))
+        return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
     interval = bool(_IN.match(wanted) or (_INTERVAL.search(problem.prompt) and not _PAIR.search(problem.prompt)))
     wanted = unitless(_IN.sub("", wanted), target=True)
-    gold = expression(wanted)
+    plain = without_text(wanted)
+    gold = expression(plain)
     if not gold:
         raise ValueError(f"the target {problem.target[:80]!r} is no mathematics that math-verify reads")
     letters = {str(name) for each in gold if isinstance(each, Basic) for name in each.free_symbols}
     imaginary = "i" not in letters or bool(_COMPLEX.search(problem.prompt)) or is_imaginary(gold[0])
     interval = interval or any(map(is_interval, gold))
-    answer = boxed(completion, MAX_CHARACTERS)
+    answer = held(completion)
     if answer is None:
-        return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
+        return unanswered(completion)
+    if re.fullmatch("[A-E]", letter(wanted)) and (option := choice(answer)) is not None:
+        right = float(option == letter(wanted))
+        return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+    answer = unrounded(opened(answer))
+    if re.search(r"[0-9]\s*:\s*[0-9]", wanted) and (RATIO.search(problem.prompt) or not clock(wanted)):
+        answer = _TO.sub(":", answer)
     stated = value(_IN.sub("", tidied(answer)), wanted, problem.prompt, interval)
+    said = measure(answer, prompt=problem.prompt) if unit or not has_variable(wanted) else unit_of(answer)
     if unit and stated is not None:
-        stated = in_unit(tidied(stated), unit)
+        bare = in_unit(tidied(stated), unit)
+        said = said if bare == tidied(stated) else {}
+        stated = bare
+    if stated is not None and len(sides(stated)) == 1 and is_relation(wanted, problem.prompt):
+        return 0.0, "wrong_value", {"format": 1.0, "right": 0.0}
     word = None if stated is None else same_word(wanted, tidied(stated))
     if word is not None:
         return float(word), "right" if word else "wrong_value", {"format": 1.0, "right": float(word)}
-    if stated is None or doubts(answer) - doubts(wanted) or is_loose(stated, wanted):
+    if stated is None or doubts(tidied(answer)) - doubts(wanted) or is_loose(stated, wanted):
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
     stated = tidied(stated)
     if (time := clock(wanted)) and not RATIO.search(problem.prompt):
         right = float((clock(stated) or ())[: 3 if time[2] else 2] == time[: 3 if time[2] else 2])
         return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+    if other_unit(measured, said):
+        return 0.0, "wrong_value", {"format": 1.0, "right": 0.0}
+    stated = without_text(stated)
     # a list has no order; in brackets it may be a pair, and then it has one
-    if brackets(stated) == "(" and _LIST.fullmatch(wanted):
-        gold = expression(f"({wanted})")
-    elif brackets(wanted) == "(" and not interval and _LIST.fullmatch(stated):
+    if brackets(stated) == "(" and _LIST.fullmatch(plain):
+        gold = expression(f"({plain})")
+    elif brackets(plain) == "(" and not interval and _LIST.fullmatch(stated):
         stated = f"({stated})"
     found = expression(stated if unit or has_variable(wanted) else unitless(stated, prompt=problem.prompt))
     if not found:
         return 0.0, "unparsable", {"format": 0.0, "right": 0.0}
-    kinds = {brackets(wanted), brackets(stated)}
-    listed = isinstance(found[0], FiniteSet) and is_range(gold[0]) and (interval or brackets(wanted) != "(")
+    kinds = {brackets(plain), brackets(stated)}
+    listed = isinstance(found[0], FiniteSet) and is_range(gold[0]) and (interval or brackets(plain) != "(")
     one = isinstance(found[0], FiniteSet) and not isinstance(gold[0], FiniteSet) and brackets(stated) != "{"  # 6,6,6
     unlike = one or kinds == {"{", "("} or listed or has_other_case(wanted, stated)
     right = float(not unlike and same(gold, found, interval, imaginary))

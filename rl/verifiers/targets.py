@@ -4,9 +4,15 @@ with what it counts, in words."""
 import re
 
 from rl.records import Problem
-from rl.verifiers.wording import DOUBTS
-from rl.verifiers.written import boxed
+from rl.verifiers.units import below, goes_on, has_more, parts
+from rl.verifiers.wording import DOUBTS, INEXACT, OTHER_NUMBER
+from rl.verifiers.written import TEXT, boxed
 
+BETWEEN = r"(?:\s|~|\\[,;:! ]|\\q?quad\b)"
+ABOUT = re.compile(r"\\(?:approx|sim|simeq|l?dots|cdots)\b|\.\.\.|…|≈")
+_NAMED = re.compile(  # June 20, where the number is part of a name
+    rf"\s*(?:\\(?:text|textbf|mathrm|mbox)\s*\{{\s*[A-Za-z]{{3,}}|[A-Z][a-z]{{2,}}(?![A-Za-z]))[^{{}}0-9=]*\}}?{BETWEEN}*[0-9]"
+)
 MAX_CHARACTERS = 2000
 MAX_WORDS = 8  # of a target without a number: infinitely many solutions
 _ROW = 5  # words beside numbers that no target has in a row: all real numbers except 3 has four
@@ -24,8 +30,12 @@ _MATHEMATICS = re.compile(
 )
 _SAID = re.compile(  # behind the number of an answer
     r"(?P<number>.*[0-9}])(?:\s|~|\\[,;:! ])*"
-    r"(?:\\(?:text|textbf|mathrm|mbox)\s*\{(?P<text>[^{}]*)\}|(?<![0-9}])(?P<words>[A-Za-z][A-Za-z\s/-]*))\.?\s*",
+    r"(?:\\(?:text|textbf|mathrm|mbox)\s*\{(?P<text>[^{}]*)\}|(?<![0-9}])(?P<words>[A-Za-z][A-Za-z\s/-]*))(?P<power>\s*\^\s*\{?[23]\}?|[²³])?\.?\s*",
     re.DOTALL,
+)
+
+_PRINTED = re.compile(
+    rf"{BETWEEN}|\\(?:left|right|text|textbf|mathrm|mbox|displaystyle)(?![A-Za-z])|[{{}}$]|\.\Z|(?<=[a-z])s(?![a-z])"
 )
 
 
@@ -71,10 +81,27 @@ def in_unit(stated: str, unit: str) -> str | None:
     found = _SAID.fullmatch(stated)
     if found is None:
         return stated
-    said = found["text"] if found["text"] is not None else found["words"]
-    return found["number"] if _nouns(said) <= _nouns(unit) else None
+    said = (found["words"] if found["text"] is None else found["text"]) + (found["power"] or "")
+    ours, theirs = parts(unit), parts(said)
+    less = _nouns(said) <= _nouns(unit) and below(ours) == below(theirs)
+    return found["number"] if less or ours == theirs or goes_on(ours, theirs) else None
 
 
 def _nouns(words: str) -> set[str]:
     """The words of a text, each in the singular."""
     return {word.lower().removesuffix("s") for word in re.findall("[A-Za-z]+|[^A-Za-z\\s./-]", words)}
+
+
+def is_worded(wanted: str) -> bool:
+    r"""Whether a target says more than a value: 2\text{ hours }30\text{ minutes}, 1.5\text{ million}, 1,2,\ldots,n,
+    \text{June 20}. Of
+    these math-verify reads what stands before the first word."""
+    return bool(has_more(wanted) or ABOUT.search(wanted) or _NAMED.match(wanted)) or any(
+        kind.search(text.strip()) for text in TEXT.findall(wanted) for kind in (INEXACT, OTHER_NUMBER)
+    )
+
+
+def same_text(wanted: str, stated: str) -> bool:
+    """Whether both are the same but for what changes nothing in print."""
+    ours, theirs = (_PRINTED.sub("", latex).lower() for latex in (wanted, stated))
+    return ours == theirs

@@ -92,6 +92,18 @@ def differ(one: Any, other: Any) -> bool:
     return any(not any(_close(value, against) for against in values[1]) for value in values[0])
 
 
+def rounds(exact: Any, decimal: str) -> bool:
+    """Whether a decimal is what a number is to so many digits: rounded, or cut behind the second one or a later one."""
+    if not isinstance(exact, sp.Expr) or _is_vast(exact) or exact.free_symbols or exact.has(*UNBOUNDED, PERCENT):
+        return False
+    value = _value(exact, {})
+    if value is None or value[1] != 0:
+        return False
+    step, said = sp.Rational(1, 10 ** len(decimal.partition(".")[2])), sp.Rational(decimal)
+    cut = abs(said) >= 10 * step and 0 <= (value[0] - said) * sp.sign(said) < step
+    return bool(cut or abs(value[0] - said) <= step / 2)
+
+
 def elements(found: Any) -> list[Any]:
     """The elements of a set, tuple or matrix, or the expression; none where they cannot be compared one by one."""
     match found:

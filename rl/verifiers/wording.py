@@ -11,12 +11,13 @@ _ORDINAL = (
     "(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|eigh|nine)teen"
     "|(?:twen|thir|for|fif|six|seven|eigh|nine)tie)th"
 )
-_LENGTHS = (
+_POWERED = (  # units
     *("unit", "units", "foot", "feet", "inch", "inches", "meter", "meters", "metre", "metres", "yard", "yards"),
     *("mile", "miles", "centimeters", "kilometers", "cm", "km", "m", "ft"),
+    *("second", "seconds", "sec", "s"),
 )
 _SQUARED = (
-    "".join(rf"(?<!\b{unit}\s)" for unit in _LENGTHS) + rf"\b(?:squared|cubed)\b(?!\s+(?:{'|'.join(_LENGTHS)})\b)"
+    "".join(rf"(?<!\b{unit}\s)" for unit in _POWERED) + rf"\b(?:squared|cubed)\b(?!\s+(?:{'|'.join(_POWERED)})\b)"
 )
 _SCALES = "hundred|thousand|(?:m|b|tr|quadr|quint)illion|dozen|lakh|crore"
 OTHER_NUMBER = re.compile(  # what makes another number of the one before it, or adds one
@@ -43,7 +44,9 @@ _DENIED = r"\b(?:not|wrong|incorrect|false)\s+(?:(?:the|an?|right|correct)\s+)*(
 TURNING = re.compile(  # a label that makes another number of what follows, or takes it back
     rf"(?:twice|double|triple|times|wrong|incorrect|false|{WORDS})\W*$"
     r"|.*\b(?:not|minus|negative|plus|of|than|at\s+least|at\s+most|about|around|approximately|roughly|nearly|almost)\W*$"
-    rf"|.*{_DENIED}"
+    r"|(?:.*\b(?:my|the|a|an|best|rough|educated|wild|i)\s+)?guess(?:\s+is)?\W*$"
+    r"|.*\b(?:maybe|perhaps|possibly|probably|presumably|hopefully|supposedly)\W*$|.*\bi\s+(?:think|guess|believe|suppose|hope)\b"
+    rf"|.*{_DENIED}|.*(?:\bnot|n['’]t)\s+(?:know|sure|certain)\W*$"
     # said of what follows; the number wrong is a count
     rf"|(?:.*\b(?:that|this|it|which|answer|result|solution|[a-z]+\s+said))(?:['’]s|\s+(?:is|was))\s+{_ASIDE}"
     r"(?:wrong|incorrect|false|mistaken?|error)\W*$",
@@ -75,7 +78,8 @@ FAULTY = re.compile(  # of what is counted, and not of the number: answers, and 
 )
 INEXACT = re.compile(  # by what follows it
     r"\bor\s+(?:more|less|fewer|so|higher|lower|greater|above|below|under|over|thereabouts|maybe)\b"
-    r"|\band\s+(?:up|above|over|counting|more)\b|\b(?:at\s+least|at\s+most|approximately|approx|roughly)\b"
+    r"|\band\s+(?:up|above|over|counting|more|change)\b|\b(?:at\s+least|at\s+most|approximately|approx|roughly)\b"
+    r"|\b(?:maybe|perhaps|possibly|probably|presumably|hopefully|supposedly)\b|\bi\s+(?:think|guess|believe|suppose|hope)\b|\bnot\s+sure\b|\?"
     r"|^\W*ish\b|^\W*\+|\bunless\b",  # but if: it often says again what the question supposes
     re.IGNORECASE,
 )

@@ -32,7 +32,9 @@ _PRINTED = re.compile(
 )
 _END = re.compile(r"(?:<\|[A-Za-z0-9_]{1,40}\|>|</s>|<end_of_turn>|<eos>|\s)+\Z")  # of a turn, written as text
 _MARKED = re.compile(r"(\*\*|\*|__|_|`+)(\S|\S.*\S)\1", re.DOTALL)  # Markdown around it
-TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")  # of LaTeX
+_ROMAN = "textrm|textnormal|textsf|textup|mbox|hbox"  # which are as good as \\text
+ROMAN = re.compile(rf"\\(?:{_ROMAN})(?=\s*\{{)")
+TEXT = re.compile(rf"\\(?:text|{_ROMAN}|textbf|textit|mathrm|mathbf)\s*\{{([^{{}}]*)\}}")  # of LaTeX
 BOX = re.compile(  # without braces TeX takes one sign: \boxed 6 is one, \boxed 42 is a box around 4 alone
     r"\\boxed\s*(?:\{|(?P<bare>[0-9]|(?<=\s)[A-Za-z])(?=[.,;]?(?:[ \t]+[A-Za-z]{2}|[ \t]*(?:\n|\Z|\$|\\[)\]]))))"
 )

@@ -64,6 +64,7 @@ class Generator:
         Raises:
             BrokenPolicyError: its log-probs are not finite.
         """
+        from rl.model.memory import yield_memory
         from rl.sampler import sample
 
         check = cancellation_check()
@@ -82,6 +83,7 @@ class Generator:
                 between_tokens=check,
                 slots=sampler.slots,
             )
+            yield_memory(sampler.policy.device)
         pace.note(rollouts.generated_tokens, rollouts.seconds)
         # its completions would be noise, and what is broken would look like a policy that solves nothing
         if not np.isfinite(rollouts.logprobs).all():
@@ -97,10 +99,12 @@ class Generator:
         from infra.weights.quantization import restored
         from rl.loading import load_policy
         from rl.slots import Slots
+        from tasks.calls.base import base_of
         from tasks.calls.published import public_model
 
         versions = _versions(version)
-        public = None if self.public is None else public_model(self.public, self.policy)
+        adapters = self.policy.lora.rank > 0
+        public = None if self.public is None or adapters else public_model(self.public, self.policy)
         cache = rlvf_home() / "cache" / "weights"
         mirror = resident(
             "mirror", versions, lambda: Mirror(versions, patience=self.patience, cache=cache, public=public)
@@ -108,7 +112,12 @@ class Generator:
 
         def load() -> Sampler:
             with mirror.at(version, check, files=True) as found:
-                policy = load_policy(str(mirror.root), self.policy, weights=restored(found))
+                if adapters:
+                    run = versions.rpartition("/")[0]
+                    with base_of(run, self.public, self.patience, check) as path:
+                        policy = load_policy(path, self.policy, weights=restored(found), adapters=mirror.root)
+                else:
+                    policy = load_policy(str(mirror.root), self.policy, weights=restored(found))
             return Sampler(policy, Slots(policy), version)
 
         with waiting_for_weights() as waiting:

@@ -8,6 +8,7 @@ from infra.cluster.resident import drop, resident, resident_now
 from infra.storage import store
 from infra.storage.fence import Fence
 from rl.config import TINY, PolicyConfig
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
 
 if TYPE_CHECKING:
@@ -15,20 +16,26 @@ if TYPE_CHECKING:
 
 
 def check_policy(
-    policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int, fence: Fence | None = None
+    policy: PolicyConfig,
+    optimizer: OptimizerConfig,
+    problems: Sequence[Problem],
+    max_tokens: int,
+    fence: Fence | None = None,
 ) -> list[str]:
     """Load a model before a run exists, and check that it can be trained on such problems; returns notes for a person.
     The session of that ``fence`` takes the loaded model, and no later one: its files may be others by then.
 
     Raises:
         UnknownModelError: it cannot be loaded, or not driven.
-        ValueError: a prompt and ``max_tokens`` exceed its context, or its chat template cannot take a prompt.
+        ValueError: a prompt and ``max_tokens`` exceed its context, its chat template cannot take a prompt, or the
+            optimizer needs a package that is not here.
     """
     import torch
 
     from rl.model.policy import Policy
     from rl.model.tiny import build_model, build_tokenizer
 
+    optimizer.check_installed()
     if policy.model == TINY:
         tokenizer = build_tokenizer()
         model = build_model(len(tokenizer), 0, 0, 0)  # whose range of positions is asked
@@ -83,7 +90,7 @@ def _check_room(policy: "Policy", problems: Sequence[Problem], max_tokens: int) 
 
 
 @contextmanager
-def _weights_of(source: str) -> Iterator[str]:
+def weights_of(source: str) -> Iterator[str]:
     """What transformers can load: the hub id or folder itself, or a copy of what is stored elsewhere."""
     if "://" not in source:
         yield source
@@ -95,5 +102,5 @@ def _weights_of(source: str) -> Iterator[str]:
 def _load(source: str, policy: PolicyConfig) -> "Policy":
     from rl.loading import load_policy
 
-    with _weights_of(source) as path:
+    with weights_of(source) as path:
         return load_policy(path, policy, master=True)

@@ -3,8 +3,9 @@
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from infra import disk
 from infra.cluster.dispatch import leave_thread
 from infra.cluster.resident import drop, resident, resident_now
 from infra.runs import checkpoints
-from infra.runs.checkpoints import MODEL, CheckpointConfig
+from infra.runs.checkpoints import MODEL, CheckpointConfig, base_uri
 from infra.runs.remains import refuse_to_begin_anew
 from infra.security.secrets import masked
 from infra.storage import place, store
@@ -22,8 +23,9 @@ from infra.storage.fence import Fence
 from infra.storage.manifest import NotThere
 from infra.storage.retry_policy import RetryPolicy
 from infra.weights.version import Published, SyncConfig
-from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
+from rl.config import TINY, LossConfig, PolicyConfig, SamplingConfig
 from rl.learning.schedules import decayed
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Learned
 from tasks.calls.start import take_checked
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from infra.weights.difference import Weights
     from infra.weights.publisher import Publisher
     from rl.learning.learner import Learner
+    from rl.model.policy import Policy
 
 
 class StepsLostError(RuntimeError):
@@ -68,6 +71,7 @@ class Trainer:
     window: int  # versions that a generator may be behind
     steps: int  # of the whole run, over which the learning rate decays
     fence: Fence  # of the session that trains: once another has taken the run, nothing is written any more
+    seed: int = 0  # of fresh adapters
 
     def begin(self) -> Begun:
         """Load the newest checkpoint, or version 0 and save it as the first one. Raises CheckpointsLostError."""
@@ -140,7 +144,8 @@ class Trainer:
                 self._save(learner, {})
         with _learning, store.scratch(self.run_uri) as folder:
             save_policy(learner.policy, folder, learner.policy.dtype)
-            store.write_folder(uri, folder, meta=meta, move=True, fence=self.fence, flat=True)  # for whoever copies it
+            said = {"step": step, **(meta or {})}
+            store.write_folder(uri, folder, meta=said, move=True, fence=self.fence, flat=True)  # for whoever copies it
         return uri
 
     def _check(self) -> None:
@@ -150,9 +155,9 @@ class Trainer:
     def _learner(self, step: int | None) -> tuple["Learner", list[str]]:
         """The resident learner at version ``step`` or the one after it, from the newest checkpoint if it must be loaded
         (whatever that holds if ``step`` is None), with the warnings that loading gave. A run without a checkpoint
-        begins with version 0, which becomes its first. Raises StepsLostError and CheckpointsLostError."""
+        begins with version 0, which becomes its first. Raises StepsLostError, CheckpointsLostError and BaseLost."""
         from rl.learning.learner import Learner
-        from rl.loading import load_policy
+        from rl.model.memory import reserve
 
         warnings: list[str] = []
 
@@ -160,13 +165,15 @@ class Trainer:
             saved = checkpoints.newest(self.run_uri, warn=warnings.append)
             if saved is None:
                 refuse_to_begin_anew(self.run_uri, warnings)
-                learner = Learner(take_checked(self.source, self.policy, self.fence), self.optimizer)
+                learner = Learner(self._fresh(), self.optimizer)
+                reserve(learner.standing, learner.policy.device)
                 self._save(learner, {})
                 return learner
             drop("checked")
             with saved:
-                learner = Learner(load_policy(str(saved.path), self.policy, master=True), self.optimizer)
+                learner = Learner(self._saved_policy(saved.path, warnings.append), self.optimizer)
                 learner.restore(saved.path)
+            reserve(learner.standing, learner.policy.device)
             return learner
 
         learner = resident("learner", self, load)
@@ -176,6 +183,38 @@ class Trainer:
             if learner.step not in (step, step + 1):
                 raise self._steps_lost(learner.step, step)
         return learner, warnings
+
+    def _fresh(self) -> "Policy":
+        """Version 0. The frozen model of adapters is stored with the run, where machines do not load it themselves."""
+        from rl.model.lora import draw_adapters
+        from tasks.calls.base import store_base
+
+        policy = take_checked(self.source, self.policy, self.fence)
+        if policy.base is None:
+            return policy
+        draw_adapters(policy.model, self.seed)
+        named = base_uri(self.run_uri) if self.policy.model == TINY else self.policy.model
+        policy = replace(policy, base=replace(policy.base, model=named))
+        if self.sync.base == "stored":
+            store_base(self.run_uri, policy, self.sync.patience, self.fence)
+        return policy
+
+    def _saved_policy(self, checkpoint: Path, warn: Callable[[str], None]) -> "Policy":
+        """That of a checkpoint. A frozen model that is missing or damaged is stored anew."""
+        from rl.loading import load_policy
+        from tasks.calls.base import BaseDamaged, base_of, mended_base
+
+        if not self.policy.lora.rank:
+            return load_policy(str(checkpoint), self.policy, master=True)
+        load = partial(load_policy, config=self.policy, master=True, adapters=checkpoint)
+        public = self.policy.model if self.sync.base == "public" else None
+        try:
+            with base_of(self.run_uri, public, self.sync.patience) as path:
+                return load(path)
+        except BaseDamaged as error:
+            policy = mended_base(self.run_uri, self.source, load, error, self.sync.patience, self.fence)
+            warn(f"{error}; it was stored anew from {self.source}")
+            return policy
 
     def _steps_lost(self, newest: int, needed: int) -> StepsLostError:
         return StepsLostError(
@@ -189,6 +228,11 @@ class Trainer:
             meta: dict[str, JsonValue] = {"figures": dict(figures)}
             kept, patience = self.checkpoint.keep_last, self.sync.patience
             checkpoints.save(self.run_uri, learner.step, folder, meta, kept, patience=patience, fence=self.fence)
+
+    @property
+    def _starts_public(self) -> bool:
+        """Whether version 0 is a model that every machine has, so that it is not published. Adapters always are."""
+        return self.sync.base == "public" and not self.policy.lora.rank
 
     def _published_by(self) -> tuple[Any, ...]:
         return self.run_uri, self.sync, self.window, self.fence
@@ -207,7 +251,7 @@ class Trainer:
             window=self.window,
             files=files,
             sampling=self.sampling.model_dump(mode="json"),
-            public=public_model(self.source, self.policy) if self.sync.base == "public" else None,
+            public=public_model(self.source, self.policy) if self._starts_public else None,
             fence=self.fence,
         )
 

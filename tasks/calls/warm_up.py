@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from infra.cluster.resident import drop, resident
 from infra.storage import store
-from rl.config import OptimizerConfig, PolicyConfig
+from rl.config import PolicyConfig
+from rl.optimizer_config import OptimizerConfig
 from rl.problems.made import grammar
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ def folders() -> list[tuple[int, int]]:
         files.mkdir()
         publisher = Publisher(run, SyncConfig(anchor_every=ANCHOR), window=VERSIONS, files=files)
         for step in range(VERSIONS):
-            publisher.publish(step, {"w": torch.arange(64.0) + step})
+            publisher.publish(step, {"w": torch.arange(4096.0).index_fill(0, torch.tensor([step]), -1.0)})
             publisher.finish()
             for name in subfolders(f"{run}/weights"):
                 version, *base = map(int, re.findall(r"\d+", name))

@@ -65,3 +65,36 @@ def test_a_place_that_somebody_else_has_taken_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(PermissionError, match=r"is another user's: remove it, or set TMPDIR"):
         disk.own_folder.__wrapped__()
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_copy_has_the_content_of_a_file_and_not_its_rights(tmp_path: Path) -> None:
+    program = tmp_path / "there" / "bin" / "program"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o6755)
+    disk.copy_files(tmp_path / "there", tmp_path / "here", ["bin/program"])
+    copy = tmp_path / "here" / "bin" / "program"
+    assert copy.read_text() == "#!/bin/sh\n"
+    assert copy.stat().st_mode & 0o7111 == 0
+
+
+@pytest.mark.parametrize("there", ["file", "folder", "empty", "link"])
+def test_a_folder_is_put_beside_what_is_there(tmp_path: Path, there: str) -> None:
+    path, kept = tmp_path / "out", tmp_path / "out"
+    if there == "file":
+        path.write_text("mine")
+    elif there == "link":
+        path.symlink_to(tmp_path / "nowhere")
+    else:
+        path.mkdir()
+    if there == "folder":
+        kept = path / "thesis.txt"
+        kept.write_text("mine")
+    before = os.lstat(kept)
+    for expected in ("out-2", "out-3"):
+        with disk.temporary_beside(path) as made:
+            (made / "model").write_text("new")
+            assert disk.put_beside(made, path) == tmp_path / expected
+        assert (tmp_path / expected / "model").read_text() == "new"
+    assert os.lstat(kept).st_ino == before.st_ino
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "out-2", "out-3"]

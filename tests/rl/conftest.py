@@ -11,6 +11,8 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -57,6 +59,9 @@ def build_small(tokenizer: PreTrainedTokenizerBase) -> Callable[..., PreTrainedM
                 model = LlamaForCausalLM(
                     LlamaConfig(**{**ids, **heads, **size, "tie_word_embeddings": False, **changes})
                 )
+            case "gemma2":
+                capped = {"head_dim": 8, "attn_implementation": "eager"}
+                model = Gemma2ForCausalLM(Gemma2Config(**{**ids, **heads, **size, **capped, **changes}))
             case _:
                 model = GPT2LMHeadModel(GPT2Config(**{**ids, **small, **changes}))
         return model.eval()

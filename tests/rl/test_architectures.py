@@ -5,13 +5,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rl.learning.learner import token_scores
+from rl.config import LossConfig
+from rl.learning.learner import Learner, token_scores
 from rl.learning.packing import Packed, pack, rows_of
 from rl.model.head import head_logits, hidden_states
 from rl.model.policy import Policy
+from rl.optimizer_config import OptimizerConfig
 from rl.parity import UnknownModelError, require_parity
 from tests.bench.architectures import ARCHITECTURES, Architecture, build
 from tests.rl.learning.test_packing import Make, filled
+from tests.rl.updates import Judged
 
 
 def by_autograd(policy: Policy, packed: Packed) -> Tensor:
@@ -31,7 +34,7 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
 def test_the_gradient_of_the_learner_is_that_of_autograd(
-    architecture: Architecture, tokenizer: PreTrainedTokenizerBase, make_rollouts: Make
+    architecture: Architecture, tokenizer: PreTrainedTokenizerBase, make_rollouts: Make, judged: Judged
 ) -> None:
     policy = Policy(build(architecture, len(tokenizer)), tokenizer, torch.device("cpu"), torch.float32)
     try:
@@ -58,3 +61,7 @@ def test_the_gradient_of_the_learner_is_that_of_autograd(
         for name, gradient in expected.items():
             assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-6, name
         assert not any(found[name].any() for name in found.keys() - expected.keys())
+    batch = judged(rollouts, [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
+    learned = Learner(policy, OptimizerConfig(lr=1e-3)).update(batch, LossConfig(), 1.0)
+    assert learned.applied
+    assert learned.metrics["policy/grad_norm"] > 0

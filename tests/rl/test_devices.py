@@ -12,10 +12,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rl.config import LossConfig, OptimizerConfig, SamplingConfig
+from infra.cluster import settings
+from rl.config import LossConfig, SamplingConfig
 from rl.learning.learner import Learner
 from rl.model import memory
+from rl.model.memory import DEVICE_PROCESSES, NoRoomError, reserve, spare_bytes, yield_memory
 from rl.model.policy import Policy
+from rl.optimizer_config import OptimizerConfig
 from rl.parity import measure
 from rl.records import Batch, Problem
 from rl.sampler import sample
@@ -120,3 +123,52 @@ def test_sampling_and_learning_make_no_float64_on_the_device(
     moments = [kept for one in learner.optimizers for of in one.state.values() for kept in of.values() if kept.ndim]
     assert moments
     assert all(map(on_device, moments))  # the made-up device was the one that worked
+
+
+@pytest.mark.parametrize(
+    ("processes", "device", "expected"),
+    [
+        (None, "cuda", 80),
+        ("1", "cuda", 80),
+        ("2", "cuda", 40),
+        ("4", "cuda", 20),
+        (None, "cpu", 50),
+        ("1", "mps", 50),
+        ("2", "mps", 40),
+        ("4", "cpu", 20),
+    ],
+)
+def test_those_that_compute_on_a_device_count_on_equal_parts_of_what_is_free(
+    processes: str | None, device: str, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DEVICE_PROCESSES == settings.DEVICE_PROCESSES  # who tells and who asks
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 110)
+    if processes is not None:
+        monkeypatch.setenv(DEVICE_PROCESSES, processes)
+    assert spare_bytes(torch.device(device), 10) == pytest.approx(expected)
+    assert spare_bytes(torch.device(device), 10, processes=2) == pytest.approx(40)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_what_is_kept_for_later_is_given_back_and_taken_ahead_where_others_compute(
+    processes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, released, made = torch.device("cuda"), [], []
+    monkeypatch.setenv(DEVICE_PROCESSES, processes)
+    monkeypatch.setattr(memory, "release", released.append)
+    monkeypatch.setattr(torch, "empty", lambda count, **named: made.append((count, named["device"])))
+    yield_memory(cuda)
+    reserve(12, cuda)
+    reserve(12, torch.device("cpu"))
+    assert released == [cuda] * (processes == "2")
+    assert made == [(12, cuda)] * (processes == "2")
+
+
+def test_what_cannot_be_taken_ahead_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    monkeypatch.setenv(DEVICE_PROCESSES, "2")
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(NoRoomError, match=r"what an update keeps \(7\.2 GB\) does not fit into the memory of cuda"):
+        reserve(7_200_000_000, torch.device("cuda"))

@@ -5,15 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedTokenizerBase
 
 from rl import parity
+from rl.config import PolicyConfig
 from rl.learning.packing import pack
+from rl.loading import load_policy
+from rl.lora_config import LoraConfig
 from rl.model import head
 from rl.model.policy import Policy, UnknownModelError
 from rl.parity import measure, require_parity
 from tests.bench.architectures import ARCHITECTURES, build
 from tests.bench.parity import findings, table
+from tests.rl.saved import saved
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 AGREE = ("GPT-2", "Llama", "Mixtral", "Qwen3", "Gemma 2", "Gemma 3, with vision", "Granite", "Cohere 2", "NanoChat")
@@ -68,6 +73,27 @@ def test_a_mistake_in_masks_positions_or_head_is_refused(
     with pytest.raises(UnknownModelError, match=r"policy.model 'there' .*nats.*0.001 are allowed") as caught:
         require_parity(policy, "there")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", ["float32", "bfloat16"])
+def test_adapters_that_the_learner_does_not_apply_are_noticed_while_they_are_new(
+    base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PolicyConfig(device="cpu", lora=LoraConfig.model_validate({"rank": 4, "base": base}))
+    path = saved(tmp_path, small("Qwen3", tokenizer).model, tokenizer)
+    policy = load_policy(path, config, master=True)
+    assert not any(value.any() for name, value in policy.weights().items() if ".lora_B." in name)
+    scores = parity.token_scores
+
+    def without(*given, **named):  # type: ignore[no-untyped-def]
+        for module in policy.model.modules():
+            if isinstance(module, LoraLayer):
+                module.enable_adapters(False)
+        return scores(*given, **named)
+
+    monkeypatch.setattr(parity, "token_scores", without)
+    with pytest.raises(UnknownModelError, match="those of the learner"):
+        require_parity(policy, path)
 
 
 def _changed(output):  # type: ignore[no-untyped-def]

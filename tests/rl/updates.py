@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl.config import LossConfig, OptimizerConfig
+from rl.config import LossConfig
 from rl.learning.learner import Learner
 from rl.model.policy import Policy
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch
 
 Make = Callable[..., Policy]
@@ -30,7 +31,7 @@ def weights(learner: Learner) -> State:
 def moments(learner: Learner) -> State:
     """The optimizers' state, by parameter and name."""
     return {
-        f"{index}.{name}": value.clone()
+        f"{index}.{name}": torch.as_tensor(value).clone()
         for index, parameter in enumerate(learner.parameters)
         for optimizer in learner.optimizers
         for name, value in optimizer.state.get(parameter, {}).items()

@@ -10,6 +10,7 @@ from rl.config import PolicyConfig
 from rl.loading import load_policy
 from rl.model.policy import Policy
 from rl.model.tiny import build_model, build_tokenizer
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Instructions, Problem
 from tasks.calls.start import check_policy, take_checked
 
@@ -27,7 +28,7 @@ def test_an_end_that_the_chat_template_alone_names_is_said(tmp_path: Path, own: 
     build_model(len(tokenizer), 2, 0, 0).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     problems = [Problem("add 1 and 2.", "1 + 2", "a:1")]
-    said = check_policy(PolicyConfig(device="cpu", model=str(tmp_path)), problems, 8)
+    said = check_policy(PolicyConfig(device="cpu", model=str(tmp_path)), OptimizerConfig(), problems, 8)
     drop("checked")
     assert said == (
         [
@@ -47,9 +48,9 @@ def test_a_model_that_was_mended_after_it_was_refused_is_read_anew(tmp_path: Pat
     problems = [Problem("add 1 and 2.", "1 + 2", "a:1", instructions=told)]
     policy = PolicyConfig(device="cpu", model=str(tmp_path))
     with pytest.raises(ValueError, match="no chat template"):
-        check_policy(policy, problems, 8)
+        check_policy(policy, OptimizerConfig(), problems, 8)
     (tmp_path / "chat_template.jinja").write_text(CHATML)
-    assert check_policy(policy, problems, 8) == []
+    assert check_policy(policy, OptimizerConfig(), problems, 8) == []
     drop("checked")
 
 
@@ -66,12 +67,12 @@ def test_a_checked_model_is_taken_by_the_session_that_checked_it_alone(tmp_path:
         return float(next(taken.model.parameters()).sum())
 
     put(0)
-    check_policy(policy, [Problem("add 1 and 2.", "1 + 2", "a:1")], 8, one)
+    check_policy(policy, OptimizerConfig(), [Problem("add 1 and 2.", "1 + 2", "a:1")], 8, one)
     put(1)  # while no session goes on
     replaced = first(take_checked(str(tmp_path), policy, later))
     assert replaced == first(load_policy(str(tmp_path), policy))
     put(0)
-    check_policy(policy, [Problem("add 1 and 2.", "1 + 2", "a:1")], 8, one)
+    check_policy(policy, OptimizerConfig(), [Problem("add 1 and 2.", "1 + 2", "a:1")], 8, one)
     put(1)
     assert first(take_checked(str(tmp_path), policy, one)) != replaced
 
@@ -82,9 +83,9 @@ def test_a_chat_template_with_a_date_is_said(tmp_path: Path) -> None:
     build_model(len(tokenizer), 2, 0, 0).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     policy = PolicyConfig(device="cpu", model=str(tmp_path))
-    (said,) = check_policy(policy, [Problem("add 1 and 2.", "1 + 2", "a:1")], 8)
+    (said,) = check_policy(policy, OptimizerConfig(), [Problem("add 1 and 2.", "1 + 2", "a:1")], 8)
     drop("checked")
     assert said.startswith(f"the chat template of {tmp_path} puts today's date into each prompt")
     own = [Problem("add 1 and 2.", "1 + 2", "a:1", instructions=Instructions("", template="{prompt} ="))]
-    assert check_policy(policy, own, 8) == []
+    assert check_policy(policy, OptimizerConfig(), own, 8) == []
     drop("checked")

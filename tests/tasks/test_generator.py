@@ -17,6 +17,7 @@ from infra.weights.difference import weights_digest
 from infra.weights.version import PolicyVersion, published_version, weights_uri
 from infra.weights.whole import describe, keep_whole
 from rl.config import PolicyConfig, SamplingConfig
+from rl.model import memory
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
@@ -72,6 +73,19 @@ def test_a_call_with_another_version_waits_for_the_one_that_samples(
         assert (each.versions[inside] == asked.step).all()
         assert np.array_equal(each.tokens, undisturbed.tokens)
         np.testing.assert_allclose(each.logprobs, undisturbed.logprobs, atol=1e-4)
+    for name in ("sampler", "mirror"):
+        drop(name)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_after_a_lease_memory_is_given_back_to_those_who_compute_on_the_device(
+    processes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[torch.device] = []
+    monkeypatch.setenv(memory.DEVICE_PROCESSES, processes)
+    monkeypatch.setattr(memory, "release", released.append)
+    SPEC.generate(published(tmp_path / "run", 0), 0, [0], [Problem("add 1 and 2", "1 + 2", "here:1")])
+    assert released == [torch.device("cpu")] * (processes == "2")
     for name in ("sampler", "mirror"):
         drop(name)
 

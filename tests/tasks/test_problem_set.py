@@ -9,6 +9,7 @@ import pytest
 
 from infra.runs.metric_log import MetricLog
 from rl.config import MADE, PolicyConfig, ProblemsConfig, VerifierConfig
+from rl.optimizer_config import OptimizerConfig
 from rl.problems.tables import ProblemError
 from rl.records import Instructions, Problem
 from rl.verifiers.built_in import arithmetic
@@ -128,9 +129,9 @@ def test_the_longest_problem_of_a_file_is_looked_at_whichever_step_draws_it(tmp_
     assert "sums.csv:2002" in {problem.source for problem in found.longest()}
     assert len(found.longest()) < 400  # not all of them
     with pytest.raises(ValueError, match=r"range of positions of 1024 .*sums\.csv:2002.*leave it out"):
-        check_policy(PolicyConfig(), found.longest(), 40)
+        check_policy(PolicyConfig(), OptimizerConfig(), found.longest(), 40)
     short = [problem for problem in found.longest() if len(problem.prompt) < 100]
-    assert check_policy(PolicyConfig(), short, 40) == []
+    assert check_policy(PolicyConfig(), OptimizerConfig(), short, 40) == []
 
 
 def test_one_broken_file_of_a_pattern_is_named(tmp_path: Path) -> None:
@@ -214,6 +215,25 @@ def test_each_set_keeps_its_own_problems_out_and_has_its_own_verifier(tmp_path: 
     assert told["sums"] == arithmetic.INSTRUCTIONS
     alone = open_problems(sums, 4, seed=0).held_out
     assert [problem.prompt for problem in mixed.held_out[:4]] == [problem.prompt for problem in alone]
+
+
+@pytest.mark.parametrize(("name", "countdown"), [("gsm8k", "countdown"), ("memory://mine.py:reward", None)])
+def test_a_set_made_in_code_is_not_trained_by_a_verifier_that_does_not_read_it(
+    tmp_path: Path, name: str, countdown: str | None
+) -> None:
+    with fsspec.open("memory://mine.py", "w") as file:
+        file.write("def reward(problem, completion):\n    return 1\n")
+    sets = [ProblemsConfig(path=jsonl(tmp_path / "questions.jsonl", range(40))), ProblemsConfig(path="countdown")]
+    mixed = open_sets(sets, VerifierConfig(name=name), 4, 0)
+    judges = {"questions": name, "countdown": countdown or name}
+    assert {each: spec.name for each, spec in mixed.verifiers.items()} == judges
+    made = sets[1].model_copy(update={"verifier": "arithmetic"})  # what its own option says
+    assert open_sets([made], VerifierConfig(), 4, 0).verifiers["countdown"].name == "arithmetic"
+    if countdown:
+        with pytest.raises(VerifierError, match="'gsm8k' judges none of the problems: countdown is made in code and h"):
+            open_sets([sets[1]], VerifierConfig(name=name), 4, 0)
+    else:
+        assert open_sets([sets[1]], VerifierConfig(name=name), 4, 0).verifiers["countdown"].name == name
 
 
 def test_all_formats_of_a_pattern_are_read_packed_ones_too(tmp_path: Path) -> None:

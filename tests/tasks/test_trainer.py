@@ -15,9 +15,11 @@ from infra.storage import store
 from infra.storage.fence import Fence
 from infra.storage.lock import acquire
 from infra.weights.version import SyncConfig
-from rl.config import LossConfig, OptimizerConfig, PolicyConfig, SamplingConfig
+from rl.config import LossConfig, PolicyConfig, SamplingConfig
 from rl.learning.learner import Learner
 from rl.loading import load_policy
+from rl.model import memory
+from rl.optimizer_config import OptimizerConfig
 from tasks.calls import trainer
 from tasks.calls.trainer import Trainer
 
@@ -89,6 +91,18 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins(mine: Trainer,
     begun = mine.begin()
     assert (begun.step, len(begun.warnings)) == (0, 1)
     checkpoints.load(str(run), 0)
+
+
+def test_a_trainer_takes_what_updates_keep_before_a_generator_asks_what_is_free(
+    mine: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(memory, "reserve", lambda count, _: taken.append(count))
+    mine.begin()
+    lose()
+    mine.begin()
+    learner = mine._learner(None)[0]
+    assert taken == [12 * sum(parameter.numel() for parameter in learner.parameters)] * 2
 
 
 def test_a_run_that_was_killed_between_two_checkpoints_makes_its_steps_again(

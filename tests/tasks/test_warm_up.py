@@ -11,12 +11,13 @@ from infra.cluster.resident import drop
 from infra.storage import store
 from infra.weights.version import published_version
 from infra.weights.whole import keep_whole
-from rl.config import OptimizerConfig, PolicyConfig
+from rl.config import PolicyConfig
 from rl.learning import supervised
 from rl.learning.supervised import demonstrations
 from rl.loading import load_policy
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
+from rl.optimizer_config import OptimizerConfig
 from rl.problems.made.grammar import stream
 from rl.records import Problem, Rollouts
 from tasks import warm_up as task

@@ -62,6 +62,12 @@ _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:\\,\d{3})+(?!\d)")
 _ALONE = re.compile(r"[\s*`]*[+-]?[0-9][0-9,]*(?:\.[0-9]+)?[\s*`.]*")
 _FULL_HOUR = re.compile(r"^:00(?![0-9:.])")
 _HEADING = re.compile(r"(?:step|part|case|problem|question|example|check|method)\b\W*[0-9]", re.IGNORECASE)
+_EXPLAINED = re.compile(r"(?P<answer>.*\S)\s+\((?P<how>[^()]*)\)[\s.*_`]*", re.DOTALL)  # 42 (6*7), 42 (forty-two)
+_ONES = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
 class NoNumber(ValueError):  # noqa: N818  the name says what is wrong with the answer
@@ -177,11 +183,38 @@ def _check_rest(rest: str, *, money: bool, spoken: bool) -> None:
     if re.match(r"\s*(?:!|\^|\.\.|…|\*+\s*[A-Za-z(]|[/+-]\s*[A-Za-z]\b)", rest):
         raise NoNumber("ambiguous")
     rest = _UNIT_POWER.sub("", rest)
-    if re.search(r"[=+<>√±×÷≠≈∞π\\]", rest) or any(character.isnumeric() for character in rest):
+    if re.search(r"[=+<>√±×÷≠≈∞π≤≥⩽⩾≦≧≪≫~∼\\]", rest) or any(character.isnumeric() for character in rest):
         raise NoNumber("ambiguous")
     rest = wording.FAULTY.sub("", wording.GROSS.sub("", rest) if money else rest)
     if wording.OTHER_NUMBER.search(rest) or wording.TAKEN_BACK.search(rest) or wording.INEXACT.search(rest):
         raise NoNumber("ambiguous")
+
+
+def unexplained(text: str) -> str:
+    """An answer without a bracket behind it that says the same number once more, as what it is worked out from or as a
+    word."""
+    found = _EXPLAINED.fullmatch(text) if len(text) <= MAX_CHARACTERS else None
+    if found is None:
+        return text
+    how, *others = [plain(side) for side in found["how"].removeprefix("=").split("=")]
+    try:
+        value = number(found["answer"])
+        if "-".join(how.lower().split()) == _spelled(value) and not others:
+            return found["answer"]
+        worked_out = re.search(r"[0-9]\s*[-+*/]\s*[0-9]", how) and {evaluate(side) for side in (how, *others)} == {
+            value
+        }
+    except (NoNumber, UnfitExpression):
+        return text
+    return found["answer"] if worked_out else text
+
+
+def _spelled(value: Fraction) -> str:
+    """A whole number below a hundred as a word."""
+    if value.denominator > 1 or not 0 <= value < 100:
+        return ""
+    tens, ones = divmod(int(value), 10)
+    return _ONES[int(value)] if tens < 2 else "-".join((_TENS[tens - 2], *([_ONES[ones]] if ones else [])))
 
 
 def target_value(target: str) -> Fraction:
@@ -212,6 +245,7 @@ def verify(problem: Problem, completion: str) -> Verdict:
     try:
         if stated is None:
             raise NoNumber("no_answer" if completion.strip() else "empty")
+        stated = unexplained(stated)
         value = number(wording.without_counted(stated, problem.prompt))
         if wording.compares(stated, problem.prompt):
             raise NoNumber("ambiguous")

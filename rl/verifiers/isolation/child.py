@@ -1,7 +1,8 @@
 """The process that runs a function of the user's; `rl.verifiers.isolation.supervisor` starts it. Of rlvf it imports
 what confines it, nothing else.
 
-Arguments: the descriptor of a socket, the folder to work in, how many processes its user may have. Messages are 4 bytes
+Arguments: the descriptor of a socket, the folder to work in, how many processes its user may have, the
+descriptor of a socket to its supervisor. Messages are 4 bytes
 of length and JSON. The first one says what to load and the limits, its answer is {} or {"error"}; each further one is
 {"problem", "completion"}, its answer {"reward", "reason", "parts"} or {"error"}; "retire" asks for a new process. Each
 message has a "number" that its answer repeats: what others write into the socket answers nothing.
@@ -79,11 +80,12 @@ def main() -> None:
     asked = receive(channel)
     number = asked["number"]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    folder, processes = sys.argv[2], int(sys.argv[3])
+    folder, processes, asks = sys.argv[2], int(sys.argv[3]), socket.socket(fileno=int(sys.argv[4]))
     os.environ["TMPDIR"] = folder
     told = {**asked["confinement"], "view": View(**asked["confinement"].get("view", {}))}
     try:
-        confine(Confinement(folder=folder, processes=processes, memory_mb=asked["memory_mb"], **told))
+        with asks:
+            confine(Confinement(folder=folder, processes=processes, memory_mb=asked["memory_mb"], **told), asks)
         os.chdir(folder)
     except OSError as error:
         send(channel, number, {"error": f"{asked['file']} cannot be judged apart: {error.strerror or error}"})

@@ -10,6 +10,7 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from rl.verifiers.isolation import landlock, mounts, seccomp
 from rl.verifiers.isolation.interpreter import NOTHING_CLOSED, View
-from rl.verifiers.isolation.shown import shown
+from rl.verifiers.isolation.shown import Tree, shown
 
 FILE_BYTES = 64 * 2**20  # that one file may grow to
 OPEN_FILES = 256
@@ -46,8 +47,9 @@ def is_linux() -> bool:
     return sys.platform == "linux"
 
 
-def confine(to: Confinement) -> None:
-    """Give up what this process does not need. Raises OSError."""
+def confine(to: Confinement, supervisor: socket.socket) -> None:
+    """Give up what this process does not need; what it has to ask for from now on it asks of its supervisor. Raises
+    OSError."""
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, to.memory_mb * 2**20)
     limit(resource.RLIMIT_FSIZE, FILE_BYTES)
@@ -60,7 +62,8 @@ def confine(to: Confinement) -> None:
         mounts.show(to.view, to.folder)
     rules = None
     if to.sandbox == "landlock":
-        rules = landlock.rules(Path(to.folder), shown(to.hidden, to.kept).trees, to.network)
+        trees = [one.path for one in shown(to.hidden, to.kept) if isinstance(one, Tree)]
+        rules = landlock.rules(Path(to.folder), trees, to.network)
     if os.geteuid() == 0:
         _leave_root()
     _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # another user would lose it: not before
@@ -71,7 +74,11 @@ def confine(to: Confinement) -> None:
         landlock.restrict(rules)
     if to.sandbox != "none" and seccomp.works():
         # bubblewrap has a network of its own: nothing outside is in reach on it
-        seccomp.restrict(network=to.network or to.sandbox == "bubblewrap")
+        network = to.network or to.sandbox == "bubblewrap"
+        listener = seccomp.restrict(network, asks=rules is not None)
+        if listener is not None:
+            socket.send_fds(supervisor, [b"x"], [listener])
+            os.close(listener)
 
 
 def limit(which: int, amount: int) -> None:

@@ -7,20 +7,20 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from rl.verifiers.isolation import family
 
 PREFIX = "rlvf-verifier-"  # of folders, with the supervisor's id behind it
-MARK = "TMPDIR"  # in the environment of all that is below a supervisor: its folder
+FOLDER = "own"  # in these: what a verifier may write
+MARK = "TMPDIR"  # in the environment of all that is below a supervisor: that folder
 SUPERVISOR = b"rl.verifiers.isolation.supervisor"  # in its command line
 YOUNG_SECONDS = 60.0  # in which a folder may not have its lock yet
 END_SECONDS = 5.0
 
 
-def sweep(owners: Collection[int], supervisor: int | None = None) -> None:
+def sweep(owner: int, supervisor: int | None = None) -> None:
     """Remove the folders of supervisors that have ended, and end the processes below them; of one supervisor where its
     id is given. What belongs to other users, or is no folder, stays: anybody may write to the temporary folder."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*" if supervisor is None else f"{PREFIX}{supervisor}-*"):
@@ -29,10 +29,12 @@ def sweep(owners: Collection[int], supervisor: int | None = None) -> None:
             try:
                 found = os.fstat(opened)
                 is_old = supervisor is not None or found.st_mtime < time.time() - YOUNG_SECONDS
-                if found.st_uid in owners and is_old:
+                if found.st_uid == owner and is_old:
                     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if sys.platform == "linux":
-                        _end(str(left.resolve()), found.st_uid)
+                        with suppress(FileNotFoundError):  # killed before it made that
+                            own = os.stat(FOLDER, dir_fd=opened, follow_symlinks=False)
+                            _end(str(left.resolve() / FOLDER), own.st_uid)
                     shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(opened)

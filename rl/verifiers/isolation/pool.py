@@ -21,7 +21,7 @@ from weakref import WeakSet
 from rl.records import Problem, Verdict
 from rl.verifiers.isolation import leftovers, sandbox
 from rl.verifiers.isolation.confinement import close_environment
-from rl.verifiers.isolation.process import Cell, LoadError, LostError, Process, folder_owner
+from rl.verifiers.isolation.process import Cell, LoadError, LostError, Process
 from rl.verifiers.timeouts import OfCall, TimeOuts
 from rl.verifiers.verdicts import NOT_JUDGED, NOT_TRIED, as_json, checked, failed
 
@@ -59,7 +59,7 @@ class Pool:
         self._timeouts = TimeOuts(IN_A_ROW)
         if self.cell.sandbox == sandbox.NONE:
             close_environment()
-        leftovers.sweep({os.geteuid(), folder_owner()})
+        leftovers.sweep(os.geteuid())
         _pools.add(self)
 
     def judge(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Verdict]:

@@ -67,7 +67,7 @@ class Cell:
         bubblewrapped = self.sandbox == sandbox.BUBBLEWRAP
         folder = "/tmp" if bubblewrapped else "{folder}"
         around = sandbox.bubblewrap("{folder}", self.hidden, self.reads, network=self.network) if bubblewrapped else []
-        return [*around, sys.executable, "-P", str(CHILD), str(channel), folder, "{processes}"]
+        return [*around, sys.executable, "-P", str(CHILD), str(channel), folder, "{processes}", "{asks}"]
 
     def confinement(self) -> dict[str, Any]:
         """How its process is to confine itself. Raises UnreadableError."""
@@ -93,18 +93,21 @@ class Process:
             confinement, command = cell.confinement(), cell.command(theirs.fileno())
         except UnreadableError as error:
             raise LoadError(str(error)) from None
-        asked = json.dumps({"command": command, "owner": given, "memory_mb": load["memory_mb"]})
+        asked = {"command": command, "owner": given, "memory_mb": load["memory_mb"]}
         output = _opened(cell.log)
         with theirs, supervised:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", SUPERVISOR, str(supervised.fileno()), str(theirs.fileno()), asked],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-I", "-S", "-c", SUPERVISOR, str(supervised.fileno()), str(theirs.fileno())],
+                stdin=subprocess.PIPE,  # a command is longer than an argument may be
                 stdout=output,
                 stderr=output,
                 env=environment,
                 pass_fds=(supervised.fileno(), theirs.fileno()),
                 start_new_session=True,
             )
+            assert self._supervisor.stdin is not None
+            with suppress(BrokenPipeError), self._supervisor.stdin as pipe:  # it has ended, as the first call says
+                pipe.write(json.dumps(asked).encode())
         if output != subprocess.DEVNULL:
             os.close(output)
         self._channel, self._control, self._cell = ours, control, cell
@@ -174,7 +177,7 @@ class Process:
                 os.killpg(self._supervisor.pid, signal.SIGKILL)
             self._supervisor.wait()
         if self._supervisor.returncode < 0:  # killed, so that it has ended and removed nothing
-            leftovers.sweep({os.geteuid(), folder_owner()}, self._supervisor.pid)
+            leftovers.sweep(os.geteuid(), self._supervisor.pid)
 
     def _receive(self, count: int, deadline: float, seconds: float) -> bytes:
         content = bytearray()

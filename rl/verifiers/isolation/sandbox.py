@@ -15,7 +15,7 @@ from functools import cache
 
 from rl.verifiers.isolation import interpreter, landlock, seccomp
 from rl.verifiers.isolation.confinement import is_linux
-from rl.verifiers.isolation.shown import shown
+from rl.verifiers.isolation.shown import Folder, Link, Mask, Seen, Tree, shown
 
 AUTO, BUBBLEWRAP, LANDLOCK, NONE = "auto", "bubblewrap", "landlock", "none"
 PROBE_SECONDS = 20.0
@@ -66,20 +66,33 @@ def bubblewrap(folder: str | None, hidden: Sequence[str], reads: Sequence[str], 
     seen = shown(
         [*OWN, *COVERED, *of_root.closed, *hidden],
         [*interpreter.folders(), *of_root.kept, *reads, *(RESOLVERS if network else ())],
+        covered=True,
     )
-    for path, rights in seen.folders:  # bwrap itself would make them for root alone
-        if path not in ("/", "/tmp"):
-            words += ["--perms", f"{rights:04o}", "--dir", path]
-    words += [word for path, target in seen.links for word in ("--symlink", target, path)]
-    words += [word for path in seen.trees for word in ("--ro-bind-try", path, path)]
+    words += [word for one in seen for word in _mounted(one)]
     words += ["--dev", "/dev", "--proc", "/proc"]
     # /proc to be read alone: a program that the function runs could write its memory by /proc/<pid>/mem
     words += ["--remount-ro", "/proc", "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    words += [word for one in seen if isinstance(one, Folder) and one.covers for word in ("--remount-ro", one.path)]
     words += ["--remount-ro", "/"]
     words += ["--chdir", "/"]  # who is root may not enter another's /tmp: its process goes there when it is that
     if os.geteuid() == 0:
         words += ["--cap-drop", "ALL", *[word for name in AS_ROOT for word in ("--cap-add", f"CAP_{name}")]]
     return [*words, "--"]
+
+
+def _mounted(one: Seen) -> list[str]:
+    """bubblewrap's words for a part of the view."""
+    match one:
+        case Tree(path):
+            return ["--ro-bind-try", path, path]
+        case Mask(path):
+            return ["--ro-bind", "/dev/null", path]
+        case Link(path, target):
+            return ["--symlink", target, path]
+        case Folder("/" | "/tmp"):
+            return []
+        case Folder(path, rights, covers):  # bwrap itself would make it for root alone
+            return ["--perms", f"{rights:04o}", "--tmpfs" if covers else "--dir", path]
 
 
 def leaves_open(sandbox: str) -> str:

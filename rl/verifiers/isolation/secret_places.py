@@ -1,4 +1,5 @@
-"""Where a machine keeps secrets: the homes of its user, and what environment variables name instead.
+"""Where a machine keeps secrets: the homes of its user, what environment variables name instead, and where the same is
+mounted a second time.
 
 A home is closed as a whole, for what is not there yet would not be in a list of files.
 """
@@ -7,6 +8,8 @@ import os
 import pwd
 from collections.abc import Iterator
 from pathlib import Path
+
+from rl.verifiers.isolation import second_paths
 
 # below a home, closed also where a folder around them is kept
 NAMES = (
@@ -39,7 +42,8 @@ def secret_places(home: Path | None) -> list[str]:
     found = [place for place in (*homes, *_named()) if place.resolve() not in SYSTEM]
     found += [own / name for own in homes for name in NAMES]
     found += [home.absolute()] if home is not None else []
-    return sorted({str(path) for path in found})
+    found += [path for path in second_paths.of(found) if path not in SYSTEM]
+    return sorted(map(str, set(found)))
 
 
 def _homes() -> Iterator[str]:

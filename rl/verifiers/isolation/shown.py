@@ -11,21 +11,46 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST = 500  # entries of a folder around something closed, unless it is kept: of more only what is kept is shown
+MOST = 500  # entries that are shown one by one; of more around something closed what is kept, or `covered`
 
 
 @dataclass(frozen=True)
-class Shown:
-    """Parents come before what lies in them."""
+class Folder:
+    """Around something closed, or closed: to be made anew."""
 
-    folders: tuple[tuple[str, int], ...]  # around something closed, or closed, with their rights: to be made anew
-    links: tuple[tuple[str, str], ...]  # in these, and where they lead
-    trees: tuple[str, ...]  # in these
+    path: str
+    rights: int
+    covers: bool = False  # what a tree around it shows there
 
 
-def shown(closed: Iterable[str], kept: Iterable[str]) -> Shown:
-    """The view without what is closed, but for what is kept in it. Neither has to exist; of the same path closed is
-    stronger."""
+@dataclass(frozen=True)
+class Link:
+    path: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    path: str
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A closed file in a tree."""
+
+    path: str
+
+
+Seen = Folder | Link | Tree | Mask
+
+
+def shown(closed: Iterable[str], kept: Iterable[str], *, covered: bool = False) -> list[Seen]:
+    """The view without what is closed, but for what is kept in it; parents come before what lies in them. Neither has
+    to exist; of the same path closed is stronger.
+
+    With ``covered`` a kept folder of more than MOST entries is one tree, in which what is closed is covered: what is
+    made anew there later, by the name of something closed, is in the view then.
+    """
     marks: dict[Path, bool] = {}
     shut = {one for path in closed for one in _names(Path(path))}
     for name in map(Path, kept):
@@ -33,40 +58,56 @@ def shown(closed: Iterable[str], kept: Iterable[str]) -> Shown:
         marks |= {name: True, real: True}
         # a link to a kept folder leads to what is closed in it
         shut |= {name / path.relative_to(real) for path in shut if path.is_relative_to(real)}
-    return _Walk(marks | dict.fromkeys(shut, False)).of(Path("/"))
+    return _Walk(marks | dict.fromkeys(shut, False), covered).of(Path("/"))
 
 
 class _Walk:
-    def __init__(self, marks: dict[Path, bool]) -> None:
+    def __init__(self, marks: dict[Path, bool], covered: bool) -> None:
         self._marks = marks  # whether it is kept, or closed
+        self._covered = covered
         self._ways = {above for path in marks for above in path.parents}  # to something closed or kept
         self._to_closed = {above for path, keeps in marks.items() if not keeps for above in path.parents}
         self._to_kept = {above for path, keeps in marks.items() if keeps for above in path.parents}
-        self._folders: list[tuple[str, int]] = []
-        self._links: list[tuple[str, str]] = []
-        self._trees: list[str] = []
+        self._seen: list[Seen] = []
 
-    def of(self, top: Path) -> Shown:
+    def of(self, top: Path) -> list[Seen]:
         self._visit(top, self._marks.get(top, True))
-        return Shown(tuple(self._folders), tuple(self._links), tuple(self._trees))
+        return self._seen
 
     def _visit(self, path: Path, shows: bool) -> None:
         if shows and path not in self._to_closed:
-            self._trees.append(str(path))
+            self._seen.append(Tree(str(path)))
         elif shows:
-            self._folders.append((str(path), stat.S_IMODE(path.stat().st_mode)))
-            for entry in self._entries(path):
+            entries = self._entries(path)
+            if self._covered and len(entries) > MOST:
+                self._cover(path)
+                return
+            self._seen.append(Folder(str(path), stat.S_IMODE(path.stat().st_mode)))
+            for entry in entries:
                 self._visit_entry(entry, self._marks.get(entry, True))
         elif path.is_dir():
-            self._folders.append((str(path), 0o755))
-            on_the_way = self._to_kept | {one for one, keeps in self._marks.items() if keeps}
-            for entry in sorted(one for one in on_the_way if one.parent == path):
-                self._visit_entry(entry, self._marks.get(entry, False))
+            self._close(path)
+
+    def _close(self, folder: Path, *, covers: bool = False) -> None:
+        self._seen.append(Folder(str(folder), 0o755, covers))
+        on_the_way = self._to_kept | {one for one, keeps in self._marks.items() if keeps}
+        for entry in sorted(one for one in on_the_way if one.parent == folder):
+            self._visit_entry(entry, self._marks.get(entry, False))
+
+    def _cover(self, top: Path) -> None:
+        self._seen.append(Tree(str(top)))
+        closed = sorted(path for path, keeps in self._marks.items() if not keeps and path.is_relative_to(top))
+        for path in [one for one in closed if not any(above in closed for above in one.parents)]:
+            if path.is_dir() and not path.is_symlink():  # a link's target is closed, too
+                self._close(path, covers=True)
+            elif path.parent.is_dir():
+                copies = (one for one in path.parent.iterdir() if one == path or _is_copy(one, path.name))
+                self._seen += [Mask(str(one)) for one in sorted(copies) if not one.is_symlink()]
 
     def _visit_entry(self, path: Path, shows: bool) -> None:
         with suppress(OSError):  # gone, or nothing that this user may look at
             if shows and path.is_symlink() and path not in self._marks:
-                self._links.append((str(path), str(path.readlink())))
+                self._seen.append(Link(str(path), str(path.readlink())))
                 return
             path.stat()
             self._visit(path, shows)

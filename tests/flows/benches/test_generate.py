@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,20 +41,31 @@ def test_a_row_for_each_engine() -> None:
     assert [line[:2] for line in table[1:]] == [["tiny", engine] for engine in ENGINES] + [["tiny", "memory"]]
 
 
+def loaded(process: psutil.Process) -> bool:
+    """Whether it has imported PyTorch."""
+    with suppress(psutil.Error):
+        return bool(process.memory_info().rss > 150e6)
+    return False
+
+
 def test_a_signal_ends_what_it_measures_with() -> None:
     words = ["bench", "generate", "--shapes", "0.6B", "--layers", "1", "--tokens", "4096"]
     code = "from flows.cli import main; main()"
-    with subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True) as command:
+    command = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with command:
         own = psutil.Process(command.pid)
         try:
             assert command.stdout is not None
             assert command.stdout.readline().startswith("shape")
             deadline = time.monotonic() + 120
-            while not (working := own.children()) and time.monotonic() < deadline:
+            while not (working := [each for each in own.children() if loaded(each)]) and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert working
             command.terminate()
-            assert command.wait(60) == 130
+            said = command.communicate(timeout=60)
+            assert command.returncode == 130, said
             assert psutil.wait_procs(working, timeout=60)[1] == []
         finally:
             for process in [*own.children(), command] if command.poll() is None else []:

@@ -10,6 +10,7 @@ import torch
 from flows.benches import update
 from flows.cli import main
 from rl.config import LossConfig
+from rl.model.lora import adapters_of
 from tests.rl.updates import moments
 
 SMALL = {"layers": 1, "vocabulary": 600}
@@ -28,7 +29,7 @@ def test_a_row_for_each_method() -> None:
         assert 0 <= row["extra_gb"] < 2
         assert row["tokens_per_second"] > 1
     lines = [line.split(maxsplit=1) for line in ended.stderr.splitlines()[1:]]
-    assert [count for count, _ in lines] == ["64"] * 4
+    assert [count for count, _ in lines] == ["64"] * 5
     assert all(rest.startswith(method) for (_, rest), method in zip(lines, update.METHODS, strict=True))
 
 
@@ -58,6 +59,14 @@ def test_all_methods_make_the_same_update(method: str) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], atol=1e-6, rtol=1e-4)
+
+
+def test_the_row_of_adapters_trains_nothing_else() -> None:
+    learner = update.learner_of(**SMALL, **update.METHODS["lora"])
+    assert {id(parameter) for parameter in learner.parameters} == {
+        id(parameter) for parameter in adapters_of(learner.policy.model).values()
+    }
+    assert learner.update(update.batch_of(128, SMALL["vocabulary"]), LossConfig(), 1.0).applied
 
 
 @pytest.mark.parametrize(

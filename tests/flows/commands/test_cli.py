@@ -26,7 +26,7 @@ RUN = "from flows.cli import main; main()"
     ("words", "line"),
     [
         ("", f"name a command: {', '.join(NAMES)}"),
-        ("bench", "name a command: sync, update, generate"),
+        ("bench", "name a command: sync, update, generate, fit"),
         ("verifier", "name what to do: serve"),
         (
             "train --lora true",

@@ -90,7 +90,9 @@ def test_a_run_goes_on_from_prefect_as_it_was_saved(lab: Any, working: Place) ->
     assert yaml.safe_load(saved.read_text()) == {**before, "steps": 2}
     worker_log = (working.home / "logs" / "worker.log").read_text()
     for line in (
-        "verifier.name stays 'my_reward.py:reward', as saved: 'auto' is the default, which a form sends unasked",
+        f"verifier.name stays '{working.home}/my_reward.py:reward', as saved: 'auto' is the default, "
+        "which a form sends unasked",
+        "evals stays [{'every': 1}], as saved: [] is the default, which a form sends unasked",
         "going on from step 1 of 2",
     ):
         assert line in done.stdout  # --watch shows the log of the page

@@ -64,6 +64,8 @@ def test_countdown_is_tried_on_its_own_problems_of_which_no_target_is_an_answer(
     assert done.stdout.startswith("countdown:0.0.")
     assert "none of these has reward 1: try a completion that should, by --completion\n" in done.stderr
     assert "--completion" not in command(tmp_path, "verify", "arithmetic", "--rows", "1").stderr
+    asked = command(tmp_path, "verify", "arithmetic", "--problems", "countdown", "--rows", "1", "--completion", "1")
+    assert "wrong_value" in asked.stdout, asked.stderr  # what is named judges, and not the set's own verifier
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def test_roles_are_processes_that_divide_the_cores(monkeypatch: pytest.MonkeyPat
     assert made == {"box-generator": (("CUDA", "GENERATOR"), 8), "box-verifier": (("CPU", "VERIFIER"), 1)}
     assert [role.threads for role in roles("box", "CPU", ("GENERATOR", "TRAINER", "VERIFIER"), None)] == [4, 4, 1]
     assert [role.threads for role in roles("box", "CPU", ("GENERATOR", "TRAINER"), 3)] == [3, 3]
+    assert [role.sharing for role in roles("box", "CUDA", ("GENERATOR", "TRAINER", "VERIFIER"), None)] == [2, 2, 1]
 
 
 def test_the_first_machine_also_trains() -> None:

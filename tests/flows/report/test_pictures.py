@@ -50,7 +50,7 @@ def test_a_rising_reward_is_drawn_rising(tmp_path):
 
 @pytest.mark.parametrize("sampled", [[], [0.5], [0.5, 0.6], [math.nan], [0.1, math.nan, 0.2] * 4, [math.nan] * 9])
 def test_short_and_broken_runs_are_drawn(tmp_path, sampled, recwarn):
-    reward_curve(tmp_path / "reward.png", range(len(sampled)), sampled, title="short")
+    reward_curve(tmp_path / "reward.png", range(len(sampled)), sampled, title="short \x1b[31m")  # not for a terminal
     assert opened(tmp_path / "reward.png").format == "PNG"
     assert not recwarn.list
 

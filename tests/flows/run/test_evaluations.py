@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flows.commands.train import MEASURED
-from flows.config import EvalConfig, TrainConfig
-from flows.options.reading import OptionError, read_config, to_yaml
+from flows.config import TrainConfig
+from flows.options.reading import OptionError, read_config
 from flows.report.html import write_report
 from flows.report.summary import summary
-from flows.run.plans import digest_of, plans, problems_to_check
-from flows.start.as_trained import asked_of_run
-from flows.start.runs import Run, without_secrets
+from flows.run.plans import plans, problems_to_check
+from flows.start.runs import Run
 from infra.cluster.dispatch import Dispatch
 from infra.runs.checkpoints import best_version
 from infra.runs.metric_log import read_metrics
 from infra.runs.record import read_record
 from infra.storage import store
 from rl.problems.tables import ProblemError
-from tasks.problem_set import open_problems, problems_to_solve
+from tasks.problem_set import open_problems
 
 GRADED = """
 def reward(problem, completion):
@@ -115,69 +113,6 @@ def test_what_is_evaluated_on_is_never_trained_on(tmp_path: Path) -> None:
     config = configured(problems=f"{tmp_path}/sums.csv", held_out="0", evals=f"[{{path: {tmp_path}/sums.csv}}]")
     with pytest.raises(ProblemError, match=r"^evals: sums: the policy was trained on all 100 problems"):
         plans(config, open_problems(config.sets, config.verifier, config.held_out, 0))
-
-
-@pytest.fixture
-def two_files(tmp_path: Path) -> tuple[str, str]:
-    for name in ("tr", "te"):
-        rows = [f'{{"question": "{name}: how many is {n}?", "answer": "{n}"}}\n' for n in range(20)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    return f"{tmp_path}/tr.jsonl", f"{tmp_path}/te.jsonl"
-
-
-@pytest.mark.parametrize("way", ["given", "saved", "from Prefect"])
-@pytest.mark.parametrize(
-    ("of_its_own", "verifier", "words"),
-    [
-        ("", "gsm8k", "Q: {prompt}\nA:"),
-        (", verifier: arithmetic", "arithmetic", "Q: {prompt}\nA:"),
-        (", verifier: auto", "arithmetic", "Q: {prompt}\nA:"),
-        (", template: '{prompt} ='", "gsm8k", "{prompt} ="),
-        (", system: Be brief.", "gsm8k", "Be brief."),
-        (", system: ''", "gsm8k", None),
-    ],
-)
-def test_a_set_is_evaluated_as_the_run_is_trained_but_for_what_it_gives(
-    two_files: tuple[str, str], of_its_own: str, verifier: str, words: str | None, way: str
-) -> None:
-    trained, other = two_files
-    template = {"problems__template": "Q: {prompt}\nA:", "problems__verifier": "gsm8k"}
-    config = configured(problems=trained, held_out="5", evals=f"[{{path: {other}{of_its_own}}}]", **template)
-    if way == "saved":  # with all defaults written
-        config = read_config(TrainConfig, file=None, overrides={}, base=yaml.safe_load(to_yaml(config)))
-    elif way == "from Prefect":
-        config = without_secrets(TrainConfig.model_validate(config.model_dump(mode="json")))
-    (te, held_out) = plans(config, open_problems(config.sets, config.verifier, config.held_out, 0))
-    said = te.problems.held_out[0].instructions
-    assert (te.problems.verifiers["te"].name, said and (said.template or said.system)) == (verifier, words)
-    assert held_out.note == ""
-    # and as `rlvf eval` of the run takes it
-    given = {f"problems.{key}": value for key, value in yaml.safe_load(f"{{path: {other}{of_its_own}}}").items()}
-    asked = read_config(EvalConfig, file=None, overrides={"policy": "mine", **given}, defaults=False)
-    assert digest_of(asked_of_run(asked, "mine", config).problems, te.samples) == te.digest
-    # figures of a run that began when such a set took nothing are another evaluation's, which is told by the digest
-    alone = problems_to_solve([config.evals[0]], config.verifier, None, config.seed)
-    assert digest_of(alone, te.samples) != te.digest or not te.note
-    taken = [part for part in ("verifier 'gsm8k'", "template 'Q: {prompt}\\nA:'") if part in te.note]
-    assert len(taken) == (verifier == "gsm8k") + (words == template["problems__template"])
-    assert te.note.startswith("te: evaluated as the run is trained, with ") == bool(taken)
-
-
-def test_a_file_that_is_trained_on_keeps_its_columns_and_what_differs_among_the_sets_is_not_taken(
-    two_files: tuple[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "own.jsonl").write_text("".join(f'{{"q": "{n}?", "a": "{n}"}}\n' for n in range(20)))
-    own = {"problems__prompt": "q", "problems__target": "a", "problems__verifier": "gsm8k", "held_out": "5"}
-    evals = f"[{{path: {two_files[1]}}}, {{path: {tmp_path}/./own.jsonl}}, countdown]"
-    mix = f"[{{path: {two_files[0]}, template: '{{prompt}} ='}}]"
-    config = configured(problems=f"{tmp_path}/own.jsonl", mix=mix, evals=evals, **own)
-    te, mine, made, _ = plans(config, open_problems(config.sets, config.verifier, config.held_out, 0))
-    assert [spec.name for plan in (te, mine, made) for spec in plan.problems.verifiers.values()] == [
-        *("arithmetic", "gsm8k", "countdown")
-    ]
-    assert {said and said.template for said in (problem.instructions for problem in te.problems.held_out)} == {None}
-    assert (te.note, made.note) == ("", "")
-    assert mine.note == "own-2: evaluated as the run is trained, with prompt 'q', target 'a', verifier 'gsm8k'"
 
 
 def test_a_limit_takes_of_each_set_that_is_held_out_and_the_same_problems_whatever_is_trained_on(

@@ -127,6 +127,70 @@ def test_a_set_is_the_runs_however_its_path_is_written_and_a_new_file_is_judged_
     assert asked(trained, problems="arithmetic", held_out="3").problems.verifiers["arithmetic"].name == "arithmetic"
 
 
+COUNTDOWN = '{"prompt": "combine 7, 9 and 5 to obtain 11.", "target": "11", "numbers": [7, 9, 5]}\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "cd.jsonl").write_text(COUNTDOWN)
+    (tmp_path / "mine.py").write_text("def reward(problem, completion):\n    return 0.5\n")
+    for name in ("gs", "gs2", "other"):
+        (tmp_path / f"{name}.jsonl").write_text('{"question": "how many cans?", "answer": "42"}\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+GSM8K = {"verifier": "gsm8k"}
+OF_THE_SET = {"problems__verifier": "gsm8k"}
+
+
+@pytest.mark.parametrize(
+    ("trained", "evaluated", "judges"),
+    [
+        # what is made in code has its own, whichever way the run names its verifier
+        ({"problems": "gs.jsonl", **GSM8K}, {"problems": "countdown"}, {"countdown": "countdown"}),
+        ({"problems": "gs.jsonl", **OF_THE_SET}, {"problems": "countdown"}, {"countdown": "countdown"}),
+        ({"problems": "gs.jsonl", **GSM8K}, {"problems": "grammar"}, {"grammar": "arithmetic"}),
+        ({"problems": "gs.jsonl", "verifier": "mine.py:reward"}, {"problems": "grammar"}, {"grammar": "arithmetic"}),
+        # another file has what judged the run's sets, by its name
+        ({"problems": "countdown"}, {"problems": "cd.jsonl"}, {"cd": "countdown"}),
+        ({"problems": "countdown"}, {"problems": "cd.jsonl", "verifier": "arithmetic"}, {"cd": "arithmetic"}),
+        ({"problems": "gs.jsonl", "mix": "[countdown]", **GSM8K}, {"problems": "other.jsonl"}, {"other": "gsm8k"}),
+        ({"problems": "gs.jsonl", "mix": "[countdown]", **GSM8K}, {}, {"gs": "gsm8k", "countdown": "countdown"}),
+        # what an evaluation names judges its files
+        ({"problems": "gs2.jsonl", **OF_THE_SET}, {"verifier": "arithmetic"}, {"gs2": "arithmetic"}),
+        ({"problems": "gs2.jsonl", **GSM8K}, {"verifier": "arithmetic"}, {"gs2": "arithmetic"}),
+        (
+            {"problems": "gs.jsonl", "mix": "[{path: gs2.jsonl, verifier: gsm8k}, countdown]"}, {"verifier": "math"},
+            {"gs": "math", "gs2": "math", "countdown": "countdown"},
+        ),
+        ({"problems": "gs.jsonl", **GSM8K}, {"problems": "countdown", "verifier": "mine.py:reward"},
+         {"countdown": "mine.py:reward"}),
+        ({"problems": "gs.jsonl", **GSM8K}, {"problems": "countdown", "problems__verifier": "math"},
+         {"countdown": "math"}),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("folder")
+def test_each_set_of_an_evaluation_has_a_verifier_that_fits_it(
+    trained: dict[str, str], evaluated: dict[str, str], judges: dict[str, str]
+) -> None:
+    found = asked(given(TrainConfig, held_out="0", **trained), held_out="0", **evaluated)
+    assert {name: spec.name for name, spec in found.problems.verifiers.items()} == judges
+    both = ", ".join(f"{judge} ({name})" for name, judge in judges.items())
+    said = both if len(set(judges.values())) > 1 else next(iter(judges.values()))
+    assert any(note.startswith(f"mine: judged by {said}") for note in found.notes) or len(judges) > 2
+
+
+@pytest.mark.usefixtures("folder")
+def test_another_verifier_of_an_evaluation_is_said_or_refused() -> None:
+    own = {"problems": "gs2.jsonl", "held_out": "0", "mix": "[{path: gs.jsonl, verifier: gsm8k}]", **OF_THE_SET}
+    notes = asked(given(TrainConfig, **own), held_out="0", verifier="arithmetic").notes
+    assert "mine was trained with problems.verifier gsm8k, here arithmetic" in notes
+    assert "mine was trained with mix[0].verifier gsm8k, here arithmetic" in notes
+    with pytest.raises(ValueError, match=r"'gsm8k' judges none of the problems: countdown is made .*--problems\.verif"):
+        asked(given(TrainConfig, problems="countdown"), verifier="gsm8k")
+
+
 def test_problems_that_were_trained_on_are_left_out_even_if_the_file_was_edited(tmp_path: Path) -> None:
     file, uri = tmp_path / "sums.csv", str(tmp_path / "mine")
     rows = [f"{n} + 1,add 1 to {n}\n" for n in range(400)]

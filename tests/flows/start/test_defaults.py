@@ -69,7 +69,7 @@ def test_the_tiny_policy_has_as_many_parameters_as_is_said() -> None:
 def test_a_model_of_half_a_billion_parameters_is_not_ruined(
     verifier: str, tokens: int, reason: str, large: str
 ) -> None:
-    config, lines = with_defaults(asked(policy=large, verifier=verifier))
+    config, lines = with_defaults(asked(policy=large, problems="q.csv", verifier=verifier))
     assert parameters(large) == 596_049_920
     assert (config.optimizer.lr, config.sampling.max_tokens) == (1e-6, tokens)
     assert lines == [
@@ -84,6 +84,18 @@ def test_between_them_and_of_several_sets_the_longest(middle: str) -> None:
     assert (config.optimizer.lr, config.sampling.max_tokens) == (3e-5, 512)
 
 
+@pytest.mark.parametrize(
+    ("model", "rate", "size"), [("tiny", 3e-4, "0.9M"), ("middle", 2e-4, "64.2M"), ("large", 1e-5, "596.0M")]
+)
+def test_adapters_learn_at_a_higher_rate_within_bounds(
+    model: str, rate: float, size: str, request: pytest.FixtureRequest
+) -> None:
+    name = model if model == "tiny" else request.getfixturevalue(model)
+    config, lines = with_defaults(asked(policy=name, policy__lora="16"))
+    assert config.optimizer.lr == rate
+    assert f"optimizer.lr {rate:g}: for adapters on a policy of {size} parameters" in lines
+
+
 def test_what_is_given_stays_and_nothing_is_said(large: str) -> None:
     given = asked(policy=large, optimizer__lr="2e-5", sampling__max_tokens="7")
     assert with_defaults(given) == (given, [])
@@ -95,7 +107,7 @@ def test_an_evaluation_of_a_run_is_as_long_as_its_training(large: str) -> None:
     trained, _ = with_defaults(asked(policy=large, sampling__max_tokens="99"))
     config, lines = with_eval_defaults(asked(EvalConfig, policy="run7"), trained)
     assert (config.sampling.max_tokens, lines) == (99, [])
-    alone, lines = with_eval_defaults(asked(EvalConfig, policy=large, verifier="gsm8k"), None)
+    alone, lines = with_eval_defaults(asked(EvalConfig, policy=large, problems="q.csv", verifier="gsm8k"), None)
     assert (alone.sampling.max_tokens, lines) == (512, ["sampling.max_tokens 512: for the verifier gsm8k"])
 
 

@@ -42,10 +42,10 @@ def test_an_edited_verifier_and_edited_columns_are_named_until_they_are_what_the
         save_sources(run, opened(folder))
         assert edited(run, opened(folder)) == []
         (folder / "my_reward.py").write_text(REWARD.replace("100", "200"))
-        assert edited(run, opened(folder)) == ["verifier my_reward.py:reward: edited since"]
+        assert edited(run, opened(folder)) == [f"verifier {folder}/my_reward.py:reward: edited since"]
         write_rows(folder, hint="think")
         columns = "problems sums, columns beside prompt and target: edited since"
-        assert edited(run, opened(folder)) == ["verifier my_reward.py:reward: edited since", columns]
+        assert edited(run, opened(folder)) == [f"verifier {folder}/my_reward.py:reward: edited since", columns]
         save_sources(run, opened(folder))
         assert edited(run, opened(folder)) == []
         (folder / "my_reward.py").write_text(REWARD)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from flows.config import TrainConfig
-from flows.start.runs import new_run
+from flows.start.runs import known_run, new_run
+from infra.runs.checkpoints import NotARun
 from infra.storage import place
 
 
@@ -51,3 +52,15 @@ def test_a_folder_that_was_made_in_a_bucket_is_empty(s3: str, tmp_path: Path) ->
 def test_no_run_is_called_newest(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'newest' means the newest one"):
         new_run(TrainConfig(run="newest"), str(tmp_path))
+
+
+def test_a_start_that_was_killed_before_its_run_was_one_is_begun_anew_by_its_name(tmp_path: Path) -> None:
+    for name in ("lora2/lock/00000001.json", "lora1/config.yaml", "zzz/notes.txt"):
+        place.write_text(str(tmp_path / name), "{}")
+    with pytest.raises(NotARun, match=r"lora2 is not a run: it has no config\.yaml, .*by: rlvf train --run lora2$"):
+        known_run("lora2", str(tmp_path))
+    (tmp_path / "lora2" / "weights" / "v1").mkdir(parents=True)  # removed in part: nothing to begin upon
+    with pytest.raises(NotARun, match=r"lora2 is not a run: it has no config\.yaml; did you mean lora1\?$"):
+        known_run("lora2", str(tmp_path))
+    with pytest.raises(NotARun, match=r"zzz is not a run: it has no config\.yaml$"):
+        known_run("zzz", str(tmp_path))

@@ -14,7 +14,7 @@ from infra.runs.checkpoints import NotARun
 from infra.storage import store
 
 OWN = {
-    "verifier": "my_reward.py:reward",
+    "verifier": "/data/my_reward.py:reward",
     "steps": 2,
     "held_out": 20,
     "evals": [{"path": "held_out", "every": 1}],

@@ -36,7 +36,7 @@ def configured(**overrides: str) -> TrainConfig:
 def saved(tmp_path: Path) -> Run:
     """A run that was started with a few settings of its own."""
     uri = str(tmp_path / "runs" / "first")
-    run = Run(uri, configured(run=uri, steps="30", loss__clip="0.1", problems="sums.csv"), resumed=False)
+    run = Run(uri, configured(run=uri, steps="30", loss__clip="0.1", problems="/data/sums.csv"), resumed=False)
     run.save_config()
     return run
 
@@ -161,7 +161,7 @@ def test_more_steps_other_machines_and_other_bookkeeping_are_allowed(saved: Run,
     [
         ("seed", "1", "seed: saved 0, now 1"),
         ("staleness", "0", "staleness: saved 1, now 0"),
-        ("problems", "other.csv", "problems.path: saved 'sums.csv', now 'other.csv'"),
+        ("problems", "/data/other.csv", "problems.path: saved '/data/sums.csv', now '/data/other.csv'"),
         ("held_out", "7", "held_out: saved None, now 7"),
         ("batch.prompts", "8", "batch.prompts: saved 32, now 8"),
         ("loss.name", "grpo", "loss.name: saved 'reinforce', now 'grpo'"),
@@ -243,7 +243,7 @@ def test_a_damaged_record_of_the_problems_is_refused_in_one_line(saved: Run, con
 
 
 def test_what_is_said_again_but_not_differently_contradicts_nothing(saved: Run) -> None:
-    same = {"loss.clip": "0.1", "problems": "sums.csv", "seed": "0", "run": saved.uri}
+    same = {"loss.clip": "0.1", "problems": "/data/sums.csv", "seed": "0", "run": saved.uri}
     assert resume_run(saved.uri, "", None, same).config == saved.config
 
 

@@ -28,6 +28,8 @@ def saved(tmp_path: Path) -> Run:
         (b"steps: &a 3\nseed: *a", r"first/config\.yaml is damaged: \*a is an alias, which is not taken"),
         (b'run: "\\ud800"', r"first/config\.yaml is damaged: half of a character"),
         (b"[" * 10_000, r"first/config\.yaml is damaged: it is nested too deeply"),
+        (b"steps: " + b"9" * 5000, r"first/config\.yaml is damaged: Exceeds the limit \(4300 digits\)"),
+        (b"steps: 2026-13-45", r"first/config\.yaml is damaged: month must be in 1\.\.12"),
         (b"- steps", r"first/config\.yaml is damaged: it holds no settings"),
         (b"stepz: 3", r"^saved configuration: unknown key stepz; did you mean steps\?$"),
     ],

@@ -253,11 +253,14 @@ def test_at_a_terminal_it_is_asked(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin.readline", lambda: answer, raising=False)
     run = saved(elsewhere, verifier=f"{reward}:reward")
+    with pytest.raises(NotTrustedError, match="say --trust once"):
+        trusted(run)  # in a flow, whose display is on the terminal
+    assert capsys.readouterr().err == ""
     if answer.strip():
-        trusted(run)
+        trusted(run, ask=True)
     else:
         with pytest.raises(NotTrustedError, match="nothing of it was run"):
-            trusted(run)
+            trusted(run, ask=True)
     assert f"its verifier {reward}:reward. Go on?" in capsys.readouterr().err
 
 

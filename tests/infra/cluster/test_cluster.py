@@ -11,12 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from distributed import Client, Security, get_worker
+from distributed import Client, Security, SpecCluster, get_worker
 
 from infra.cluster import cluster as module
 from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, local_cluster, workers
 from infra.cluster.machine import cores
 from infra.cluster.placement import PlacementConfig, check_placement, offers, workers_with
+from infra.cluster.settings import DEVICE_PROCESSES
 from infra.security.identity import certs_folder
 from tests.processes import started, until
 
@@ -54,11 +55,11 @@ def test_every_role_has_its_tags_and_the_default_placement_is_satisfied(client: 
 
 
 def test_threads_are_set_before_the_first_call(client: Client) -> None:
-    def threads() -> tuple[str | None, str | None]:
-        return os.environ.get("OMP_NUM_THREADS"), os.environ.get("TOKENIZERS_PARALLELISM")
+    def threads() -> list[str | None]:
+        return [os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM")]
 
-    assert client.submit(threads, resources={"TRAINER": 1}, pure=False).result() == ("3", "false")
-    assert client.submit(threads, resources={"VERIFIER": 1}, pure=False).result() == ("1", "false")
+    assert client.submit(threads, resources={"TRAINER": 1}, pure=False).result() == ["3", "passive", "false"]
+    assert client.submit(threads, resources={"VERIFIER": 1}, pure=False).result() == ["1", "passive", "false"]
 
 
 def test_no_worker_asks_for_the_frames_of_its_threads_where_that_can_stop_it_for_ever(client: Client) -> None:
@@ -128,6 +129,21 @@ def test_a_busy_cluster_ends_within_seconds_and_leaves_nothing(tmp_path: Path) -
     assert dict(os.environ) == before
 
 
+def test_workers_that_are_slow_to_end_cost_a_line_and_not_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = SpecCluster.close
+
+    def slow(local: SpecCluster) -> None:
+        close(local)  # type: ignore[no-untyped-call]
+        raise TimeoutError
+
+    monkeypatch.setattr(SpecCluster, "close", slow)
+    with cluster(ClusterConfig(verifiers=0), log_dir=tmp_path):
+        pass
+    assert "could not be closed in time" in (tmp_path / "dask.log").read_text()
+
+
 FLOW = """
 import sys
 from pathlib import Path
@@ -169,6 +185,9 @@ def test_the_cores_are_shared_by_those_that_compute() -> None:
     threads = {name: int(each["options"]["env"]["OMP_NUM_THREADS"]) for name, each in spec.items()}
     assert threads["trainer"] == threads["generator-2"] == max(1, cores() // 4)
     assert threads["verifier-1"] == 1
+    sharing = {name: each["options"]["env"][DEVICE_PROCESSES] for name, each in spec.items()}
+    assert sharing["trainer"] == sharing["generator-2"] == "4"
+    assert sharing["verifier-1"] == "1"
     assert spec["trainer"]["options"]["resources"] == {"CUDA": 1, "TRAINER": 1}
     assert spec["verifier-0"]["options"]["resources"] == {"CPU": 1, "VERIFIER": 1}
 

@@ -75,7 +75,9 @@ def test_the_damage_is_named_and_what_a_new_run_can_start_from(tmp_path: Path) -
     (files / "config.json").write_text("{}")
     publisher = Publisher(run, SyncConfig(), window=1, files=files)
     for step in range(3):
-        publisher.publish(step, {"w": torch.arange(64.0) + step})
+        weights = torch.arange(4096.0)
+        weights[step] += 1
+        publisher.publish(step, {"w": weights})
     publisher.finish()
 
     def said(damaged: tuple[str, ...] = TORN) -> str:

@@ -130,6 +130,7 @@ def test_samples_are_tables_that_mlflow_shows(home, client, tmp_path, monkeypatc
 def test_files_and_pictures_lie_under_the_home(home, tmp_path):
     (tmp_path / "report.html").write_text("<p>")
     with start(home) as tracker:
+        (tmp_path / "report.html").chmod(0o6755)
         tracker.log_file(tmp_path / "report.html")
         tracker.log_picture(tmp_path / "report.html")
         with pytest.raises(FileNotFoundError, match="no such file"):
@@ -137,6 +138,7 @@ def test_files_and_pictures_lie_under_the_home(home, tmp_path):
     artifacts = home / "mlartifacts" / tracker.run_id / "artifacts"
     assert (artifacts / "report.html").read_text() == "<p>"
     assert (artifacts / "pictures" / "report.html").exists()
+    assert (artifacts / "report.html").stat().st_mode & 0o7111 == 0  # it is no program of ours
 
 
 def test_system_metrics_continue_with_the_run(home, client, monkeypatch):

@@ -181,13 +181,50 @@ def test_two_differences_merge_into_one(tmp_path: Path, dtype: torch.dtype) -> N
     assert (tmp_path / "both").read_bytes() == (tmp_path / "directly").read_bytes()
 
 
-def test_what_is_no_difference_or_of_other_tensors_is_not_merged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replaced", [1, 2, 3], ids=["by the older", "by the newer", "by both"])
+def test_a_block_that_either_tells_as_it_is_is_merged_as_it_is(tmp_path: Path, replaced: int) -> None:
+    draws = torch.Generator().manual_seed(1)
+    versions = [{"a": torch.randint(-128, 128, (3 * BLOCK + 7,), dtype=torch.int8, generator=draws)}]
+    for i in (1, 2):
+        bits = versions[-1]["a"].clone()
+        bits[i * BLOCK - 3 : i * BLOCK + 5] += 1
+        if replaced & i:
+            bits[:BLOCK] = torch.randint(0, 4, (BLOCK,), dtype=torch.int8, generator=draws)
+        versions.append({"a": bits})
+        write_difference(tmp_path / str(i), versions[i], versions[i - 1])
+    _, changed = merge_differences(tmp_path / "both", versions[2], tmp_path / "2", tmp_path / "1")
+    assert changed == BLOCK + 5 + 8
+    assert (tmp_path / "both").stat().st_size < 0.4 * BLOCK
+    weights = {"a": versions[0]["a"].clone()}
+    apply_difference(tmp_path / "both", weights, weights_digest(versions[2]), MOST)
+    assert torch.equal(weights["a"], versions[2]["a"])
+
+
+def test_tensors_that_come_go_and_change_their_type_in_either_are_merged(tmp_path: Path) -> None:
+    kept, other = torch.arange(9), torch.arange(5)
+    versions = [
+        {"kept": kept, "gone": other, "at last": other, "retyped": other, "later": other},
+        {"kept": kept + 1, "new": other, "at last": other, "retyped": other.half(), "later": other + 1},
+        {"kept": kept + 3, "new": other + 1, "retyped": other.half() + 1, "later": other.bool(), "newest": other},
+    ]
+    for i in (1, 2):
+        write_difference(tmp_path / str(i), versions[i], versions[i - 1])
+    merge_differences(tmp_path / "both", versions[2], tmp_path / "2", tmp_path / "1")
+    weights = {name: tensor.clone() for name, tensor in versions[0].items()}
+    apply_difference(tmp_path / "both", weights, weights_digest(versions[2]), MOST)
+    assert weights.keys() == versions[2].keys()
+
+
+def test_what_does_not_follow_each_other_is_not_merged(tmp_path: Path) -> None:
     one, two = {"a": torch.arange(9)}, {"a": torch.arange(9) + 1}
-    write_difference(tmp_path / "whole", one, {})
     write_difference(tmp_path / "step", two, one)
     write_difference(tmp_path / "other", {"b": torch.arange(9)}, {})
-    with pytest.raises(DifferenceError, match="whole: does not tell 'a' as a difference"):
-        merge_differences(tmp_path / "made", two, tmp_path / "step", tmp_path / "whole")
-    with pytest.raises(DifferenceError, match="other: has other tensors than the weights"):
-        merge_differences(tmp_path / "made", two, tmp_path / "step", tmp_path / "other")
-    assert {file.name for file in tmp_path.iterdir()} == {"whole", "step", "other"}
+    write_difference(tmp_path / "retyped", {"a": torch.arange(9).half()}, {})
+    for newer, older, why in (
+        ("step", "other", "other: has no 'a' for the next to start from"),
+        ("step", "retyped", r"retyped: has 'a' as a float16 of shape \[9\]"),
+        ("other", "step", "other: has other tensors than the weights"),
+    ):
+        with pytest.raises(DifferenceError, match=why):
+            merge_differences(tmp_path / "made", two, tmp_path / newer, tmp_path / older)
+    assert {file.name for file in tmp_path.iterdir()} == {"step", "other", "retyped"}

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rl.config import LossConfig, OptimizerConfig, SamplingConfig
+from rl.config import LossConfig, SamplingConfig
 from rl.learning.learner import Learner
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem
 from rl.sampler import sample
 from tests.rl.updates import GRPO, PLAIN, REINFORCE, Judged, Make, identical, moments, off_policy, weights

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rl.config import OptimizerConfig
 from rl.learning.learner import Learner
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch
 from tests.rl.updates import PLAIN, REINFORCE, Make, identical, moments, weights
 
@@ -20,7 +20,8 @@ CONTINUE = """
 import pickle, sys
 from pathlib import Path
 import torch
-from rl.config import OptimizerConfig, PolicyConfig, LossConfig
+from rl.config import PolicyConfig, LossConfig
+from rl.optimizer_config import OptimizerConfig
 from rl.learning.learner import Learner
 from rl.loading import load_policy
 saved, batch, out, name, threads = sys.argv[1:]

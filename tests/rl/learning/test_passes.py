@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl.config import LossConfig
+from rl.config import LossConfig, PolicyConfig
 from rl.learning import learner as learner_module
 from rl.learning import passes
 from rl.learning.learner import Learner
 from rl.learning.packing import Packed
 from rl.learning.passes import Passes
+from rl.loading import freeze
+from rl.lora_config import LoraConfig
 from rl.model import memory
 from rl.model.memory import NoRoomError, is_out_of_memory
 from rl.model.policy import Policy
@@ -113,7 +116,7 @@ def test_an_update_out_of_memory_is_made_with_smaller_passes_that_stay(
     assert len([size for size, _ in seen if size > 60]) > failed
 
 
-@pytest.mark.parametrize("checkpointing", ["auto", "off"])
+@pytest.mark.parametrize("checkpointing", ["auto", "off", "on"])
 def test_what_does_not_fit_with_one_sequence_is_one_line_and_changes_nothing(
     checkpointing: str, make_policy: Make, drawn: Callable[..., Batch], watched: Callable[[int], Watched]
 ) -> None:
@@ -122,9 +125,8 @@ def test_what_does_not_fit_with_one_sequence_is_one_line_and_changes_nothing(
     watched(0)
     with pytest.raises(NoRoomError) as error:
         learner.update(batch, LossConfig(), 1.0)
-    assert "does not fit into the memory of cpu: give optimizer.checkpointing on, a smaller sampling.max" in str(
-        error.value
-    )
+    helps = "optimizer.checkpointing on, " if checkpointing == "off" else ""
+    assert f"does not fit into the memory of cpu: give {helps}a smaller sampling.max" in str(error.value)
     assert "\n" not in str(error.value)
     assert identical(weights(learner), before)
     assert learner.step == 0
@@ -195,6 +197,58 @@ def test_passes_follow_from_the_memory_that_is_free(
     assert learner.accumulation.passes == expected
     limited = free == 1 and expected != Passes(300, False)
     assert learned.said == (f"memory allows {expected}" if limited else "")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "qwen3"])
+def test_what_a_long_row_keeps_is_known_from_short_ones(name: str, make_policy: Make) -> None:
+    policy = make_policy(name)
+    at = torch.arange(1024)
+    whole = memory.kept_bytes(
+        policy, mask=(at[:, None] >= at)[None, None], input_ids=at[None] % 7, position_ids=at[None]
+    )
+    assert passes._kept_by_position(policy, 1024) == pytest.approx(whole / 1024, rel=0.02)
+
+
+def test_a_sequence_longer_than_a_pass_counts_whole(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy("gemma2")
+    wanted = Passes(1024, False)
+    room = 1024 * passes._kept_by_position(policy, 1024)
+    monkeypatch.setattr(passes, "spare_bytes", lambda *_: room)
+    monkeypatch.setattr(passes, "CHUNK", 0)  # no logits
+    assert passes._fitting(policy, PLAIN, wanted, 1000, 0) == wanted
+    assert passes._fitting(policy, PLAIN, wanted, 2000, 0).checkpointing
+
+
+@pytest.mark.parametrize(("least", "checkpointing"), [(1e9, False), (0.0, True)])
+def test_beside_adapters_a_pass_keeps_no_more_than_the_frozen_weights_take(
+    least: float, checkpointing: bool, make_policy: Make, drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**12)
+    monkeypatch.setattr(passes, "LEAST", least)  # or so much, of a model that is smaller
+    policy = make_policy(eager=4.0)
+    base = freeze(policy.model, "", PolicyConfig(lora=LoraConfig(rank=2)), policy.dtype, None, master=True)
+    learner = Learner(replace(policy, base=base), PLAIN)
+    learned = learner.update(drawn(make_policy(eager=4.0)), LossConfig(), 1.0)
+    assert learner.accumulation.passes == Passes(512 if checkpointing else 1024, checkpointing)
+    assert learned.said.startswith("to save memory, forward passes of 512" if checkpointing else "")
+    assert bool(learned.said) == checkpointing
+
+
+def test_a_resume_repeats_the_passes_that_little_memory_allowed(
+    make_policy: Make, drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    batch = drawn(make_policy(eager=4.0))
+    learner = Learner(make_policy(eager=4.0), PLAIN)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "free_bytes", lambda _: 1)
+        learner.update(batch, LossConfig(), 1.0)
+    learner.save(tmp_path)
+    again = Learner(make_policy(eager=4.0), PLAIN)
+    again.restore(tmp_path)
+    for each in (learner, again):
+        assert each.update(batch, LossConfig(), 1.0).said == ""
+        assert each.accumulation.passes == Passes(512, True)
+    assert identical(weights(learner), weights(again))
 
 
 CHILD = """

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rl.config import OptimizerConfig
 from rl.learning.learner import Learner
 from rl.learning.supervised import demonstrations, imitate
 from rl.model.policy import Policy
+from rl.optimizer_config import OptimizerConfig
 from rl.problems.made.grammar import stream
 from rl.records import Problem
 from tests.streams import drawing

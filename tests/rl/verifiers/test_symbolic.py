@@ -7,6 +7,8 @@ from rl.records import Problem, Verdict
 from rl.verifiers.contract import Verifier
 from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierSpec
+from rl.verifiers.units import parts
+from tests.cost import processor_time
 
 pytest.importorskip("math_verify", reason="needs math-verify: install the extra 'math'")
 
@@ -129,6 +131,12 @@ def test_numbers_that_nobody_can_work_out_are_wrong_values_and_no_time_outs() ->
 )
 def test_what_is_equal_differs_nowhere(ask: Callable[[str, str], Verdict], target: str, completion: str) -> None:
     assert ask(target, completion) == Verdict(1.0, "right", {"format": 1.0, "right": 1.0})
+
+
+def test_a_unit_of_blanks_costs_little() -> None:
+    with processor_time() as cost:
+        assert not parts(" " * 1990)
+    assert cost.seconds < 0.1
 
 
 def test_a_target_that_is_no_mathematics_is_an_error(ask: Callable[[str, str], Verdict]) -> None:

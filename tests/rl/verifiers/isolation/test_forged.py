@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl.records import Problem, Verdict
-from rl.verifiers.isolation.leftovers import PREFIX
+from rl.verifiers.isolation.leftovers import FOLDER, PREFIX
 from rl.verifiers.isolation.pool import Pool
 from rl.verifiers.isolation.process import Cell
 from rl.verifiers.isolation.sandbox import BUBBLEWRAP, LANDLOCK, NONE, missing
@@ -101,7 +101,7 @@ def test_what_comes_between_two_questions_is_no_answer(pool: Pool) -> None:
     assert pool.judge([PROBLEM], ["later"]) == [JUDGED]
     (process,) = pool._idle.queue
     (folder,) = Path(tempfile.gettempdir()).glob(f"{PREFIX}{process._supervisor.pid}-*")
-    (folder / "asked").touch()
+    (folder / FOLDER / "asked").touch()
     assert select.select([process._channel], [], [], 60)[0]  # it has come
     assert pool.judge([PROBLEM] * 2, ["counted"] * 2) == [Verdict(0.5, "1", {}), Verdict(0.5, "2", {})]
 

@@ -30,9 +30,9 @@ DROPS = {
 }
 
 
-def as_another(drop: str, command: Sequence[str], folder: Path) -> list[str]:
+def as_another(drop: str, command: Sequence[str], folder: Path, then: Sequence[str] = ()) -> list[str]:
     """The command run by an ordinary user, or root of a container, in a mount namespace in which everybody can read
-    Python and us."""
+    Python and us, after ``then``."""
     closed: dict[Path, list[Path]] = {}
     for path in map(Path, (sys.prefix, sys.base_prefix, ROOT, folder)):
         for above in reversed(path.parents):
@@ -46,7 +46,7 @@ def as_another(drop: str, command: Sequence[str], folder: Path) -> list[str]:
         words += [f"mount -t tmpfs -o mode=755 none {above}"]
         for at, path in enumerate(paths):
             words += [f"mkdir -p {path}", f"mount --bind {folder}/{number}.{at} {path}"]
-    return ["unshare", "-m", "sh", "-ec", "\n".join([*words, f"exec {drop} {shlex.join(command)}"])]
+    return ["unshare", "-m", "sh", "-ec", "\n".join([*words, *then, f"exec {drop} {shlex.join(command)}"])]
 
 
 def slow(*values: str) -> list[Any]:
@@ -232,7 +232,7 @@ def test_what_a_killed_supervisor_leaves_is_removed_later(tmp_path: Path, monkey
     for folder in (left, young):
         folder.mkdir()
     os.utime(left, (1, 1))
-    sweep({os.geteuid()})
+    sweep(os.geteuid())
     assert sorted(tmp_path.iterdir()) == [young]
 
 
@@ -243,10 +243,10 @@ def test_what_others_put_beside_the_folders_neither_hangs_a_verifier_nor_is_remo
         folder.mkdir()
         os.utime(folder, (1, 1))
     link.symlink_to(elsewhere)
-    sweeping = "from rl.verifiers.isolation.leftovers import sweep; sweep({1 + __import__('os').geteuid()})"
+    sweeping = "from rl.verifiers.isolation.leftovers import sweep; sweep(1 + __import__('os').geteuid())"
     command, env = [sys.executable, "-c", sweeping], {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     subprocess.run(command, env=env, timeout=20, check=True)
     assert sorted(tmp_path.iterdir()) == sorted([elsewhere, foreign, pipe, link])
-    sweeping = "from rl.verifiers.isolation.leftovers import sweep; sweep({__import__('os').geteuid()})"
+    sweeping = "from rl.verifiers.isolation.leftovers import sweep; sweep(__import__('os').geteuid())"
     subprocess.run([*command[:2], sweeping], env=env, timeout=20, check=True)
     assert sorted(tmp_path.iterdir()) == sorted([elsewhere, pipe, link])

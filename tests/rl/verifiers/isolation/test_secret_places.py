@@ -16,7 +16,6 @@ from rl.verifiers import opened as opened_module
 from rl.verifiers.isolation import interpreter
 from rl.verifiers.isolation.sandbox import BUBBLEWRAP, LANDLOCK
 from rl.verifiers.isolation.secret_places import secret_places
-from rl.verifiers.isolation.shown import shown
 from tasks.named_set import open_verifier
 from tests.rl.verifiers.isolation.test_hostile import DROPS, as_another
 
@@ -47,6 +46,7 @@ def found(request: pytest.FixtureRequest) -> Found:
         (at / name).write_text(f"was {name}")
     (at / "tmp").mkdir()
     (at / "alias").symlink_to("me")  # another way there
+    (at / "second").mkdir()  # and another: see below
     for path in (at, *at.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
     variables = {
@@ -59,14 +59,14 @@ def found(request: pytest.FixtureRequest) -> Found:
     }
     env = {**os.environ, **{name: str(at / value) for name, value in variables.items()}}
     env |= {"KUBECONFIG": f"{at}/nowhere:{at}/keys/kube", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    asked = [str(at / name) for name in (*THERE, *LATER, *PLAIN, "alias/.netrc", "keys/kube.lock")]
+    asked = [str(at / name) for name in (*THERE, *LATER, *PLAIN, "alias/.netrc", "second/.netrc", "keys/kube.lock")]
     given: dict[str, Any] = {"home": str(at / "rlvf"), "file": str(at / "proj" / "reward.py"), "asked": asked}
     given |= {"reads": [str(at / "me" / ".tool")], "written": [str(at / name) for name in LATER]}
     given["renamed"] = [str(at / "me/.netrc"), str(at / "keys/gcp.json")]
     reader = Path(__file__).with_name("secret_reader.py")
     command = [sys.executable, str(reader), request.param, json.dumps(given)]
     if os.geteuid() == 0 and shutil.which("unshare") and shutil.which("setpriv"):
-        command = as_another(DROPS["user"], command, at)
+        command = as_another(DROPS["user"], command, at, then=[f"mount --bind {at}/me {at}/second"])
     try:
         done = subprocess.run(command, env=env, cwd=at, capture_output=True, text=True, timeout=100, check=False)
     finally:
@@ -82,7 +82,7 @@ CLOSED = {"FileNotFoundError", "PermissionError"}
 
 
 @needs_linux
-@pytest.mark.parametrize("name", [*THERE, *LATER, "alias/.netrc", "keys/kube.lock", "me/mine.txt"])
+@pytest.mark.parametrize("name", [*THERE, *LATER, "alias/.netrc", "second/.netrc", "keys/kube.lock", "me/mine.txt"])
 def test_secrets_are_closed_before_and_after_they_are_written(found: Found, name: str) -> None:
     assert set(found.of(name)) <= CLOSED
 
@@ -118,40 +118,6 @@ def test_a_folder_of_the_system_is_not_closed_for_being_a_home(monkeypatch: pyte
     found = secret_places(None)
     assert not {"/", "/etc"} & set(found)
     assert {"/.ssh", "/.netrc"} <= set(found)
-
-
-def test_the_longest_path_decides(tmp_path: Path) -> None:
-    home = tmp_path.resolve() / "me"
-    for name in ("me/venv/lib", "me/proj/.rlvf", "me/proj/src", "beside"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "named").symlink_to("me/proj")
-    seen = shown([str(home), str(home / "proj" / ".rlvf")], [str(home / "venv"), str(tmp_path / "named")])
-    ours = [path for path in seen.trees if Path(path).is_relative_to(tmp_path)]
-    assert ours == [f"{tmp_path}/beside", f"{home}/proj/src", f"{home}/venv", f"{tmp_path}/named/src"]
-    assert (str(home), 0o755) in seen.folders
-
-
-def test_of_a_folder_with_very_many_entries_only_what_is_kept_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rl.verifiers.isolation.shown.MOST", 3)
-    for number in range(5):
-        (tmp_path / f"user{number}" / "venv").mkdir(parents=True)
-    seen = shown([str(tmp_path / "user1")], [str(tmp_path / "user1" / "venv"), str(tmp_path / "user2")])
-    ours = [path for path in seen.trees if Path(path).is_relative_to(tmp_path)]
-    assert ours == [f"{tmp_path}/user1/venv", f"{tmp_path}/user2"]
-
-
-def test_all_of_a_kept_folder_is_shown_however_much_is_in_it(tmp_path: Path) -> None:
-    files = [tmp_path / "proj" / f"{number}.txt" for number in range(600)]
-    (tmp_path / "proj" / ".rlvf").mkdir(parents=True)
-    for file in files:
-        file.touch()
-    beside = tmp_path / "proj" / ".rlvf.json"  # only a file has copies of its name
-    beside.touch()
-    seen = set(shown([str(tmp_path), str(tmp_path / "proj" / ".rlvf")], [str(tmp_path / "proj")]).trees)
-    assert {str(file) for file in (*files, beside)} <= seen
-    assert str(tmp_path / "proj" / ".rlvf") not in seen
 
 
 def test_a_package_that_is_edited_where_it_is_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

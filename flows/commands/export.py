@@ -1,0 +1,65 @@
+"""`rlvf export`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from flows.commands.command import Command
+from flows.commands.unused_up import say_unused_up
+from flows.config import TrainConfig
+from flows.start.runs import Run, known_run
+from flows.start.saved import saved_config
+from flows.start.trust import refuse_odd_files, trusted
+from infra.home import runs_uri
+from infra.security.printable import printable
+from infra.storage.usable import named_storage_errors
+
+EXAMPLES = """
+rlvf export 20260101-120000-tiny                       its model, to a folder of the run's name here
+rlvf export newest --merge --out merged                with its adapters (policy.lora) added to the weights
+"""
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", metavar="RUN", help="its URI, its folder's name, or newest")
+    command.add_argument("--out", metavar="FOLDER", help="where to write it, a new folder; default: the run's name")
+    command.add_argument(
+        "--merge", action="store_true", help="a whole model in place of adapters; of a run without them as it is"
+    )
+    command.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="of merged weights; auto is that of the frozen model: in bfloat16 what adapters add is rounded",
+    )
+    command.add_argument("--trust", action="store_true", help="load the model that a run from elsewhere names")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _run(given: argparse.Namespace) -> None:
+    if "://" not in given.run:
+        say_unused_up()
+    with named_storage_errors(given.run if "://" in given.run else runs_uri()):
+        uri = known_run(given.run, runs_uri())
+        config = saved_config(uri)
+    refuse_odd_files(uri)
+    out = Path(given.out or uri.rstrip("/").rpartition("/")[2]).expanduser().absolute()
+    if out.exists():
+        raise ValueError(f"--out {out}: is there already; name a new folder")
+    public = config.policy.model if config.sync.base == "public" else None
+    if public is not None:  # nothing else that the run names is used
+        asked = TrainConfig(policy=config.policy)
+        trusted(Run(uri, asked, resumed=True, saved=asked), given.trust, ask=True)
+    from tasks.exported import export
+
+    with named_storage_errors(uri):
+        made, step = export(uri, config.policy, public, out, merge=given.merge, dtype=given.dtype)
+    if made != out:
+        raise ValueError(f"--out {out}: has appeared meanwhile and stays as it is; the model is in {made}")
+    print(f"policy v{step}", file=sys.stderr)
+    print(json.dumps({"model": str(out), "step": step}) if given.json else printable(str(out)))
+
+
+COMMAND = Command("export", "write the model of a run to a folder", EXAMPLES, _options, _run)

@@ -1,0 +1,51 @@
+"""What a run is trained with, as this process has read it: a run that goes on in place is the same run, whatever is
+edited or removed meanwhile."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from flows.run.plans import Plan, plans
+from flows.start.runs import Run, without_secrets
+from flows.start.trust import refuse_swapped
+from rl.verifiers.spec import VerifierSpec
+from tasks.problem_set import ProblemSet, open_problems
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run, its problems and its evaluations."""
+
+    run: Run
+    problems: ProblemSet
+    plans: Sequence[Plan]
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """What the files that its configuration names hold now.
+
+        Raises:
+            ProblemError: files that cannot be read, or are not those that a resumed run was trained on.
+            VerifierError: a verifier that does not exist.
+            NotTrustedError: one of a resumed run is not what was trusted.
+        """
+        config = run.config
+        problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
+        if run.resumed:
+            run.refuse_other_problems(problems)
+        found = cls(run, problems, plans(config, problems))
+        if run.resumed:
+            refuse_swapped(run, found.verifiers.values())
+        return found
+
+    @property
+    def verifiers(self) -> Mapping[str, VerifierSpec]:
+        """All verifiers, by a name for each."""
+        of_plans = {
+            f"{plan.name}:{name}": spec for plan in self.plans for name, spec in plan.problems.verifiers.items()
+        }
+        return {**self.problems.verifiers, **of_plans}
+
+    def on_storage(self) -> Self:
+        """The same once the run is written: what a later try of this process goes on with."""
+        return replace(self, run=replace(self.run, resumed=True, saved=without_secrets(self.run.config)))

@@ -1,0 +1,29 @@
+"""The configuration of LoRA."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class LoraConfig(BaseModel):
+    """Low-rank adapters on a frozen model, in place of training all of its parameters (arXiv 2106.09685)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    shorthand: ClassVar[str] = "rank"
+
+    rank: int = Field(
+        0, ge=0, le=1024, description="of the adapters, such as 16; they alone are trained; 0 trains all parameters"
+    )
+    # constant, so that the best learning rate does not depend on the rank (Schulman et al., LoRA Without Regret, 2025)
+    alpha: float = Field(32.0, gt=0, le=4096, description="what an adapter adds is scaled by alpha / rank")
+    targets: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="names of the layers that get one, such as q_proj,v_proj; none takes all linear ones but the head",
+    )
+    base: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="type that the frozen weights are kept in, and rounded to; auto takes policy.dtype"
+    )
+
+
+class OtherBaseError(ValueError):
+    """A model is another than the one that adapters were trained on."""

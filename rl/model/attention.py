@@ -1,0 +1,134 @@
+"""Attention of one new token of each sequence to its own keys and to those of its prompt, which its group shares.
+
+Legend: B rows (sequences), M places (prompts), C rows of the place with most, H heads of keys, R query heads of each,
+D head size, L own keys, S keys of a prompt.
+"""
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+NAME = "rlvf_shared_prompts"
+LEAST = float("-inf")
+
+
+class NotSharedError(RuntimeError):
+    """A model whose attention is not the plain one that `attend` computes."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How B rows lie in M places of C rows each; without indices where they do so one after another."""
+
+    places: int
+    wide: int  # C
+    rows: Tensor | None  # [M * C] the row at each point of the grid, any where there is none
+    points: Tensor | None  # [B] the point of each row
+
+    @classmethod
+    def of(cls, place_of: Sequence[int], places: int, device: torch.device) -> "Grid":
+        taken = [0] * places
+        points = []
+        for place in place_of:
+            points.append((place, taken[place]))
+            taken[place] += 1
+        wide = max(taken)
+        flat = [place * wide + at for place, at in points]
+        if flat == list(range(places * wide)):
+            return cls(places, wide, None, None)
+        rows = [0] * (places * wide)
+        for row, point in enumerate(flat):
+            rows[point] = row
+        return cls(places, wide, torch.tensor(rows, device=device), torch.tensor(flat, device=device))
+
+    def gather(self, of_rows: Tensor) -> Tensor:
+        """[M, H, C * R, D] from [B, H, R, D]."""
+        found = of_rows if self.rows is None else of_rows.index_select(0, self.rows)
+        _, heads, each, size = found.shape
+        found = found.view(self.places, self.wide, heads, each, size).transpose(1, 2)
+        return found.reshape(self.places, heads, self.wide * each, size)
+
+    def scatter(self, of_places: Tensor) -> Tensor:
+        """[B, H, R, X] from [M, H, C * R, X]."""
+        _, heads, each, size = of_places.shape
+        found = of_places.view(self.places, heads, self.wide, each // self.wide, size).transpose(1, 2)
+        found = found.reshape(self.places * self.wide, heads, each // self.wide, size)
+        return found if self.points is None else found.index_select(0, self.points)
+
+
+class Shared(Protocol):
+    """What `attend` needs of the cache."""
+
+    grid: Grid
+    mask: Tensor  # what the model is given in place of one
+    own_bias: Tensor | None  # [B, 1, 1, L] added to scores; None where all own keys are seen
+    prompt_bias: Tensor | None  # [M, 1, 1, S]
+    current: tuple[Tensor, Tensor]  # own keys and values of the layer, as last given
+
+    def prompts(self) -> tuple[Tensor, Tensor]:
+        """[M, H, S, D] keys and values of the prompts, of the same layer."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Keep those [B, H, 1, D] of a layer; [B, H, L, D] of the rows."""
+
+
+def attend(
+    _: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    shared: Shared | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """[B, 1, H * R, D] of `query` [B, H * R, 1, D] and own keys and values [B, H, L, D].
+
+    Exact: one softmax over both parts. Raises NotSharedError for what transformers' `sdpa` would do otherwise.
+    """
+    if shared is None or attention_mask is not shared.mask:
+        raise NotSharedError("it has masks of its own, or does not hand on what its decoder is given")
+    if key is not shared.current[0] or value is not shared.current[1]:
+        raise NotSharedError("it attends to other keys and values than the cache has given it last")
+    if any(others.get(name) is not None for name in ("position_bias", "softcap", "s_aux", "cache")):
+        raise NotSharedError("its scores are not plain")
+    rows, heads, _length, size = key.shape
+    query = query.reshape(rows, heads, -1, size)
+    query = query * (size**-0.5 if scaling is None else scaling)
+    return joint(query, key, value, shared).reshape(rows, 1, -1, value.shape[3]), None
+
+
+def joint(query: Tensor, key: Tensor, value: Tensor, shared: Shared) -> Tensor:
+    """[B, H, R, D] of scaled queries [B, H, R, D] to own keys and values [B, H, L, D] and to those of the prompts."""
+    keys, values = shared.prompts()
+    to_prompt = shared.grid.gather(query) @ keys.transpose(2, 3)
+    if shared.prompt_bias is not None:
+        to_prompt = to_prompt.add_(shared.prompt_bias)
+    to_own = query @ key.transpose(2, 3)
+    if shared.own_bias is not None:
+        to_own = to_own.add_(shared.own_bias)
+    scores = torch.cat([shared.grid.scatter(to_prompt), to_own], -1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    split = keys.shape[2]
+    found = shared.grid.scatter(shared.grid.gather(weights[..., :split]) @ values)
+    return found.add_(weights[..., split:] @ value)
+
+
+AttentionInterface.register(NAME, attend)
+
+
+@contextmanager
+def shared_attention(model: PreTrainedModel):  # type: ignore[no-untyped-def]
+    """Inside, the model's attention is `attend`."""
+    config = model.config
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before

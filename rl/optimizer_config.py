@@ -1,0 +1,61 @@
+"""Options of the optimizer, and of the memory that an update takes."""
+
+import importlib.util
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class OptimizerConfig(BaseModel):
+    """A linear warm-up of the learning rate, and gradient clipping."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: orthogonalised momentum for the hidden matrices, adamw for everything else"
+    )
+    state: Literal["float32", "8bit"] = Field(
+        "float32",
+        description="of adamw: 8 bytes a parameter; 8bit takes 2, but for embeddings and head, by bitsandbytes (pip "
+        "install 'rlvf[8bit]'), and is made for CUDA: on a CPU its step takes about ten times as long",
+    )
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="learning rate after the warm-up; none takes 3e-4 for a policy of less than 20M parameters, "
+        "falling to 1e-6 for one of 500M or more, and says which",
+    )
+    warmup_steps: int = Field(5, ge=0, description="updates over which the learning rate rises to lr")
+    decay: Literal["none", "linear", "cosine"] = Field(
+        "none", description="how the learning rate falls after the warm-up, to 0 at the end of steps"
+    )
+    betas: tuple[float, float] = Field((0.9, 0.95), description="adamw: decay of the two moments")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled, as in AdamW")
+    clip_norm: float = Field(1.0, gt=0, description="the gradient's norm is cut at this")
+    microbatch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="positions per forward pass; none takes 1024 on a CPU, 16384 elsewhere, or what fits into memory",
+    )
+    checkpointing: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="of activations: the backward pass computes each layer again, for a third more time and a fraction "
+        "of the memory; auto where memory is short",
+    )
+
+    @model_validator(mode="after")
+    def _state_of_adamw(self) -> Self:
+        if self.state != "float32" and self.name != "adamw":
+            raise ValueError(f"state: {self.state} is for adamw; name is {self.name}")
+        return self
+
+    def check_installed(self) -> None:
+        """Raise ValueError where this process lacks the package that it needs."""
+        if self.state == "8bit" and importlib.util.find_spec("bitsandbytes") is None:
+            raise ValueError("optimizer.state 8bit: needs bitsandbytes; pip install 'rlvf[8bit]'")
+
+    @property
+    def rate(self) -> float:
+        """The learning rate, which is resolved before anything is trained."""
+        assert self.lr is not None
+        return self.lr

@@ -1,0 +1,97 @@
+"""The model of a run as a folder that other programs load: in Hugging Face layout, or in peft's where adapters are not
+merged into it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from infra import disk
+from infra.home import rlvf_home
+from infra.runs.checkpoints import MODEL
+from infra.storage import place, store
+from infra.storage.manifest import NotThere
+from infra.storage.store import Folder
+from infra.weights.mirror import Mirror
+from infra.weights.pin import newest_pinned
+from infra.weights.quantization import restored
+from infra.weights.version import published
+from infra.weights.whole import write_whole
+from rl.config import PolicyConfig
+from rl.lora_config import LoraConfig
+from rl.model.policy import DTYPES, read_weights
+from tasks.calls.base import base_of
+from tasks.calls.published import public_model
+
+PATIENCE = 60.0  # seconds that the storage may be away
+
+
+def export(
+    run_uri: str, policy: PolicyConfig, public: str | None, out: Path, *, merge: bool, dtype: str
+) -> tuple[Path, int]:
+    """Write the result of a run, or its newest version where that is newer, to the folder ``out``, which appears when
+    it is whole, or to one beside it where something has appeared there meanwhile; returns the one, and the version's
+    step. ``public`` is the model that the run started from, where every machine loads that itself; with ``merge`` its
+    adapters are added to it, and the weights are of ``dtype``, by `auto` that of the frozen ones.
+
+    Raises NotThere, Torn, BaseDamaged, and OtherBaseError where the model is another than the adapters were trained on.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _newest(run_uri, policy, public) as (step, files, weights), disk.temporary_beside(out) as made:
+        if merge and policy.lora.rank:
+            with base_of(run_uri, public, PATIENCE) as base:
+                _merge(base, policy.lora, files.path, weights, made, dtype)
+        else:
+            store.copy_folder(files, made, run_uri)
+            if weights is not None:
+                write_whole(made, {name: value.contiguous() for name, value in weights.items()})
+        return disk.put_beside(made, out), step
+
+
+@contextmanager
+def _newest(
+    run_uri: str, policy: PolicyConfig, public: str | None
+) -> Iterator[tuple[int, Folder, dict[str, Tensor] | None]]:
+    """The newest version: its step, a folder with all of its files but perhaps the weights, and these where they are
+    not in it."""
+    if (result := _result(run_uri)) is not None:
+        with store.read_folder(place.join(run_uri, MODEL)) as found:
+            yield result, found, None
+        return
+    with newest_pinned(run_uri) as version:
+        model = None if public is None or policy.lora.rank else public_model(public, policy)
+        mirror = Mirror(
+            place.join(run_uri, "weights"), patience=PATIENCE, cache=rlvf_home() / "cache" / "weights", public=model
+        )
+        with mirror.at(version, files=True) as weights:
+            yield version.step, mirror.root_folder, dict(restored(weights))
+
+
+def _result(run_uri: str) -> int | None:
+    """The step of the run's result; None where there is none, or the run was resumed after it."""
+    try:
+        said = store.read_manifest(place.join(run_uri, MODEL)).meta.get("step")
+    except NotThere:
+        return None
+    step, steps = said if isinstance(said, int) else 0, published(run_uri)
+    return step if not steps or step >= steps[-1] else None
+
+
+def _merge(
+    base: str, lora: LoraConfig, adapters: Path, weights: dict[str, Tensor] | None, out: Path, dtype: str
+) -> None:
+    from safetensors.torch import save_file
+
+    from rl.loading import load_policy
+    from rl.model.lora import merged_weights
+    from rl.model.policy import save_config, save_tokenizer
+
+    given = read_weights(adapters) if weights is None else weights
+    config = PolicyConfig(device="cpu", dtype="float32", lora=lora)
+    policy = load_policy(base, config, master=True, adapters=adapters, weights=given, check=False)
+    assert policy.base is not None
+    kind = DTYPES[policy.base.dtype if dtype == "auto" else dtype]
+    save_config(policy, out, kind)
+    save_tokenizer(policy, out)
+    save_file(dict(merged_weights(policy.model, kind)), out / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,136 @@
+"""`rlvf export`: what other programs load."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flows.cli import main
+from infra.weights.whole import write_whole
+from rl.config import PolicyConfig
+from rl.loading import load_policy
+from rl.lora_config import LoraConfig
+
+TEXT = torch.arange(5, 25)[None]
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    found: torch.Tensor = model(input_ids=TEXT).logits
+    return found
+
+
+@pytest.fixture
+def here(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("flows.cli.signal.signal", lambda *_: None)  # this process keeps its own
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("RLVF_HOME", str(lab.home))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("base", ["stored", pytest.param("public", marks=pytest.mark.slow)])
+def test_merged_weights_are_the_model_with_its_adapters(
+    lab: Any, here: Path, base: str, ended: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lora = {"policy.lora": "4", "policy.lora.base": "bfloat16", "sync.base": base, "optimizer.lr": "1e-2"}
+    run = Path(lab.train(steps="2", **lora).run)
+    config = PolicyConfig(device="cpu", lora=LoraConfig(rank=4, base="bfloat16"))
+    result = here / "kept"
+    shutil.copytree(run / "model", result)
+    if not ended:
+        shutil.rmtree(run / "model")
+    capsys.readouterr()
+    main(["export", run.name, "--merge", "--dtype", "float32", "--json"])
+    merged = Path(json.loads(capsys.readouterr().out)["model"])
+    assert merged == here / run.name
+    policy = load_policy(str(lab.policy), config, adapters=result)
+    expected = logits(policy.model)
+    assert (logits(AutoModelForCausalLM.from_pretrained(merged)) - expected).abs().max() < 1e-4
+    assert (logits(AutoModelForCausalLM.from_pretrained(lab.policy)) - expected).abs().max() > 1e-3
+    assert len(AutoTokenizer.from_pretrained(merged)) == len(policy.tokenizer)
+    load_policy(str(merged), PolicyConfig(device="cpu"))  # whose completions end
+
+    main(["export", run.name, "--merge", "--out", "small"])
+    small = load_file(here / "small" / "model.safetensors")
+    exact = load_file(merged / "model.safetensors")
+    assert small.keys() == exact.keys()
+    assert all(torch.equal(small[name], exact[name].to(torch.bfloat16)) for name in small)
+
+    main(["export", run.name, "--out", "adapters"])
+    names = {file.name for file in (here / "adapters").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} < names
+    assert not names & {"manifest.json", "model.safetensors"}
+    mine, kept = (load_file(folder / "adapter_model.safetensors") for folder in (here / "adapters", result))
+    assert all(torch.equal(mine[name], kept[name]) for name in kept)
+
+
+@pytest.mark.parametrize("base", ["stored", "public"])
+def test_a_model_without_adapters_is_copied(
+    lab: Any, here: Path, base: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(lab.train(steps="1", **{"sync.base": base}).run)
+    expected = load_file(run / "model" / "model.safetensors")
+    for folder in (run / "model", run / "weights" / "v0"):  # as whoever may write to a run that is shared can
+        (folder / ".ipynb_checkpoints").mkdir()
+        (folder / "program").write_text("#!/bin/sh\n")
+        for file in folder.iterdir():
+            file.chmod(0o6755)
+    main(["export", run.name, "--out", "whole"])
+    shutil.rmtree(run / "model")  # as of a run that goes on
+    main(["export", run.name, "--merge", "--out", "newest"])
+    for name in ("whole", "newest"):
+        found = load_file(here / name / "model.safetensors")
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[tensor], expected[tensor]) for tensor in expected)
+        AutoModelForCausalLM.from_pretrained(here / name)
+        files = list((here / name).iterdir())
+        assert {"config.json", "tokenizer.json"} < {file.name for file in files}
+        assert not {"program", "manifest.json", ".ipynb_checkpoints"} & {file.name for file in files}
+        assert not any(file.stat().st_mode & 0o7111 for file in files)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", run.name, "--out", "whole"])
+    assert stopped.value.code == 2
+    assert "is there already; name a new folder" in capsys.readouterr().err
+
+    def appear(*given: Any) -> None:
+        write_whole(*given)
+        (here / "late").mkdir(exist_ok=True)
+        (here / "late" / "thesis.txt").write_text("mine")
+
+    monkeypatch.setattr("tasks.exported.write_whole", appear)
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", run.name, "--out", "late"])
+    assert stopped.value.code == 2
+    said = f"{here}/late: has appeared meanwhile and stays as it is; the model is in {here}/late-2"
+    assert said in capsys.readouterr().err
+    assert [file.name for file in (here / "late").iterdir()] == ["thesis.txt"]
+    AutoModelForCausalLM.from_pretrained(here / "late-2")
+
+
+def test_of_a_run_that_went_on_after_its_end_the_newest_version_is_written(
+    lab: Any, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(lab.train(steps="1", **{"optimizer.lr": "1e-2"}).run)
+    before = here / "model"
+    shutil.copytree(run / "model", before)
+    lab.train(str(run), steps="2", **{"optimizer.lr": "1e-2"})
+    newest = load_file(run / "model" / "model.safetensors")
+    shutil.rmtree(run / "model")
+    before.rename(run / "model")  # as if it had been killed at step 2
+    main(["export", run.name, "--out", "exported", "--json"])
+    shown = capsys.readouterr()
+    assert json.loads(shown.out.splitlines()[-1]) == {"model": str(here / "exported"), "step": 2}
+    assert shown.err.splitlines()[-1] == "policy v2"
+    found = load_file(here / "exported" / "model.safetensors")
+    assert found.keys() == newest.keys()
+    assert all(torch.equal(found[name], newest[name]) for name in newest)

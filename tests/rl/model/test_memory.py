@@ -1,0 +1,33 @@
+"""What a process keeps of memory that was freed."""
+
+import subprocess
+import sys
+
+import pytest
+
+TENSORS = """
+import sys
+from pathlib import Path
+import torch
+from rl.model.memory import return_freed
+
+torch.set_num_threads(1)
+torch.empty(30 * 2**18)  # 30 MiB: from now on glibc maps none of less
+if sys.argv[1] == "True":
+    return_freed()
+kept = []
+for _ in range(200):
+    kept.append((torch.ones(2**18), torch.ones(2**8)))  # 1 MiB, and what stays behind it
+kept = [small for _, small in kept]
+found = Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]
+print(int(found) / 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's way alone, and /proc")
+def test_freed_tensors_go_back_to_the_system_between_those_that_stay() -> None:
+    held = [
+        float(subprocess.run([sys.executable, "-c", TENSORS, given], capture_output=True, text=True, check=True).stdout)
+        for given in ("False", "True")
+    ]
+    assert held[0] - held[1] > 150, held

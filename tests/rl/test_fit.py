@@ -1,0 +1,171 @@
+"""What is said to fit, beside what a real learner and a real sampler take."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rl import fit
+from rl.config import PolicyConfig
+from rl.fit import fits
+from rl.learning import passes
+from rl.learning.learner import Learner
+from rl.learning.packing import pack, rows_of
+from rl.learning.passes import Passes
+from rl.loading import load_policy
+from rl.lora_config import LoraConfig
+from rl.model import memory
+from rl.model.memory import checkpointed_bytes, kept_bytes
+from rl.model.narrow import compute_in
+from rl.model.policy import Policy, UnknownModelError, save_policy
+from rl.records import Batch
+from rl.slots import Slots
+from tests.bench.architectures import ARCHITECTURES, Architecture, build
+from tests.rl.saved import saved as saved_model
+from tests.rl.updates import PLAIN, REINFORCE
+
+FREE = 2**30
+RANK = 4
+
+
+@pytest.fixture(autouse=True)
+def so_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (memory, fit):
+        monkeypatch.setattr(module, "free_bytes", lambda _: FREE)
+
+
+MIXTURES = [one for one in ARCHITECTURES if {"num_experts", "num_local_experts"} & one.changes.keys()]
+
+
+@pytest.fixture(params=["qwen3", "llama", "gpt2"])
+def saved(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    build_small: Callable[..., PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase,
+) -> str:
+    model = build_small(request.param)
+    save_policy(Policy(model, tokenizer, torch.device("cpu"), torch.float32), tmp_path)
+    return str(tmp_path)
+
+
+METHODS = {
+    "full": LoraConfig(),
+    f"policy.lora {RANK}": LoraConfig(rank=RANK),
+    f"policy.lora {RANK}, policy.lora.base bfloat16": LoraConfig(rank=RANK, base="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_what_a_learner_and_a_sampler_take(saved: str, method: str, drawn: Callable[..., Batch]) -> None:
+    compare(saved, method, drawn)
+
+
+@pytest.mark.parametrize("architecture", MIXTURES, ids=lambda one: one.name)
+@pytest.mark.parametrize("method", METHODS)
+def test_mixtures_of_experts_fit_as_they_are_trained(
+    architecture: Architecture,
+    method: str,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    drawn: Callable[..., Batch],
+) -> None:
+    path = saved_model(tmp_path, build(architecture, len(tokenizer)), tokenizer)
+    try:
+        load_policy(path, PolicyConfig(device="cpu"), master=True)
+    except UnknownModelError:
+        return  # it is never trained
+    compare(path, method, drawn)
+
+
+def compare(path: str, method: str, drawn: Callable[..., Batch]) -> None:
+    said = {one.method: one for one in fits(path, 50, rank=RANK, wanted="cpu").methods}[method]
+    sampled = load_policy(path, PolicyConfig(device="cpu"))
+    assert said.generator_gb * 1e9 == pytest.approx(sum(p.nbytes for p in sampled.model.parameters()))
+    policy = load_policy(path, PolicyConfig(device="cpu", lora=METHODS[method]), master=True)
+    learner = Learner(policy, PLAIN)
+    batch = drawn(policy)
+    learner.update(batch, REINFORCE, 1.0)
+    states = [value for one in learner.optimizers for of in one.state.values() for value in of.values() if value.ndim]
+    weights = sum(p.nbytes for p in policy.model.parameters())
+    trained = sum(p.nbytes for p in learner.parameters)
+    assert said.trained * 4 == pytest.approx(trained, rel=1e-3)  # ERNIE has a frozen bias
+    assert said.trainer_gb * 1e9 == pytest.approx(weights + trained + sum(value.nbytes for value in states), rel=1e-3)
+
+    left = (FREE - said.trainer_gb * 1e9 - said.generator_gb * 1e9) * 0.4
+    assert said.at_once == Slots(sampled, budget=left).capacity(10**6, 1, 0, 50)[0]
+    packed = pack(batch.rollouts, rows_of(batch.rollouts, [2]), policy.device)
+    inputs = {"mask": packed.mask, "input_ids": packed.tokens, "position_ids": packed.positions}
+    kept = checkpointed_bytes(policy, kept_bytes(policy, **inputs) / packed.tokens.numel())
+    longest = min(left / kept, policy.positions or left)
+    assert said.longest == pytest.approx(longest, rel=0.2)
+
+
+def test_a_long_row_s_attention_counts_with_the_square_of_its_length(
+    tmp_path: Path, build_small: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    policy = Policy(build_small("gemma2"), tokenizer, torch.device("cpu"), torch.float32)
+    save_policy(policy, tmp_path)
+    said = fits(str(tmp_path), 50, wanted="cpu").methods[0]
+    left = (FREE - said.trainer_gb * 1e9 - said.generator_gb * 1e9) * 0.4
+    short, long = (_kept_of(policy, length) for length in (512, 1024))
+    growth = (long - short) / 512
+    assert said.longest < policy.positions
+    of_the_longest = checkpointed_bytes(policy, short + growth * (said.longest - 512))
+    assert said.longest * of_the_longest == pytest.approx(left, rel=0.05)
+
+
+def _kept_of(policy: Policy, length: int) -> float:
+    at = torch.arange(length)
+    inputs = {"mask": (at[:, None] >= at)[None, None], "input_ids": at[None] % 7, "position_ids": at[None]}
+    return kept_bytes(policy, **inputs) / length
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_head_s_copy_in_the_type_of_the_arithmetic_is_counted(
+    dtype: torch.dtype, make_policy: Callable[..., Policy]
+) -> None:
+    policy = replace(make_policy("llama"), dtype=dtype)
+    head = policy.model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+    assert memory.copy_bytes(policy) == (0 if dtype == torch.float32 else 2 * head.numel())
+    policy.model.to(torch.bfloat16)  # type: ignore[arg-type]
+    compute_in(policy.model, dtype)
+    assert memory.copy_bytes(policy) == (4 * head.numel() if dtype == torch.float32 else 0)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_passes_leave_room_for_it(
+    copied: bool, make_policy: Callable[..., Policy], drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
+    monkeypatch.setattr(passes, "copy_bytes", lambda _: 10**9 if copied else 0)
+    policy = make_policy()
+    learner = Learner(policy, PLAIN)
+    learner.update(drawn(policy), REINFORCE, 1.0)
+    assert learner.accumulation.passes == (Passes(512, True) if copied else Passes(1024, False))
+
+
+def test_nothing_is_said_to_fit_where_there_is_no_room(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (memory, fit):
+        monkeypatch.setattr(module, "free_bytes", lambda _: 1000)
+    assert {(one.longest, one.at_once) for one in fits(saved, 50, wanted="cpu").methods} == {(0, 0)}
+
+
+def test_the_tiny_policy_needs_no_files() -> None:
+    found = fits("tiny", 64, wanted="cpu")
+    assert found.parameters == 903_424
+    assert [one.method for one in found.methods] == [
+        "full",
+        "policy.lora 16",
+        "policy.lora 16, policy.lora.base bfloat16",
+    ]
+
+
+def test_a_model_that_transformers_does_not_know_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    with pytest.raises(UnknownModelError, match=r"cannot be loaded: .*nonsense") as raised:
+        fits(str(tmp_path), 64)
+    assert "\n" not in str(raised.value)
