@@ -22,6 +22,7 @@ from infra.logs import log_at
 
 logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0  # what a busy worker gets to finish its call at the end
+DASK_LOGGERS = ("distributed", "tornado")
 
 
 @dataclass(frozen=True)
@@ -141,17 +142,15 @@ def logs_to(path: Path) -> Iterator[None]:
     """Send what Dask logs in this process to a file instead of the terminal."""
     to_file = LogFile(log_at(path), delay=True)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    loggers = [
-        logging.getLogger(name)
-        for name in ("distributed", *logging.root.manager.loggerDict)
-        if name.partition(".")[0] in ("distributed", "tornado") and logging.getLogger(name).handlers
-    ]
-    before = [(each, each.handlers[:]) for each in dict.fromkeys(loggers)]
-    for each, _ in before:
-        each.handlers[:] = [to_file]
+    # By name and not by their handlers: Dask gives its loggers none if the root has one when it is imported.
+    names = {name for name in logging.root.manager.loggerDict if name.partition(".")[0] in DASK_LOGGERS}
+    loggers = [logging.getLogger(name) for name in names.union(DASK_LOGGERS)]
+    before = [(each, each.handlers[:], each.propagate) for each in loggers]
+    for each, _, _ in before:
+        each.handlers[:], each.propagate = [to_file], False
     try:
         yield
     finally:
-        for each, handlers in before:
-            each.handlers[:] = handlers
+        for each, handlers, propagate in before:
+            each.handlers[:], each.propagate = handlers, propagate
         to_file.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra import logs
-from infra.cluster.role import LogFile
+from infra.cluster.role import LogFile, logs_to
 from infra.logs import log_at
 
 
@@ -37,3 +37,22 @@ def test_a_log_on_a_full_disk_fills_no_screen(capsys: pytest.CaptureFixture[str]
     log.emit(logging.makeLogRecord({"msg": "a line"}))
     log.close()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("configured", [True, False])
+def test_dask_logs_to_the_file_once_whoever_configured_logging_first(
+    configured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    head, one = logging.getLogger("distributed"), logging.getLogger("distributed.scheduler")
+    for each in (head, one):
+        monkeypatch.setattr(each, "handlers", [logging.NullHandler()] if configured else [])
+        monkeypatch.setattr(each, "propagate", not configured)
+        monkeypatch.setattr(each, "disabled", False)
+    before = [(each.handlers[:], each.propagate) for each in (head, one)]
+    with logs_to(tmp_path / "dask.log"):
+        one.warning("an old one")
+        logging.getLogger(f"distributed.{tmp_path.name}").warning("a new one")
+    lines = (tmp_path / "dask.log").read_text().splitlines()
+    assert [line.partition("WARNING ")[2] for line in lines] == ["an old one", "a new one"]
+    assert not caplog.records
+    assert [(each.handlers, each.propagate) for each in (head, one)] == before
