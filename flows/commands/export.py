@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 from flows.commands.command import Command
-from flows.commands.unused_up import say_unused_up
+from flows.commands.named_run import named_run
 from flows.config import TrainConfig
-from flows.start.runs import Run, known_run
+from flows.start.runs import Run
 from flows.start.saved import saved_config
-from flows.start.trust import refuse_odd_files, trusted
-from infra.home import runs_uri
+from flows.start.trust import trusted
 from infra.security.printable import printable
 from infra.storage.usable import named_storage_errors
 
@@ -39,12 +38,9 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    if "://" not in given.run:
-        say_unused_up()
-    with named_storage_errors(given.run if "://" in given.run else runs_uri()):
-        uri = known_run(given.run, runs_uri())
+    uri = named_run(given.run)
+    with named_storage_errors(uri):
         config = saved_config(uri)
-    refuse_odd_files(uri)
     out = Path(given.out or uri.rstrip("/").rpartition("/")[2]).expanduser().absolute()
     if out.exists():
         raise ValueError(f"--out {out}: is there already; name a new folder")

@@ -6,12 +6,10 @@ import webbrowser
 from pathlib import Path
 
 from flows.commands.command import Command
-from flows.commands.unused_up import say_unused_up
-from flows.start.runs import known_run, local_folder
-from flows.start.trust import refuse_odd_files
-from infra.home import rlvf_home, runs_uri
+from flows.commands.named_run import named_run
+from flows.start.runs import local_folder
+from infra.home import rlvf_home
 from infra.security.printable import printable
-from infra.storage.usable import named_storage_errors
 
 EXAMPLES = """
 rlvf report 20260101-120000-tiny                       one HTML file, the picture of its reward beside it
@@ -30,11 +28,7 @@ def _run(given: argparse.Namespace) -> None:
     from flows.report.html import REPORT, write_report
     from infra.runs.record import read_record
 
-    if "://" not in given.run:
-        say_unused_up()
-    with named_storage_errors(given.run if "://" in given.run else runs_uri()):
-        uri = known_run(given.run, runs_uri())
-    refuse_odd_files(uri)
+    uri = named_run(given.run)
     folder = local_folder(uri, rlvf_home())
     out = Path(given.out).expanduser() if given.out else folder / REPORT
     if out.is_dir():

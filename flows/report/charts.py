@@ -9,9 +9,11 @@ from typing import Any
 
 from flows.report.pictures import reward_curve
 from flows.report.run_pictures import (
+    MOST_WORKERS,
     SHOWN_SECONDS,
     STAGES,
     amount,
+    busiest,
     bytes_picture,
     line_picture,
     means_said,
@@ -140,18 +142,21 @@ def machines(record: Record) -> Iterator[Chart]:
             lambda path: stage_picture(path, stages, title="seconds by stage"),
         )
     if record.sessions:
-        spans = record.sessions[-1]
-        whole = max(span.end for span in spans) - min(span.start for span in spans)
+        every = record.sessions[-1]
+        spans, workers = busiest(every), len({span.worker for span in every})
+        shown = f" The {MOST_WORKERS} busiest of {workers:,} workers." if len(spans) < len(every) else ""
+        whole = max(span.end for span in every) - min(span.start for span in every)
         yield Chart(
             "workers",
             "What the workers did",
-            f"Of {_duration(whole)}, the last session. Waiting for work is time in which a worker had nothing to do.",
+            f"Of {_duration(whole)}, the last session. Waiting for work is time in which a worker had nothing to do."
+            + shown,
             lambda path: worker_picture(path, worker_shares(spans), title="share of each worker's time"),
         )
         yield Chart(
             "timeline",
             "Timeline",
-            f"The last {min(whole, SHOWN_SECONDS):.0f} seconds. Empty is waiting for work.",
+            f"The last {min(whole, SHOWN_SECONDS):.0f} seconds. Empty is waiting for work." + shown,
             lambda path: timeline_picture(path, spans, title="what each worker did when"),
         )
     mean, most = record.curve("staleness/mean"), record.curve("staleness/max")

@@ -30,6 +30,7 @@ STAGES = {"rollouts": BLUE, "update": ORANGE, "publish": "#8e44ad", "log": "#0e8
 BINS = 150  # bars side by side; of a longer run each bar is the mean of some steps
 SHOWN_SECONDS = 30.0  # of the timeline: enough for the steps' pattern, and each bar can still be seen
 ROW_INCHES = 0.42
+MOST_WORKERS = 64  # rows that a picture can hold and a reader can follow
 
 
 def line_picture(path: Path, curves: Mapping[str, Curve], *, title: str, unit: str = "", share: bool = False) -> None:
@@ -101,6 +102,17 @@ def staleness_picture(path: Path, mean: Curve, most: Curve, *, title: str) -> No
     axes.set_ylabel("versions", color=INK)
     legend(axes)
     save(figure, path)
+
+
+def busiest(spans: Sequence[Span]) -> Sequence[Span]:
+    """The spans of the workers that were busy longest, as many as a picture has rows for."""
+    seconds: dict[str, float] = defaultdict(float)
+    for span in spans:
+        seconds[span.worker] += span.end - span.start
+    if len(seconds) <= MOST_WORKERS:
+        return spans
+    shown = set(sorted(seconds, key=lambda name: -seconds[name])[:MOST_WORKERS])
+    return [span for span in spans if span.worker in shown]
 
 
 def worker_shares(spans: Sequence[Span]) -> dict[str, dict[str, float]]:

@@ -4,7 +4,9 @@ import pytest
 from PIL import Image
 
 from flows.report.run_pictures import (
+    MOST_WORKERS,
     amount,
+    busiest,
     bytes_picture,
     stage_picture,
     staleness_picture,
@@ -28,6 +30,13 @@ def test_shares_say_what_a_worker_waited_for() -> None:
     )
     assert shares["trainer"] == pytest.approx({"train": 0.9, "waiting for work": 0.1})
     assert worker_shares([]) == {}
+
+
+def test_of_thousands_of_workers_the_busiest_are_shown() -> None:
+    idle = [Span(f"idle-{at}", "generate", at, at + 0.1) for at in range(3000)]
+    busy = [Span(f"busy-{at}", "generate", 0.0, 50.0 + at) for at in range(MOST_WORKERS)]
+    assert busiest([*idle, *busy, *busy]) == [*busy, *busy]
+    assert busiest(SPANS) == SPANS
 
 
 @pytest.mark.parametrize("steps", [1, 900])
