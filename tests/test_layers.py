@@ -167,6 +167,32 @@ def test_no_file_holds_more_than_a_noun() -> None:
     assert [file for file in files if len(file.read_text("utf-8").splitlines()) > 300] == []  # it usually holds two
 
 
+def interruptible(source: str) -> list[str]:
+    """The imports inside functions, of ours and of transformers, that a signal may break in two: what they
+    bring with them makes an ImportError of it."""
+    tree = ast.parse(source)
+    safe = {
+        inside
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With) and any(ast.unparse(item.context_expr) == "put_off()" for item in node.items)
+        for inside in ast.walk(node)
+    }
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {node for function in functions for node in ast.walk(function)} - safe
+    loading = (ast.unparse(node) for node in inside if isinstance(node, ast.Import | ast.ImportFrom))
+    return sorted(
+        each for each in loading if re.match(r"(from|import) (flows|tasks|rl|infra|torch|transformers)\b", each)
+    )
+
+
+@pytest.mark.parametrize("room", ["flows/commands", "flows/start"])
+def test_an_interrupt_of_a_command_waits_for_an_import(room: str) -> None:
+    found = {path.name: interruptible(path.read_text()) for path in (ROOT / room).glob("*.py")}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    code = "def f():\n import torch\n with put_off():\n  import scipy\n with other():\n  import transformers\n"
+    assert interruptible(code) == ["import torch", "import transformers"]
+
+
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 

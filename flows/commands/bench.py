@@ -12,6 +12,7 @@ from flows.commands.command import Command
 from flows.start.model_files import CONFIG
 from flows.start.preflight import check_model
 from infra.home import runs_uri
+from infra.interrupts import put_off
 from rl.config import TINY
 
 EXAMPLES = """
@@ -86,7 +87,8 @@ def _sync(given: argparse.Namespace) -> dict[str, object]:
     if unknown := sorted(set(parts) - set(PARTS)):
         raise ValueError(f"--parts {given.parts}: there is no {unknown[0]!r}; the parts are {', '.join(PARTS)}")
     # with torch: not before the command line is known to be good
-    from flows.benches.codec import synthetic, trained
+    with put_off():
+        from flows.benches.codec import synthetic, trained
 
     rows: list[object] = []
     table = sys.stderr if given.json else sys.stdout
@@ -117,7 +119,8 @@ def _update(given: argparse.Namespace) -> dict[str, object]:
     positions = _positions(given.positions)
     _positive(given, "vocabulary", "repeats")
     # with torch: not before the command line is known to be good
-    from flows.benches.update import figures
+    with put_off():
+        from flows.benches.update import figures
 
     rows: list[object] = []
     table = sys.stderr if given.json else sys.stdout
@@ -143,7 +146,8 @@ def _generate(given: argparse.Namespace) -> dict[str, object]:
     if given.policy is not None:
         check_model(given.policy, runs_uri())
     # with torch: not before the command line is known to be good
-    from flows.benches.generate import device_bandwidth, figures
+    with put_off():
+        from flows.benches.generate import device_bandwidth, figures
 
     rows: list[object] = []
     table = sys.stderr if given.json else sys.stdout
@@ -168,7 +172,8 @@ def _fit(given: argparse.Namespace) -> dict[str, object]:
     if not (Path(given.policy) / CONFIG).is_file():  # of a folder, it is enough
         check_model(given.policy, runs_uri())
     # with torch: not before the command line is known to be good
-    from rl.fit import fits
+    with put_off():
+        from rl.fit import fits
 
     found = fits(given.policy, given.tokens)
     table = sys.stderr if given.json else sys.stdout

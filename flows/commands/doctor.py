@@ -21,6 +21,7 @@ from infra.cluster.machine import detect_device, this_machine
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.reach import UnreachableError, parse_address, reach
 from infra.home import rlvf_home, runs_uri
+from infra.interrupts import put_off
 from infra.security.certificates import SecurityError
 from infra.security.identity import RENEW_DAYS, adopt_settings, days_of_certificate, has_certificates
 from infra.security.printable import printable
@@ -120,8 +121,9 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
 
 def check_fit(model: str) -> Check:
     """Whether this machine alone has room to train a model and to generate from it, whole or by LoRA."""
-    from rl.fit import fits  # with torch
-    from rl.model.policy import UnknownModelError
+    with put_off():
+        from rl.fit import fits  # with torch
+        from rl.model.policy import UnknownModelError
 
     try:
         check_model(model, runs_uri())

@@ -11,6 +11,7 @@ from flows.config import TrainConfig
 from flows.start.runs import Run
 from flows.start.saved import saved_config
 from flows.start.trust import trusted
+from infra.interrupts import put_off
 from infra.security.printable import printable
 from infra.storage.usable import named_storage_errors
 
@@ -48,7 +49,8 @@ def _run(given: argparse.Namespace) -> None:
     if public is not None:  # nothing else that the run names is used
         asked = TrainConfig(policy=config.policy)
         trusted(Run(uri, asked, resumed=True, saved=asked), given.trust, ask=True)
-    from tasks.exported import export
+    with put_off():
+        from tasks.exported import export
 
     with named_storage_errors(uri):
         made, step = export(uri, config.policy, public, out, merge=given.merge, dtype=given.dtype)

@@ -9,6 +9,7 @@ from flows.commands.command import Command
 from flows.commands.named_run import named_run
 from flows.start.runs import local_folder
 from infra.home import rlvf_home
+from infra.interrupts import put_off
 from infra.security.printable import printable
 
 EXAMPLES = """
@@ -25,8 +26,9 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    from flows.report.html import REPORT, write_report
-    from infra.runs.record import read_record
+    with put_off():
+        from flows.report.html import REPORT, write_report
+        from infra.runs.record import read_record
 
     uri = named_run(given.run)
     folder = local_folder(uri, rlvf_home())

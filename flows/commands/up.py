@@ -14,6 +14,7 @@ from flows.commands.command import Command, say
 from flows.commands.services_table import StackDisplay, rows_of
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.hosts import LOOPBACK, free_port, is_loopback, own_addresses
+from infra.interrupts import put_off
 from infra.security.bundles import machine_name
 from infra.security.identity import own_certificates
 from infra.security.printable import printable
@@ -118,10 +119,11 @@ def _config(given: argparse.Namespace, home: Path) -> StackConfig:
 
 def _stay(config: StackConfig) -> None:
     """Keep the services up until Ctrl-C, SIGTERM or the end of the terminal; then stop them."""
-    from flows.commands.deployments import Registration
-    from infra.cluster.reach import parse_address
-    from infra.services.scheduler import announce, ask
-    from infra.services.stack import Stack
+    with put_off():
+        from flows.commands.deployments import Registration
+        from infra.cluster.reach import parse_address
+        from infra.services.scheduler import announce, ask
+        from infra.services.stack import Stack
 
     registration = Registration(config.home)
 

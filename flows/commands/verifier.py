@@ -14,6 +14,7 @@ from flows.config import ServeConfig
 from flows.options.reading import add_options, read_config
 from infra.home import home_line, rlvf_home
 from infra.hosts import bracketed, is_loopback, listening_socket
+from infra.interrupts import put_off
 from infra.security.identity import certificate_names, certs_folder, own_certificates
 from infra.security.tls import refuse_open_address
 from infra.services.asgi import GatedApplication
@@ -59,9 +60,10 @@ def _run(given: argparse.Namespace) -> None:
         if config.port is None and port != PORT:
             print(f"port {PORT} is in use: the verifier listens on {port}", file=sys.stderr)
         address = f"{'https' if tls else 'http'}://{bracketed(config.host)}:{port}"
-        import uvicorn
+        with put_off():
+            import uvicorn
 
-        from flows.commands.verifier_service import verifier_app
+            from flows.commands.verifier_service import verifier_app
 
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from flows.config import EvalConfig, TrainConfig
+from infra.interrupts import put_off
 from rl.config import TINY, TINY_PARAMETERS, ProblemsConfig, SamplingConfig, VerifierConfig
 from rl.records import Problem
 from rl.verifiers.spec import judged_by
@@ -80,7 +81,8 @@ def parameters(model: str) -> int:
     """How many parameters a model has, by its configuration alone."""
     if model == TINY:
         return TINY_PARAMETERS  # torch is not imported for that
-    from rl.fit import skeleton
+    with put_off():
+        from rl.fit import skeleton
 
     return int(skeleton(model).num_parameters())
 

@@ -7,6 +7,7 @@ from flows.start.model_files import ModelFilesError, UnknownModel, find_model
 from flows.start.runs import NEWEST, meant
 from infra.cluster.cluster import ClusterConfig, joined_scheduler
 from infra.home import rlvf_home
+from infra.interrupts import put_off
 from infra.runs.checkpoints import is_run, resolve_run
 from infra.runs.tracking import TrackingConfig, tracking_uri
 from infra.security.secrets import masked, without_userinfo
@@ -48,10 +49,11 @@ def check_model(model: str, runs: str, *, also_run: bool = False) -> str:
 
 def _check_kind(source: str) -> None:
     """Raise ModelFilesError unless transformers has a causal language model and a tokenizer for the files."""
-    from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    with put_off():
+        from transformers import AutoConfig
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    from rl.model.tokenizer import read_tokenizer
+        from rl.model.tokenizer import read_tokenizer
 
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
