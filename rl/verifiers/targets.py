@@ -94,8 +94,7 @@ def _nouns(words: str) -> set[str]:
 
 def is_worded(wanted: str) -> bool:
     r"""Whether a target says more than a value: 2\text{ hours }30\text{ minutes}, 1.5\text{ million}, 1,2,\ldots,n,
-    \text{June 20}. Of
-    these math-verify reads what stands before the first word."""
+    \text{June 20}. Of these math-verify reads what stands before the first word."""
     return bool(has_more(wanted) or ABOUT.search(wanted) or _NAMED.match(wanted)) or any(
         kind.search(text.strip()) for text in TEXT.findall(wanted) for kind in (INEXACT, OTHER_NUMBER)
     )
