@@ -68,7 +68,12 @@ def take(source: Path, target: Path, move: bool) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-    shutil.copyfile(source, target)
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error  # which is named second, if at all
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str | Path]) -> None:

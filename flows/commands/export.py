@@ -2,17 +2,20 @@
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 
-from flows.commands.command import Command
-from flows.commands.named_run import named_run
+from flows.commands.command import Command, say
+from flows.commands.named_run import named_run, written_to
 from flows.config import TrainConfig
 from flows.start.runs import Run
 from flows.start.saved import saved_config
 from flows.start.trust import trusted
 from infra.interrupts import put_off
+from infra.runs.checkpoints import state_uri
 from infra.security.printable import printable
+from infra.storage import store
 from infra.storage.usable import named_storage_errors
 
 EXAMPLES = """
@@ -52,11 +55,13 @@ def _run(given: argparse.Namespace) -> None:
     with put_off():
         from tasks.exported import export
 
-    with named_storage_errors(uri):
+    with named_storage_errors(uri), written_to(out):
         made, step = export(uri, config.policy, public, out, merge=given.merge, dtype=given.dtype)
     if made != out:
         raise ValueError(f"--out {out}: has appeared meanwhile and stays as it is; the model is in {made}")
     print(f"policy v{step}", file=sys.stderr)
+    if (saved := max(store.versions(state_uri(uri)), default=0)) > step:
+        say(f"step {saved} is saved and not published: rlvf train --resume {shlex.quote(given.run)} publishes it")
     print(json.dumps({"model": str(out), "step": step}) if given.json else printable(str(out)))
 
 

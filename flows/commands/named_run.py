@@ -1,9 +1,14 @@
-"""The run that a command reads."""
+"""The run that a command reads, and where it writes what it makes of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from flows.commands.unused_up import say_unused_up
 from flows.start.runs import known_run
 from flows.start.trust import refuse_odd_files
 from infra.home import runs_uri
+from infra.storage.faults import FORBIDDEN, FULL
 from infra.storage.usable import named_storage_errors
 
 
@@ -19,3 +24,15 @@ def named_run(name: str) -> str:
         uri = known_run(name, runs_uri())
     refuse_odd_files(uri)
     return uri
+
+
+@contextmanager
+def written_to(out: Path) -> Iterator[None]:
+    """Raises ValueError with the option's name where the folder of ``--out`` is full or may not be written."""
+    try:
+        yield
+    except OSError as error:
+        named = Path(str(error.filename)).absolute()
+        if error.errno not in FULL | FORBIDDEN or not named.is_relative_to(out.absolute().parent):
+            raise
+        raise ValueError(f"--out {out}: cannot be written ({error.strerror}); name a place elsewhere") from error

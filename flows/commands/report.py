@@ -6,7 +6,7 @@ import webbrowser
 from pathlib import Path
 
 from flows.commands.command import Command
-from flows.commands.named_run import named_run
+from flows.commands.named_run import named_run, written_to
 from flows.start.runs import local_folder
 from infra.home import rlvf_home
 from infra.interrupts import put_off
@@ -35,7 +35,8 @@ def _run(given: argparse.Namespace) -> None:
     out = Path(given.out).expanduser() if given.out else folder / REPORT
     if out.is_dir():
         raise ValueError(f"--out {given.out} is a folder; name a file in it, such as {out / REPORT}")
-    written = write_report(uri, read_record(uri, folder), out)
+    with written_to(out):
+        written = write_report(uri, read_record(uri, folder), out)
     if given.open:
         webbrowser.open(written.as_uri())
     print(json.dumps({"report": str(written)}) if given.json else printable(str(written)))

@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +26,7 @@ from flows.report.run_pictures import (
 )
 from infra.runs.record import Record
 
+MOST_LINES = 16  # in one drawing
 TOTALS = {"mean", "pass_rate", "error_rate"}  # metrics under reward/ that are no part of it
 
 
@@ -248,6 +250,9 @@ def _lines(
     curves = {label: record.curve(metric) for label, metric in metrics.items()}
     curves = {label: curve for label, curve in curves.items() if any(map(math.isfinite, curve.values()))}
     if curves:
+        if len(curves) > MOST_LINES:
+            words += f" The first {MOST_LINES} of {len(curves):,} are drawn."
+            curves = dict(islice(curves.items(), MOST_LINES))
         words += means_said(curves.values())
         yield Chart(name, title, words, lambda path: line_picture(path, curves, title=title, unit=unit, share=share))
 

@@ -3,7 +3,8 @@
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,7 +146,11 @@ def save(figure: "Figure", path: Path) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
-    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+    with (
+        _gone_at_the_end(draft),
+        matplotlib.rc_context({"text.parse_math": False}),
+        warnings.catch_warnings(),
+    ):
         # a name with a $ is a name, those of ticks too, and one with a control character is not for the terminal
         warnings.filterwarnings("ignore", "Glyph")
         for text in figure.findobj(Text):
@@ -154,7 +159,15 @@ def save(figure: "Figure", path: Path) -> None:
             draft.write_text(_svg(figure), encoding="utf-8")
         else:
             figure.savefig(draft, format="png")
-    draft.replace(path)
+        draft.replace(path)
+
+
+@contextmanager
+def _gone_at_the_end(draft: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _svg(figure: "Figure") -> str:

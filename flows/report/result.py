@@ -1,7 +1,9 @@
 """How a training run ended, for its summary, its callers and ``result.json``."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.runs.checkpoints import Best
@@ -27,9 +29,9 @@ class TrainResult:
     sampled_before: float | None
     sampled_after: float | None
     sets: Mapping[str, Mapping[str, float | None]]  # the same figures, and `problems`, of each set where there are more
-    rollouts_per_second: float  # over this session's steps
+    rollouts_per_second: float  # over the steps of the last session that made any
     seconds: float  # of this session
-    stages: dict[str, float]  # share of the steps' time by stage, as the flow saw it
+    stages: dict[str, float]  # share of those steps' time by stage, as the flow saw it
     lost: dict[str, int]  # calls that died with their worker
     picture: str
     report: str | None  # None where tracking.report is false
@@ -37,6 +39,17 @@ class TrainResult:
     best: Best | None  # the version that was kept as the best
     page: Page
     flow_run_id: str | None  # of Prefect
+
+
+def kept_pace(path: Path) -> tuple[float, dict[str, float]]:
+    """The completions a second and the stages' shares of the result there, for a session that makes no step; 0 and none
+    where there is none, or what is there is none of ours."""
+    try:
+        kept = json.loads(path.read_text())
+        shares = {str(stage): float(share) for stage, share in kept["stages"].items()}
+        return float(kept["rollouts_per_second"]), shares
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return 0.0, {}
 
 
 def problem_count(problems: int, kind: str = "") -> str:

@@ -42,6 +42,12 @@ class Progress:
         """This step is made, perhaps again."""
         self.step = max(self.step, step)
 
+    def pace(self) -> tuple[float, dict[str, float]]:
+        """Completions a second of the steps, and the share of their time of each stage."""
+        elapsed = max(self.seconds, 1e-9)
+        stages = {stage: spent / elapsed for stage, spent in self.stages.items()}
+        return self.completions / elapsed, {**stages, "between": max(0.0, 1 - sum(stages.values()))}
+
     def count(self, completions: int, seconds: float, spent: Mapping[str, float]) -> None:
         """Count a step that took so many seconds, and of these what it spent in each stage."""
         self.completions += completions

@@ -13,7 +13,7 @@ from typing import Self
 from prefect.runtime import flow_run
 
 from flows.report.html import PICTURE, REPORT
-from flows.report.result import TrainResult, held_out_figures
+from flows.report.result import TrainResult, held_out_figures, kept_pace
 from flows.report.summary import run_name
 from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
@@ -276,15 +276,13 @@ class Training:
         """The result, when all steps are done; it is kept beside the run as ``result.json``."""
         before, after = self.evaluations.held_out(0), self.evaluations.held_out(self.publishing.end().step)
         best = best_version(self.run.uri) if self.config.checkpoint.keep_best else None
-        elapsed = max(self._progress.seconds, 1e-9)
-        stages = {stage: spent / elapsed for stage, spent in self._progress.stages.items()}
-        stages["between"] = max(0.0, 1 - sum(stages.values()))
+        pace, stages = self._progress.pace() if self._progress.completions else kept_pace(self._folder / RESULT)
         result = TrainResult(
             run=self.run.uri,
             steps=self.publishing.policy.step,
             **held_out_figures(before, after),
             best=best,
-            rollouts_per_second=self._progress.completions / elapsed,
+            rollouts_per_second=pace,
             seconds=time.perf_counter() - self._progress.began,
             stages=stages,
             lost=dict(self.workplace.dispatch.lost),

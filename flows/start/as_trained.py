@@ -132,7 +132,7 @@ def asked_of_run(
     included = sum(normalized(problem.prompt) in again for problem in problems.held_out)
     if problems.left_out:
         notes.append(
-            f"{len(problems.held_out)} problems of set {problems.name}; {problems.left_out} that {name} was trained on "
+            f"{len(problems.held_out)} problems of set {problems.name}; {problems.left_out} that {name} trains on "
             "are left out (--held_out 0 takes all)"
         )
     elif included:

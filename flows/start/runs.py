@@ -273,6 +273,10 @@ def resumed(name: str, home_runs: str, over: Callable[[Mapping[str, Any]], Train
     made = max(store.versions(state_uri(uri)), default=0)
     if now.steps < made:
         raise OptionError(f"{dashes}steps {now.steps}: {name} has made {made} already; give more, or leave it out")
+    if now.steps == made and now.optimizer.lr != saved.optimizer.lr:
+        raise OptionError(
+            f"{dashes}optimizer.lr: {name} has made all of its {made} steps; give more {dashes}steps, too"
+        )
     if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
         raise OptionError(f"{dashes}resume {name} and run {now.run!r} are different runs; leave one of them out")
     return Run(uri, now, resumed=True, saved=saved, model_named=named)

@@ -153,11 +153,11 @@ def local_cluster(
                 "dashboard_address": f"{LOCALHOST}:0",
             },
         }
-        with put_off():  # half a cluster closes nothing of itself
+        with put_off():  # half a cluster closes nothing of itself, and half a client waits a minute for itself
             local = SpecCluster(scheduler=scheduler, workers=specified, security=security, name="rlvf")  # type: ignore[no-untyped-call]
             stack.callback(_close, local)
-        client = Client(local, set_as_default=False)  # type: ignore[no-untyped-call]
-        stack.callback(_close, client)
+            client = Client(local, set_as_default=False)  # type: ignore[no-untyped-call]
+            stack.callback(_close, client)
         yield client
 
 

@@ -128,19 +128,22 @@ def read_metrics(path: Path) -> list[MetricLine]:
 
 def parse_metrics(content: bytes, name: str) -> list[MetricLine]:
     """As `read_metrics`, of a file's content."""
-    lines = []
+    lines, damaged = [], []
     for number, text in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             lines.append(MetricLine.loads(text))
         except ValueError:
-            _say_once(name, number)
+            damaged.append(number)
+    if damaged:
+        _say_once(name, damaged[0], len(damaged))
     return lines
 
 
 @cache
-def _say_once(name: str, number: int) -> None:
-    """Warn of a line that is left out, once: a run reads the file often."""
-    logger.warning("%s: line %d is not a line of metrics and is left out", name, number)
+def _say_once(name: str, first: int, count: int) -> None:
+    """Warn of lines that are left out, once: a run reads the file often."""
+    others = f", nor are {count - 1:,} more" if count > 1 else ""
+    logger.warning("%s: line %d is not a line of metrics%s: left out", name, first, others)
 
 
 def plain(value: str | float) -> str | float:

@@ -25,6 +25,7 @@ from infra.sqlite import report_corruption
 
 PORT = 4200
 SAY_SECONDS = 10.0
+START_SECONDS = 300.0  # that a server of ours gets while its process lives
 REMEDY = "remove it; Prefect's page forgets the runs until now, and no run is lost by that"
 
 
@@ -149,10 +150,16 @@ class PrefectServer:
                 self.revive()
                 began, first = time.monotonic(), None
                 continue
-            if not lives or waited > timeout:
-                log = self.service.log
+            log = self.service.log
+            if not lives:
                 lines = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
-                raise ServiceError("\n".join([f"the Prefect server did not start; {log} ends with:", *lines]))
+                ends = [f"; {log} ends with:", *lines] if lines else [f", and {log} is empty; try again"]
+                raise ServiceError("the Prefect server did not start" + "\n".join(ends))
+            if waited > START_SECONDS:
+                raise ServiceError(
+                    f"the Prefect server has not answered for {waited:.0f} s and still runs: this machine is too busy "
+                    f"for it; end other work, then try again ({log})"
+                )
             if quiet and waited > SAY_SECONDS:
                 quiet = False
                 self._say(f"waiting for the Prefect server at {self.url}")

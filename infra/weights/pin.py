@@ -6,6 +6,7 @@ A pin is a small file under `<run>/pins/`, named by the version, into which its 
 compared.
 """
 
+import logging
 import re
 import secrets
 import threading
@@ -14,10 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
+from infra.security.printable import printable
+from infra.security.secrets import masked
 from infra.storage import place
+from infra.storage.faults import FORBIDDEN
 from infra.storage.manifest import NotThere
 from infra.weights.version import PolicyVersion, newest_version
 
+logger = logging.getLogger(__name__)
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 120.0
 END_SECONDS = 30.0  # for a heartbeat under way
@@ -27,12 +32,23 @@ _NAME = re.compile(r"v(\d+)-[0-9a-f]{16}")
 
 @contextmanager
 def newest_pinned(run_uri: str) -> Iterator[PolicyVersion]:
-    """The newest published version of a run, which stays until the context ends, or its process.
+    """The newest published version of a run, which stays until the context ends, or its process. Where this process may
+    only read, as of a backup, there is no pin, and a line says so.
 
     Raises NotThere where the run has published none, and what the storage raises.
     """
-    _sweep(run_uri)
-    version, pin = _pin_newest(run_uri)
+    try:
+        _sweep(run_uri)
+        version, pin = _pin_newest(run_uri)
+    except OSError as error:
+        if error.errno not in FORBIDDEN and not isinstance(error, PermissionError):  # a store's own has no number
+            raise
+        said = "%s cannot be written: if it is trained meanwhile, what is read of it may be removed"
+        logger.warning(said, printable(masked(run_uri)))
+        if (newest := newest_version(run_uri)) is None:
+            raise NotThere(f"{run_uri} has published no weights yet") from error
+        yield newest
+        return
     over = threading.Event()
     beating = threading.Thread(target=_beat, args=(run_uri, pin, over), name="pin", daemon=True)
     beating.start()
@@ -59,7 +75,8 @@ def _pin_newest(run_uri: str) -> tuple[PolicyVersion, str]:
             if newest is None or newest.step <= version.step + 1:
                 return version, pin
         except BaseException:
-            place.remove_file(pin)
+            with suppress(OSError):  # as what it could not write
+                place.remove_file(pin)
             raise
         place.remove_file(pin)
 

@@ -23,7 +23,11 @@ def read_tokenizer(source: str) -> PreTrainedTokenizerBase:
         # None where there is none
         found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
         if found is not None:
-            _refuse_paths(name, json.loads(Path(found).read_text(encoding="utf-8")))
+            try:
+                settings = json.loads(Path(found).read_text(encoding="utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{name} is damaged: {error}") from error
+            _refuse_paths(name, settings)
     tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return tokenizer
 

@@ -127,7 +127,7 @@ def test_a_run_is_judged_as_it_was_trained_and_what_differs_is_said(
     assert (found.reward, found.reward_sampled, found.greedy) == (0.5, 0.5, 0)
     said = capsys.readouterr().err
     assert f"{name} was trained with sampling.temperature 0.7, here 0.9" in said
-    assert f"16 problems of set sums; 84 that {name} was trained on are left out (--held_out 0 takes all)" in said
+    assert f"16 problems of set sums; 84 that {name} trains on are left out (--held_out 0 takes all)" in said
     assert f"judged by {tmp_path}/half.py:reward, at most 12 tokens, temperature 0.9, 4 samples" in said
     # the scheduled evaluation gives nothing but the run
     from flows.evaluate import evaluate_policy

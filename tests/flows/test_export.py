@@ -1,6 +1,8 @@
 """`rlvf export`: what other programs load."""
 
+import errno
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -126,7 +128,7 @@ def test_of_a_run_that_went_on_after_its_end_the_newest_version_is_written(
     lab.train(str(run), steps="2", **{"optimizer.lr": "1e-2"})
     newest = load_file(run / "model" / "model.safetensors")
     shutil.rmtree(run / "model")
-    before.rename(run / "model")  # as if it had been killed at step 2
+    shutil.copytree(before, run / "model")  # as if it had been killed at step 2
     main(["export", run.name, "--out", "exported", "--json"])
     shown = capsys.readouterr()
     assert json.loads(shown.out.splitlines()[-1]) == {"model": str(here / "exported"), "step": 2}
@@ -134,3 +136,31 @@ def test_of_a_run_that_went_on_after_its_end_the_newest_version_is_written(
     found = load_file(here / "exported" / "model.safetensors")
     assert found.keys() == newest.keys()
     assert all(torch.equal(found[name], newest[name]) for name in newest)
+    # before it was published
+    for version in (run / "weights").glob("v2*"):
+        shutil.rmtree(version)
+    main(["export", run.name, "--out", "earlier"])
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-2:] == [
+        "policy v1",
+        f"rlvf: step 2 is saved and not published: rlvf train --resume {run.name} publishes it",
+    ]
+
+
+@pytest.mark.parametrize("command", ["export", "report"])
+def test_where_nothing_can_be_written_the_option_is_named(
+    lab: Any, here: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(lab.train(steps="1").run)
+    out = here / "full" / "out"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out.with_name(".out.tmp")))
+
+    monkeypatch.setattr("infra.disk.temporary_beside", full)
+    monkeypatch.setattr("flows.report.charts.reward_curve", full)
+    with pytest.raises(SystemExit) as ended:
+        main([command, run.name, "--out", str(out)])
+    assert ended.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith(f"--out {out}: cannot be written (No space left on device); name a place elsewhere")

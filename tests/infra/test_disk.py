@@ -1,5 +1,6 @@
 """A process's own folder: gone when the process is, however that ends."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -98,3 +99,11 @@ def test_a_folder_is_put_beside_what_is_there(tmp_path: Path, there: str) -> Non
         assert (tmp_path / expected / "model").read_text() == "new"
     assert os.lstat(kept).st_ino == before.st_ino
     assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "out-2", "out-3"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full: Linux")
+def test_a_full_disk_is_that_of_the_copy(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"weights")
+    with pytest.raises(OSError, match="No space left") as raised:
+        disk.take(tmp_path / "model", Path("/dev/full"), move=False)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, "/dev/full")

@@ -2,9 +2,10 @@
 what confines it, nothing else.
 
 Arguments: the descriptor of a socket, the folder to work in, how many processes its user may have, the descriptor of a
-socket to its supervisor. Messages are 4 bytes of length and JSON. The first one says what to load and the limits, its answer is {} or {"error"}; each further one is
-{"problem", "completion"}, its answer {"reward", "reason", "parts"} or {"error"}; "retire" asks for a new process. Each
-message has a "number" that its answer repeats: what others write into the socket answers nothing.
+socket to its supervisor. Messages are 4 bytes of length and JSON. The first one says what to load and the limits, its
+answer is {} or {"error"}; each further one is {"problem", "completion"}, its answer {"reward", "reason", "parts"} or
+{"error"}; "retire" asks for a new process. Each message has a "number" that its answer repeats: what others write into
+the socket answers nothing.
 """
 
 import inspect

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.report.charts import MOST_LINES
 from flows.report.html import write_report
 from infra.runs.record import read_record
 from tests.flows.report.read_back import Page
@@ -100,3 +101,15 @@ def test_nothing_is_cut_on_a_telephone(graded: Path, tmp_path: Path) -> None:
     shown = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
     (found,) = re.findall(r'data-found="([^"]*)"', shown)
     assert found.strip() == "390 true"
+
+
+def test_of_thousands_of_problem_sets_some_are_drawn(tmp_path: Path) -> None:
+    lines = []
+    for step in (1, 2):
+        figures = {"reward/mean": 0.5} | {f"reward/s{at:04}/mean": 0.5 for at in range(3000)}
+        lines.append(json.dumps({"step": step, "time": BEGUN, **figures}) + "\n")
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    text = write_report(str(tmp_path), read_record(str(tmp_path), tmp_path), tmp_path / "report.html").read_text()
+    assert f"The first {MOST_LINES} of 3,000 are drawn." in text
+    assert f">s{MOST_LINES - 1:04}</text>" in text
+    assert f">s{MOST_LINES:04}</text>" not in text

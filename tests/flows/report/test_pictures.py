@@ -76,3 +76,11 @@ def test_seeds_have_colours_of_their_own(tmp_path):
     train.draw(tmp_path / "seeds.png", runs, title="three seeds")
     assert all(len(colored(tmp_path / "seeds.png", color)[0]) > 200 for color in SEEDS[:3])
     assert len(colored(tmp_path / "seeds.png", SEEDS[3])[0]) == 0
+
+
+def test_a_picture_that_cannot_be_put_in_place_leaves_nothing(tmp_path):
+    path = tmp_path / "reward.png"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        reward_curve(path, range(9), rewards(9), title="one")
+    assert list(tmp_path.iterdir()) == [path]

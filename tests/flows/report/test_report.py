@@ -241,6 +241,11 @@ def test_a_resumed_run_says_where_it_goes_on_and_with_what_and_its_report_is_of_
     now = json.loads(about.read_text())
     assert now["began"] == began < now["ended"]
     assert ", in 2 sessions" in Page(Path(first.run, "report.html")).text
+    ended = json.loads(Path(first.run, "result.json").read_text())
     lab.train(resume=first.run, run=first.run, steps="3", optimizer__lr="1e-4")
     resumed = f"going on from step 3 of 3; more steps: rlvf train --resume {Path(first.run).name} --steps N"
     assert resumed in capsys.readouterr().err.splitlines()
+    # no step is made: the pace is that of the steps that were
+    again = json.loads(Path(first.run, "result.json").read_text())
+    assert {again[name] == ended[name] for name in ("rollouts_per_second", "stages", "steps")} == {True}
+    assert again["rollouts_per_second"] > 0

@@ -79,7 +79,7 @@ def test_problems_that_were_trained_on_are_left_out_wherever_they_lie(sums: str,
     copy.write_text(Path(sums).read_text() + "3 + 3,add 3 and 3\n")
     found = asked(trained, problems=str(copy))
     assert {problem.prompt for problem in found.problems.held_out} == {*mine, "add 3 and 3"}
-    assert "8 problems of set copy; 43 that mine was trained on are left out (--held_out 0 takes all)" in found.notes
+    assert "8 problems of set copy; 43 that mine trains on are left out (--held_out 0 takes all)" in found.notes
     everything = asked(trained, problems=str(copy), held_out="0")
     assert len(everything.problems.held_out) == 51
     assert "51 problems of set copy: mine was trained on 43 of them" in everything.notes
@@ -212,7 +212,7 @@ def test_problems_that_were_trained_on_are_left_out_even_if_the_file_was_edited(
     file.write_text(HEAD + "".join(rows))
     grown = evaluated()
     assert {problem.prompt for problem in grown.problems.held_out} == held_out | new
-    assert "160 problems of set sums; 240 that mine was trained on are left out (--held_out 0 takes all)" in grown.notes
+    assert "160 problems of set sums; 240 that mine trains on are left out (--held_out 0 takes all)" in grown.notes
     assert "400 problems of set sums: mine was trained on 240 of them" in evaluated(held_out="0").notes
     result = asked_evaluation(given(EvalConfig, policy=f"{uri}/model"))  # the run's, by its folder
     assert (result.problems.held_out, result.config.policy.model) == (grown.problems.held_out, f"{uri}/model")

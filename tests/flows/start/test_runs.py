@@ -255,6 +255,9 @@ def test_fewer_steps_than_were_made_are_refused(saved: Run, tmp_path: Path) -> N
     with pytest.raises(OptionError, match=r"^--steps 3: .* has made 12 already; give more, or leave it out$"):
         resume_run(saved.uri, "", None, {"steps": "3"})
     assert resume_run(saved.uri, "", None, {"steps": "12"}).config.steps == 12
+    with pytest.raises(OptionError, match=r"^--optimizer.lr: .* has made all of its 12 steps; give more --steps, too$"):
+        resume_run(saved.uri, "", None, {"steps": "12", "optimizer.lr": "30"})
+    assert resume_run(saved.uri, "", None, {"steps": "13", "optimizer.lr": "30"}).config.optimizer.lr == 30
 
 
 def test_two_runs_cannot_be_meant_at_once(saved: Run, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -127,6 +128,20 @@ def test_a_busy_cluster_ends_within_seconds_and_leaves_nothing(tmp_path: Path) -
     assert all(map(gone, processes))
     assert busy.status != "finished"
     assert dict(os.environ) == before
+
+
+def test_an_interrupt_while_the_client_is_made_leaves_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Client] = []
+
+    def slow(*given: Any, **options: Any) -> Client:
+        made.append(Client(*given, **options))  # type: ignore[no-untyped-call]
+        signal.raise_signal(signal.SIGINT)
+        return made[0]
+
+    monkeypatch.setattr(module, "Client", slow)
+    with pytest.raises(KeyboardInterrupt), cluster(ClusterConfig(verifiers=0), log_dir=tmp_path):
+        pass
+    assert [client.status for client in made] == ["closed"]
 
 
 def test_workers_that_are_slow_to_end_cost_a_line_and_not_what_was_done(

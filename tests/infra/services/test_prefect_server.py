@@ -22,6 +22,7 @@ from infra.hosts import free_port
 from infra.services import prefect_server as services
 from infra.services.http import answers
 from infra.services.prefect_server import PrefectServer, prefect_server
+from infra.services.supervisor import ServiceError
 from infra.sqlite import DamagedDatabaseError
 from tests.processes import started, until
 
@@ -272,3 +273,12 @@ def test_a_damaged_database_is_one_line_with_the_remedy(tmp_path: Path) -> None:
         server.wait()
     assert str(error.value).startswith(f"{database} is damaged (file is not a database): remove it; ")
     assert "\n" not in str(error.value)
+
+
+def test_a_server_that_takes_too_long_is_said_to_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "START_SECONDS", 0.0)
+    with (
+        prefect_server(home, print) as server,
+        pytest.raises(ServiceError, match="has not answered for 0 s and still runs: this machine is too busy for it"),
+    ):
+        server.wait()

@@ -1,10 +1,12 @@
 """Versions that a reader has pinned, while a trainer publishes, on every kind of store."""
 
+import errno
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -146,3 +148,35 @@ def test_a_run_without_weights_has_no_version_to_pin(place: str) -> None:
     with pytest.raises(NotThere, match="has published no weights yet"), newest_pinned(place):
         pass
     assert pins(place) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "refusal"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "pins"), True),
+        (PermissionError("Forbidden"), True),
+        (OSError(errno.EIO, "Input/output error", "pins"), False),
+    ],
+)
+def test_of_what_may_only_be_read_the_newest_version_is_taken_without_a_pin(
+    place: str,
+    fault: OSError,
+    refusal: bool,
+    open_publisher: Callable[..., Publisher],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publish_all(open_publisher(), range(3))
+
+    def refused(*_: object) -> None:
+        raise fault
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "write_text", refused)
+        patch.setattr(places, "remove_file", refused)
+        with nullcontext() if refusal else pytest.raises(OSError, match="Input/output"), newest_pinned(place) as taken:
+            assert refusal
+            assert taken == newest_version(place)
+            assert pins(place) == []
+    assert (
+        "cannot be written: if it is trained meanwhile, what is read of it may be removed" in caplog.text
+    ) == refusal

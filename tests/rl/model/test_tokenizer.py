@@ -38,6 +38,14 @@ def test_a_key_that_transformers_takes_for_a_vocabulary_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("file", SETTINGS)
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, "\udcff"])
+def test_damaged_settings_are_named(folder: Path, file: str, content: str) -> None:
+    (folder / file).write_text(content, errors="surrogateescape")
+    with pytest.raises(ValueError, match=f"^{file} is damaged: "):
+        read_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("file", SETTINGS)
 @pytest.mark.parametrize("key", ["vocab", "merges", "init_inputs", "vocab_file", "spm_file", "gguf_file"])
 def test_every_such_key_is_refused_in_both_files(folder: Path, file: str, key: str) -> None:
     changed(folder / file, **{key: ["/etc/passwd"] if key == "init_inputs" else "/etc/passwd"})
