@@ -82,11 +82,13 @@ def _merge(
     base: str, lora: LoraConfig, adapters: Path, weights: dict[str, Tensor] | None, out: Path, dtype: str
 ) -> None:
     from safetensors.torch import save_file
+    from transformers.utils.logging import disable_progress_bar
 
     from rl.loading import load_policy
     from rl.model.lora import merged_weights
     from rl.model.policy import save_config, save_tokenizer
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading, on the terminal of whoever exports
     given = read_weights(adapters) if weights is None else weights
     config = PolicyConfig(device="cpu", dtype="float32", lora=lora)
     policy = load_policy(base, config, master=True, adapters=adapters, weights=given, check=False)

@@ -17,7 +17,8 @@ from flows.report.summary import run_name, summary
 from flows.run.display import Display
 from flows.run.plans import plans
 from flows.start.preflight import check_model, check_tracking, check_verifiers_here
-from flows.start.runs import Run, new_run, resume_run, without_secrets
+from flows.start.resume import resume_run
+from flows.start.runs import Run, new_run, without_secrets
 from flows.start.trust import refuse_odd_files, refuse_swapped, trusted
 from infra.cluster.placement import PlacementError
 from infra.errors import worker_of

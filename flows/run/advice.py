@@ -2,12 +2,15 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
+
+from infra.runs.metric_log import MetricLine
 
 STEPS = 5  # that a hint looks at: it is of their median, as one step says little
 CUT = 0.9  # share of truncated completions
 MISMATCH = 0.1  # nats per token
+COLLAPSED = 0.05, 0.1  # an entropy below so many nats per token, and below this share of the first one
 
 
 class Advice:
@@ -19,7 +22,13 @@ class Advice:
         self._nothing = 0  # such steps altogether
         self._truncated: deque[float] = deque(maxlen=STEPS)
         self._mismatches: deque[float] = deque(maxlen=STEPS)  # of the steps with an update
+        self._entropies: tuple[float, float] | None = None  # of the first and the last step with an update
         self._said: set[str] = set()
+
+    def begin(self, logged: Iterable[MetricLine]) -> None:
+        """Take the figures that a resumed run has logged so far."""
+        for line in logged:
+            self._saw_entropy(line.metrics)
 
     def without_update(self, step: int, refused: str, with_signal: int) -> list[str]:
         """The line to say after a step whose update was `refused` for that, or that had nothing to learn from, with so
@@ -40,6 +49,7 @@ class Advice:
         self._truncated.append(figures["completion/truncated"])
         if math.isfinite(mismatch := figures.get("policy/mismatch_kl", math.nan)):
             self._mismatches.append(mismatch)
+        self._saw_entropy(figures)
         found = {
             "cut": self._cut(_usual(self._truncated)),
             "stuck": self._stuck(figures["reward/mean"], figures["reward/pass_rate"]),
@@ -58,12 +68,22 @@ class Advice:
             "sampling.stop"
         )
 
+    def _saw_entropy(self, figures: Mapping[str, float]) -> None:
+        if math.isfinite(entropy := figures.get("policy/entropy", math.nan)):
+            self._entropies = (self._entropies[0] if self._entropies else entropy, entropy)
+
     def _stuck(self, reward: float, pass_rate: float) -> str:
         if self._idle < STEPS:
             return ""
         seen = f"hint: no group had rewards that differ for {STEPS} steps (mean reward {reward:.3f}): "
         if pass_rate > 0.5:
             return seen + "nearly all is solved; take harder problems, or stop here"
+        first, last = self._entropies or (0.0, 0.0)
+        if last < min(COLLAPSED[0], COLLAPSED[1] * first):
+            return seen + (
+                f"the policy has collapsed, its entropy fell from {first:.2g} to {last:.2g} nats per token; start a "
+                "new run with a lower optimizer.lr"
+            )
         return seen + (
             "read the completions in rollouts/ (does the verifier find their answers?); take easier problems, more "
             "batch.samples, or a better model to start from"

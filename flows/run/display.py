@@ -11,7 +11,8 @@ from typing import IO, Any, Self, cast
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from infra.security.printable import printable
@@ -35,7 +36,7 @@ class Display:
             BarColumn(bar_width=24),
             TextColumn("{task.fields[count]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[figures]}", markup=False),
+            _CutAtItsEnd("{task.fields[figures]}", markup=False, table_column=Column()),
             console=self._console,
             transient=True,
             redirect_stdout=False,  # stdout is for results
@@ -150,6 +151,16 @@ class Display:
     def _line(self, text: str) -> None:
         self._console.print(Text(printable(text)), soft_wrap=True)
         self._console.file.flush()
+
+
+class _CutAtItsEnd(TextColumn):
+    """A column that gives way where a terminal is too narrow: rich takes room from those first that may wrap, and this
+    one stays in one line nevertheless."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 class _Forgiving(io.TextIOBase):

@@ -92,7 +92,7 @@ class Training:
         if self.run.resumed:
             return
         if self.config.policy.model != TINY:
-            self.workplace.display.stage("load the policy")
+            self.workplace.display.stage("check the policy")
         problems, limit = problems_to_check(self.problems, self.evaluations.plans), self.config.sampling.limit
         asked = self.config.policy, self.config.optimizer, problems, limit, self._hold.fence
         for note in self.workplace.dispatch.run("train", check_policy, *asked):
@@ -192,8 +192,9 @@ class Training:
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
+        self._advice.begin(logged := read_metrics(self._folder / METRICS))
         self.evaluations.begin(
-            read_metrics(self._folder / METRICS),
+            logged,
             self.tracker,
             lambda step, name, meta: self.workplace.dispatch.run("train", self.trainer.export, step, name, meta),
             self.publishing.mend,

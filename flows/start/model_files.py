@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 NO_ID = "there is no such folder, and it is no id of the hub, such as Qwen/Qwen3-0.6B"
+AGAIN = "copy the model there again, or save it again with model.save_pretrained(FOLDER)"
 HUB_SECONDS = 2.0  # that the hub may take for an answer
 
 
@@ -57,10 +58,10 @@ def check_folder(folder: Path) -> None:
         if (folder / ADAPTER).is_file():
             raise ModelFilesError(_no_weights([ADAPTER]))
         inner = folder / "model"
-        hint = f"; its subfolder does: {inner}" if (inner / CONFIG).is_file() else ""
-        raise ModelFilesError(f"the folder has no {CONFIG}{hint}")
+        hint = f"its subfolder does: {inner}" if (inner / CONFIG).is_file() else AGAIN
+        raise ModelFilesError(f"the folder has no {CONFIG}; {hint}")
     if not isinstance(_json(config), dict):
-        raise ModelFilesError(f"{CONFIG} holds no settings")
+        raise ModelFilesError(f"{CONFIG} holds no settings; {AGAIN}")
     for file in weight_files(folder):
         _check_weights(file)
 
@@ -74,10 +75,11 @@ def weight_files(folder: Path) -> list[Path]:
     index = _json(folder / INDEX)
     shards = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shards, dict) or not shards:
-        raise ModelFilesError(f"{INDEX} names no weights")
+        raise ModelFilesError(f"{INDEX} names no weights; {AGAIN}")
     files = [folder / str(name) for name in dict.fromkeys(shards.values())]
     if missing := [file.name for file in files if not file.is_file()]:
-        raise ModelFilesError(f"{missing[0]} is missing, {len(files) - len(missing)} of {len(files)} files are there")
+        there = f"{len(files) - len(missing)} of {len(files)} files are there"
+        raise ModelFilesError(f"{missing[0]} is missing, {there}; {AGAIN}")
     return files
 
 
@@ -140,7 +142,9 @@ def _cached(model: str, why: str) -> Found:
     except HFValidationError:
         raise ModelFilesError(NO_ID) from None
     except LocalEntryNotFoundError:
-        raise UnknownModel(f"{why}, and this machine has no copy of such a model: offline?") from None
+        raise UnknownModel(
+            f"{why}, and this machine has no copy of such a model: offline? then name a folder that holds one"
+        ) from None
     try:
         check_folder(Path(folder))
     except ModelFilesError as error:
@@ -156,10 +160,10 @@ def _check_weights(file: Path) -> None:
     try:
         with safe_open(file, framework="np") as opened:
             if not opened.keys():
-                raise ModelFilesError(f"{file.name} holds no weights")
+                raise ModelFilesError(f"{file.name} holds no weights; {AGAIN}")
     except (SafetensorError, OSError) as error:
         raise ModelFilesError(
-            f"{file.name} ({file.stat().st_size:,} bytes) is cut off or damaged: {one_line(error)}"
+            f"{file.name} ({file.stat().st_size:,} bytes) is cut off or damaged: {one_line(error)}; {AGAIN}"
         ) from error
 
 
@@ -178,4 +182,4 @@ def _json(file: Path) -> object:
     try:
         return json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelFilesError(f"{file.name} cannot be read: {one_line(error)}") from error
+        raise ModelFilesError(f"{file.name} cannot be read: {one_line(error)}; {AGAIN}") from error

@@ -65,7 +65,10 @@ def _check_kind(source: str) -> None:
         raise ModelFilesError(f"transformers has no causal language model of type {config.model_type!r}")
     # without its files transformers makes an empty one of the right class
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
-        raise ModelFilesError("it has no tokenizer files (tokenizer.json, or tokenizer.model, vocab.json and the like)")
+        raise ModelFilesError(
+            "it has no tokenizer files (tokenizer.json, or tokenizer.model, vocab.json and the like); copy them there, or "
+            "save them with tokenizer.save_pretrained(FOLDER)"
+        )
 
 
 def check_verifiers_here(problems: ProblemSet, cluster: ClusterConfig) -> None:

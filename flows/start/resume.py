@@ -1,17 +1,85 @@
-"""Resuming a run with the settings of a flow run, laid over the saved ones as `rlvf train --resume` does."""
+"""Resuming a run with other settings, laid over the saved ones: the command's, or those of a flow run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from flows.config import TrainConfig
-from flows.options.reading import read_config
+from flows.options.reading import OptionError, differences, read_config
 from flows.options.tree import flatten, known_options, leaf_values, nest
 from flows.start.defaults import with_defaults
-from flows.start.runs import Run, resumed
+from flows.start.runs import Run, known_run, with_secrets, without_secrets
+from flows.start.saved import saved_config
 from flows.start.trust import trusted
+from flows.start.whole_paths import with_whole_paths
+from infra.runs.checkpoints import resolve_run, state_uri
+from infra.storage import store
+
+UNNAMED = "\0unnamed"  # a model that nobody can name, no folder either
+# what a resumed run may do differently: more steps, other machines, other bookkeeping
+MAY_CHANGE = (
+    "steps",
+    "run",
+    "cluster",
+    "placement",
+    "tracking",
+    "checkpoint",
+    "evals",
+    "policy.device",
+    "verifier.seconds",
+    "verifier.memory_mb",
+    "verifier.reads",
+    "optimizer.lr",  # what a run that diverges is told to lower
+    "optimizer.microbatch_tokens",  # and one that does not fit into memory
+    "optimizer.checkpointing",
+)
+
+
+def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[str, str]) -> Run:
+    """The saved run with these changes; nothing is written yet.
+
+    Raises:
+        NotARun: there is no such run.
+        OptionError: a change contradicts what the run has learned so far.
+    """
+
+    def over(base: Mapping[str, Any]) -> TrainConfig:
+        return read_config(TrainConfig, file=file, overrides=overrides, base=base)
+
+    return resumed(name, home_runs, over, "--")
+
+
+def resumed(name: str, home_runs: str, over: Callable[[Mapping[str, Any]], TrainConfig], dashes: str = "") -> Run:
+    """The saved run with its settings as ``over`` changes the saved ones; messages name an option with ``dashes``.
+    Raises as `resume_run` does."""
+    uri = known_run(name, home_runs)
+    saved = with_whole_paths(saved_config(uri))  # those of older versions depend on where one stands
+    base = saved.model_dump(mode="json")
+    now = with_whole_paths(with_secrets(over(base)))
+    base["policy"]["model"] = UNNAMED
+    named = over(base).policy.model != UNNAMED
+    refuse_contradictions(name, saved, now)
+    made = max(store.versions(state_uri(uri)), default=0)
+    if now.steps < made:
+        raise OptionError(f"{dashes}steps {now.steps}: {name} has made {made} already; give more, or leave it out")
+    if now.steps == made and now.optimizer.lr != saved.optimizer.lr:
+        raise OptionError(
+            f"{dashes}optimizer.lr: {name} has made all of its {made} steps; give more {dashes}steps, too"
+        )
+    if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
+        raise OptionError(f"{dashes}resume {name} and run {now.run!r} are different runs; leave one of them out")
+    return Run(uri, now, resumed=True, saved=saved, model_named=named)
+
+
+def refuse_contradictions(name: str, saved: TrainConfig, now: TrainConfig) -> None:
+    """Raise ``OptionError`` where ``now`` contradicts what the run ``name`` has learned so far."""
+    contradicting = [
+        line for line in differences(saved, without_secrets(now)) if not line.partition(":")[0].startswith(MAY_CHANGE)
+    ]
+    if contradicting:
+        raise OptionError(f"{name} cannot be resumed with {', '.join(contradicting)}; leave it out, or start a new run")
 
 
 def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = False) -> tuple[Run, list[str]]:

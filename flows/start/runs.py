@@ -2,24 +2,23 @@
 
 import hashlib
 import shlex
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
 from flows.config import TrainConfig
-from flows.options.reading import OptionError, differences, read_config
-from flows.start.saved import saved_config, whole_text
+from flows.options.reading import differences
+from flows.start.saved import whole_text
 from flows.start.tracked import TRACKING
 from flows.start.whole_paths import with_whole_paths
-from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run, state_uri
+from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
 from infra.runs.remains import has_versions
 from infra.security.secrets import hidden, revealed
-from infra.storage import place, store
+from infra.storage import place
 from infra.storage.typed import read_typed
 from infra.storage.usable import PROBE
 from infra.weights.version import PolicyVersion, newest_version, published
@@ -33,25 +32,7 @@ M = TypeVar("M", bound=BaseModel)
 FLOW_RUN = "flow_run.txt"  # the id of Prefect's flow run that began the run
 PROBLEMS = "problems.json"  # what the run is trained on: its files may be others later
 SOURCES = "sources.json"  # digests of its verifiers and of further columns
-UNNAMED = "\0unnamed"  # a model that nobody can name, no folder either
 NEWEST = "newest"  # instead of a run's name: the one that was begun or resumed last
-# what a resumed run may do differently: more steps, other machines, other bookkeeping
-MAY_CHANGE = (
-    "steps",
-    "run",
-    "cluster",
-    "placement",
-    "tracking",
-    "checkpoint",
-    "evals",
-    "policy.device",
-    "verifier.seconds",
-    "verifier.memory_mb",
-    "verifier.reads",
-    "optimizer.lr",  # what a run that diverges is told to lower
-    "optimizer.microbatch_tokens",  # and one that does not fit into memory
-    "optimizer.checkpointing",
-)
 
 
 @dataclass(frozen=True)
@@ -196,21 +177,35 @@ def existing_run(name: str, home_runs: str) -> str:
     """
     if name != NEWEST:
         return resolve_run(name, home_runs)
-    written = {uri: place.modified(place.join(uri, CONFIG)) for uri in place.folders(home_runs)}
-    found = {uri: when for uri, when in written.items() if when is not None}
+    found = _newest_first(home_runs)
     if not found:
         raise NotARun(f"there is no run at {home_runs} yet")
-    for uri in sorted(found, key=found.__getitem__, reverse=True):
+    for uri in found:
         if any(step > 0 for step in published(uri)):
             return uri
     raise NotARun(f"no run at {home_runs} has made a step yet")
+
+
+def _newest_first(home_runs: str) -> list[str]:
+    written = {uri: place.modified(place.join(uri, CONFIG)) for uri in place.folders(home_runs)}
+    found = {uri: when for uri, when in written.items() if when is not None}
+    return sorted(found, key=found.__getitem__, reverse=True)
+
+
+def _newest_names(home_runs: str) -> str:
+    """The end of a message about a run that is none and like none."""
+    try:
+        there = [uri.rpartition("/")[2] for uri in _newest_first(home_runs)[:3]]
+    except (OSError, ValueError):  # as in `meant`
+        return ""
+    return f"; the newest runs are {', '.join(there)}" if there else f"; there is no run at {home_runs} yet"
 
 
 def known_run(name: str, home_runs: str) -> str:
     """The URI of the run of that name, which exists.
 
     Raises:
-        NotARun: there is none; the message has the names that are most like it.
+        NotARun: there is none; the message has the names that are most like it, else those of the newest runs.
     """
     uri = existing_run(name, home_runs)
     try:
@@ -221,7 +216,7 @@ def known_run(name: str, home_runs: str) -> str:
             raise NotARun(
                 f"{error}, as when it was stopped before its first step; begin it anew by: {begin}"
             ) from error
-        raise NotARun(f"{error}{meant(name, home_runs)}") from error
+        raise NotARun(f"{error}{meant(name, home_runs) or _newest_names(home_runs)}") from error
     return uri
 
 
@@ -244,48 +239,3 @@ def saved_problems(uri: str) -> dict[str, TrainedOn] | None:
         DamagedError: the file that says so is not as it was written.
     """
     return read_typed(place.join(uri, PROBLEMS), dict[str, TrainedOn], "restore it, or start a new run")
-
-
-def resume_run(name: str, home_runs: str, file: str | None, overrides: Mapping[str, str]) -> Run:
-    """The saved run with these changes; nothing is written yet.
-
-    Raises:
-        NotARun: there is no such run.
-        OptionError: a change contradicts what the run has learned so far.
-    """
-
-    def over(base: Mapping[str, Any]) -> TrainConfig:
-        return read_config(TrainConfig, file=file, overrides=overrides, base=base)
-
-    return resumed(name, home_runs, over, "--")
-
-
-def resumed(name: str, home_runs: str, over: Callable[[Mapping[str, Any]], TrainConfig], dashes: str = "") -> Run:
-    """The saved run with its settings as ``over`` changes the saved ones; messages name an option with ``dashes``.
-    Raises as `resume_run` does."""
-    uri = known_run(name, home_runs)
-    saved = with_whole_paths(saved_config(uri))  # those of older versions depend on where one stands
-    base = saved.model_dump(mode="json")
-    now = with_whole_paths(with_secrets(over(base)))
-    base["policy"]["model"] = UNNAMED
-    named = over(base).policy.model != UNNAMED
-    refuse_contradictions(name, saved, now)
-    made = max(store.versions(state_uri(uri)), default=0)
-    if now.steps < made:
-        raise OptionError(f"{dashes}steps {now.steps}: {name} has made {made} already; give more, or leave it out")
-    if now.steps == made and now.optimizer.lr != saved.optimizer.lr:
-        raise OptionError(
-            f"{dashes}optimizer.lr: {name} has made all of its {made} steps; give more {dashes}steps, too"
-        )
-    if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
-        raise OptionError(f"{dashes}resume {name} and run {now.run!r} are different runs; leave one of them out")
-    return Run(uri, now, resumed=True, saved=saved, model_named=named)
-
-
-def refuse_contradictions(name: str, saved: TrainConfig, now: TrainConfig) -> None:
-    """Raise ``OptionError`` where ``now`` contradicts what the run ``name`` has learned so far."""
-    contradicting = [
-        line for line in differences(saved, without_secrets(now)) if not line.partition(":")[0].startswith(MAY_CHANGE)
-    ]
-    if contradicting:
-        raise OptionError(f"{name} cannot be resumed with {', '.join(contradicting)}; leave it out, or start a new run")

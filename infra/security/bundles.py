@@ -44,13 +44,14 @@ def read_bundle(file: Path) -> Bundle:
     Raises `SecurityError` where it cannot be read, is no bundle, or its certificate has expired or does not fit its key
     and authority.
     """
+    made = "`rlvf certs NAME` makes it on the scheduler's machine"
     again = "copy it once more, or make a new one with `rlvf certs`"
     try:
         with file.open("rb") as stream:
             content = stream.read(BUNDLE_BYTES + 1)
         bundle = Bundle.model_validate_json(content[:BUNDLE_BYTES])
     except OSError as error:
-        raise SecurityError(f"bundle {file}: cannot be read: {error.strerror or error}") from None
+        raise SecurityError(f"bundle {file}: cannot be read: {error.strerror or error}; {made}") from None
     except ValidationError as error:
         what = ": ".join(filter(None, first_fault(error)))
         raise SecurityError(f"bundle {file}: is none ({what}); {again}") from None

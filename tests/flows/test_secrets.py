@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from flows.options.reading import OptionError, read_config
-from flows.start.runs import resume_run
+from flows.start.resume import resume_run
 from infra.security import secrets
 from infra.security.secrets import MaskedError
 

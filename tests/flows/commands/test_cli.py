@@ -203,11 +203,15 @@ def test_problems_that_cannot_be_used_are_one_line(
 def test_an_unknown_model_is_one_line(refused: Callable[..., str], tmp_path: Path, command: str, model: str) -> None:
     (tmp_path / "folder").mkdir()
     also = "is no run; " if command == "eval" else ""
-    says = {"./folder": f"{also}the folder has no config.json", "./missing": f"{also}there is no such folder"}
+    again = "copy the model there again, or save it again with model.save_pretrained(FOLDER)"
+    says = {"./folder": f"{also}the folder has no config.json; {again}", "./missing": f"{also}there is no such folder"}
     run = f"there is no run {tmp_path}/home/runs/{model}, and " if command == "eval" and model == "nonsense" else ""
     if model == "no/such" and command == "eval":
         run = "there is no run no/such, and "
-    offline = f"{run}HF_HUB_OFFLINE is set, and this machine has no copy of such a model: offline?"
+    offline = (
+        f"{run}HF_HUB_OFFLINE is set, and this machine has no copy of such a model: offline? then name a folder that "
+        "holds one"
+    )
     # a folder that is there goes to workers that stand elsewhere
     shown = f"{tmp_path}/folder" if (command, model) == ("train", "./folder") else model
     assert refused(command, "--policy", model) == f"policy.model {shown!r}: {says.get(model, offline)}"

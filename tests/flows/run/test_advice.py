@@ -3,6 +3,7 @@ from math import nan
 import pytest
 
 from flows.run.advice import Advice
+from infra.runs.metric_log import MetricLine
 
 FINE = {
     "groups/used": 8.0,
@@ -46,6 +47,28 @@ def test_a_step_without_an_update_says_nothing_of_the_mismatch() -> None:
     advice = Advice(40)
     said = [advice.after({**FINE, "policy/mismatch_kl": nats}) for nats in (0.3, nan, 0.3, nan, 0.3, 0.3, 0.3)]
     assert [len(lines) for lines in said] == [0, 0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+@pytest.mark.parametrize(
+    ("first", "last", "collapsed"), [(5.98, 2e-17, True), (1.2, 0.3, False), (0.06, 0.04, False), (nan, nan, False)]
+)
+def test_a_policy_that_has_collapsed_is_said_to_be_one(
+    first: float, last: float, collapsed: bool, resumed: bool
+) -> None:
+    advice = Advice(40)
+    begun = {**FINE, "policy/entropy": first}
+    if resumed:
+        advice.begin([MetricLine(1, 0, begun), MetricLine(2, 0, {"eval/reward": 0.1})])
+    else:
+        advice.after(begun)
+    advice.after({**FINE, "policy/entropy": last})
+    idle = {**FINE, "groups/used": 0.0, "policy/mismatch_kl": nan}
+    (line,) = [line for _ in range(5) for line in advice.after(idle)]
+    assert ("its entropy fell from 6 to 2e-17 nats per token; start a new run with a lower optimizer.lr" in line) == (
+        collapsed
+    )
+    assert ("read the completions" in line) == (not collapsed)
 
 
 @pytest.mark.parametrize(("rate", "words"), [(0.0, "easier problems"), (1.0, "harder problems")])

@@ -22,8 +22,8 @@ def piped():
     return Console(file=io.StringIO(), force_terminal=False, width=200)
 
 
-def terminal():
-    return Console(file=io.StringIO(), force_terminal=True, width=200, _environ={"TERM": "xterm-256color"})
+def terminal(width=200):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, _environ={"TERM": "xterm-256color"})
 
 
 def lines(console):
@@ -140,6 +140,21 @@ def test_a_terminal_gets_a_bar_that_goes_at_the_end():
     assert "5/10" in drawn
     assert drawn.rstrip().endswith("reward 0.75  300 rollouts/s  2m30s left")
     assert console.file.getvalue().endswith("\x1b[2K"), "the bar stays on the screen"
+
+
+def test_a_narrow_terminal_cuts_the_end_of_the_figures_and_not_the_count():
+    console, clock = terminal(80), Clock()
+    with Display(console, clock) as shown:
+        shown.stage("train")
+        shown.total(20, done=4)
+        clock.now = 30
+        shown.step(15, reward=0.325, pass_rate=0.0, rollouts_per_second=44, note="learned from 4 of 4 groups")
+        shown.say("a line above, after which the bar is drawn again")
+        drawn = console.file.getvalue().splitlines()[-1]
+    assert "train" in drawn
+    assert "15/20" in drawn
+    assert "reward 0.3" in drawn
+    assert drawn.rstrip().endswith("…")
 
 
 def test_a_terminal_keeps_the_last_state_of_a_stage():

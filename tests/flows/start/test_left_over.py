@@ -62,5 +62,5 @@ def test_a_start_that_was_killed_before_its_run_was_one_is_begun_anew_by_its_nam
     (tmp_path / "lora2" / "weights" / "v1").mkdir(parents=True)  # removed in part: nothing to begin upon
     with pytest.raises(NotARun, match=r"lora2 is not a run: it has no config\.yaml; did you mean lora1\?$"):
         known_run("lora2", str(tmp_path))
-    with pytest.raises(NotARun, match=r"zzz is not a run: it has no config\.yaml$"):
+    with pytest.raises(NotARun, match=r"zzz is not a run: it has no config\.yaml; the newest runs are lora1$"):
         known_run("zzz", str(tmp_path))

@@ -199,7 +199,9 @@ def test_without_the_hub_its_cache_is_taken_or_offline_is_said(
             monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     missing = reason("me/none")
     assert says in missing
-    assert missing.endswith(", and this machine has no copy of such a model: offline?")
+    assert missing.endswith(
+        ", and this machine has no copy of such a model: offline? then name a folder that holds one"
+    )
     assert away == "HF_HUB_OFFLINE" or "HF_HUB_OFFLINE" not in os.environ
     copy = in_cache(tmp_path / "cache", "me/kept", saved)
     found = find_model("me/kept")

@@ -24,7 +24,9 @@ def test_a_mistyped_run_is_one_line_with_the_nearest_names(hub: Hub, home_folder
         NotARun, match=r"there is nothing; did you mean 20260101-120000-tiny or 20260102-130000-tiny\?$"
     ):
         known_run("20260101-12000-tiny", runs)
-    with pytest.raises(NotARun, match=r"there is nothing$"):
+    with pytest.raises(
+        NotARun, match=r"there is nothing; the newest runs are other, 20260102-130000-tiny, 20260101-120000-tiny$"
+    ):
         known_run("zzz", runs)
     ended = subprocess.run(
         [sys.executable, "-c", RUN, "eval", "--policy", "20260101-12000-tiny"],
@@ -48,7 +50,7 @@ def test_a_hub_that_is_away_is_one_line_and_no_retries(monkeypatch: pytest.Monke
     )
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert "Connection refused" in ended.stderr
-    assert ended.stderr.endswith("offline?\n")
+    assert ended.stderr.endswith("offline? then name a folder that holds one\n")
     assert not (tmp_path / "home").exists()
 
 

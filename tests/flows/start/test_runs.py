@@ -15,7 +15,8 @@ from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config, to_yaml
 from flows.options.tree import known_options
 from flows.start import runs
-from flows.start.runs import MAY_CHANGE, PROBLEMS, Run, new_run, resume_run, saved_problems
+from flows.start.resume import MAY_CHANGE, resume_run
+from flows.start.runs import PROBLEMS, Run, new_run, saved_problems
 from flows.start.saved import saved_config
 from flows.start.tracked import mlflow_run, save_mlflow_run
 from infra.runs.checkpoints import CONFIG, NotARun

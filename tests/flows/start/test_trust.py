@@ -12,7 +12,7 @@ from flows.cli import main
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
 from flows.start.as_trained import asked_evaluation
-from flows.start.runs import resume_run
+from flows.start.resume import resume_run
 from flows.start.trust import NotTrustedError, refuse_swapped, remember, trusted, untrusted_settings
 from flows.train import train
 from tasks.named_set import open_verifier

@@ -10,7 +10,8 @@ from flows.evaluate import name_in_log, plan_in_log
 from flows.options.reading import OptionError, read_config
 from flows.start.as_trained import Asked, asked_evaluation
 from flows.start.edited import save_sources
-from flows.start.runs import SOURCES, Run, new_run, resume_run
+from flows.start.resume import resume_run
+from flows.start.runs import SOURCES, Run, new_run
 from flows.start.saved import saved_config
 from flows.start.whole_paths import whole_problems, whole_verifier
 from infra.runs.metric_log import MetricLog

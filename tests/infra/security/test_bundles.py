@@ -104,7 +104,7 @@ def test_a_broken_bundle_is_refused_in_one_line(
 
 
 def test_a_file_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SecurityError, match="cannot be read: No such file"):
+    with pytest.raises(SecurityError, match=r"cannot be read: No such file.*`rlvf certs NAME` makes it"):
         install_bundle(tmp_path / "none", tmp_path / "home")
     (tmp_path / "text").write_bytes(b"\x00not json")
     with pytest.raises(SecurityError, match=r"text: is none .*copy it once more"):
