@@ -66,8 +66,8 @@ def _check_kind(source: str) -> None:
     # without its files transformers makes an empty one of the right class
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
         raise ModelFilesError(
-            "it has no tokenizer files (tokenizer.json, or tokenizer.model, vocab.json and the like); copy them there, or "
-            "save them with tokenizer.save_pretrained(FOLDER)"
+            "it has no tokenizer files (tokenizer.json, or tokenizer.model, vocab.json and the like); copy them there, "
+            "or save them with tokenizer.save_pretrained(FOLDER)"
         )
 
 

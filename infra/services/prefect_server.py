@@ -227,7 +227,10 @@ class PrefectServer:
             return
         port = free_port(self._port, self._host)
         if self._fixed and port != self._port:
-            raise ValueError(f"the Prefect server cannot listen on {self._port}: another program does")
+            raise ValueError(
+                f"the Prefect server cannot listen on {self._port}, where another program does; name another port, or "
+                "leave it out to take a free one"
+            )
         self.url = f"{self._scheme}://{bracketed(self._host)}:{port}/api"
         if self.service.start(self.program(), self.url):
             if self._port not in (port, 0):
