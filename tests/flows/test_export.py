@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import enable_progress_bar
 
 from flows.cli import main
 from infra.weights.whole import write_whole
@@ -51,8 +52,11 @@ def test_merged_weights_are_the_model_with_its_adapters(
     if not ended:
         shutil.rmtree(run / "model")
     capsys.readouterr()
+    enable_progress_bar()  # type: ignore[no-untyped-call]
     main(["export", run.name, "--merge", "--dtype", "float32", "--json"])
-    merged = Path(json.loads(capsys.readouterr().out)["model"])
+    shown = capsys.readouterr()
+    assert "Loading weights" not in shown.err
+    merged = Path(json.loads(shown.out)["model"])
     assert merged == here / run.name
     policy = load_policy(str(lab.policy), config, adapters=result)
     expected = logits(policy.model)
