@@ -24,6 +24,7 @@ from infra.runs.metric_log import read_metrics
 from infra.runs.record import EVALUATIONS, read_record
 from infra.runs.tracking import Tracker
 from infra.storage import place
+from infra.storage.faults import is_forbidden
 from infra.storage.typed import read_typed
 from infra.weights.pin import newest_pinned
 from infra.weights.version import PolicyVersion, published_version
@@ -86,7 +87,12 @@ def made(
         workplace.display.say(f"{run.name} was removed meanwhile: its evaluation is not kept")
     elif run is not None:
         log(config, problems, workplace, run, evaluation, edited=edited)
-        keep(evaluation_uri(run, version, config, problems), evaluation)
+        try:
+            keep(evaluation_uri(run, version, config, problems), evaluation)
+        except OSError as error:
+            if not is_forbidden(error):
+                raise
+            workplace.display.say(f"{run.name} may only be read: its evaluation is not kept with it")
     return concluded(evaluation, run, workplace)
 
 

@@ -1,6 +1,7 @@
 """A run on storage: what it is called, how one begins, how one goes on."""
 
 import hashlib
+import os
 import shlex
 from dataclasses import dataclass
 from datetime import datetime
@@ -85,10 +86,14 @@ class Run:
 
 def local_folder(uri: str, home: Path) -> Path:
     """Where this machine keeps the log and pictures of the run at ``uri``: in the run itself where that is local. The
-    folder of a run that lies elsewhere has a digest of its URI in its name: many runs share a name."""
+    folder of a run that lies elsewhere, or may only be read, has a digest of its URI in its name: many runs share a
+    name."""
+    path = place.local_path(uri)
+    if path is not None and (os.access(path, os.W_OK) or not path.exists()):
+        return path
     whole = uri.rstrip("/")
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
-    return place.local_path(uri) or home / "runs" / f"{whole.rpartition('/')[2]}-{digest}"
+    return home / "runs" / f"{whole.rpartition('/')[2]}-{digest}"
 
 
 def without_secrets(config: M) -> M:

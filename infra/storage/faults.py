@@ -42,6 +42,11 @@ def may_pass(error: BaseException) -> bool:
     return any(kind.raised(error, kind.passing) for kind in KINDS if kind.passing)
 
 
+def is_forbidden(error: OSError) -> bool:
+    """Whether this process may not do that there; a store's own error has no number."""
+    return isinstance(error, PermissionError) or error.errno in FORBIDDEN
+
+
 def is_of_library(error: BaseException) -> bool:
     """Whether a library's file system may have raised the error, for what is away, refused or not installed: no
     exception of ours, and none of Python's that means a mistake in a program."""

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.storage import place
-from infra.storage.faults import FORBIDDEN
+from infra.storage.faults import is_forbidden
 from infra.storage.manifest import NotThere
 from infra.weights.version import PolicyVersion, newest_version
 
@@ -41,7 +41,7 @@ def newest_pinned(run_uri: str) -> Iterator[PolicyVersion]:
         _sweep(run_uri)
         version, pin = _pin_newest(run_uri)
     except OSError as error:
-        if error.errno not in FORBIDDEN and not isinstance(error, PermissionError):  # a store's own has no number
+        if not is_forbidden(error):
             raise
         said = "%s cannot be written: if it is trained meanwhile, what is read of it may be removed"
         logger.warning(said, printable(masked(run_uri)))

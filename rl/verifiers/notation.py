@@ -37,11 +37,17 @@ _REALS = re.compile(
 _OPTION = re.compile(r"\A\s*\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*\([A-E]\)\s*\}(?:\s|~|\\[,;:! ])*(?=\S)")
 _NATURAL = re.compile(r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})")
 
+_ROWS = re.compile(r"\\\\\s*\[\s*-?[0-9.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]")  # and the space between two of a matrix
+_TAKES = re.compile(r"\\(?P<frac>[dtc]?frac)(?![A-Za-z])|\\sqrt(?![A-Za-z])(?:\s*\[[^\[\]]*\])?")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_SIGN = r"\\(?:pm|mp)(?![A-Za-z])"
+_DEPTH = re.compile(rf"\\?[{{(\[]|\\?[}})\]]|,|{_SIGN}")
+
 _AS_TEXT = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{"
 _NUMERAL = r"-?\s*(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?"
 _WRITTEN = re.compile(  # one number with its label and its unit, all in a text
     rf"\A(?:\s|~|\$)*{_AS_TEXT}\s*(?P<label>(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:=]?\s|\([A-E]\)\s)?\s*"
-    rf"(?P<number>{_NUMERAL})\s*(?P<unit>[A-Za-z]{{2}}[^{{}}]*)?[.,]?\s*\}}(?:\s|~|\$)*\.?\Z",
+    rf"(?:\\?\$\s*)?(?P<number>{_NUMERAL})\s*(?P<unit>[A-Za-z]{{2}}[^{{}}]*)?[.,]?\s*\}}(?:\s|~|\$)*\.?\Z",
     re.IGNORECASE,
 )
 _UPRIGHT_NUMERAL = re.compile(rf"{_AS_TEXT}\s*({_NUMERAL})\s*\}}")
@@ -53,8 +59,8 @@ _BUILDER = re.compile(  # {x | x > 3}
 
 
 def held(completion: str) -> str | None:
-    r"""The inside of the last ``\boxed{}``, with one command for all texts."""
-    answer = boxed(completion, MAX_CHARACTERS)
+    r"""The inside of the last ``\boxed{}`` behind the thinking, with one command for all texts."""
+    answer = boxed(completion.rpartition("</think>")[2], MAX_CHARACTERS)
     return None if answer is None else ROMAN.sub(r"\\text", answer)
 
 
@@ -81,7 +87,7 @@ def tidied(latex: str) -> str:
     """The expression without what changes no value: a label, dollars around it, a trailing dot, a percent sign,
     separators of thousands; decimals that repeat, or are longer than a float, as fractions."""
     latex = _LABEL.sub("", latex, count=1) if _LABEL.match(latex) else latex
-    latex = _NATURAL.sub(r"\\ln ", _OPTION.sub("", latex))
+    latex = _ROWS.sub(r"\\\\ ", _NATURAL.sub(r"\\ln ", _OPTION.sub("", latex)))
     latex = _BIG.sub(r"\\\1 ", _UPRIGHT.sub(r" \1\2", latex))
     latex = _STYLE.sub("", _DEGREES.sub(r"^\\circ", _MONEY.sub("", latex))).strip().strip("$")
     latex = _AROUND.sub("", latex)
@@ -96,7 +102,7 @@ def tidied(latex: str) -> str:
     latex = re.sub(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$", "", latex)
     latex = _bounds(latex)
     latex = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), latex)
-    return _LONG.sub(_fraction, _REPEATING.sub(_fraction, latex))
+    return braced(_LONG.sub(_fraction, _REPEATING.sub(_fraction, latex)))
 
 
 def _fraction(decimal: re.Match[str]) -> str:
@@ -106,3 +112,55 @@ def _fraction(decimal: re.Match[str]) -> str:
     if period:
         value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(some))
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def braced(latex: str) -> str:
+    r"""The expression with braces around what fractions and roots take: \frac\pi2 as \frac{\pi}{2}. Single signs stay:
+    \sqrt18 is of 18, as people write it."""
+    made, start = [], 0
+    while (found := _TAKES.search(latex, start)) is not None:
+        end, taken = found.end(), []
+        for _ in range(2 if found["frac"] else 1):
+            argument, end = _argument(latex, end)
+            taken.append(argument)
+        simple = max(map(len, taken)) < 2
+        made.append(latex[start : end if simple else found.end()])
+        made += [] if simple else [f"{{{braced(each)}}}" for each in taken]
+        start = end
+    return "".join([*made, latex[start:]])
+
+
+def _argument(latex: str, start: int) -> tuple[str, int]:
+    """What a command takes that ends before `start`, and where that ends: a group, a command with its own, a sign."""
+    start = re.compile(r"\s*").match(latex, start).end()  # type: ignore[union-attr]
+    if latex.startswith("{", start) and (inside := boxed(rf"\boxed{latex[start:]}", MAX_CHARACTERS)) is not None:
+        return inside, start + len(inside) + 2
+    if found := _TAKES.match(latex, start):
+        end = found.end()
+        for _ in range(2 if found["frac"] else 1):
+            _, end = _argument(latex, end)
+        return latex[start:end], end
+    end = found.end() if (found := _COMMAND.match(latex, start)) else min(start + 1, len(latex))
+    return latex[start:end], end
+
+
+def both_signs(latex: str) -> str:
+    r"""A list in which each value with one \pm within a fraction or a root is two; math-verify reads it outside."""
+    pieces, start, depth, inner = [], 0, 0, False
+    for token in _DEPTH.finditer(latex):
+        if token[0] == ",":
+            if depth == 0:
+                pieces.append(_doubled(latex[start : token.start()], inner))
+                start, inner = token.end(), False
+        elif token[0] in (r"\pm", r"\mp"):
+            inner = inner or depth > 0
+        else:
+            depth += 1 if token[0][-1] in "{([" else -1
+    return ",".join([*pieces, _doubled(latex[start:], inner)])
+
+
+def _doubled(piece: str, inner: bool) -> str:
+    if not inner or len(re.findall(_SIGN, piece)) != 1 or re.search(r"[(\[{][^(){}\[\]]*,", piece):
+        return piece
+    plus = re.sub(_SIGN, "+", piece)
+    return f"{plus},{re.sub(_SIGN, '-', piece)}"

@@ -9,8 +9,10 @@ from typing import Any
 
 from sympy import Basic, FiniteSet
 
+from rl.verifiers.bases import same_numeral
+from rl.verifiers.choices import choice, choices, letter
 from rl.verifiers.expressions import expression, is_imaginary, is_interval, is_range, same, unrounded
-from rl.verifiers.notation import held, opened, tidied
+from rl.verifiers.notation import both_signs, held, opened, tidied
 from rl.verifiers.targets import ABOUT, BETWEEN, asked, counted, in_unit, is_worded, same_text
 from rl.verifiers.units import Unit, has_more, other_unit, parts, unit_of, without_text
 from rl.verifiers.wording import DOUBTS, RATIO, asks_for, asks_only_for, clock, names_variable
@@ -30,13 +32,10 @@ _RADIANS = re.compile(r"(?<![A-Za-z])rad(?:ians?)?(?![A-Za-z])")
 _IN = re.compile(r"\A\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _INTERVAL = re.compile(r"\binterval|\binequalit", re.IGNORECASE)  # in what is asked
 _PAIR = re.compile(r"\bordered\b|\bcoordinates\b", re.IGNORECASE)  # in what is asked
+_BETWEEN_VALUES = re.compile(r"(?:,(?:\s|~|\\ )*)?\\text\s*\{\s*(?:or|and)\s*\}|\\(?:lor|vee)\b|,")
 _POWER = re.compile(r"\^\s*\{?\s*(?!-\s*1\s*\}?\s*\()[-+]?\s*(?:[0-9A-Za-z]|\\[dt]?frac)")  # f^{-1}(x) is a name
 _WORD = re.compile(r"(\\(?:text|textbf|textit|mathrm|mbox)\s*\{)?\s*([A-Za-z]{2,}(?:[ -][A-Za-z]+)*)\s*(?(1)\.?\s*\}|)")
 _VERDICT = re.compile("yes|no|true|false", re.IGNORECASE)  # which are no products of letters without a text, either
-_CHOICE = re.compile(  # \textbf{(B)}\ 12, B)
-    r"(?:\s|~)*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)?(?:\((?P<inside>[A-E])\)|(?P<before>[A-E])[).:])(?P<value>.*)",
-    re.DOTALL,
-)
 _TO = re.compile(
     r"(?<=[0-9}])(?:\s|~|\\ )*(?:\\text\s*\{\s*(?:to|:)\s*\}|\bto\b)(?:\s|~|\\ )*(?=[0-9\\])"
 )  # of a ratio
@@ -88,6 +87,11 @@ def has_variable(latex: str) -> bool:
     return bool(re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", TEXT.sub("", latex))))
 
 
+def _is_of_names(latex: str) -> bool:
+    r"""As `has_variable`, Greek ones too: \cos\theta."""
+    return has_variable(_NAMES.sub(" x ", latex))
+
+
 def is_loose(stated: str, wanted: str) -> bool:
     """Whether an answer has several numbers side by side, or one with more to come, where the target has not; or
     radians where the target has degrees; or anything behind a unit."""
@@ -105,7 +109,7 @@ def is_relation(wanted: str, prompt: str) -> bool:
 def is_name(latex: str) -> bool:
     r"""Whether an expression is a name, as x, P(A), AB, \theta or a+b are, and no value or equation: 3, \sqrt4."""
     latex = re.sub(r"\\left|\\right", "", latex)
-    if re.fullmatch(r"\s*\((?:\s*[A-Za-z]\s*,)*\s*[A-Za-z]\s*\)\s*", latex):
+    if re.fullmatch(r"\s*\((?:\s*[A-Za-z]\s*,)*\s*[A-Za-z]\s*\)\s*", _NAMES.sub(" x ", latex)):
         return True  # (x, y)
     latex = re.sub(r"\([^()]*\)|[_^]\s*(?:\{[^{}]*\}|\w)", "", latex)  # arguments, indices and powers
     latex = re.sub(r"\\(?:text|mathrm|mathbf|mathbb|mathcal|operatorname)\s*\{([^{}]*)\}", r" \1 ", latex)
@@ -132,23 +136,6 @@ def same_word(wanted: str, stated: str) -> bool | None:
     return None if mine in "ABCDE" or "(" in wanted else False  # of a choice b is B
 
 
-def letter(latex: str) -> str:
-    r"""The letter that an expression is, in brackets or \text, too; empty where it is more than one."""
-    bare = re.sub(r"\\(?:text|textbf|textit|mathrm|mbox)(?![A-Za-z])|[\s(){}.]", "", latex)
-    return bare if re.fullmatch("[A-Za-z]", bare) else ""
-
-
-def choice(latex: str) -> str | None:
-    """The letter of a choice, which its value may follow; empty where that has another one, None of anything else."""
-    found = _CHOICE.fullmatch(latex)
-    if found is None:
-        return None
-    words = re.sub(r"\\[A-Za-z]+|[{}]", " ", found["value"])
-    if re.search(r"(?<![A-Za-z])[A-E](?![A-Za-z])", words) or any(kind.search(words) for kind in DOUBTS):
-        return ""
-    return found["inside"] or found["before"] or ""
-
-
 def has_other_case(wanted: str, stated: str) -> bool:
     """Whether a letter that stands alone is a capital in one of them only, which math-verify passes over: 2k, 2K."""
     ours, theirs = (
@@ -173,7 +160,7 @@ def value(stated: str, wanted: str, prompt: str, interval: bool) -> str | None:
     """The one value of an answer that may be an equation; None where there is more than one, or none. The power of a
     name counts (x^2 = 5 is not 5), but where it is asked for, or stands behind a plain name (V = s^3)."""
     stated = _SPACES.sub(" ", stated)
-    pieces = re.split(r",|\\text\s*\{\s*(?:or|and)\s*\}|\\(?:lor|vee)\b", stated)
+    pieces = _BETWEEN_VALUES.split(stated)
     named = [piece.split("=") for piece in pieces]
     if len(pieces) > 1 and all(len(each) == 2 for each in named):
         names, those = [each[0].strip() for each in named], ",".join(each[1].strip() for each in named)
@@ -185,7 +172,7 @@ def value(stated: str, wanted: str, prompt: str, interval: bool) -> str | None:
     claims = sides(stated)
     if len(claims) == 1 or len(claims) == len(sides(wanted)):
         return stated
-    passed = [claim for claim in claims if is_name(claim) or (has_variable(claim) and asks_only_for(prompt, claim))]
+    passed = [claim for claim in claims if is_name(claim) or (_is_of_names(claim) and asks_only_for(prompt, claim))]
     passed = [] if all(is_power(name, prompt) for name in passed) else passed
     values = [claim for claim in claims if claim not in passed] or claims[-1:]  # x = e^2
     seen = [expression(claim) for claim in values]
@@ -208,7 +195,7 @@ def unanswered(completion: str) -> tuple[float, str, dict[str, float]]:
 
 
 def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]:
-    target = opened(asked(problem.target))
+    target = both_signs(opened(asked(problem.target)))
     wanted, unit, measured = tidied(target), "", measure(target, True, problem.prompt)
     if count := counted(wanted):
         wanted, unit = count
@@ -234,7 +221,12 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     if re.fullmatch("[A-E]", letter(wanted)) and (option := choice(answer)) is not None:
         right = float(option == letter(wanted))
         return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
-    answer = unrounded(opened(answer))
+    if (several := choices(wanted)) is not None:
+        right = float(choices(opened(answer)) == several)
+        return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+    if (alike := same_numeral(wanted, tidied(opened(answer)), problem.prompt)) is not None:
+        return float(alike), "right" if alike else "wrong_value", {"format": 1.0, "right": float(alike)}
+    answer = both_signs(unrounded(opened(answer)))
     if re.search(r"[0-9]\s*:\s*[0-9]", wanted) and (RATIO.search(problem.prompt) or not clock(wanted)):
         answer = _TO.sub(":", answer)
     stated = value(_IN.sub("", tidied(answer)), wanted, problem.prompt, interval)

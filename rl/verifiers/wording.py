@@ -153,6 +153,7 @@ _NO_SUBJECT = re.compile(
 _DOUBT = re.compile(  # pieces of fruit are no doubt
     r"\b(?:too|but|if|unless|except|until|before|(?<![a-z]s )of|times of)\b", re.IGNORECASE
 )
+_BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm)(?![A-Za-z])|[{}]")
 
 
 def said_in_a_sentence(text: str) -> str | None:
@@ -203,8 +204,8 @@ def asks_for(prompt: str, name: str) -> bool:
 def asks_only_for(prompt: str, expression: str) -> bool:
     """Whether a problem asks for an expression and for nothing made of it, as in "Find $2x+1$." does,
     and "What is $2x$ plus $3x$?" does not."""
-    signs = [re.escape(sign) for sign in re.sub(r"[\s{}]", "", expression)]
-    bare = re.sub(r"[{}]", "", prompt)
+    signs = [re.escape(sign) for sign in re.sub(r"\s", "", _BOLD.sub("", expression))]
+    bare = _BOLD.sub("", prompt)
     return any(
         _ASKING.search(bare[: found.start()]) and _ASKED.match(bare[found.end() :])
         for found in re.finditer(r"\s*".join(signs), bare)

@@ -1,5 +1,7 @@
 """Evaluations beside a run: of one that trains meanwhile, and in its log."""
 
+import errno
+import os
 import re
 import shutil
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from infra.storage import place
 from infra.weights.version import published
 from tasks.evaluate import evaluate
 from tests.processes import until
@@ -73,3 +76,25 @@ def test_an_evaluation_of_a_run_that_is_removed_meanwhile_does_not_bring_it_back
     assert lab.evaluate(policy=run.name, problems=str(lab.problems), held_out="4").problems == 4
     assert f"{run.name} was removed meanwhile: its evaluation is not kept" in capsys.readouterr().err
     assert not run.exists()
+
+
+def test_a_run_that_may_only_be_read_is_evaluated_and_keeps_nothing(
+    lab: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(lab.train(steps="1").run)
+    write = place.write_text
+
+    def refused(uri: str, text: str) -> None:
+        if uri.startswith(str(run)):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), uri)
+        write(uri, text)
+
+    monkeypatch.setattr(place, "write_text", refused)
+    monkeypatch.setattr("flows.start.runs.os.access", lambda path, _: Path(path) != run)
+    there = sorted(run.rglob("*"))
+    found = lab.evaluate(policy=run.name, samples="2", held_out="0")
+    assert found.problems == 100
+    assert sorted(run.rglob("*")) == there
+    assert f"{run.name} may only be read: its evaluation is not kept with it" in capsys.readouterr().err
+    (kept,) = (lab.home / "runs").glob(f"{run.name}-*/eval-*.jsonl")
+    assert "/pass_at_1" in kept.read_text()

@@ -241,7 +241,7 @@ def verify(problem: Problem, completion: str) -> Verdict:
     """
     check(problem)
     wanted = target_value(problem.target)
-    stated = answer(completion)
+    stated = answer(completion.rpartition("</think>")[2])
     try:
         if stated is None:
             raise NoNumber("no_answer" if completion.strip() else "empty")
