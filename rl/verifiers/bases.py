@@ -15,7 +15,7 @@ _WRITTEN = re.compile(rf"\s*{_NUMERAL}\s*(?:{_SUBSCRIPT}|{_BEHIND})?\s*\.?\s*")
 
 def numeral(latex: str) -> tuple[str, int] | None:
     """The digits of a numeral and its base, 0 where it names none; None of anything else."""
-    found = _WRITTEN.fullmatch(latex)
+    found = _WRITTEN.fullmatch(" ".join(latex.split()))  # many blanks would match in many ways
     if found is None:
         return None
     digits = found["digits"].lstrip("0") or "0"
@@ -43,7 +43,7 @@ def is_asked_in(prompt: str, base: int) -> bool:
 def same_numeral(wanted: str, stated: str, prompt: str) -> bool | None:
     """Whether both are one numeral in one base, which the problem may name instead of the answer; None where the target
     names none, or the answer is something else."""
-    ours, theirs = numeral(wanted), numeral(stated)
-    if ours is None or theirs is None or not _is_in_base(*ours):
+    ours = numeral(wanted)
+    if ours is None or not _is_in_base(*ours) or (theirs := numeral(stated)) is None:
         return None
     return ours[0] == theirs[0] and (theirs[1] or (ours[1] if is_asked_in(prompt, ours[1]) else 0)) == ours[1]
