@@ -59,7 +59,8 @@ def ours(policy: str, steps: int, seed: int) -> float:
 
 def theirs(python: Path, policy: str, steps: int, seed: int) -> float:
     """Rollouts/s of TRL, by this file in its environment."""
-    command = [python, __file__, "--steps", str(steps), "--seed", str(seed), "--trainer", policy]
+    # -P: this file's folder would make `trl` this file
+    command = [python, "-P", __file__, "--steps", str(steps), "--seed", str(seed), "--trainer", policy]
     last = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.splitlines()[-1]
     return float(last)
 
