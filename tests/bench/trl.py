@@ -74,9 +74,9 @@ def train(policy: str, steps: int, seed: int) -> float:
     from rl.model.prompting import prompt_tokens
     from rl.problems.made.arithmetic import stream
     from rl.records import Problem
-    from rl.verifiers.table import VERIFIERS
+    from rl.verifiers.table import TABLE
 
-    verify = VERIFIERS["arithmetic"].verify
+    verify = TABLE["arithmetic"].verify
     tokenizer = AutoTokenizer.from_pretrained(policy)
     problems = list(islice(stream(seed, 0), PROMPTS * (steps + 1)))
     rows = [
@@ -86,7 +86,7 @@ def train(policy: str, steps: int, seed: int) -> float:
 
     def reward(completions: list[str], target: list[str], **_: Any) -> list[float]:
         pairs = zip(target, completions, strict=True)
-        return [verify(Problem("trl", "", answer), said).reward for answer, said in pairs]
+        return [verify(Problem("", answer, "trl"), said).reward for answer, said in pairs]
 
     ended: list[float] = []
 
