@@ -15,7 +15,6 @@ REWARDS = """
 import os, sys, time, subprocess
 
 calls = 0
-
 def reward(problem, completion):
     global calls
     calls += 1
@@ -119,6 +118,10 @@ def processes() -> list[psutil.Process]:
     """The children that run, not those that an ended one left to be collected."""
     running = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
     return [one for one in running if one.name() == "sleep" or "child.py" in " ".join(one.cmdline())]
+
+
+def _processor_seconds() -> float:
+    return time.process_time() + sum(sum(one.cpu_times()[:2]) for one in processes())
 
 
 @pytest.fixture(scope="module")
@@ -243,14 +246,9 @@ def test_what_a_function_returns_is_its_verdict(
 
 def test_processes_are_kept_and_a_call_costs_little(pool: Pool) -> None:
     pool.judge([PROBLEM] * 2, ["wait"] * 2)  # at the same time: in all processes that the pool may have
-    before = {one.pid for one in processes()}
-
-    def spent() -> float:  # not wall time: others may have the cores
-        return time.process_time() + sum(sum(one.cpu_times()[:2]) for one in processes())
-
-    began = spent()
+    before, began = {one.pid for one in processes()}, _processor_seconds()
     verdicts = pool.judge([PROBLEM] * 400, ["counted"] * 400)
-    assert spent() - began < 400 * 0.005  # 0.1 ms each in wall time, when nothing else runs
+    assert _processor_seconds() - began < 400 * 0.005  # 0.1 ms each in wall time, when nothing else runs
     assert max(verdict.reward for verdict in verdicts) > 100
     assert {one.pid for one in processes()} == before
 
