@@ -194,6 +194,11 @@ def unanswered(completion: str) -> tuple[float, str, dict[str, float]]:
     return 0.0, "no_answer" if completion.strip() else "empty", {"format": 0.0, "right": 0.0}
 
 
+def judged(right: bool) -> tuple[float, str, dict[str, float]]:
+    """The verdict on an answer that was read."""
+    return float(right), "right" if right else "wrong_value", {"format": 1.0, "right": float(right)}
+
+
 def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]:
     target = both_signs(opened(asked(problem.target)))
     wanted, unit, measured = tidied(target), "", measure(target, True, problem.prompt)
@@ -204,8 +209,7 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
         answer = held(completion)
         if answer is None:
             return unanswered(completion)
-        right = float(same_text(wanted, tidied(opened(answer))))
-        return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+        return judged(same_text(wanted, tidied(opened(answer))))
     interval = bool(_IN.match(wanted) or (_INTERVAL.search(problem.prompt) and not _PAIR.search(problem.prompt)))
     wanted = unitless(_IN.sub("", wanted), target=True)
     plain = without_text(wanted)
@@ -219,13 +223,11 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     if answer is None:
         return unanswered(completion)
     if re.fullmatch("[A-E]", letter(wanted)) and (option := choice(answer)) is not None:
-        right = float(option == letter(wanted))
-        return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+        return judged(option == letter(wanted))
     if (several := choices(wanted)) is not None:
-        right = float(choices(opened(answer)) == several)
-        return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+        return judged(choices(opened(answer)) == several)
     if (alike := same_numeral(wanted, tidied(opened(answer)), problem.prompt)) is not None:
-        return float(alike), "right" if alike else "wrong_value", {"format": 1.0, "right": float(alike)}
+        return judged(alike)
     answer = both_signs(unrounded(opened(answer)))
     if re.search(r"[0-9]\s*:\s*[0-9]", wanted) and (RATIO.search(problem.prompt) or not clock(wanted)):
         answer = _TO.sub(":", answer)
@@ -236,18 +238,17 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
         said = said if bare == tidied(stated) else {}
         stated = bare
     if stated is not None and len(sides(stated)) == 1 and is_relation(wanted, problem.prompt):
-        return 0.0, "wrong_value", {"format": 1.0, "right": 0.0}
+        return judged(False)
     word = None if stated is None else same_word(wanted, tidied(stated))
     if word is not None:
-        return float(word), "right" if word else "wrong_value", {"format": 1.0, "right": float(word)}
+        return judged(word)
     if stated is None or doubts(tidied(answer)) - doubts(wanted) or is_loose(stated, wanted):
         return 0.0, "ambiguous", {"format": 0.0, "right": 0.0}
     stated = tidied(stated)
     if (time := clock(wanted)) and not RATIO.search(problem.prompt):
-        right = float((clock(stated) or ())[: 3 if time[2] else 2] == time[: 3 if time[2] else 2])
-        return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+        return judged((clock(stated) or ())[: 3 if time[2] else 2] == time[: 3 if time[2] else 2])
     if other_unit(measured, said):
-        return 0.0, "wrong_value", {"format": 1.0, "right": 0.0}
+        return judged(False)
     stated = without_text(stated)
     # a list has no order; in brackets it may be a pair, and then it has one
     if brackets(stated) == "(" and _LIST.fullmatch(plain):
@@ -261,5 +262,4 @@ def reward(problem: Any, completion: str) -> tuple[float, str, dict[str, float]]
     listed = isinstance(found[0], FiniteSet) and is_range(gold[0]) and (interval or brackets(plain) != "(")
     one = isinstance(found[0], FiniteSet) and not isinstance(gold[0], FiniteSet) and brackets(stated) != "{"  # 6,6,6
     unlike = one or kinds == {"{", "("} or listed or has_other_case(wanted, stated)
-    right = float(not unlike and same(gold, found, interval, imaginary))
-    return right, "right" if right else "wrong_value", {"format": 1.0, "right": right}
+    return judged(not unlike and same(gold, found, interval, imaginary))
