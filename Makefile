@@ -54,7 +54,8 @@ train: $(STAMP)
 
 # A file's tests stay in one process, which starts its servers once; files in their order, those that take longest first. On two
 # cores a third process uses what the others leave while they wait for something; slow tests leave less, and start whole clusters.
-PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
+# What one process has compiled is not compiled again by the hundreds that tests start.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
 	@$(PYTEST) --numprocesses 3 -m "not slow" $(ARGS)

@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from types import FrameType, TracebackType
 import flows.commands as room
 from flows.commands.command import Command, say
 from flows.commands.parser import OneLineParser
+from infra.cluster.settings import MEASURED, measured_file
 from infra.interrupts import leave_terminal, put_off
 from infra.security.printable import printable
 from infra.security.secrets import masked
@@ -36,19 +38,28 @@ FIRST = (
 
 
 @cache
-def commands() -> list[Command]:
-    """The commands: of each module in `flows/commands` that has a ``COMMAND``."""
-    modules = [import_module(f"{room.__name__}.{module.name}") for module in iter_modules(room.__path__)]
-    found: list[Command] = [module.COMMAND for module in modules if hasattr(module, "COMMAND")]
+def commands(word: str = "") -> list[Command]:
+    """The command that is called `word`, whose module alone is imported then: all take a second. Where none is, all of
+    them, which help lists and a typo is compared with: of each module in `flows/commands` that has a ``COMMAND``."""
+    modules = [module.name for module in iter_modules(room.__path__)]
+    if word == "--version":
+        return []
+    if word in modules and (named := _command(word)) is not None and named.name == word:
+        return [named]
+    found = [command for name in modules if (command := _command(name)) is not None]
     return sorted(found, key=lambda each: FIRST.index(each.name) if each.name in FIRST else len(FIRST))
 
 
-def parser() -> OneLineParser:
-    """The command line."""
+def _command(module: str) -> Command | None:
+    return getattr(import_module(f"{room.__name__}.{module}"), "COMMAND", None)
+
+
+def parser(known: Sequence[Command]) -> OneLineParser:
+    """The command line of these commands."""
     top = OneLineParser(prog="rlvf", description="Reinforcement learning with verifiable reward on your own machines.")
     top.add_argument("--version", action="version", version=f"rlvf {version('rlvf')}", help="which version this is")
     names = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for each in commands():
+    for each in known:
         command = names.add_parser(
             each.name,
             help=each.summary,
@@ -85,16 +96,19 @@ def _main(argv: Sequence[str] | None) -> None:
     os.environ["PYTHONSAFEPATH"] = "1"  # no process started from here imports from the working directory
     try:
         with put_off():  # an import is no place for an interrupt
-            top = parser()
+            asked = commands(*(sys.argv[1:] if argv is None else argv)[:1])
+            top = parser(asked)
     except KeyboardInterrupt:
         sys.exit(130)
     given = top.parse_args(argv)
-    (command,) = [each for each in commands() if each.name == given.command]
+    (command,) = [each for each in asked if each.name == given.command]
     sys.excepthook = _traceback
     signal.signal(signal.SIGTERM, _interrupt)  # an orderly end, as for Ctrl-C
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, _interrupt)
     try:
+        with suppress(ValueError):  # a command that needs the home says what is wrong with it
+            os.environ.setdefault(MEASURED, measured_file())
         command.run(given)
     except ValueError as error:
         if os.environ.get("RLVF_TRACEBACK"):

@@ -5,12 +5,14 @@ from typing import ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from flows.options.config_tree import ConfigTree
-from infra.cluster.cluster import ClusterConfig
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.tracking import TrackingConfig
 from infra.weights.version import SyncConfig
 from rl.config import (
+    COLDEST_SERVED,
+    OURS,
     TINY,
     LossConfig,
     PolicyConfig,
@@ -190,6 +192,15 @@ class TrainConfig(ConfigTree):
             raise ValueError(
                 "optimizer.name: 'muon' makes steps of matrices that are used whole, and an adapter is a product of "
                 "two; take adamw with policy.lora"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        if self.policy.engine != OURS and self.sampling.temperature < COLDEST_SERVED:
+            raise ValueError(
+                f"sampling.temperature: {self.sampling.temperature:g} is taken for {COLDEST_SERVED:g} by a server "
+                "(policy.engine), whose log-probs would be of another distribution"
             )
         return self
 

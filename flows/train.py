@@ -69,32 +69,32 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
 
 def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, progress: Progress) -> TrainResult:
     """The run, from its beginning or its newest checkpoint to its last step."""
-    with Training(going_on(progress) or chosen_run(config, resume, workplace), workplace, progress) as run:
-        config = run.config
-        policy = run.begin(first_weights(run.run, workplace))
-        run.evaluate(policy)
-        run.started()
+    with Training(going_on(progress) or chosen_run(config, resume, workplace), workplace, progress) as training:
+        config = training.config
+        policy = training.begin(first_weights(training.run, workplace))
+        training.evaluate(policy)
+        training.started()
         ahead: deque[Collecting] = deque()  # batches on their way, oldest first
         for step in range(policy.step, config.steps):
             # admission: batch k may start once version k - staleness is there
             while len(ahead) <= config.staleness and step + len(ahead) < config.steps:
-                ahead.append(collect(run, step + len(ahead)))
-            with run.timed("rollouts"):
+                ahead.append(collect(training, step + len(ahead)))
+            with training.timed("rollouts"):
                 batch = ahead.popleft().result()
-                run.keep(step, batch)
-            with run.timed("update"):
-                learned = update(workplace.dispatch, run.trainer, step, batch.batch, batch.figures())
-            with run.timed("publish"):
-                run.publishing.begin(step + 1)
-            with run.timed("log"):
-                run.log(batch, learned)
+                training.keep(step, batch)
+            with training.timed("update"):
+                learned = update(workplace.dispatch, training.trainer, step, batch.batch, batch.figures())
+            with training.timed("publish"):
+                training.publishing.begin(step + 1)
+            with training.timed("log"):
+                training.log(batch, learned)
                 progress.made(learned.step)
             stop_if_diverged(learned)
-            if run.evaluations.due(step + 1):
-                with run.timed("evaluate"):
-                    run.evaluate(run.publishing.end())
-        result = run.finished()
-        workplace.prefect.conclude(outcome(run.run, result))
+            if training.evaluations.due(step + 1):
+                with training.timed("evaluate"):
+                    training.evaluate(training.publishing.end())
+        result = training.finished()
+        workplace.prefect.conclude(outcome(training.run, result))
         return result
 
 
@@ -112,19 +112,19 @@ class Collecting:
         return self.verifying.result()
 
 
-def collect(run: Training, step: int) -> Collecting:
+def collect(training: Training, step: int) -> Collecting:
     """Start the batch of ``step``: generate in leases, verify as they come in, replace groups without variance."""
-    collection = Collection(step, run.problems, run.config.batch)
+    collection = Collection(step, training.problems, training.config.batch)
     return Collecting(
         generate.submit(
-            run.workplace.dispatch,
+            training.workplace.dispatch,
             collection,
-            run.generator,
-            run.publishing.newest,
-            run.admission,
-            run.publishing.mend,
+            training.generator,
+            training.publishing.newest,
+            training.admission,
+            training.publishing.mend,
         ),
-        verify.submit(run.workplace.dispatch, collection, run.workplace.failures.saw),
+        verify.submit(training.workplace.dispatch, collection, training.workplace.failures.saw),
     )
 
 

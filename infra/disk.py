@@ -6,6 +6,7 @@ Each is made under a hidden name beside its place, `.<name>.<random>.tmp`, flush
 import atexit
 import errno
 import fcntl
+import hashlib
 import itertools
 import os
 import re
@@ -56,6 +57,31 @@ def own_folder() -> Path:
     folder = until_the_end.enter_context(temporary_beside(shared / "process"))
     atexit.register(until_the_end.close)
     return folder
+
+
+def claim(name: str) -> bool:
+    """Whether nobody of this user on this machine has claimed the name; this process has it until it ends."""
+    if name in _claimed:
+        return False
+    byte = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+    try:
+        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+            raise  # else a file system without locks: two in one second are told apart by what they write
+    _claimed.add(name)
+    return True
+
+
+_claimed: set[str] = set()  # by this process, whose own locks never stand in its way
+
+
+@cache
+def _claims() -> int:
+    """A file of which nothing but locks of single bytes is used; closing it anywhere in the process would lose them."""
+    return os.open(own_folder().parent / "claims.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def take(source: Path, target: Path, move: bool) -> None:

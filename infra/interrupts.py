@@ -75,20 +75,26 @@ def answered_by(stop: Callable[[], None]) -> Iterator[Sequence[int]]:
     effect at the end of the context. A second one takes effect at once, but for SIGHUP, which a closed terminal's shell
     and the system both send. Yields the signals that came so far. SIGINT and SIGHUP stay ignored where they are, as in
     a script's background job and under nohup.
+
+    `stop` is called even where the signal came at the moment before this thread began to wait for something: Python
+    sees it when that is over, and the wakeup descriptor at once.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came
         return
     woken, wake = os.pipe()
+    os.set_blocking(wake, False)
     before: dict[int, Any] = {n: handler for n in NUMBERS if (handler := signal.getsignal(n)) is not None}
     for ignored in (signal.SIGINT, signal.SIGHUP):
         if before.get(ignored) == signal.SIG_IGN:
             del before[ignored]
 
     def wait() -> None:
-        if os.read(woken, 1):
-            stop()
+        while numbers := os.read(woken, 512):
+            if not before.keys().isdisjoint(numbers):  # others that Python handles are told there too
+                stop()
+                return
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
@@ -98,7 +104,7 @@ def answered_by(stop: Callable[[], None]) -> Iterator[Sequence[int]]:
             if len(came) > 1:
                 return
         if len(came) == 1:
-            os.write(wake, b".")  # `stop` may need a lock that the interrupted thread holds
+            os.write(wake, bytes([number]))  # again, for a library may have set another wakeup descriptor
         elif callable(handler):
             handler(number, frame)
 
@@ -106,11 +112,14 @@ def answered_by(stop: Callable[[], None]) -> Iterator[Sequence[int]]:
     waiting.start()
     for number in before:
         signal.signal(number, note)
+    other = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
         yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        with suppress(OSError):  # whoever set it may have closed it meanwhile
+            signal.set_wakeup_fd(other)
         os.close(wake)
         waiting.join()
         os.close(woken)

@@ -10,13 +10,16 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from rl.algorithms import ALGORITHMS, Algorithm
 from rl.lora_config import LoraConfig
 
 TINY = "tiny"  # the policy that is made in code
+OURS = "rlvf"  # the engine in rl/sampling
+USUAL_PORTS = {"http": ":80", "https": ":443"}
+COLDEST_SERVED = 0.01  # temperature: vLLM takes no lower one as it is
 TINY_PARAMETERS = 903_424  # that it has
 PICKLED = (
     "pickled weights (pytorch_model.bin) are never read, because they can run code; convert them where you trust them, "
@@ -54,9 +57,38 @@ class PolicyConfig(BaseModel):
         "auto", description="where each worker computes; auto takes CUDA, else MPS, else CPU"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of generation and forward passes; auto is bfloat16 on CUDA, else float32"
+        "auto",
+        description="of generation and forward passes; auto is bfloat16 on CUDA and on processors that multiply it "
+        "faster (for models of 50M parameters or more), else float32",
+    )
+    engine: str = Field(
+        OURS,
+        description="what generates: rlvf, or http://127.0.0.1:PORT of a vLLM server beside each generator",
     )
     lora: LoraConfig = Field(LoraConfig(), title="Lora")  # pydantic gives a section none
+
+    @field_validator("engine")
+    @classmethod
+    def _address(cls, engine: str) -> str:
+        if engine == OURS:
+            return engine
+        if (found := re.fullmatch(r"(https?)://([^\s/?#@]+?)(:\d+)?(/v1)?/?", engine, re.IGNORECASE)) is None:
+            raise ValueError(f"give {OURS}, or the address of a server, such as http://127.0.0.1:8000")
+        # one spelling: by it the processes of a machine know that they mean the same server
+        scheme, host, port = found[1].lower(), found[2].lower(), found[3] or ""
+        return f"{scheme}://{host}{'' if port == USUAL_PORTS[scheme] else port}"
+
+    @model_validator(mode="after")
+    def _whole_weights(self) -> Self:
+        if self.engine != OURS and self.lora.rank:
+            raise ValueError("engine: a server is given whole weights; leave out one of policy.engine and policy.lora")
+        return self
+
+    @model_validator(mode="after")
+    def _goes_with_the_arithmetic(self) -> Self:
+        if self.lora.rank and {self.dtype, self.lora.base} == {"bfloat16", "float16"}:
+            raise ValueError(f"lora.base: {self.lora.base} does not go with policy.dtype {self.dtype}; give auto")
+        return self
 
 
 class SamplingConfig(BaseModel):
@@ -221,7 +253,7 @@ class VerifierConfig(BaseModel):
         min_length=1,
         description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, or https://host:port of a service; auto "
         "takes countdown for the problems of that name, else arithmetic; problems that are made in code take no "
-        "other of these four",
+        "other built-in one",
     )
     seconds: float = Field(
         5.0, gt=0, le=3600, description="that my_reward.py or math may take for one completion, before it is killed"

@@ -6,25 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedModel
 
-from rl.config import TINY
-from rl.loading import reason
 from rl.lora_config import LoraConfig
-from rl.model.head import attention_for, attention_of
+from rl.model.head import attention_of
 from rl.model.lora import add_adapters
-from rl.model.memory import cast_bytes, checkpointed_bytes, copy_bytes, free_bytes, kept_bytes, spare_bytes
+from rl.model.memory import checkpointed_bytes, free_bytes, kept_by_position, kept_of_row, passing_bytes, spare_bytes
 from rl.model.narrow import compute_in
-from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype
-from rl.model.scores import CHUNK
-from rl.model.tiny import build_model, build_tokenizer
-from rl.slots import position_bytes
+from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
+from rl.model.skeleton import META, skeleton
+from rl.model.tiny import build_tokenizer
+from rl.sampling.slots import position_bytes
 
-META = torch.device("meta")
 PROBE = 64  # positions of the pass that tells what one keeps; of longer ones attention on the meta device keeps more
+USUAL = 1024  # positions of a sequence
 LONGEST = 2**32  # positions of a sequence that are looked at
 ADAM = 12  # bytes that a trained parameter has beside itself: its gradient and two moments
 RANK = 16  # of the adapters
@@ -54,38 +50,26 @@ class Fits:
     methods: tuple[Fit, ...]
 
 
-def fits(model: str, positions: int, *, rank: int = RANK, wanted: str = "auto") -> Fits:
+def fits(model: str, positions: int | None = None, *, rank: int = RANK, wanted: str = "auto") -> Fits:
     """What the device `wanted` has room for, of a hub id, a folder, or the tiny policy, if prompt and completion have
-    so many positions.
+    so many positions; by default USUAL, or all that the model has.
 
-    Raises UnknownModelError where transformers has no such model.
+    Raises:
+        UnknownModelError: transformers has no such model.
+        ValueError: the model has fewer positions.
     """
     device = choose_device(wanted)
-    dtype = choose_dtype("auto", device)
+    made = skeleton(model)
+    parameters = made.num_parameters()
+    policy = Policy(made, build_tokenizer(), META, torch.float32)
+    if positions is None:
+        positions = min(USUAL, policy.reach[0] if policy.reach else USUAL)
+    policy.check_room(0, positions)
+    dtype = choose_dtype("auto", device, lambda: parameters)
     bases = [dtype] if dtype == torch.bfloat16 else [dtype, torch.bfloat16]
     methods = [_fit(model, 0, dtype, dtype, positions, device)]
     methods += [_fit(model, rank, base, dtype, positions, device) for base in bases]
-    kind = str(dtype).removeprefix("torch.")
-    return Fits(
-        str(device), free_bytes(device) / 1e9, kind, skeleton(model).num_parameters(), positions, tuple(methods)
-    )
-
-
-def skeleton(model: str) -> PreTrainedModel:
-    """The model on the meta device; of a hub id the configuration is fetched. Raises UnknownModelError."""
-    build: Any = transformers.AutoModelForCausalLM.from_config  # untyped
-    try:
-        with META:
-            if model == TINY:
-                words = build_tokenizer()
-                made: PreTrainedModel = build_model(len(words), words.eos_token_id, words.pad_token_id, 0)
-            else:
-                settings = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
-                made = build(settings, attn_implementation=attention_for(settings), dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise UnknownModelError(f"policy.model {model!r} cannot be loaded: {reason(error)}") from error
-    made.eval()  # type: ignore[no-untyped-call]
-    return made
+    return Fits(str(device), free_bytes(device) / 1e9, dtype_name(dtype), parameters, positions, tuple(methods))
 
 
 def _fit(name: str, rank: int, base: torch.dtype, dtype: torch.dtype, positions: int, device: torch.device) -> Fit:
@@ -103,43 +87,33 @@ def _fit(name: str, rank: int, base: torch.dtype, dtype: torch.dtype, positions:
         add_adapters(policy.model, LoraConfig(rank=rank), torch.float32, dtype)
     trained = sum(parameter.numel() for parameter in policy.model.parameters() if parameter.requires_grad)
     trainer = sum(parameter.nbytes for parameter in policy.model.parameters()) + trained * ADAM
-    passing = cast_bytes(policy) + copy_bytes(policy) + 8 * min(CHUNK, positions * policy.text.vocab_size)
     left = spare_bytes(device, generator + trainer, processes=2)
+    room = left - passing_bytes(policy, positions, device)
     kept, growth = _kept_by_position(policy)
 
-    def takes(length: int) -> bool:
-        return bool(length * checkpointed_bytes(policy, kept + growth * length) <= left - passing)
+    def exceeds(length: int) -> bool:
+        return length * checkpointed_bytes(policy, kept + growth * length) > room
 
-    longest = bisect.bisect_left(range(1, LONGEST + 1), True, key=lambda length: not takes(length))
-    method = f"policy.lora {rank}" + f", policy.lora.base {str(base).removeprefix('torch.')}" * (base != dtype)
+    longest = bisect.bisect_left(range(1, LONGEST + 1), True, key=exceeds)
+    method = f"policy.lora {rank}" + f", policy.lora.base {dtype_name(base)}" * (base != dtype)
     return Fit(
         method if rank else "full",
         trained,
         trainer / 1e9,
         generator / 1e9,
-        min(longest, policy.positions or longest),
+        min(longest, policy.reach[0] if policy.reach else longest),
         max(0, int(left / sequence)),
     )
 
 
 def _kept_by_position(policy: Policy) -> tuple[float, float]:
-    """Bytes that a pass keeps of a position for the backward pass, and how many more for each position of its row:
-    transformers' own attention keeps its weights."""
+    """As `kept_by_position`; of other attention than transformers' own, which keeps its weights, nothing grows."""
     # in the type itself: there is no autocast on the meta device
     plain = Policy(policy.model.to(policy.dtype), policy.tokenizer, META, torch.float32)  # type: ignore[arg-type]
-    kept = _kept(plain, PROBE) / PROBE
-    if attention_of(policy.model) != "eager":
-        return kept, 0.0
-    growth = (kept - _kept(plain, PROBE // 2) / (PROBE // 2)) / (PROBE // 2)
-    return kept - growth * PROBE, growth
-
-
-def _kept(policy: Policy, length: int) -> int:
-    """Bytes that are kept of a row."""
-    ids = torch.zeros((1, length), dtype=torch.int64, device=META)
-    mask = torch.ones((1, 1, length, length), dtype=torch.bool, device=META)
     with FirstExpert():
-        return kept_bytes(policy, mask=mask, input_ids=ids, position_ids=ids)
+        if attention_of(policy.model) == "eager":
+            return kept_by_position(plain, PROBE)
+        return kept_of_row(plain, PROBE), 0.0
 
 
 class FirstExpert(TorchFunctionMode):

@@ -6,29 +6,32 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from rl.config import PICKLED, PolicyConfig
+from rl.config import PolicyConfig
 from rl.lora_config import OtherBaseError
 from rl.model.head import attention_for
-from rl.model.lora import Base, add_adapters, base_digest, read_base, stays_wide
-from rl.model.memory import return_freed, room_for
+from rl.model.lora import Base, add_adapters, base_digest, read_base
+from rl.model.memory import NoRoomError, return_freed, room_for
 from rl.model.narrow import compute_in, widen_buffers
 from rl.model.policy import (
     DTYPES,
+    LARGE,
     Policy,
     UnknownModelError,
     choose_device,
     choose_dtype,
     copied_weights,
+    dtype_name,
+    own_dtype,
     read_weights,
 )
+from rl.model.rounding import rounded
+from rl.model.skeleton import on_meta
 from rl.model.tokenizer import read_tokenizer
+from rl.model.unloadable import reason
 from rl.parity import require_parity
-
-LARGE = 50_000_000  # parameters
 
 
 def load_policy(
@@ -36,6 +39,7 @@ def load_policy(
     config: PolicyConfig,
     *,
     master: bool = False,
+    whole: bool = False,
     weights: Mapping[str, Tensor] | None = None,
     adapters: Path | None = None,
     check: bool = True,
@@ -45,6 +49,7 @@ def load_policy(
 
     Args:
         master: keep what is trained in float32 whatever the arithmetic's dtype, as a learner needs it.
+        whole: lose nothing of its own type (`own_dtype`), whatever the arithmetic's.
         weights: take these instead of those in the folder; the adapters', where the policy has some.
         adapters: a folder with the adapters' configuration, their tokenizer, and which base they belong to; their
             ``weights`` are given or else as in the folder.
@@ -57,32 +62,36 @@ def load_policy(
         NoRoomError: it does not fit into the device's memory.
     """
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, device)
     lora = config.lora.rank > 0
     was = None if adapters is None else read_base(adapters)
-    kept = _kept(config, dtype, was) if lora else torch.float32 if master else dtype
     beside = str(adapters or path)
     load: Any = transformers.AutoModelForCausalLM.from_pretrained  # its type leaves out that it can return a pair
     try:
         # neither code nor pickles of a model run here: a folder may come from anywhere
         tokenizer = read_tokenizer(beside)
         settings = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+        dtype = choose_dtype(config.dtype, device, lambda: on_meta(settings).num_parameters())
+        least = torch.float32 if master else own_dtype(settings) if whole else dtype
+        kept = _kept(config, dtype, was) if lora else torch.promote_types(least, dtype)
         given: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
-        if whole := weights is not None and not lora:
+        if handed := weights is not None and not lora:
             # by its class, which takes weights from memory and draws no random ones first
             load = _class_of(settings).from_pretrained
-            given = {"state_dict": copied_weights(weights or {}, kept)}
-        model, loading = load(
-            None if whole else path,
-            config=settings,
-            dtype=kept,
-            attn_implementation=attention_for(settings),
-            output_loading_info=True,
-            **given,
-        )
-        if (whole or adapters is not None) and Path(beside, GENERATION_CONFIG_NAME).is_file():
+            given = {"state_dict": copied_weights(weights or {}, rounded(on_meta(settings), kept))}
+        with room_for(f"policy.model {path!r}", torch.device("cpu")):
+            model, loading = load(
+                None if handed else path,
+                config=settings,
+                dtype=kept,
+                attn_implementation=attention_for(settings),
+                output_loading_info=True,
+                **given,
+            )
+        if (handed or adapters is not None) and Path(beside, GENERATION_CONFIG_NAME).is_file():
             model.generation_config = transformers.GenerationConfig.from_pretrained(beside)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (UnknownModelError, NoRoomError):  # say themselves what is wrong
+        raise
+    except Exception as error:
         raise UnknownModelError(f"policy.model {path!r} cannot be loaded: {reason(error)}") from error
     if missing := sorted(loading["missing_keys"]):
         # transformers fills them with random numbers and goes on
@@ -126,7 +135,7 @@ def freeze(model: Any, path: str, config: PolicyConfig, dtype: torch.dtype, was:
 
     Raises UnknownModelError and OtherBaseError."""
     kept = model.dtype
-    base = Base(path, str(kept).removeprefix("torch."), base_digest(model))
+    base = Base(path, dtype_name(kept), base_digest(model))
     if was is not None and was.digest != base.digest:
         raise OtherBaseError(
             f"policy.model {path!r}: is another than the one that the adapters were trained on; restore that one"
@@ -137,10 +146,9 @@ def freeze(model: Any, path: str, config: PolicyConfig, dtype: torch.dtype, was:
     elif not master:
         if wider:
             widen_buffers(model, dtype)
-        keep = set() if wider else stays_wide(model, dtype)
+        types = rounded(model, dtype)
         for name, parameter in model.named_parameters():
-            if not any(part in name for part in keep):
-                parameter.data = parameter.data.to(dtype)
+            parameter.data = parameter.data.to(types(name))
     try:
         add_adapters(model, config.lora, torch.float32 if master else dtype, kept if master and not wider else dtype)
     except ValueError as error:
@@ -155,13 +163,3 @@ def _class_of(settings: transformers.PretrainedConfig) -> Any:
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise ValueError(f"architectures of its config.json names no model that transformers knows: {named!r}")
     return found
-
-
-def reason(error: Exception) -> str:
-    """One line, with the remedy where transformers would suggest what is not done here."""
-    words = str(error).strip()
-    if "custom code" in words or "trust_remote_code" in words:
-        return "it needs code of its own, which is never run here; take a model that transformers knows"
-    if "no file named model.safetensors" in words or "safetensors variant" in words:
-        return f"it has no model.safetensors, and {PICKLED}"
-    return words.splitlines()[0] if words else type(error).__name__

@@ -1,8 +1,8 @@
 """The configuration of LoRA."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class LoraConfig(BaseModel):
@@ -12,7 +12,10 @@ class LoraConfig(BaseModel):
     shorthand: ClassVar[str] = "rank"
 
     rank: int = Field(
-        0, ge=0, le=1024, description="of the adapters, such as 16; they alone are trained; 0 trains all parameters"
+        0,
+        ge=0,
+        le=1024,
+        description="rank of the adapters, such as 16; they alone are trained; 0 trains all parameters",
     )
     # constant, so that the best learning rate does not depend on the rank (Schulman et al., LoRA Without Regret, 2025)
     alpha: float = Field(32.0, gt=0, le=4096, description="what an adapter adds is scaled by alpha / rank")
@@ -23,6 +26,15 @@ class LoraConfig(BaseModel):
     base: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="type that the frozen weights are kept in, and rounded to; auto takes policy.dtype"
     )
+
+    @model_validator(mode="after")
+    def _of_adapters(self) -> Self:
+        given = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        if self.rank == 0 and given:
+            raise ValueError(
+                f"{given[0]} is of adapters, and rank is 0, which trains all parameters; give a rank, such as 16"
+            )
+        return self
 
 
 class OtherBaseError(ValueError):

@@ -17,7 +17,7 @@ class OptimizerConfig(BaseModel):
     state: Literal["float32", "8bit"] = Field(
         "float32",
         description="of adamw: 8 bytes a parameter; 8bit takes 2, but for embeddings and head, by bitsandbytes (pip "
-        "install 'rlvf[8bit]'), and is made for CUDA: on a CPU its step takes about ten times as long",
+        "install bitsandbytes), and is made for CUDA: on a CPU its step takes about ten times as long",
     )
     lr: float | None = Field(
         None,
@@ -52,7 +52,7 @@ class OptimizerConfig(BaseModel):
     def check_installed(self) -> None:
         """Raise ValueError where this process lacks the package that it needs."""
         if self.state == "8bit" and importlib.util.find_spec("bitsandbytes") is None:
-            raise ValueError("optimizer.state 8bit: needs bitsandbytes; pip install 'rlvf[8bit]'")
+            raise ValueError("optimizer.state 8bit: needs bitsandbytes; pip install bitsandbytes")
 
     @property
     def rate(self) -> float:

@@ -12,23 +12,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from rl.engine import Engine
 from rl.learning.learner import token_scores
 from rl.learning.packing import pack, rows_of
 from rl.model.lora import moved_adapters
+from rl.model.memory import is_out_of_memory
 from rl.model.policy import Policy, UnknownModelError
+from rl.model.trial import LENGTHS, TEXT, TOLERANCES
 from rl.records import Problem, Rollouts
-from rl.sampler import uniforms
-from rl.scheduling import Draw
-from rl.slots import Slots
+from rl.sampling.engine import Engine
+from rl.sampling.sampler import uniforms
+from rl.sampling.scheduling import Draw
+from rl.sampling.slots import Slots
 
-TEXT = "How many apples are 7 apples and 15 more apples?"
-LENGTHS = (3, 7)  # of the prompts, in tokens
 LIMITS = ((3, 6), (6, 4))  # tokens of the completions of each
 AT_ONCE, UNTIL = 3, 4  # sequences, and steps before they are taken back
-# nats: of the worst token in float32; of the mean over tokens in half precision, where single ones say little
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 LIST = "docs/models.md lists the architectures that can be trained"
 # what a few tokens cannot show
@@ -69,7 +68,8 @@ def _measured(policy: Policy) -> Parity:
     plain = torch.cat([_plain(policy, draw) for draw in drawn])
     if not torch.isfinite(plain).all():
         raise ArithmeticError("its logits are not finite: broken weights, or an overflow")
-    rollouts = _rollouts(drawn)
+    problems = [Problem("", "", "parity")] * len(prompts)
+    rollouts = Rollouts.padded(problems, prompts, [draw.tokens for draw in drawn], ended=False)
     packed = pack(rollouts, rows_of(rollouts, range(len(prompts))), policy.device)
     learned = torch.empty_like(plain)
     first = np.cumsum(rollouts.lengths) - rollouts.lengths.ravel()
@@ -84,18 +84,27 @@ def _measured(policy: Policy) -> Parity:
     return Parity(sampler, learner, TOLERANCES[policy.dtype])
 
 
+def _named(model: PreTrainedModel, path: str) -> str:
+    return f"policy.model {path!r} ({type(model).__name__})"
+
+
+def refuse_by_type(model: PreTrainedModel, path: str) -> None:
+    """Raise UnknownModelError with one line for a type of models of which it is known that they do not agree."""
+    if (why := BY_PLACE.get(model.config.model_type)) is not None:
+        raise UnknownModelError(f"{_named(model, path)}: {why}; {LIST}")
+
+
 def require_parity(policy: Policy, path: str) -> None:
     """Raise UnknownModelError with one line unless sampler and learner agree with the model."""
-    named = f"policy.model {path!r} ({type(policy.model).__name__})"
-    if policy.model.config.model_type in BY_PLACE:
-        raise UnknownModelError(f"{named}: {BY_PLACE[policy.model.config.model_type]}; {LIST}")
+    refuse_by_type(policy.model, path)
+    named = _named(policy.model, path)
     try:
         parity = measure(policy)
-    except torch.OutOfMemoryError:
-        raise  # a matter of the machine
     except ArithmeticError as error:
         raise UnknownModelError(f"{named}: {error}") from error
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise  # a matter of the machine
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UnknownModelError(
             f"{named}: it keeps other state than keys and values, or wants other inputs than tokens: {reason}; {LIST}"
@@ -134,21 +143,3 @@ def _plain(policy: Policy, draw: Draw) -> Tensor:
     logits = policy.model(input_ids=ids, use_cache=False).logits[0, first - 1 : -1].float()
     scores: Tensor = logits.log_softmax(-1).gather(1, ids[0, first:, None]).squeeze(1)
     return scores
-
-
-def _rollouts(drawn: list[Draw]) -> Rollouts:
-    groups, samples = len(LIMITS), len(LIMITS[0])
-    tokens = np.zeros((len(drawn), np.max(LIMITS)), dtype=np.int32)
-    for row, draw in enumerate(drawn):
-        tokens[row, : draw.limit] = draw.tokens
-    tokens = tokens.reshape(groups, samples, -1)
-    return Rollouts(
-        problems=tuple(Problem("", "", "parity") for _ in range(groups)),
-        prompts=tuple(np.asarray(draw.prompt, dtype=np.int32) for draw in drawn[::samples]),
-        tokens=tokens,
-        logprobs=np.zeros(tokens.shape, dtype=np.float32),
-        versions=np.zeros_like(tokens),
-        lengths=np.array(LIMITS, dtype=np.int32),
-        ended=np.zeros((groups, samples), dtype=np.bool_),
-        texts=tuple(("",) * samples for _ in range(groups)),
-    )

@@ -4,12 +4,12 @@ Legend: P problems (groups), G completions per problem, S prompt tokens, T compl
 cross machines, and token ids travel as they are, never as text to be tokenised again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,44 @@ class Rollouts:
     ended: Annotated[NDArray[np.bool_], "PG", "b"]  # finish reason: end of sequence, or cut at the token limit (False)
     texts: tuple[tuple[str, ...], ...]  # [P] of [G]: decoded completions, without special tokens
     seconds: float = 0.0  # that sampling took on its worker
+
+    @classmethod
+    def padded(
+        cls,
+        problems: Sequence[Problem],
+        prompts: Iterable[ArrayLike],
+        completions: Iterable[ArrayLike],
+        *,
+        logprobs: Iterable[ArrayLike] | None = None,
+        version: int = 0,
+        ended: ArrayLike = True,
+        texts: Sequence[str] = (),
+        seconds: float = 0.0,
+    ) -> "Rollouts":
+        """Of [P] prompts and [P * G] completions as token ids, each of its own length. Log-probs, flags and texts are
+        [P * G] too; without them log-probs are 0 and texts empty."""
+        tokens = [np.asarray(completion) for completion in completions]
+        P, G = len(problems), len(tokens) // len(problems)  # noqa: N806
+        lengths = np.array([len(each) for each in tokens], dtype=np.int32)
+        inside = np.arange(lengths.max()) < lengths[:, None]
+
+        def filled(rows: Iterable[ArrayLike], dtype: DTypeLike) -> NDArray[Any]:
+            array = np.zeros(inside.shape, dtype)
+            array[inside] = np.concatenate([np.asarray(row) for row in rows])
+            return array.reshape(P, G, -1)
+
+        texts = texts or [""] * len(tokens)
+        return cls(
+            problems=tuple(problems),
+            prompts=tuple(np.asarray(prompt, dtype=np.int32) for prompt in prompts),
+            tokens=filled(tokens, np.int32),
+            logprobs=filled(map(np.zeros, lengths) if logprobs is None else logprobs, np.float32),
+            versions=(inside * np.int32(version)).reshape(P, G, -1),
+            lengths=lengths.reshape(P, G),
+            ended=np.full(len(tokens), ended, dtype=np.bool_).reshape(P, G),
+            texts=tuple(tuple(texts[p * G : (p + 1) * G]) for p in range(P)),
+            seconds=seconds,
+        )
 
     @property
     def generated_tokens(self) -> int:

@@ -1,10 +1,13 @@
 """The model of a run as a folder that other programs load: in Hugging Face layout, or in peft's where adapters are not
 merged into it."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import safe_open
 from torch import Tensor
 
 from infra import disk
@@ -24,16 +27,18 @@ from rl.model.policy import DTYPES, read_weights
 from tasks.calls.base import base_of
 from tasks.calls.published import public_model
 
+TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # by what safetensors calls them
 PATIENCE = 60.0  # seconds that the storage may be away
 
 
 def export(
     run_uri: str, policy: PolicyConfig, public: str | None, out: Path, *, merge: bool, dtype: str
-) -> tuple[Path, int]:
+) -> tuple[Path, int, str]:
     """Write the result of a run, or its newest version where that is newer, to the folder ``out``, which appears when
-    it is whole, or to one beside it where something has appeared there meanwhile; returns the one, and the version's
-    step. ``public`` is the model that the run started from, where every machine loads that itself; with ``merge`` its
-    adapters are added to it, and the weights are of ``dtype``, by `auto` that of the frozen ones.
+    it is whole, or to one beside it where something has appeared there meanwhile; returns the one, the version's step,
+    and the type of most of the weights. ``public`` is the model that the run started from, where every machine loads
+    that itself; with ``merge`` its adapters are added to it, and the weights are of ``dtype``, by `auto` that of the
+    frozen ones.
 
     Raises NotThere, Torn, BaseDamaged, and OtherBaseError where the model is another than the adapters were trained on.
     """
@@ -46,7 +51,8 @@ def export(
             store.copy_folder(files, made, run_uri)
             if weights is not None:
                 write_whole(made, {name: value.contiguous() for name, value in weights.items()})
-        return disk.put_beside(made, out), step
+        kind = _most_common_type(made)
+        return disk.put_beside(made, out), step, kind
 
 
 @contextmanager
@@ -64,8 +70,19 @@ def _newest(
         mirror = Mirror(
             place.join(run_uri, "weights"), patience=PATIENCE, cache=rlvf_home() / "cache" / "weights", public=model
         )
-        with mirror.at(version, files=True) as weights:
+        with mirror.at(version) as weights:
             yield version.step, mirror.root_folder, dict(restored(weights))
+
+
+def _most_common_type(folder: Path) -> str:
+    """That of the floating point numbers in a folder's files of weights."""
+    counts = Counter[str]()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  it is no mapping
+                part = opened.get_slice(name)
+                counts[part.get_dtype()] += math.prod(part.get_shape())
+    return TYPES[max(TYPES, key=counts.__getitem__)]
 
 
 def _result(run_uri: str) -> int | None:

@@ -7,10 +7,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
+from infra.cluster.probe import probe_workers
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
+from rl.config import OURS, PolicyConfig
 from rl.records import Rollouts
-from tasks.calls.generator import Arguments, Generator
+from tasks.calls.generator import Arguments, Generator, check_server
 from tasks.collection import Collection, Lease
 from tasks.mending import Mend, leased, no_mend
 
@@ -21,6 +23,14 @@ class Admission:
 
     staleness: int  # versions that a token may be behind the step
     vocabulary: int  # token ids are below
+
+
+def check_servers(dispatch: Dispatch, policy: PolicyConfig) -> None:
+    """Raise ServerError unless each generator's server answers it, where these sample (``policy.engine``)."""
+    found = [] if policy.engine == OURS else probe_workers(dispatch, "generate", check_server, policy)
+    for _, error in found:
+        if isinstance(error, Exception):
+            raise error
 
 
 @task(name="generate", task_run_name="generate {collection.step}", cache_policy=NO_CACHE)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -70,9 +71,9 @@ class NamedSet:
     def made(self, held_out: int | None, others: Set[str] = frozenset()) -> list[Problem]:
         """``held_out`` problems of a set that is made in code, from the side that is never trained on, none of whose
         normalized prompts is among ``others``."""
-        count = rows.HELD_OUT if held_out is None else held_out
-        made = stream_of(self.config.path)(0, 0, "held_out")
-        return self.marked(list(islice((each for each in made if rows.normalized(each.prompt) not in others), count)))
+        return self.marked(
+            _held_out(self.config.path, rows.HELD_OUT if held_out is None else held_out, frozenset(others))
+        )
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems with this set's name and its instructions (system prompt, template)."""
@@ -82,6 +83,12 @@ class NamedSet:
         if self.config.template is not None:
             instructions = Instructions(instructions.system if instructions else "", template=self.config.template)
         return [replace(problem, set=self.name, instructions=instructions) for problem in found]
+
+
+@lru_cache(8)  # 3,000 problems are made to find 200 of this side
+def _held_out(path: str, count: int, others: Set[str]) -> tuple[Problem, ...]:
+    made = stream_of(path)(0, 0, "held_out")
+    return tuple(islice((each for each in made if rows.normalized(each.prompt) not in others), count))
 
 
 def read_tables(path: str) -> list[tables.Table]:
@@ -121,18 +128,7 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
             raise VerifierError(f"verifier {path}: matches more than one file")
         text = opened.read()
         check_source(name, text)
-    spec = VerifierSpec(
-        name,
-        config.seconds,
-        config.memory_mb,
-        text,
-        config.sandbox,
-        config.network,
-        tuple(config.env),
-        tuple(config.reads),
-        config.truncated,
-        config.timeout_reward,
-    )
+    spec = VerifierSpec.model_validate(dict(config) | {"name": name, "text": text})
     spec.require_known()
     return spec
 

@@ -8,25 +8,20 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-import rl
 from infra.cluster.dispatch import Dispatch
 from infra.storage import place, store
 from infra.storage.manifest import StoreError
+from rl.sources import closure
 from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUp
 
 SECONDS = 2.0  # of updates in one call: how often the display moves
-SOURCES = (  # of rl
-    *("config", "records", "problems/made/grammar"),
-    *("model/head", "model/policy", "model/prompting", "model/scores", "model/tiny"),
-    *("learning/learner", "learning/packing", "learning/supervised"),
-)
 
 
 def warm_up_uri(storage: str | Path, spec: WarmUp) -> str:
     """Where the result of a warm-up is kept: its name is a digest of the settings and of the code that determine it."""
     digest = hashlib.sha256(json.dumps(spec.determining(), sort_keys=True).encode())
-    for path in (*(Path(rl.__path__[0], f"{name}.py") for name in SOURCES), Path(calls.__file__)):
+    for path in closure([Path(calls.__file__)]):
         digest.update(path.read_bytes())
     return place.join(str(storage), "warmup", digest.hexdigest()[:16])
 

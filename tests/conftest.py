@@ -45,6 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "netns" not in item.path.parts)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadfile`."""
+    from tests.distribution import BesideTheirLab
+
+    return BesideTheirLab(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_unconfigure() -> None:
     resource_tracker._resource_tracker._stop()  # it would outlive this process for a moment
     shutil.rmtree(STATE, ignore_errors=True)

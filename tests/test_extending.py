@@ -172,11 +172,8 @@ from rl.model.tiny import build_model, build_tokenizer
 loss = LossConfig(name="rloo", shrink=0.5)
 tokenizer = build_tokenizer()
 policy = Policy(build_model(len(tokenizer), 0, 0, 0), tokenizer, torch.device("cpu"), torch.float32)
-tokens = np.arange(8, dtype=np.int32).reshape(1, 4, 2) + 5
-rollouts = Rollouts(
-    (Problem("1 + 1", "2", "here"),), (np.int32([3, 4]),), tokens, np.full((1, 4, 2), -4.0, np.float32), tokens * 0,
-    np.full((1, 4), 2, np.int32), np.ones((1, 4), bool), (("a",) * 4,),
-)
+tokens = np.arange(8).reshape(4, 2) + 5
+rollouts = Rollouts.padded([Problem("1 + 1", "2", "here")], [[3, 4]], tokens, logprobs=np.full((4, 2), -4.0))
 batch = Batch(rollouts, np.float32([[1, 0, 0, 0]]), (("right",) * 4,))
 learned = Learner(policy, OptimizerConfig(lr=1e-3)).update(batch, loss, 1.0)
 assert learned.applied
@@ -262,6 +259,7 @@ def test_a_kind_of_storage_is_one_file(copy: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_figure_of_a_batch_is_one_file(copy: Path) -> None:
     batch = copy / "tasks/rollout_batch.py"
     at = '            "leases/refused": self.refused,\n'

@@ -16,12 +16,13 @@ from flows.benches.qwen import HIDDEN, KEYS, LAYERS, MLP, QUERIES, VOCABULARY
 from infra import disk
 from infra.weights.difference import apply_difference, weights_digest, write_difference
 from rl.model.policy import copied_weights, read_weights
+from rl.model.rounding import all_in
 
 SCALE = 0.03  # standard deviation of the weights
-# steps of Adam that change about this share of bfloat16 weights of that scale
 RATES = ("1e-6", "1e-5", "1e-4")  # learning rates of the runs
 REPEATS = 5  # a model this small takes milliseconds: the median
 UPDATES = 6  # of each: the last one is measured, when Adam has its moments
+# steps of Adam that change about this share of bfloat16 weights of that scale
 STEPS = {0.009: 3.2e-7, 0.02: 8.2e-7, 0.06: 3.1e-6, 0.43: 5.1e-5}
 
 
@@ -88,9 +89,9 @@ def synthetic(layers: int = LAYERS) -> Iterator[CodecFigure]:
     torch.set_num_threads(1)
     draws = torch.Generator().manual_seed(0)
     masters = drawn(layers, draws)
-    old = copied_weights(masters, torch.bfloat16)
+    old = copied_weights(masters, all_in(torch.bfloat16))
     for step in STEPS.values():
-        new = copied_weights(stepped(masters, step, draws), torch.bfloat16)
+        new = copied_weights(stepped(masters, step, draws), all_in(torch.bfloat16))
         yield measure(f"synthetic {sum(t.numel() for t in new.values()) / 1e9:.1f}B", old, new)
 
 
@@ -107,7 +108,7 @@ def trained(updates: int = UPDATES) -> Iterator[CodecFigure]:
             run = Path(folder, f"lr-{rate}")
             _train(run, rate, updates)
             old, new = (
-                copied_weights(read_weights(run / "state" / str(step)), torch.bfloat16)
+                copied_weights(read_weights(run / "state" / str(step)), all_in(torch.bfloat16))
                 for step in (updates - 1, updates)
             )
             repeats = [measure(f"tiny, lr {rate}", old, new) for _ in range(REPEATS)]

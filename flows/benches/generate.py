@@ -21,13 +21,15 @@ from flows.benches.qwen import random_qwen
 from flows.benches.shapes import Shape
 from infra.errors import one_line
 from rl.config import PolicyConfig
-from rl.engine import complete
 from rl.loading import load_policy
-from rl.model.memory import NoRoomError
-from rl.model.policy import Policy, choose_device, choose_dtype
+from rl.model.memory import NoRoomError, is_out_of_memory
+from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
+from rl.model.skeleton import META, skeleton
 from rl.model.tiny import build_model, build_tokenizer
+from rl.model.tokenizer import read_tokenizer
 from rl.problems.made.arithmetic import stream
-from rl.sampler import uniforms
+from rl.sampling.engine import complete
+from rl.sampling.sampler import uniforms
 
 ENGINES = ("rlvf", "generate", "generate_batch")
 WARM_UP = 2  # new tokens of a generation before the one that is measured
@@ -41,6 +43,7 @@ class GenerateFigure:
 
     shape: str
     engine: str
+    dtype: str | None  # of the arithmetic
     tokens_per_second: float | None  # of completions, prefill included
     peak_gb: float | None  # weights included
     limit_tokens_per_second: float | None  # where every step reads all weights from memory once, and nothing else
@@ -50,6 +53,7 @@ class GenerateFigure:
 class Turn:
     """What one process measured."""
 
+    dtype: str = ""
     tokens_per_second: float = 0.0
     peak_gb: float = 0.0
     weight_bytes: int = 0  # that a step reads
@@ -64,24 +68,36 @@ def device_bandwidth() -> float:
     return measured / 1e9
 
 
+def check_reach(shape: Shape) -> None:
+    """Raise ValueError where the sequences are longer than the model can attend to, by its configuration and tokenizer:
+    no weights are loaded."""
+    if shape.model:
+        policy = Policy(skeleton(shape.model), read_tokenizer(shape.model), META, torch.float32)
+    else:
+        with META:
+            policy = policy_of(shape, META, check=False)
+    try:
+        policy.check_room(max(map(len, prompts_of(shape, policy))), shape.tokens)
+    except ValueError as error:
+        raise ValueError(str(error).replace("sampling.max_tokens", f"--tokens {shape.tokens}")) from None
+
+
 def figures(shape: Shape, repeats: int, gb_per_second: float) -> Iterator[tuple[GenerateFigure, str]]:
     """A figure for each engine, and why there is none: the median speed and the largest memory of generations that the
-    engines make in turns, each in a process of its own.
-
-    Raises:
-        ValueError: the model cannot be loaded, or the sequences are longer than it can attend to.
+    engines make in turns, each in a process of its own. Raises ValueError where the model cannot be loaded.
     """
     ended = Turn(why_not="the system ended it, as one without memory does")
     turns = [(engine, apart(measure, engine, shape) or ended) for _ in range(repeats) for engine in ENGINES]
     read = max(turn.weight_bytes for _, turn in turns)
     limit = shape.sequences * gb_per_second * 1e9 / read if read else None
+    dtype = next((turn.dtype for _, turn in turns if turn.dtype), None)
     for engine in ENGINES:
         mine = [turn for name, turn in turns if name == engine]
         if why_not := next((turn.why_not for turn in mine if turn.why_not), ""):
-            yield GenerateFigure(shape.name, engine, None, None, limit), why_not
+            yield GenerateFigure(shape.name, engine, dtype, None, None, limit), why_not
             continue
         speed = statistics.median(turn.tokens_per_second for turn in mine)
-        yield GenerateFigure(shape.name, engine, speed, max(turn.peak_gb for turn in mine), limit), ""
+        yield GenerateFigure(shape.name, engine, dtype, speed, max(turn.peak_gb for turn in mine), limit), ""
 
 
 def measure(engine: str, shape: Shape) -> Turn:
@@ -92,14 +108,12 @@ def measure(engine: str, shape: Shape) -> Turn:
     """
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(logging.CRITICAL)  # why there is no figure is said in the table
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading
     device = choose_device("auto")
     before = taken_bytes(device)
     policy = policy_of(shape, device, check=engine == "rlvf")
+    kind = dtype_name(policy.dtype)
     prompts = prompts_of(shape, policy)
-    try:
-        policy.check_room(max(map(len, prompts)), shape.tokens)
-    except ValueError as error:
-        raise ValueError(str(error).replace("sampling.max_tokens", f"--tokens {shape.tokens}")) from None
     generate = {"rlvf": by_sampler, "generate": by_generate, "generate_batch": by_generate_batch}[engine]
     try:
         with redirect_stdout(sys.stderr):  # where generate_batch prints
@@ -108,21 +122,21 @@ def measure(engine: str, shape: Shape) -> Turn:
             began = seconds_on(device)
             made = generate(policy, prompts, shape.samples, shape.tokens)
             seconds = seconds_on(device) - began
-    except (NoRoomError, torch.OutOfMemoryError, MemoryError):
-        return Turn(why_not="does not fit here")
     except Exception as error:
+        if isinstance(error, NoRoomError) or is_out_of_memory(error):
+            return Turn(kind, why_not="does not fit here")
         if engine == "rlvf":
             raise
-        return Turn(why_not=one_line(error))  # the other engines' limits are their own
+        return Turn(kind, why_not=one_line(error))  # the other engines' limits are their own
     assert made == shape.sequences * shape.tokens, f"{engine} made {made} tokens"
-    return Turn(made / seconds, (peak_bytes(device) - before) / 1e9, weight_bytes(policy.model))
+    return Turn(kind, made / seconds, (peak_bytes(device) - before) / 1e9, weight_bytes(policy.model))
 
 
 def by_sampler(policy: Policy, prompts: Sequence[Sequence[int]], samples: int, tokens: int) -> int:
     """Tokens that our sampler made, each with its log-prob."""
     noise = uniforms(0, 0, range(len(prompts)), samples, tokens)
     made = complete(policy, prompts, noise, samples=samples, max_tokens=tokens)
-    return int(made.lengths.sum())
+    return sum(len(draw.tokens) for draw in made)
 
 
 def by_generate(policy: Policy, prompts: Sequence[Sequence[int]], samples: int, tokens: int) -> int:
@@ -177,13 +191,15 @@ def _settings(policy: Policy, samples: int, tokens: int, end: int | None) -> Gen
 
 def policy_of(shape: Shape, device: torch.device, *, check: bool) -> Policy:
     """The shape's policy; ``check`` sees that our sampler agrees with a model that is loaded."""
-    dtype = choose_dtype("auto", device)
     if shape.model:
         return load_policy(shape.model, PolicyConfig(model=shape.model), check=check)
     tokenizer = build_tokenizer()
-    if shape.layers:
-        return Policy(random_qwen(device, dtype, shape.layers), tokenizer, device, dtype)
-    model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=0)
+    model: PreTrainedModel = (
+        random_qwen(device, torch.float32, shape.layers)
+        if shape.layers
+        else build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=0)
+    )
+    dtype = choose_dtype("auto", device, model.num_parameters)
     model.to(device, dtype)  # type: ignore[arg-type]  # transformers wraps it
     model.eval()  # type: ignore[no-untyped-call]
     return Policy(model, tokenizer, device, dtype)

@@ -17,8 +17,8 @@ from rl.learning.packing import pack, rows_of
 from rl.loading import freeze
 from rl.lora_config import LoraConfig
 from rl.model.head import head_logits, hidden_states
-from rl.model.memory import NoRoomError, free_bytes
-from rl.model.policy import Policy, choose_device, choose_dtype
+from rl.model.memory import NoRoomError, free_bytes, is_out_of_memory
+from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name
 from rl.model.tiny import build_tokenizer
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem, Rollouts
@@ -41,6 +41,7 @@ class UpdateFigure:
 
     positions: int  # of the update's groups, each behind one prompt
     method: str
+    dtype: str | None = None  # of the arithmetic
     extra_gb: float | None = None  # at the peak, beyond weights, gradients and optimizer state
     tokens_per_second: float | None = None  # of completions, optimizer step included
 
@@ -50,12 +51,14 @@ def figures(positions: Sequence[int], layers: int, vocabulary: int, repeats: int
     the methods make in turns, each in a process of its own."""
     for count in positions:
         turns = [_apart(count, method, layers, vocabulary) for _ in range(repeats) for method in METHODS]
+        dtype = next((turn.dtype for turn in turns if turn.dtype), None)
         for method in METHODS:
             measured = [turn for turn in turns if turn.method == method and turn.extra_gb is not None]
             whole = len(measured) == repeats
             yield UpdateFigure(
                 count,
                 method,
+                dtype,
                 max(turn.extra_gb or 0 for turn in measured) if whole else None,
                 statistics.median(turn.tokens_per_second or 0 for turn in measured) if whole else None,
             )
@@ -76,7 +79,7 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
     for parameter in learner.parameters:
         parameter.grad = torch.zeros_like(parameter)
     batch = batch_of(positions, vocabulary)
-    nothing = UpdateFigure(positions, method)
+    nothing = UpdateFigure(positions, method, dtype_name(learner.policy.dtype))
     tokens = batch.rollouts.generated_tokens
     device = learner.policy.device
     if method == "direct" and COPIES * 4 * tokens * vocabulary > free_bytes(device):
@@ -89,7 +92,9 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
             update_directly(learner, batch)
         else:
             learner.update(batch, LossConfig(), 1.0)
-    except (NoRoomError, torch.OutOfMemoryError):
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, NoRoomError) and not is_out_of_memory(error):
+            raise
         return nothing
     seconds = seconds_on(device) - began
     assert learner.optimizer_steps == 2
@@ -101,8 +106,10 @@ def learner_of(layers: int, vocabulary: int, rank: int = 0, **options: Any) -> L
     """A learner with random weights in float32, or adapters on such as are in the type of the arithmetic, with these
     options of its optimizer."""
     device = choose_device("auto")
-    dtype = choose_dtype("auto", device)
-    model = random_qwen(device, dtype if rank else torch.float32, layers, vocabulary)
+    model = random_qwen(device, torch.float32, layers, vocabulary)
+    dtype = choose_dtype("auto", device, model.num_parameters)
+    if rank:
+        model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it
     base = freeze(model, "", PolicyConfig(lora=LoraConfig(rank=rank)), dtype, None, master=True) if rank else None
     policy = Policy(model, build_tokenizer(), device, dtype, base)
     return Learner(policy, OptimizerConfig(lr=1e-6, warmup_steps=0, **options))
@@ -132,19 +139,16 @@ def update_directly(learner: Learner, batch: Batch) -> None:
 def batch_of(positions: int, vocabulary: int) -> Batch:
     """Groups of random tokens that take so many positions, half of their completions right."""
     row = min(positions, ROW)
-    groups = positions // row
     length = (row - row // 16) // SAMPLES
+    return random_batch(positions // row, SAMPLES, row - SAMPLES * length, length, vocabulary)
+
+
+def random_batch(groups: int, samples: int, prompt: int, tokens: int, vocabulary: int) -> Batch:
+    """Prompts and completions of so many random tokens, half of a group's completions right."""
     draws = np.random.default_rng(0)
-    shape = (groups, SAMPLES, length)
-    rollouts = Rollouts(
-        problems=(Problem("", "", "bench"),) * groups,
-        prompts=tuple(draws.integers(vocabulary, size=(groups, row - SAMPLES * length), dtype=np.int32)),
-        tokens=draws.integers(vocabulary, size=shape, dtype=np.int32),
-        logprobs=np.full(shape, -np.log(vocabulary), dtype=np.float32),
-        versions=np.zeros(shape, dtype=np.int32),
-        lengths=np.full(shape[:2], length, dtype=np.int32),
-        ended=np.ones(shape[:2], dtype=np.bool_),
-        texts=(("",) * SAMPLES,) * groups,
-    )
-    rewards = np.tile(np.arange(SAMPLES, dtype=np.float32) % 2, (groups, 1))
-    return Batch(rollouts, rewards, (("",) * SAMPLES,) * groups)
+    prompts = draws.integers(vocabulary, size=(groups, prompt))
+    completions = draws.integers(vocabulary, size=(groups * samples, tokens))
+    logprobs = np.full(completions.shape, -np.log(vocabulary))
+    rollouts = Rollouts.padded([Problem("", "", "bench")] * groups, prompts, completions, logprobs=logprobs)
+    rewards = np.tile(np.arange(samples, dtype=np.float32) % 2, (groups, 1))
+    return Batch(rollouts, rewards, rollouts.texts)

@@ -69,7 +69,9 @@ def _options(command: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--policy", metavar="MODEL", default=TINY, help="what policy.model takes, of which nothing is loaded (tiny)"
     )
-    fit.add_argument("--tokens", metavar="N", type=int, default=1024, help="of prompt and completion together (1024)")
+    fit.add_argument(
+        "--tokens", metavar="N", type=int, help="of prompt and completion together (1024, or all that the model takes)"
+    )
     for bench in (sync, update, generate, fit):
         bench.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -147,14 +149,16 @@ def _generate(given: argparse.Namespace) -> dict[str, object]:
         check_model(given.policy, runs_uri())
     # with torch: not before the command line is known to be good
     with put_off():
-        from flows.benches.generate import device_bandwidth, figures
+        from flows.benches.generate import check_reach, device_bandwidth, figures
 
+    shapes = [shape.changed(given.prompts, given.samples, given.tokens, given.layers) for shape in shapes]
+    for shape in shapes:
+        check_reach(shape)
     rows: list[object] = []
     table = sys.stderr if given.json else sys.stdout
     read = device_bandwidth()
     print(f"{'shape':<15}{'engine':<16}{'tokens/s':>10}{'peak memory':>15}", file=table, flush=True)
-    for plain in shapes:
-        shape = plain.changed(given.prompts, given.samples, given.tokens, given.layers)
+    for shape in shapes:
         for figure, why_not in figures(shape, given.repeats, read):
             rows.append(asdict(figure))
             found = f"  {why_not}"
@@ -175,17 +179,20 @@ def _fit(given: argparse.Namespace) -> dict[str, object]:
     with put_off():
         from rl.fit import fits
 
-    found = fits(given.policy, given.tokens)
+    try:
+        found = fits(given.policy, given.tokens)
+    except ValueError as error:
+        raise ValueError(str(error).replace("sampling.max_tokens", f"--tokens {given.tokens}")) from None
     table = sys.stderr if given.json else sys.stdout
     print(
         f"{found.parameters:,} parameters, {found.dtype} on {found.device}: {found.free_gb:.1f} GB are free", file=table
     )
-    at_once = f"at once ({given.tokens:,})"
+    at_once = f"at once ({found.positions:,})"
     print(f"{'method':<44}{'trainer':>10}{'generator':>12}{'longest update':>17}{at_once:>18}", file=table)
     for fit in found.methods:
         room = f"{fit.longest:>17,}{fit.at_once:>18,}" if fit.longest else "  does not fit here"
         print(f"{fit.method:<44}{fit.trainer_gb:>7.2f} GB{fit.generator_gb:>9.2f} GB{room}", file=table)
-    return {"fit": [asdict(fit) for fit in found.methods]}
+    return {"fit": [{"dtype": found.dtype, **asdict(fit)} for fit in found.methods]}
 
 
 COMMAND = Command("bench", "measure what the documentation states", EXAMPLES, _options, _run)

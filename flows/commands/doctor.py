@@ -38,7 +38,6 @@ rlvf doctor --config my.yaml                           would the placement in th
 rlvf doctor --policy Qwen/Qwen3-0.6B                   would this model fit here?
 """
 STORAGE_MB = 4.0
-USUAL = 1024  # positions of a sequence
 ANSWER_SECONDS = 5.0
 NOWHERE = "192.0.2.1"  # reserved (RFC 5737): the route to it is the default one
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
@@ -127,7 +126,7 @@ def check_fit(model: str) -> Check:
 
     try:
         check_model(model, runs_uri())
-        found = fits(model, USUAL)
+        found = fits(model)
     except (ValueError, UnknownModelError) as error:
         return Check("fit", "fail", str(error), "see docs/models.md")
     fitting = [fit for fit in found.methods if fit.longest and fit.at_once]

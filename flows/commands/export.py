@@ -42,6 +42,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
+    if given.dtype != "auto" and not given.merge:
+        raise ValueError(f"--dtype {given.dtype}: is of merged weights; add --merge")
     uri = named_run(given.run)
     with named_storage_errors(uri):
         config = saved_config(uri)
@@ -56,13 +58,15 @@ def _run(given: argparse.Namespace) -> None:
         from tasks.exported import export
 
     with named_storage_errors(uri), written_to(out):
-        made, step = export(uri, config.policy, public, out, merge=given.merge, dtype=given.dtype)
+        made, step, kind = export(uri, config.policy, public, out, merge=given.merge, dtype=given.dtype)
     if made != out:
         raise ValueError(f"--out {out}: has appeared meanwhile and stays as it is; the model is in {made}")
-    print(f"policy v{step}", file=sys.stderr)
+    rounded = given.merge and config.policy.lora.rank and kind != "float32"
+    hint = ", to which what the adapters add is rounded; --dtype float32 keeps it" if rounded else ""
+    print(f"policy v{step} in {kind}{hint}", file=sys.stderr)
     if (saved := max(store.versions(state_uri(uri)), default=0)) > step:
         say(f"step {saved} is saved and not published: rlvf train --resume {shlex.quote(given.run)} publishes it")
-    print(json.dumps({"model": str(out), "step": step}) if given.json else printable(str(out)))
+    print(json.dumps({"model": str(out), "step": step, "dtype": kind}) if given.json else printable(str(out)))
 
 
 COMMAND = Command("export", "write the model of a run to a folder", EXAMPLES, _options, _run)

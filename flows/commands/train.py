@@ -15,11 +15,18 @@ from flows.config import TrainConfig
 from flows.options.reading import add_options, read_config
 from flows.report.summary import run_name, summary
 from flows.run.display import Display
-from flows.run.plans import plans
-from flows.start.preflight import check_model, check_tracking, check_verifiers_here
+from flows.run.opened import Opened
+from flows.run.plans import problems_to_check
+from flows.start.preflight import (
+    check_configuration_here,
+    check_engine_here,
+    check_model,
+    check_tracking,
+    check_verifiers_here,
+)
 from flows.start.resume import resume_run
 from flows.start.runs import Run, new_run, without_secrets
-from flows.start.trust import refuse_odd_files, refuse_swapped, trusted
+from flows.start.trust import refuse_odd_files, trusted
 from infra.cluster.placement import PlacementError
 from infra.errors import worker_of
 from infra.home import runs_uri
@@ -34,7 +41,6 @@ from infra.storage.usable import named_storage_errors, probe_storage
 from rl.judging import BrokenVerifierError
 from rl.lora_config import OtherBaseError
 from tasks.calls.base import BaseLost
-from tasks.problem_set import open_problems
 
 if TYPE_CHECKING:
     from flows.report.result import TrainResult
@@ -44,13 +50,24 @@ rlvf train                                             the tiny policy on arithm
 rlvf train --problems problems.csv --steps 100         your problems: CSV, JSON Lines or Parquet
 rlvf train --problems q.jsonl --verifier my_reward.py:reward   your own reward
 rlvf train --config my.yaml --loss.name grpo           a YAML file, dotted overrides on top
+rlvf train --policy Qwen/Qwen3-0.6B --policy.lora 16   adapters alone, on a frozen model
 rlvf train --resume 20260101-120000-tiny               go on exactly where that run stopped
 """
 FIRST = (
-    *("problems", "verifier", "policy", "steps", "held_out", "batch.samples", "sampling.max_tokens", "optimizer.lr"),
+    *(
+        "problems",
+        "verifier",
+        "policy",
+        "policy.lora",
+        "steps",
+        "held_out",
+        "batch.samples",
+        "sampling.max_tokens",
+        "optimizer.lr",
+    ),
     *("staleness", "run", "resume", "config", "json"),
 )
-MEASURED = tuple(
+RESULTS = tuple(
     f"{what}_{when}" for what in ("reward", "reward_sampled", "pass_rate", "sampled") for when in ("before", "after")
 )
 
@@ -84,14 +101,13 @@ def _run(given: argparse.Namespace) -> None:
         if local_path(run.uri) is None:
             probe_storage(run.uri, answered=True)
         check_tracking(run.config.tracking)  # a resumed run goes on without, and catches up later
-    problems = open_problems(run.config.sets, run.config.verifier, run.config.held_out, run.config.seed)
-    if run.resumed:
-        refuse_swapped(run, problems.verifiers.values())
-        run.refuse_other_problems(problems)
-    check_verifiers_here(problems, run.config.cluster)
-    plans(run.config, problems)
+    opened = Opened.of(run)
+    check_verifiers_here(opened.problems, run.config.cluster)
+    check_engine_here(run.config.policy, run.config.cluster)
     if not run.resumed or run.config.sync.base == "public":  # a run holds all else that it goes on with
         check_model(run.config.policy.model, runs)
+    if not run.resumed:
+        check_configuration_here(run.config, problems_to_check(opened.problems, opened.plans))
     began = time.monotonic()
     try:
         with ExitStack() as stack:
@@ -106,7 +122,7 @@ def _run(given: argparse.Namespace) -> None:
     seconds = time.monotonic() - began
     figures = asdict(result)
     if given.json:
-        keys = ("run", "steps", "held_out", *MEASURED, "sets", "rollouts_per_second")
+        keys = ("run", "steps", "held_out", *RESULTS, "sets", "rollouts_per_second")
         print(json.dumps({**{key: figures[key] for key in keys}, "seconds": seconds, "stages": figures["stages"]}))
     else:
         print(printable(summary(run, result, seconds), lines=True))

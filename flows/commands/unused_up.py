@@ -3,7 +3,7 @@
 import os
 
 from flows.commands.command import say
-from infra.cluster.cluster import ClusterConfig, joined_scheduler
+from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
 from infra.home import rlvf_home, rlvf_storage
 from infra.services.addresses import is_up, running
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from flows.run.display import Display
 from flows.run.workplace import open_workplace
-from infra.cluster.cluster import ClusterConfig
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
 from infra.interrupts import put_off

@@ -226,7 +226,7 @@ def traffic(record: Record) -> Iterator[tuple[str, str, str]]:
     """(what, value, more about it) of weights on their way."""
     if moved := _differences(record, "sync/bytes"):
         ratios, changed = _middle(_differences(record, "sync/ratio")), _middle(_differences(record, "sync/changed"))
-        yield "published", amount(sum(moved.values())), f"{ratios:.3g} times smaller than whole weights (median)"
+        yield "published", amount(sum(moved.values())), f"{ratios:.3g} times smaller than a whole version (median)"
         yield "changed", f"{changed:.2%}", "of the weights by a step (median)"
     for name, note in (("encode", "to find what has changed"), ("upload", "to store it")):
         if spent := _differences(record, f"sync/{name}_seconds"):

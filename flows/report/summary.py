@@ -51,7 +51,7 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
         *([("lost", f"{lost}, done again elsewhere")] if lost else []),
         *([("report", result.report)] if result.report and Path(result.report).exists() else []),
         *([("picture", result.picture)] if Path(result.picture).exists() else []),
-        ("checkpoint", f"{result.checkpoint} (Hugging Face layout)"),
+        ("checkpoint", f"{result.checkpoint} ({_layout(run)})"),
         *(
             [("best", f"{result.best.uri}: v{result.best.step}, reward {result.best.reward:.3f}")]
             if result.best
@@ -114,6 +114,13 @@ def _learning(result: "TrainResult") -> list[tuple[str, str]]:
         if after is not None  # before: None where version 0 was evaluated on something else
     ]
     return shown or [("reward", "not evaluated: no problems are held out (--held_out 0)")]
+
+
+def _layout(run: Run) -> str:
+    """Whose layout the run's model is in, and what makes a whole one of adapters."""
+    if not run.config.policy.lora.rank:
+        return "Hugging Face layout"
+    return f"adapters, peft's layout; {_venv(f'rlvf export {shlex.quote(run_name(run))} --merge')} writes a whole model"
 
 
 def _within(url: str) -> str:

@@ -16,7 +16,8 @@ from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.workplace import IMPORTS, Workplace, present
 from infra.cluster.calls import SchedulerLostError, is_lost, poisoned
-from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, joined_scheduler
+from infra.cluster.cluster import ClusterError, cluster
+from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
 from infra.cluster.placement import PlacementError, check_placement
 
 PATIENCE_SECONDS = 900.0  # what a machine needs to be started again by somebody who saw it

@@ -25,7 +25,7 @@ from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
 from flows.run.workplace import Workplace
-from flows.start.defaults import notes_on_tiny
+from flows.start.defaults import notes_on_adapters, notes_on_tiny
 from flows.start.edited import edited, save_sources
 from flows.start.runs import Run, local_folder
 from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
@@ -43,7 +43,7 @@ from rl.records import Learned
 from tasks.calls.generator import Generator
 from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer
-from tasks.generate import Admission
+from tasks.generate import Admission, check_servers
 from tasks.rollout_batch import RolloutBatch, few_reasons
 from tasks.verify import check_verifiers
 
@@ -89,6 +89,7 @@ class Training:
 
     def _check_policy(self) -> None:
         """Refuse a model that cannot be trained on these problems, before a new run is written."""
+        check_servers(self.workplace.dispatch, self.config.policy)
         if self.run.resumed:
             return
         if self.config.policy.model != TINY:
@@ -178,8 +179,9 @@ class Training:
         )
         self.workplace.display.stage("load the policy")
         begun = self.workplace.dispatch.run("train", self.trainer.begin)
-        for warning in begun.warnings:
-            self.workplace.display.say(f"warning: {warning}")
+        warnings = (f"warning: {warning}" for warning in begun.warnings)
+        for note in (*warnings, *notes_on_adapters(config.policy.lora.rank, begun.trained, begun.parameters)):
+            self.workplace.display.say(note)
         self._books.go_back(begun.step)
         if self.run.resumed:
             more = f"; more steps: rlvf train --resume {shlex.quote(run_name(self.run))} --steps N"

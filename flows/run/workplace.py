@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.run.display import Display
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.cluster import cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, check_placement, check_sources
 from infra.cluster.training_lock import TrainingLocks
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
     from flows.run.prefect_session import PrefectSession
 
 IMPORTS = {  # before a worker's first call: what its calls import inside them; a verifier needs no torch
-    "GENERATOR": ("tasks.calls.base", "tasks.calls.published", "infra.weights.mirror", "rl.sampler"),
+    "GENERATOR": (
+        "tasks.calls.base",
+        "tasks.calls.published",
+        "infra.weights.mirror",
+        "rl.sampling.sampler",
+        "tasks.calls.served",
+    ),
     "TRAINER": (
         "tasks.calls.base",
         "tasks.calls.published",

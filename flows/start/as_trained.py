@@ -18,7 +18,7 @@ from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
 from infra.security.secrets import masked
 from infra.storage import place
-from rl.config import AUTO, MADE, PolicyConfig, ProblemsConfig, SamplingConfig
+from rl.config import AUTO, MADE, OURS, PolicyConfig, ProblemsConfig, SamplingConfig
 from rl.problems.rows import normalized
 from rl.verifiers.spec import judged_by, named
 from tasks.named_set import judges, named_sets, set_name
@@ -26,7 +26,15 @@ from tasks.problem_set import ProblemSet, open_problems, problems_to_solve
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
 C = TypeVar("C", bound=BaseModel)
-OWN = ("policy.model", "policy.device", "again", "cluster", "placement", "tracking")  # change no figure
+OWN = (
+    "policy.model",
+    "policy.device",
+    "policy.engine",
+    "again",
+    "cluster",
+    "placement",
+    "tracking",
+)  # change no figure
 
 
 @dataclass(frozen=True)
@@ -151,8 +159,13 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
     column, leaves the others as they are; a path names another set, in place of all."""
     given = config.model_fields_set
     policy = _over(trained.policy, config.policy).model_copy(
-        update={"model": config.policy.model, "device": config.policy.device}
+        update={name: getattr(config.policy, name) for name in ("model", "device", "engine")}
     )
+    if policy.engine != OURS and policy.lora.rank:
+        raise ValueError(
+            "policy.engine: a server is given whole weights, and this run has adapters; evaluate what "
+            "rlvf export --merge makes of it"
+        )
     another = "name" in config.verifier.model_fields_set
     others = "problems" in given and "path" in config.problems.model_fields_set
     first, *mix = (each.model_copy(update={"verifier": None}) if another else each for each in trained.sets)

@@ -1,5 +1,6 @@
 """Defaults of the options that depend on what is trained: resolved once, when a run begins, and saved with it."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -51,6 +52,11 @@ def notes_on_tiny(model: str, problems: Sequence[Problem]) -> list[str]:
     ]
 
 
+def notes_on_adapters(rank: int, trained: int, parameters: int) -> list[str]:
+    """A line where adapters are trained: how many of a policy's parameters, theirs included, that is."""
+    return [f"lora rank {rank}: {_short(trained)} of {_short(parameters)} parameters are trained"] if rank else []
+
+
 def with_eval_defaults(config: EvalConfig, trained: TrainConfig | None) -> tuple[EvalConfig, list[str]]:
     """The same for an evaluation; of a run, whose configuration is given, as it was trained."""
     if config.sampling.max_tokens is None and trained is not None:
@@ -73,6 +79,8 @@ def _sampling(
         names = [judged_by(each, verifier) for each in sets]
         tokens, name = max((declared(name).tokens, name) for name in names)
         reason = f"for the verifier {name}" if declared(name).built_in else "for a verifier of yours"
+    if model != TINY and 2 * tokens > (limit := _reach(model)):
+        tokens, reason = limit // 2, f"half of the {limit} that the model can attend to"
     return sampling.model_copy(update={"max_tokens": tokens}), [f"sampling.max_tokens {tokens}: {reason}"]
 
 
@@ -82,9 +90,22 @@ def parameters(model: str) -> int:
     if model == TINY:
         return TINY_PARAMETERS  # torch is not imported for that
     with put_off():
-        from rl.fit import skeleton
+        from rl.model.skeleton import skeleton
 
     return int(skeleton(model).num_parameters())
+
+
+def _reach(model: str) -> int:
+    """How many tokens of a sequence a model from elsewhere can attend to, by its configuration alone."""
+    with put_off():
+        import torch
+
+        from rl.model.policy import Policy
+        from rl.model.skeleton import META, skeleton
+        from rl.model.tiny import build_tokenizer
+
+    found = Policy(skeleton(model), build_tokenizer(), META, torch.float32).reach
+    return sys.maxsize if found is None else found[0]
 
 
 def _short(size: int) -> str:

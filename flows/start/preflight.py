@@ -1,19 +1,24 @@
 """What can be found wrong with a request before anything is started or written."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
+from flows.config import TrainConfig
+from flows.start.defaults import with_defaults
 from flows.start.model_files import ModelFilesError, UnknownModel, find_model
 from flows.start.runs import NEWEST, meant
-from infra.cluster.cluster import ClusterConfig, joined_scheduler
+from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
 from infra.home import rlvf_home
 from infra.interrupts import put_off
 from infra.runs.checkpoints import is_run, resolve_run
 from infra.runs.tracking import TrackingConfig, tracking_uri
 from infra.security.secrets import masked, without_userinfo
 from infra.services.http import status_of
-from rl.config import TINY
+from rl.config import OURS, TINY, PolicyConfig
 from rl.judging import warm
+from rl.records import Problem
+from rl.sampling.server import Server
 from tasks.problem_set import ProblemSet
 
 
@@ -54,13 +59,13 @@ def _check_kind(source: str) -> None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
         from rl.model.tokenizer import read_tokenizer
+        from rl.model.unloadable import reason
 
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         tokenizer = read_tokenizer(source)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelFilesError(f"not a model that transformers can load: {reason}") from error
+    except Exception as error:
+        raise ModelFilesError(f"not a model that transformers can load: {reason(error)}") from error
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelFilesError(f"transformers has no causal language model of type {config.model_type!r}")
     # without its files transformers makes an empty one of the right class
@@ -77,6 +82,26 @@ def check_verifiers_here(problems: ProblemSet, cluster: ClusterConfig) -> None:
     if joined_scheduler(cluster) is None:
         isolated = {name: spec for name, spec in problems.verifiers.items() if not spec.runs_here}
         warm(isolated, problems.some() if isolated else (), rlvf_home())
+
+
+def check_configuration_here(config: TrainConfig, problems: Sequence[Problem]) -> None:
+    """Refuse, before anything starts or is written, what the configuration and the tokenizer of a new run's model tell:
+    layers without a match, prompts that its chat template does not take, completions beyond its context. What takes
+    its weights is asked of the trainer: whether sampler and learner agree with it, and whether they fit."""
+    if config.policy.model == TINY and not config.policy.lora.targets and config.sampling.max_tokens is None:
+        return  # nothing was asked that it may lack
+    limit = with_defaults(config)[0].sampling.limit
+    with put_off():
+        from tasks.calls.start import check_configuration  # with torch
+
+        check_configuration(config.policy, problems, limit)
+
+
+def check_engine_here(policy: PolicyConfig, cluster: ClusterConfig) -> None:
+    """Refuse a server that does not answer or cannot be given weights, before anything starts or is written. Where a
+    cluster generates, the flow asks that: the server is beside each generator."""
+    if policy.engine != OURS and joined_scheduler(cluster) is None:
+        Server(policy.engine).open()
 
 
 def check_tracking(config: TrackingConfig) -> None:

@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "checkpoint",
     "evals",
     "policy.device",
+    "policy.engine",
     "verifier.seconds",
     "verifier.memory_mb",
     "verifier.reads",
@@ -64,10 +65,8 @@ def resumed(name: str, home_runs: str, over: Callable[[Mapping[str, Any]], Train
     made = max(store.versions(state_uri(uri)), default=0)
     if now.steps < made:
         raise OptionError(f"{dashes}steps {now.steps}: {name} has made {made} already; give more, or leave it out")
-    if now.steps == made and now.optimizer.lr != saved.optimizer.lr:
-        raise OptionError(
-            f"{dashes}optimizer.lr: {name} has made all of its {made} steps; give more {dashes}steps, too"
-        )
+    if now.steps == made and now.optimizer.lr is not None:
+        refuse_unused_rate(name, saved, now, dashes)
     if now.run is not None and now.run != saved.run and resolve_run(now.run, home_runs) != uri:
         raise OptionError(f"{dashes}resume {name} and run {now.run!r} are different runs; leave one of them out")
     return Run(uri, now, resumed=True, saved=saved, model_named=named)
@@ -80,6 +79,14 @@ def refuse_contradictions(name: str, saved: TrainConfig, now: TrainConfig) -> No
     ]
     if contradicting:
         raise OptionError(f"{name} cannot be resumed with {', '.join(contradicting)}; leave it out, or start a new run")
+
+
+def refuse_unused_rate(name: str, saved: TrainConfig, now: TrainConfig, dashes: str = "") -> None:
+    """Raise ``OptionError`` where ``now`` would write a learning rate into a finished run that no step has used."""
+    if now.optimizer.lr != saved.optimizer.lr:
+        raise OptionError(
+            f"{dashes}optimizer.lr: {name} has made all of its {now.steps} steps; give more {dashes}steps, too"
+        )
 
 
 def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = False) -> tuple[Run, list[str]]:
@@ -102,6 +109,8 @@ def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = 
     run = resumed(name, home_runs, over)
     trusted(run)  # before anything that it names is asked: its model has the number of parameters
     run = replace(run, config=with_defaults(run.config)[0])
+    if run.saved is not None and run.config.steps in store.versions(state_uri(run.uri)):
+        refuse_unused_rate(name, run.saved, run.config)
     before, unchanged = dict(leaf_values(run.saved or run.config)), dict(leaf_values(config))
     kept = [
         f"{path} stays {_plain(before[path])!r}, as saved: {_plain(unchanged[path])!r} is the default, which a form "

@@ -16,6 +16,7 @@ from flows.options.reading import differences
 from flows.start.saved import whole_text
 from flows.start.tracked import TRACKING
 from flows.start.whole_paths import with_whole_paths
+from infra import disk
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
 from infra.runs.remains import has_versions
 from infra.security.secrets import hidden, revealed
@@ -149,7 +150,7 @@ def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> R
     stem = new_name(config)
     uri = place.join(home_runs, stem)
     count = 1
-    while place.exists(uri):  # two runs may begin in the same second
+    while place.exists(uri) or not disk.claim(uri):  # two may begin in the same second, and are written much later
         count += 1
         uri = place.join(home_runs, f"{stem}-{count}")
     return Run(uri, config, resumed=False)

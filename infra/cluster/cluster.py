@@ -2,17 +2,16 @@
 
 import logging
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dask.config
 from distributed import Client, Scheduler, Security, SpecCluster
-from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
 from infra.cluster.machine import cores, detect_device
 from infra.cluster.reach import UnreachableError, parse_address, reach
 from infra.cluster.role import Role, RoleNanny, logs_to, role_options, start_resource_tracker
@@ -23,35 +22,7 @@ from infra.security.certificates import SecurityError
 from infra.security.tls import dask_security, temporary_security
 
 LOCALHOST = "127.0.0.1"
-ADDRESS = re.compile(r"([a-z]+://)?[^\s/]+:\d{1,5}")
 CONNECT_SECONDS = 10.0
-
-
-class ClusterConfig(BaseModel):
-    """Where the work runs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    scheduler: str | None = Field(
-        None,
-        description="address of a Dask scheduler to join (tls://host:8786); none takes $RLVF_SCHEDULER, or starts a "
-        "local one",
-    )
-    generators: int = Field(1, description="local processes that sample completions", ge=0)
-    verifiers: int = Field(1, description="local processes that judge completions", ge=0)
-    threads: int | None = Field(
-        None, description="threads of the trainer and of each generator; none divides the cores among them", ge=1
-    )
-    device: Literal["auto", "cuda", "mps", "cpu"] = Field(
-        "auto", description="the device tag of the local trainer and generators"
-    )
-
-    @field_validator("scheduler")
-    @classmethod
-    def _has_a_port(cls, address: str | None) -> str | None:
-        if address is not None and not ADDRESS.fullmatch(address):
-            raise ValueError("is no address of a scheduler; write it like tls://192.168.1.5:8786")
-        return address
 
 
 class ClusterError(ValueError):
@@ -72,11 +43,6 @@ def workers(
     for index in range(config.verifiers):
         roles.append(Role(f"verifier-{index}", ("CPU", "VERIFIER"), 1, warm.get("VERIFIER", ())))
     return {role.name: {"cls": RoleNanny, "options": role_options(role, LOCALHOST, log_dir)} for role in roles}
-
-
-def joined_scheduler(config: ClusterConfig) -> str | None:
-    """The address of the scheduler to join; None where the cluster is local, with its scheduler in this process."""
-    return config.scheduler or os.environ.get("RLVF_SCHEDULER") or None
 
 
 @contextmanager

@@ -4,12 +4,14 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distributed import Client
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from infra.cluster.source import UNKNOWN, announced, source_digest
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 DEVICES = ("CUDA", "MPS", "CPU")
 ROLES = ("GENERATOR", "TRAINER", "VERIFIER")
@@ -83,7 +85,7 @@ class Offer:
         return all(self.resources.get(tag, 0) >= 1 for tag in tags)
 
 
-def offers(client: Client, seconds: float | None = None) -> list[Offer]:
+def offers(client: "Client", seconds: float | None = None) -> list[Offer]:
     """The running workers, asked of the scheduler. Raises `OSError` when it does not answer, in `seconds` if given."""
     # Not client.scheduler_info(): it returns a field of the client that a periodic callback overwrites without workers.
     scheduler: Any = client.scheduler
@@ -105,12 +107,12 @@ def _offer(address: str, worker: Mapping[str, Any]) -> Offer:
     )
 
 
-def workers_with(client: Client, tags: Collection[str]) -> list[str]:
+def workers_with(client: "Client", tags: Collection[str]) -> list[str]:
     """Addresses of the running workers that offer all of `tags`."""
     return [offer.address for offer in offers(client) if offer.satisfies(tags)]
 
 
-def check_placement(client: Client, placement: PlacementConfig) -> None:
+def check_placement(client: "Client", placement: PlacementConfig) -> None:
     """Raise `PlacementError` unless some worker satisfies every call."""
     present = offers(client)
     for call in placement.calls:
@@ -118,7 +120,7 @@ def check_placement(client: Client, placement: PlacementConfig) -> None:
             raise unsatisfied(client, call, placement.tags(call), present)
 
 
-def check_sources(client: Client) -> None:
+def check_sources(client: "Client") -> None:
     """Raise `PlacementError` where a worker runs another source of rlvf than this process. A worker of Dask's own
     command announces nothing and is asked; one that does not answer passes."""
     said: dict[str, str] = {}
@@ -134,7 +136,7 @@ def check_sources(client: Client) -> None:
         )
 
 
-def _asked(client: Client, address: str) -> str:
+def _asked(client: "Client", address: str) -> str:
     def ask() -> Any:
         return client.run(source_digest, workers=[address], on_error="return", asynchronous=True)
 
@@ -145,7 +147,7 @@ def _asked(client: Client, address: str) -> str:
     return answer if isinstance(answer, str) else "" if isinstance(answer, OSError) else UNKNOWN
 
 
-def unsatisfied(client: Client, call: str, tags: Collection[str], present: Collection[Offer]) -> PlacementError:
+def unsatisfied(client: "Client", call: str, tags: Collection[str], present: Collection[Offer]) -> PlacementError:
     """The error that says which tags `call` lacks, which workers there are, and the command that would add one."""
     everywhere = {tag for offer in present for tag, amount in offer.resources.items() if amount >= 1}
     missing = [tag for tag in tags if tag not in everywhere]

@@ -17,7 +17,7 @@ from distributed import Nanny, Status, Worker
 
 from infra.cluster import pace
 from infra.cluster.placement import METRIC
-from infra.cluster.settings import DEVICE_PROCESSES
+from infra.cluster.settings import DEVICE_PROCESSES, MEASURED, measured_file
 from infra.logs import log_at
 
 logger = logging.getLogger(__name__)
@@ -119,6 +119,7 @@ def role_options(role: Role, host: str, log_dir: Path | None) -> dict[str, Any]:
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
             "TOKENIZERS_PARALLELISM": "false",
             DEVICE_PROCESSES: str(role.sharing),
+            MEASURED: measured_file(),
         },
         "worker_class": RoleWorker,
         "log_file": None if log_dir is None else str(log_dir / f"{role.name}.log"),

@@ -4,10 +4,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from infra.home import rlvf_home
+
 # Dask's profiler asks for the frames of all threads a hundred times a second; in Python 3.11 that can stop the process
 # for ever when a garbage collection falls into it (python/cpython#106883, dask/distributed#8616).
 WORKER_SETTINGS: Mapping[str, Any] = {
     "distributed.worker.profile.enabled": sys.version_info >= (3, 12),
+    "distributed.admin.tick.interval": "500ms",  # every 20 ms is most of what an idle process takes
     "distributed.worker.http.routes": ["distributed.http.health"],  # the others need no password, and are not needed
 }
 # For nannies in this process: Dask's defaults (one OpenMP thread, trim every 64 kB) are not for processes that
@@ -25,7 +28,13 @@ DASK_SETTINGS = {
 }
 
 DEVICE_PROCESSES = "RLVF_DEVICE_PROCESSES"  # in a worker's environment: how many of the machine's compute on its device
+MEASURED = "RLVF_MEASURED"  # in the environment: the file that keeps what this machine's processor is measured to do
 DASHBOARD_PORT = "RLVF_DASHBOARD_PORT"  # in the environment of a scheduler whose page others know to be there
+
+
+def measured_file() -> str:
+    """`MEASURED`, of this home."""
+    return str(rlvf_home() / "cache" / "processor.json")
 
 
 def dask_environment() -> dict[str, str]:

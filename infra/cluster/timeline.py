@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from distributed import get_worker
 from pydantic import Field, TypeAdapter
 
 from infra import disk
@@ -113,6 +112,8 @@ _current = _Current()
 
 def measured(function: Callable[..., T], *args: Any) -> Measured[T]:
     """Call `function(*args)` on a worker."""
+    from distributed import get_worker  # here, because it takes half a second to import, and records are read without
+
     _current.loading = loading = Loading()
     began = time.perf_counter()
     result = function(*args)

@@ -2,19 +2,21 @@
 
 import logging
 from pathlib import Path
-
-from distributed import Security
+from typing import TYPE_CHECKING
 
 from infra.hosts import is_loopback
 from infra.security.bundles import machine_name
 from infra.security.certificates import SecurityError, new_authority, new_leaf
 from infra.security.identity import certs_folder, check_certificates, has_certificates
 
+if TYPE_CHECKING:
+    from distributed import Security
+
 logger = logging.getLogger(__name__)
 ROLES = ("scheduler", "worker", "client")  # of Dask: each has a certificate of its own, here the same one
 
 
-def dask_security(home: Path) -> Security:
+def dask_security(home: Path) -> "Security":
     """Mutual TLS for a scheduler, a worker or a client of this machine. Raises `SecurityError`."""
     check_certificates(home)
     folder = certs_folder(home)
@@ -22,7 +24,7 @@ def dask_security(home: Path) -> Security:
     return _mutual_tls(str(folder / "authority.pem"), certificate, key)
 
 
-def temporary_security() -> Security:
+def temporary_security() -> "Security":
     """Mutual TLS among the processes of one cluster that this process starts: of an authority that nobody else has.
 
     The keys are in memory only: Dask hands them to its processes through their pipes. The authority's own is forgotten
@@ -33,8 +35,10 @@ def temporary_security() -> Security:
     return _mutual_tls(authority[0], certificate, key)
 
 
-def _mutual_tls(authority: str, certificate: str, key: str) -> Security:
+def _mutual_tls(authority: str, certificate: str, key: str) -> "Security":
     """`authority`, `certificate` and `key`: PEM, or files with it."""
+    from distributed import Security  # here, because it takes half a second to import
+
     return Security(  # type: ignore[no-untyped-call]
         require_encryption=True,
         tls_ca_file=authority,

@@ -6,16 +6,16 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-from distributed import Security
-from distributed.core import Server, rpc
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from infra.cluster.placement import DEVICES, METRIC, ROLES, worker_name
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
 from infra.hosts import bracketed
 from infra.security.tls import dask_security
 from infra.services.addresses import Addresses, addresses
+
+if TYPE_CHECKING:
+    from distributed import Security
 
 SERVICES = ["rlvf", "services"]  # where `rlvf up` puts the addresses of everything into the scheduler's metadata
 CLOCK = "rlvf-clock"  # an event topic: the scheduler stamps what is logged
@@ -86,6 +86,8 @@ async def _seen(scheduler: Any) -> Seen:
 
 
 async def _answers_back(address: SchedulerAddress, home: Path, host: str) -> str | None:
+    from distributed.core import Server
+
     security = _security(address, home)
     async with Server({}, needs_workdir=False, connection_args=security.get_connection_args("worker")) as listener:  # type: ignore[no-untyped-call]
         await listener.listen(f"{address.scheme}://{bracketed(host)}:0", **security.get_listen_args("worker"))  # type: ignore[no-untyped-call]
@@ -112,11 +114,15 @@ def _answered(address: SchedulerAddress, home: Path, question: Callable[[Any], A
 
 
 def _scheduler(address: SchedulerAddress, home: Path) -> Any:
+    from distributed.core import rpc
+
     security = _security(address, home)
     return rpc(str(address), connection_args=security.get_connection_args("client"), timeout=SECONDS)  # type: ignore[no-untyped-call]
 
 
-def _security(address: SchedulerAddress, home: Path) -> Security:
+def _security(address: SchedulerAddress, home: Path) -> "Security":
+    from distributed import Security  # here, as in these others, because it takes half a second to import
+
     return dask_security(home) if address.scheme == "tls" else Security()  # type: ignore[no-untyped-call]
 
 

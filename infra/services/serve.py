@@ -7,7 +7,8 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from infra.hosts import listening_socket
@@ -25,12 +26,38 @@ def prefect_application() -> tuple[Application, dict[str, Any]]:
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
+    begin_immediately()
     settings = get_current_settings().server.api
     return create_app(final=True), {
         "timeout_keep_alive": settings.keepalive_timeout,
         "ws_ping_interval": settings.websocket_ping_interval,
         "ws_ping_timeout": settings.websocket_ping_timeout,
     }
+
+
+def begin_immediately() -> None:
+    """Have each of Prefect's transactions on SQLite take the write lock as it begins (BEGIN IMMEDIATE). By itself it
+    reads first, and one that has read cannot wait for the lock any more: SQLite refuses it where another has written
+    meanwhile (SQLITE_BUSY_SNAPSHOT), and the API answers 503, to four clients nearly always."""
+    from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
+    from prefect.server.database.dependencies import set_database_config
+    from prefect.server.utilities.database import get_dialect
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+
+    class Immediate(AioSqliteConfiguration):
+        @asynccontextmanager
+        async def begin_transaction(self, session: Any, with_for_update: bool = False) -> AsyncIterator[Any]:
+            async with super().begin_transaction(session, with_for_update) as transaction:
+                mode = SQLITE_BEGIN_MODE.set("IMMEDIATE")
+                try:
+                    await session.connection()  # which begins
+                finally:
+                    SQLITE_BEGIN_MODE.reset(mode)  # a session inside this one may only read
+                yield transaction
+
+    url = PREFECT_API_DATABASE_CONNECTION_URL.value()
+    if get_dialect(url).name == "sqlite":
+        set_database_config(Immediate(connection_url=url))
 
 
 def mlflow_application() -> tuple[Application, dict[str, Any]]:

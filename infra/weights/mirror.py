@@ -1,9 +1,11 @@
 """A generator's copy of the published weights, updated from version to version by differences."""
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -17,7 +19,7 @@ from infra.storage.store import Folder
 from infra.weights.chain import Edge, cheapest_chain, read_edge, read_edges
 from infra.weights.difference import DIFFERENCE, DifferenceError, Weights, apply_difference, weights_digest
 from infra.weights.version import Gone, PolicyVersion, StaleBase, VersionId
-from infra.weights.whole import PublicModel, read_whole
+from infra.weights.whole import PublicModel, is_weights, read_whole
 
 UNSEEN_SECONDS = 30.0  # how long a store elsewhere may hide what was written, and
 UNSEEN_HERE_SECONDS = 2.0  # a file system may
@@ -48,13 +50,14 @@ class Mirror:
         self._weights: dict[str, Tensor] = {}
         self._version: VersionId | None = None
         self._root: Folder | None = None
+        self._beside: tempfile.TemporaryDirectory[str] | None = None  # where `root` is
         self._files = ""  # digest of the files of the version, beside its weights
         self._fetched = Fetched()
         self._ahead: threading.Thread | None = None
 
     @property
     def root(self) -> Path:
-        """The folder with the files beside the weights: the model's configuration and its tokenizer."""
+        """A folder of this process with the files beside the weights: the model's configuration and its tokenizer."""
         return self.root_folder.path
 
     @property
@@ -64,10 +67,8 @@ class Mirror:
         return self._root
 
     @contextmanager
-    def at(
-        self, version: PolicyVersion, check: Callable[[], None] = lambda: None, *, files: bool = False
-    ) -> Iterator[Weights]:
-        """The weights of `version`, which stay so inside; with `files`, what lies beside them in `root` too.
+    def at(self, version: PolicyVersion, check: Callable[[], None] = lambda: None) -> Iterator[Weights]:
+        """The weights of `version`, which stay so inside, as what lies beside them in `root` does.
 
         `check` is called while the storage is away, and may raise. Raises NotThere, Gone and Torn, and what the
         storage raises for longer than the patience.
@@ -75,8 +76,8 @@ class Mirror:
         while not self._lock.acquire(timeout=POLL_SECONDS):  # a prefetch has it
             check()
         try:
-            lacks_root = self._root is None or not self._root.path.is_dir()  # its run may have removed it
-            if version.files != self._files or (files and lacks_root):
+            lost = self._root is not None and not self._root.path.is_dir()  # as by a sweep of temporary files
+            if version.files != self._files or lost:
                 self._forget()
                 self._files = version.files
             self._bring(version, check)
@@ -162,10 +163,10 @@ class Mirror:
         folder = RetryPolicy(self._patience, check=check)(self._folder, edge, check)
         applied = time.perf_counter()
         try:
-            if edge.base is None:
-                self._replace(edge, folder)
-            else:
-                with folder:
+            with folder:
+                if edge.base is None:
+                    self._replace(edge, folder)
+                else:
                     self._apply(edge, folder.path / DIFFERENCE)
         except BaseException:
             self._forget()
@@ -185,7 +186,17 @@ class Mirror:
         if weights_digest(self._weights) != manifest.digest:
             remedy = "" if manifest.public is None else f": {manifest.public} is another here; take --sync.base stored"
             raise Torn(f"{edge.uri} holds other weights than its manifest says{remedy}")
-        self._root = folder
+        self._keep_beside(edge, folder)
+
+    def _keep_beside(self, edge: Edge, folder: Folder) -> None:
+        """Copy what lies beside the weights: the run may remove the folder while a model is loaded with it."""
+        files = {name: entry for name, entry in folder.manifest.files.items() if not is_weights(name)}
+        beside = replace(folder, manifest=replace(folder.manifest, files=files))
+        made = tempfile.TemporaryDirectory(dir=disk.own_folder(), ignore_cleanup_errors=True)
+        store.copy_folder(beside, Path(made.name), edge.uri)
+        if self._beside is not None:
+            self._beside.cleanup()
+        self._beside, self._root = made, replace(beside, path=Path(made.name), temporary=False)
 
     def _apply(self, edge: Edge, path: Path) -> None:
         assert edge.base == self._version

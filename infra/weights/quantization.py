@@ -1,6 +1,6 @@
 """Weights in 8 bits: a scale for every row. Half the bytes of bfloat16, and not what the trainer has."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -9,13 +9,14 @@ SCALE = ":scale"  # ends the name of a scale's tensor
 LEVELS = 127
 
 
-def quantized(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices [rows, ...] as int8 with a float32 scale [rows]; vectors, which are few, as float32."""
+def quantized(weights: Mapping[str, Tensor], wide: Callable[[str], bool] = lambda _: False) -> dict[str, Tensor]:
+    """Matrices [rows, ...] as int8 with a float32 scale [rows]; vectors, which are few, and what is
+    ``wide`` as float32."""
     made = {}
     for name, tensor in weights.items():
         if not tensor.is_floating_point():
             made[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        elif tensor.dim() < 2:
+        elif tensor.dim() < 2 or wide(name):
             made[name] = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
         else:
             rows = tensor.detach().float().flatten(1)

@@ -61,11 +61,16 @@ def keep_whole(uri: str, folder: Path) -> PolicyVersion:
 def files_digest(folder: Path) -> str:
     """blake3 over the names and contents of what lies beside the weights: configuration, tokenizer, chat template."""
     digest = blake3()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (WHOLE, ADAPTERS[1])):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not is_weights(path.name)):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)} ".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a version holds its weights."""
+    return name in (WHOLE, ADAPTERS[1])
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:

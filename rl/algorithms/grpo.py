@@ -11,6 +11,8 @@ from rl.algorithms.algorithm import Algorithm, TokenLoss, centred
 if TYPE_CHECKING:
     from torch import Tensor
 
+LARGEST = 60.0  # nats, of a log-ratio: exp of 89 is infinite in float32
+
 
 class Grpo(Algorithm):
     """A = (r - mean) / std of the group; every completion weighs alike; the ratio is clipped."""
@@ -41,7 +43,8 @@ class Grpo(Algorithm):
         """-min(rho * A, clip(rho, 1 - eps, 1 + eps) * A), per token [N] (equation 3, without the KL), and where A < 0
         at most -c * A (dual-clip PPO, Ye et al., arXiv 1912.09729), without which a token that has become likely since
         it was sampled weighs as much as its ratio grows."""
-        ratio = (logprobs - behaviour).exp()
+        # where it would overflow the loss is bounded, and its gradient 0, which infinity would make a NaN
+        ratio = (logprobs - behaviour).clamp(max=LARGEST).exp()
         free = ratio * advantage
         cut = ratio.clamp(1 - self.clip, 1 + self.clip) * advantage
         bound = (self.dual_clip * advantage).where(advantage < 0, -float("inf"))

@@ -1,6 +1,6 @@
 """The learner: a policy with its optimizer. One update is one batch, applied whole or not at all.
 
-Legend: P groups, G completions per group, N completion tokens, V vocabulary.
+Legend: P groups, G completions per group, N completion tokens.
 """
 
 import json
@@ -21,6 +21,7 @@ from rl.learning.optimizers import build_optimizers, restore_state, state_bytes,
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation, Passes
 from rl.learning.shaping import shaped
+from rl.model.blocks import in_blocks
 from rl.model.head import hidden_states
 from rl.model.in_place import embedding_in_place
 from rl.model.memory import checkpointed, room_for
@@ -62,17 +63,22 @@ def token_scores(
 
     With ``loss``, its gradient is added to that of the policy's parameters; see `checkpointed` for ``checkpointing``.
     """
-    with policy.autocast():
-        layers = checkpointed(policy.model) if checkpointing else nullcontext()
-        with torch.set_grad_enabled(loss is not None), embedding_in_place(policy.model), layers:
-            states = hidden_states(
-                policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
-            )
-            hidden = states[packed.rows, packed.logit_positions]
-        found = target_scores(policy.model, hidden.detach(), packed.targets, temperature, loss)
-    logprobs, entropy, gradient = found
-    if gradient is not None and hidden.requires_grad:
-        hidden.backward(gradient)  # type: ignore[no-untyped-call]
+    with in_blocks(policy.model, packed.mask):
+        with policy.autocast():
+            layers = checkpointed(policy.model) if checkpointing else nullcontext()
+            with torch.set_grad_enabled(loss is not None), embedding_in_place(policy.model), layers:
+                states = hidden_states(
+                    policy.model,
+                    mask=packed.mask,
+                    input_ids=packed.tokens,
+                    position_ids=packed.positions,
+                    use_cache=False,
+                )
+                hidden = states[packed.rows, packed.logit_positions]
+            found = target_scores(policy.model, hidden.detach(), packed.targets, temperature, loss)
+        logprobs, entropy, gradient = found
+        if gradient is not None and hidden.requires_grad:
+            hidden.backward(gradient)  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
 
@@ -122,6 +128,8 @@ class Learner:
                     group["lr"] = self.config.rate * rise
                 with room_for(f"the state of {self.config.name}", self.policy.device):
                     optimizer.step()
+            # a fused AdamW and bitsandbytes write past autograd's counters, by which sampling sees new weights
+            torch.autograd.graph.increment_version(self.parameters)
             self.optimizer_steps += 1
         self.policy.model.zero_grad(set_to_none=True)
         return norm

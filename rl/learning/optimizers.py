@@ -1,6 +1,6 @@
 """Optimizers of a policy's parameters."""
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,13 @@ def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.opti
     tables = [module for module in policy.model.modules() if isinstance(module, nn.Embedding)]
     ends = (*tables, policy.model.get_output_embeddings())  # type: ignore[no-untyped-call]
     apart = {id(p) for module in ends for p in module.parameters()}
-    own = config.name == "muon" or config.state == "8bit"
+    match config.name:
+        case "muon":
+            own = True
+        case "adamw":
+            own = config.state == "8bit"
+        case other:
+            assert_never(other)
     hidden = [p for p in parameters if own and p.ndim == 2 and id(p) not in apart]
     chosen = {id(p) for p in hidden}
     others = [p for p in parameters if id(p) not in chosen]
@@ -53,9 +59,7 @@ def _of_hidden(hidden: list[nn.Parameter], config: OptimizerConfig) -> torch.opt
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of the state that it makes at its first step, and keeps."""
     count: int = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-    if isinstance(optimizer, torch.optim.AdamW):
-        return 8 * count
-    return (4 if isinstance(optimizer, torch.optim.Muon) else 2) * count
+    return {"AdamW": 8, "Muon": 4, "AdamW8bit": 2}[type(optimizer).__name__] * count
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:

@@ -5,7 +5,8 @@
 
 A completion's token sees the prompt and its own completion up to itself, so its log-prob is the one that it would have
 alone behind the prompt, at a fraction of the work: the prompt is computed once instead of G times. But attention is
-computed between all positions of a row, so that long completions have rows of their own.
+computed between all positions of a row, so that long completions have rows of their own; where it is computed in blocks
+(`rl.model.blocks`), a row holds as many as fit.
 
 Legend: R rows, L positions in a row, N completion tokens in all rows, G completions of a group.
 """
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
+from rl.model.blocks import WIDTH, block_mask, dense_mask
 from rl.model.policy import Policy
 from rl.records import Rollouts
 
@@ -42,7 +45,7 @@ class Packed:
 
     tokens: Tensor  # [R, L]
     positions: Tensor  # [R, L]
-    mask: Tensor  # [R, 1, L, L] bool: True where a query (third axis) sees a key (fourth)
+    mask: Tensor | BlockMask  # [R, 1, L, L]: see rl.model.blocks
     rows: Tensor  # [N] the row of each completion token
     logit_positions: Tensor  # [N] the position in the row whose hidden state predicts it
     targets: Tensor  # [N] the token itself
@@ -93,13 +96,15 @@ def rows_of(
     return found
 
 
-def microbatches(rollouts: Rollouts, rows: Sequence[Row], microbatch_tokens: int) -> Iterator[list[Row]]:
+def microbatches(
+    rollouts: Rollouts, rows: Sequence[Row], microbatch_tokens: int, *, blocks: bool = False
+) -> Iterator[list[Row]]:
     """Split rows into passes of rows of similar length whose padded area stays within ``microbatch_tokens`` (a longer
     single row goes alone)."""
     waiting: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.length(rollouts), row.group, row.first)):
         # the newest is the longest, so it sets the width
-        if waiting and (len(waiting) + 1) * row.length(rollouts) > microbatch_tokens:
+        if waiting and (len(waiting) + 1) * padded(row.length(rollouts), blocks=blocks) > microbatch_tokens:
             yield waiting
             waiting = []
         waiting.append(row)
@@ -107,10 +112,16 @@ def microbatches(rollouts: Rollouts, rows: Sequence[Row], microbatch_tokens: int
         yield waiting
 
 
-def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device) -> Packed:
-    """These rows, to be computed together."""
-    length = max(row.length(rollouts) for row in rows)
-    tokens = np.zeros((len(rows), length), dtype=np.int64)
+def padded(length: int, *, blocks: bool) -> int:
+    """The positions that rows of this length are padded to: whole blocks, or as many."""
+    return math.ceil(length / WIDTH) * WIDTH if blocks else length
+
+
+def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device, *, blocks: bool = False) -> Packed:
+    """These rows, to be computed together, by attention in blocks where that is wanted."""
+    length = padded(max(row.length(rollouts) for row in rows), blocks=blocks)
+    # padded with a token that is there: of another the model may have a vector that its gradient cannot pass, such as 0
+    tokens = np.full((len(rows), length), [[rollouts.prompts[row.group][0]] for row in rows], dtype=np.int64)
     positions = np.zeros_like(tokens)
     segments = np.full_like(tokens, -1)  # 0 the prompt, 1.. the completions, -1 padding
     where: list[tuple[int, int, int, int, int, int]] = []
@@ -131,13 +142,10 @@ def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device) -> Packe
                 where.append((index, predictor, int(rollouts.tokens[group, sample, t]), group, sample, t))
             start = end
     segment = torch.from_numpy(segments).to(device)
-    query, key = segment[:, :, None], segment[:, None, :]
-    at = torch.arange(length, device=device)
-    sees = (at[:, None] >= at) & ((key == query) | (key == 0)) & (key >= 0) | (at[:, None] == at)
     named = torch.tensor(where, dtype=torch.int64, device=device).reshape(-1, 6)
     return Packed(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(positions).to(device),
-        sees[:, None],
+        block_mask(segment) if blocks else dense_mask(segment),
         *named.unbind(1),
     )

@@ -4,26 +4,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from rl.learning.packing import Packed, balance, microbatches, pack, rows_of
+from rl.learning.packing import Packed, Row, balance, microbatches, pack, rows_of
+from rl.model.blocks import WIDTH, refusal
 from rl.model.memory import (
     NoRoomError,
-    cast_bytes,
     checkpointed_bytes,
-    copy_bytes,
     is_out_of_memory,
-    kept_bytes,
+    kept_by_position,
+    passing_bytes,
     release,
+    room_for,
     spare_bytes,
 )
 from rl.model.policy import Policy
-from rl.model.scores import CHUNK
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Rollouts
 
-MEASURED = 128  # positions at most of a row that a pass is measured with
-LEAST = 1e9  # bytes that a pass may keep beside adapters, however small the model is
+PROBED = 128  # positions at most of a row that a pass is measured with
+BESIDE_ADAPTERS = 1e9  # bytes that a pass may keep beside adapters, however small the model is
 FEW = 512  # positions: passes of fewer cost more than they save, unless there is no other way
 
 
@@ -58,6 +56,7 @@ class Accumulation:
     def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
         self.config = config
         self.passes: Passes | None = None  # chosen at the first update: sums of other passes are rounded otherwise
+        self.blocks: bool | None = None  # whether attention is computed in blocks; known from the first update on
         self._policy = policy
         self._balance = balance(policy)
 
@@ -74,12 +73,12 @@ class Accumulation:
         Out of memory, it begins anew with smaller passes, which stay: the gradient was zero before. `standing` bytes
         are still to be taken by what stays, gradients and the optimizer's state. Raises NoRoomError.
         """
-        said = self._choose(rollouts, groups, standing)
+        said = "; ".join(filter(None, (self._choose_attention(), self._choose(rollouts, groups, standing))))
         while True:
             assert self.passes is not None
             try:
                 return self._sums(rollouts, groups, work, self.passes), said
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             # here, where no error holds any more what the pass had made
@@ -104,32 +103,51 @@ class Accumulation:
         passes: Passes,
     ) -> dict[str, float]:
         sums = dict[str, float]()
-        rows = rows_of(rollouts, groups, balance=self._balance, positions=passes.positions)
-        for part in microbatches(rollouts, rows, passes.positions):
-            for name, value in work(pack(rollouts, part, self._policy.device), passes.checkpointing).items():
+        blocks = bool(self.blocks)
+        for part in microbatches(rollouts, self._rows(rollouts, groups, passes), passes.positions, blocks=blocks):
+            packed = pack(rollouts, part, self._policy.device, blocks=blocks)
+            for name, value in work(packed, passes.checkpointing).items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
+
+    def _rows(self, rollouts: Rollouts, groups: Sequence[int], passes: Passes) -> list[Row]:
+        if not self.blocks:
+            return rows_of(rollouts, groups, balance=self._balance, positions=passes.positions)
+        # nobody is attended to in vain
+        return rows_of(rollouts, groups, positions=max(1, passes.positions // WIDTH) * WIDTH)
+
+    def _choose_attention(self) -> str:
+        """Choose between blocks, which are for CUDA, and masks of whole rows, once; says it if blocks are refused."""
+        if self.blocks is not None:
+            return ""
+        if self._policy.device.type != "cuda":
+            self.blocks = False
+            return ""
+        with room_for("a forward pass", self._policy.device):
+            why = refusal(self._policy)
+        self.blocks = not why
+        return f"attention by masks of whole rows: {why}" if why else ""
 
     def _choose(self, rollouts: Rollouts, groups: Sequence[int], standing: int) -> str:
         """Choose the passes, once, by what is free and what the longest row needs; says so if memory limits them."""
         if self.passes is not None:
             return ""
         wanted = Passes.wanted(self._policy, self.config)
-        rows = rows_of(rollouts, groups, balance=self._balance, positions=wanted.positions)
-        longest = max(row.length(rollouts) for row in rows)
-        self.passes = _fitting(self._policy, self.config, wanted, longest, standing)
+        longest = max(row.length(rollouts) for row in self._rows(rollouts, groups, wanted))
+        self.passes = _fitting(self._policy, self.config, wanted, longest, standing, blocks=bool(self.blocks))
         why = "memory allows" if self._policy.base is None else "to save memory,"
         return "" if self.passes == wanted else f"{why} {self.passes}"
 
 
-def _fitting(policy: Policy, config: OptimizerConfig, wanted: Passes, longest: int, standing: int) -> Passes:
+def _fitting(
+    policy: Policy, config: OptimizerConfig, wanted: Passes, longest: int, standing: int, *, blocks: bool = False
+) -> Passes:
     """The passes that fit into the memory that is free now, if rows have `longest` positions at most. A number of
     positions that is given is taken."""
-    head = 8 * min(CHUNK, wanted.positions * policy.text.vocab_size)
-    room = spare_bytes(policy.device, standing) - cast_bytes(policy) - copy_bytes(policy) - head
+    room = spare_bytes(policy.device, standing) - passing_bytes(policy, wanted.positions)
     if policy.base is not None and policy.device.type != "cuda":  # else a pass takes several times the frozen weights
-        room = min(room, max(LEAST, sum(p.numel() * p.element_size() for p in policy.model.parameters())))
-    kept = _kept_by_position(policy, longest)
+        room = min(room, max(BESIDE_ADAPTERS, sum(p.numel() * p.element_size() for p in policy.model.parameters())))
+    kept = _kept_at(policy, longest, blocks=blocks)
     checkpointing = wanted.checkpointing or (
         config.checkpointing == "auto" and max(wanted.positions, longest) * kept > room
     )
@@ -139,29 +157,15 @@ def _fitting(policy: Policy, config: OptimizerConfig, wanted: Passes, longest: i
     return Passes(min(wanted.positions, fitting), checkpointing)
 
 
-def _kept_by_position(policy: Policy, length: int) -> float:
+def _kept_at(policy: Policy, length: int, *, blocks: bool = False) -> float:
     """Bytes that a pass keeps of a position of a row of that length for the backward pass; infinite where there is no
-    room for what is measured.
-
-    Attention may keep what grows with the square of a length: transformers' own its weights, PyTorch's a mask. So short
-    rows of two lengths are measured, and what is kept of a position taken to grow as it does between them.
-    """
-    measured = min(length, MEASURED)
-    half = measured // 2
+    room for what is measured."""
     try:
-        at_half, kept = (_kept(policy, each) / each for each in (half, measured))
-    except RuntimeError as error:
+        kept, growth = kept_by_position(policy, min(length, PROBED))
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
     else:
-        return kept + max(0.0, kept - at_half) / (measured - half) * (length - measured)
+        return kept if blocks else kept + growth * length  # no mask and no weights of L x L are kept of blocks
     release(policy.device)
     return math.inf
-
-
-def _kept(policy: Policy, length: int) -> int:
-    """Bytes that are kept of a row."""
-    at = torch.arange(length, device=policy.device)
-    return kept_bytes(
-        policy, mask=(at[:, None] >= at)[None, None], input_ids=torch.zeros_like(at)[None], position_ids=at[None]
-    )

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from rl.learning.learner import Learner, loss_scale, token_scores
 from rl.learning.packing import Packed
 from rl.model.policy import Policy
@@ -15,23 +13,8 @@ def demonstrations(policy: Policy, problems: Sequence[Problem]) -> Rollouts:
     answers = [
         [*policy.tokenizer(problem.target, add_special_tokens=False)["input_ids"], policy.end] for problem in problems
     ]
-    longest = max(map(len, answers))
-    tokens = np.zeros((len(problems), 1, longest), dtype=np.int32)
-    for row, answer in enumerate(answers):
-        tokens[row, 0, : len(answer)] = answer
-    return Rollouts(
-        problems=tuple(problems),
-        prompts=tuple(
-            np.asarray(policy.prompt_tokens(problem.prompt, problem.instructions), dtype=np.int32)
-            for problem in problems
-        ),
-        tokens=tokens,
-        logprobs=np.zeros(tokens.shape, dtype=np.float32),
-        versions=np.zeros_like(tokens),
-        lengths=np.asarray([[len(answer)] for answer in answers], dtype=np.int32),
-        ended=np.ones((len(problems), 1), dtype=np.bool_),
-        texts=tuple((problem.target,) for problem in problems),
-    )
+    prompts = [policy.prompt_tokens(problem.prompt, problem.instructions) for problem in problems]
+    return Rollouts.padded(problems, prompts, answers, texts=[problem.target for problem in problems])
 
 
 def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:

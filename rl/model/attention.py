@@ -4,7 +4,8 @@ Legend: B rows (sequences), M places (prompts), C rows of the place with most, H
 D head size, L own keys, S keys of a prompt.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "rlvf_shared_prompts"
-LEAST = float("-inf")
+MASKED = float("-inf")
 
 
 class NotSharedError(RuntimeError):
@@ -26,39 +27,46 @@ class Grid:
     """How B rows lie in M places of C rows each; without indices where they do so one after another."""
 
     places: int
-    wide: int  # C
+    columns: int  # C
     rows: Tensor | None  # [M * C] the row at each point of the grid, any where there is none
     points: Tensor | None  # [B] the point of each row
 
     @classmethod
     def of(cls, place_of: Sequence[int], places: int, device: torch.device) -> "Grid":
-        taken = [0] * places
-        points = []
-        for place in place_of:
-            points.append((place, taken[place]))
-            taken[place] += 1
-        wide = max(taken)
-        flat = [place * wide + at for place, at in points]
-        if flat == list(range(places * wide)):
-            return cls(places, wide, None, None)
-        rows = [0] * (places * wide)
-        for row, point in enumerate(flat):
-            rows[point] = row
-        return cls(places, wide, torch.tensor(rows, device=device), torch.tensor(flat, device=device))
+        columns = columns_of(place_of)
+        rows, points = laid_out(place_of, places, columns)
+        if points == list(range(places * columns)):
+            return cls(places, columns, None, None)
+        return cls(places, columns, torch.tensor(rows, device=device), torch.tensor(points, device=device))
 
     def gather(self, of_rows: Tensor) -> Tensor:
         """[M, H, C * R, D] from [B, H, R, D]."""
         found = of_rows if self.rows is None else of_rows.index_select(0, self.rows)
         _, heads, each, size = found.shape
-        found = found.view(self.places, self.wide, heads, each, size).transpose(1, 2)
-        return found.reshape(self.places, heads, self.wide * each, size)
+        found = found.view(self.places, self.columns, heads, each, size).transpose(1, 2)
+        return found.reshape(self.places, heads, self.columns * each, size)
 
     def scatter(self, of_places: Tensor) -> Tensor:
         """[B, H, R, X] from [M, H, C * R, X]."""
         _, heads, each, size = of_places.shape
-        found = of_places.view(self.places, heads, self.wide, each // self.wide, size).transpose(1, 2)
-        found = found.reshape(self.places * self.wide, heads, each // self.wide, size)
+        found = of_places.view(self.places, heads, self.columns, each // self.columns, size).transpose(1, 2)
+        found = found.reshape(self.places * self.columns, heads, each // self.columns, size)
         return found if self.points is None else found.index_select(0, self.points)
+
+
+def columns_of(place_of: Sequence[int]) -> int:
+    """The rows of the place with most, by the place of each row."""
+    return max(Counter(place_of).values())
+
+
+def laid_out(place_of: Sequence[int], places: int, columns: int) -> tuple[list[int], list[int]]:
+    """[M * C] the row at each point, any where there is none, and [B] the point of each row."""
+    rows, points, taken = [0] * (places * columns), [], [0] * places
+    for row, place in enumerate(place_of):
+        points.append(place * columns + taken[place])
+        rows[points[-1]] = row
+        taken[place] += 1
+    return rows, points
 
 
 class Shared(Protocol):
@@ -123,11 +131,11 @@ AttentionInterface.register(NAME, attend)
 
 
 @contextmanager
-def shared_attention(model: PreTrainedModel):  # type: ignore[no-untyped-def]
-    """Inside, the model's attention is `attend`."""
+def attention_by(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside, the model's attention is the function that transformers knows by this name."""
     config = model.config
     before = config._attn_implementation
-    config._attn_implementation = NAME
+    config._attn_implementation = name
     try:
         yield
     finally:

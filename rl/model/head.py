@@ -9,16 +9,20 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import PretrainedConfig, PreTrainedModel
 
+from rl.model.products import NARROW, wide_product
 
-def hidden_states(model: PreTrainedModel, *, mask: Tensor | None = None, **inputs: Any) -> Tensor:
+
+def hidden_states(model: PreTrainedModel, *, mask: Tensor | BlockMask | None = None, **inputs: Any) -> Tensor:
     """[B, L, H]: the decoder's last hidden states, before the head.
 
-    ``mask`` [B, 1, L, K] is True where a query (third axis) sees a key (fourth); without one attention is causal.
+    ``mask`` [B, 1, L, K] is True where a query (third axis) sees a key (fourth); without one attention is causal. One
+    of blocks is for inside of `rl.model.blocks.in_blocks`.
     """
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-    if mask is not None and attention_of(model) == "eager":  # it adds the mask to the scores
+    if isinstance(mask, Tensor) and attention_of(model) == "eager":  # it adds the mask to the scores
         scores = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
         mask = scores.masked_fill_(~mask, torch.finfo(model.dtype).min)
     states: Tensor = decoder(attention_mask=mask, **inputs).last_hidden_state
@@ -28,6 +32,8 @@ def hidden_states(model: PreTrainedModel, *, mask: Tensor | None = None, **input
 def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """[N, V] in float32, or float64, from hidden states [N, H]."""
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if type(head) is nn.Linear and hidden.dtype == head.weight.dtype in NARROW:
+        return finished_logits(model, wide_product(hidden, head.weight, head.bias))
     return finished_logits(model, head(hidden))
 
 

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rl.lora_config import LoraConfig
+from rl.model.rounding import rounded
 
 BASE = "base.json"
 ADAPTERS = "adapter_model.safetensors"  # as peft calls it
@@ -59,7 +60,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, dtype: torch.dtype,
     from peft import inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
-    targets = _targets(model, config.targets)
+    targets = adapted_layers(model, config.targets)
     transposed = any(isinstance(module, Conv1D) for name, module in model.named_modules() if _meant(name, targets))
     peft = PeftConfig(
         r=config.rank,
@@ -120,24 +121,17 @@ def base_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     """The weights of the frozen model on the CPU by their own names, those that are tied once, and rounded to ``dtype``
     where they are wider; no copy where they are as they should be."""
     found: dict[str, Tensor] = {}
-    wide = stays_wide(model, dtype)
+    types = rounded(model, dtype)
     seen = set[tuple[int, torch.Size]]()
     for name, value in model.state_dict().items():
         key = value.data_ptr(), value.shape
         if key in seen or ".lora_A." in name or ".lora_B." in name:
             continue
         seen.add(key)
-        wider = value.is_floating_point() and value.dtype.itemsize > dtype.itemsize
-        kept = dtype if wider and not any(part in name for part in wide) else value.dtype
-        found[name.replace(".base_layer.", ".")] = value.to("cpu", kept).contiguous()
+        own = name.replace(".base_layer.", ".")
+        wider = value.is_floating_point() and value.dtype.itemsize > types(own).itemsize
+        found[own] = value.to("cpu", types(own) if wider else value.dtype).contiguous()
     return found
-
-
-def stays_wide(model: nn.Module, dtype: torch.dtype) -> set[str]:
-    """Parts of the names of what transformers keeps in float32 in a model of this type."""
-    names = ["_keep_in_fp32_modules_strict"] if dtype in (torch.float16, torch.bfloat16) else []
-    names += ["_keep_in_fp32_modules"] if dtype == torch.float16 else []
-    return {part for name in names for part in getattr(model, name, None) or ()}
 
 
 def base_digest(model: nn.Module) -> str:
@@ -150,14 +144,15 @@ def base_digest(model: nn.Module) -> str:
 
 
 def merged_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the model with its adapters added to them, in ``dtype``; each sum is computed in float32."""
+    """The weights of the model with its adapters added, `rounded` to ``dtype``; each sum is computed in float32."""
     from peft.tuners.lora import Linear
 
+    types = rounded(model, dtype)
     layers = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Linear)}
     for name, value in base_weights(model, torch.float64).items():
         if (layer := layers.get(name)) is not None:
             value = value.float() + layer.get_delta_weight(NAME).detach().to("cpu", torch.float32)
-        yield name, value.to(dtype) if value.is_floating_point() else value
+        yield name, value.to(types(name)) if value.is_floating_point() else value
 
 
 def save_lora(model: PreTrainedModel, base: Base, folder: Path) -> None:
@@ -172,8 +167,10 @@ def save_lora(model: PreTrainedModel, base: Base, folder: Path) -> None:
     (folder / BASE).write_text(json.dumps(asdict(base), indent=2) + "\n")
 
 
-def _targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]:
-    """The layers that get adapters, by the ends of their names, or whole where others end like that."""
+def adapted_layers(model: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]:
+    """The layers that get adapters, by the ends of their names, or whole where others end like that.
+
+    Raises ValueError where one that is ``wanted`` names no linear layer, or there is none."""
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     experts = OF_EXPERTS if any(parameter.ndim > 2 for parameter in decoder.parameters()) else ()

@@ -16,8 +16,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl.model.head import hidden_states
 from rl.model.policy import Policy
+from rl.model.products import in_slices
+from rl.model.scores import CHUNK
 
 DEVICE_PROCESSES = "RLVF_DEVICE_PROCESSES"  # in the environment: how many compute on the device of this one
+
+ALLOCATORS_SAY = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc", "bad allocation")
+ONEDNN_SAYS = ("could not create a primitive", "could not create a memory object", "could not execute a primitive")
 
 MMAP_THRESHOLD = -3  # of mallopt(3)
 OF_ITS_OWN = 2**18  # bytes
@@ -49,10 +54,13 @@ def spare_bytes(device: torch.device, taken: float = 0, processes: int | None = 
     return (share if device.type == "cuda" else min(share, 0.5)) * (free_bytes(device) - taken)
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device had no memory for a tensor: only CUDA has a type for that."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was lacking: only CUDA has a type for that. oneDNN, which multiplies on CPUs, names no reason but
+    only what it was about; of what it cannot do at all it could not create "a primitive descriptor"."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
     said = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said
+    return isinstance(error, RuntimeError) and (said in ONEDNN_SAYS or any(part in said for part in ALLOCATORS_SAY))
 
 
 @contextmanager
@@ -60,7 +68,7 @@ def room_for(what: str, device: torch.device) -> Iterator[None]:
     """Raise NoRoomError where the device has no memory for this."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise NoRoomError(f"{what} does not fit into the memory of {device}: take a smaller policy.model") from error
@@ -132,11 +140,41 @@ def kept_bytes(policy: Policy, **inputs: Tensor) -> int:
     return max(0, sum(kept.values()) - cast_bytes(policy))
 
 
+def kept_of_row(policy: Policy, length: int) -> float:
+    """Bytes that a pass of one row of that length keeps of each of its positions for the backward pass."""
+    at = torch.arange(length, device=policy.device)
+    mask = (at[:, None] >= at)[None, None]
+    return kept_bytes(policy, mask=mask, input_ids=torch.zeros_like(at)[None], position_ids=at[None]) / length
+
+
+def kept_by_position(policy: Policy, measured: int) -> tuple[float, float]:
+    """Bytes that a pass keeps of a position for the backward pass, and how many more for each position of its row.
+
+    Attention may keep what grows with the square of a length: transformers' own its weights, PyTorch's a mask. So rows
+    of `measured` positions and of half as many are passed, and what is kept of a position taken to grow as it does
+    between them.
+    """
+    half = measured // 2
+    at_half, kept = (kept_of_row(policy, length) for length in (half, measured))
+    growth = max(0.0, kept - at_half) / (measured - half)
+    return kept - growth * measured, growth
+
+
 def checkpointed_bytes(policy: Policy, kept: float) -> float:
     """What a pass keeps of a position with checkpointing, if it keeps so much without: what goes into each layer, and
     one layer whole."""
     layers, size = max(1, len(checkpointed_layers(policy.model))), int(policy.text.hidden_size)
     return kept / layers + layers * size * policy.dtype.itemsize
+
+
+def passing_bytes(policy: Policy, positions: int, device: torch.device | None = None) -> int:
+    """What a pass of so many positions takes beside what it keeps of them: copies of weights, and logits. On a
+    ``device``, by default the policy's."""
+    return (
+        cast_bytes(policy)
+        + copy_bytes(policy, device or policy.device)
+        + 8 * min(CHUNK, positions * int(policy.text.vocab_size))
+    )
 
 
 def cast_bytes(policy: Policy) -> int:
@@ -151,12 +189,15 @@ def cast_bytes(policy: Policy) -> int:
     )
 
 
-def copy_bytes(policy: Policy) -> int:
+def copy_bytes(policy: Policy, device: torch.device) -> int:
     """Bytes of the largest copy in the type of the arithmetic that is made of a module's own weights and dropped again:
-    of the head's where they are of another type, of others where they are kept narrower."""
+    of the head's where they are of another type and not taken in slices, of others where they are kept narrower."""
     head = policy.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    sliced = type(head) is nn.Linear and in_slices(policy.dtype, device)
 
     def copied(module: nn.Module) -> int:
+        if module is head and sliced:
+            return 0
         own = [one for one in module.parameters(recurse=False) if one.is_floating_point()]
         other = [one for one in own if one.dtype.itemsize < policy.dtype.itemsize or module is head]
         return sum(one.numel() for one in other if one.dtype != policy.dtype) * policy.dtype.itemsize

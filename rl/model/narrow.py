@@ -16,15 +16,21 @@ from transformers.pytorch_utils import Conv1D
 def compute_in(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Make a frozen model compute in ``dtype``, which holds all numbers of its own. Linear layers, tables and the
     stacked matrices of experts, which are nearly all of it, keep their weights as they are; all else is widened."""
-    ways = {module: way for module in model.modules() if (way := _way(module, dtype)) is not None}
-    stay = {id(weight) for module in ways for weight in (*_stacks(module).values(), getattr(module, "weight", None))}
-    stay -= {id(one) for module in model.modules() if module not in ways for one in module.parameters(recurse=False)}
+    forwards = {
+        module: forward for module in model.modules() if (forward := _narrow_forward(module, dtype)) is not None
+    }
+    stay = {
+        id(weight) for module in forwards for weight in (*_stacks(module).values(), getattr(module, "weight", None))
+    }
+    stay -= {
+        id(one) for module in model.modules() if module not in forwards for one in module.parameters(recurse=False)
+    }
     for parameter in model.parameters():
         if parameter.is_floating_point() and id(parameter) not in stay:
             parameter.data = parameter.data.to(dtype)
     widen_buffers(model, dtype)
-    for module, way in ways.items():
-        module.forward = way
+    for module, forward in forwards.items():
+        module.forward = forward
 
 
 def widen_buffers(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -42,7 +48,7 @@ def widen_buffers(model: PreTrainedModel, dtype: torch.dtype) -> None:
     model.initialize_weights()  # type: ignore[no-untyped-call]
 
 
-def _way(module: nn.Module, dtype: torch.dtype) -> Callable[..., Tensor] | None:
+def _narrow_forward(module: nn.Module, dtype: torch.dtype) -> Callable[..., Tensor] | None:
     """A forward pass on weights that are narrower than its input; None of a module whose weights are to be widened."""
     kind = type(module)
     if kind is nn.Linear or kind is Conv1D or kind.__name__ == "FalconLinear":

@@ -1,9 +1,7 @@
-"""A policy: a causal language model with its tokenizer, its device, and the prompt that it is given.
+"""A policy: a causal language model with its tokenizer, its device, and the prompt that it is given."""
 
-Legend: B sequences, L positions, N selected positions, H hidden size, V vocabulary.
-"""
-
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,10 +14,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from rl.model import processor
 from rl.model.lora import ADAPTERS, Base, adapters_of, base_weights, save_lora
 from rl.model.prompting import prompt_tokens, turn_end
+from rl.model.rounding import Types, all_in, rounded
 from rl.records import Instructions
 
+# parameters: what a smaller model multiplies takes less time on a CPU than all else
+LARGE = 50_000_000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -95,15 +97,19 @@ class Policy:
         with torch.autocast(self.device.type, self.dtype) if self.dtype != torch.float32 else nullcontext():
             yield
 
+    @property
+    def reach(self) -> tuple[int, str] | None:
+        """How many tokens of a sequence the model can attend to, and what sets the limit; None without one."""
+        limits = (self.window, "attention window"), (self.positions, "range of positions")
+        return min(((limit, what) for limit, what in limits if limit is not None), default=None)
+
     def check_room(self, prompt: int, max_tokens: int) -> None:
         """Raise ValueError where that many tokens of prompt and completion are more than the model can attend to."""
-        for limit, what in ((self.window, "attention window"), (self.positions, "range of positions")):
-            if limit is not None and limit < prompt + max_tokens:
-                room = f"; {limit - prompt} are left for the completion" if limit > prompt else ""
-                raise ValueError(
-                    f"sampling.max_tokens: {prompt} tokens of prompt and {max_tokens} of completion reach beyond the "
-                    f"model's {what} of {limit}{room}"
-                )
+        limit, what = self.reach or (math.inf, "")
+        if limit < prompt + max_tokens:
+            tokens = f"{prompt} tokens of prompt and {max_tokens} of completion" if prompt else f"{max_tokens} tokens"
+            room = f"; {limit - prompt} are left for the completion" if 0 < prompt < limit else ""
+            raise ValueError(f"sampling.max_tokens: {tokens} reach beyond the model's {what} of {limit}{room}")
 
     def prompt_tokens(self, problem: str, instructions: Instructions | None = None) -> list[int]:
         """Token ids of the prompt: see :mod:`rl.model.prompting`."""
@@ -115,6 +121,10 @@ class Policy:
             return {name: value.detach() for name, value in adapters_of(self.model).items()}
         tied = tied_names(self.model)
         return {name: value.detach() for name, value in self.model.state_dict().items() if name not in tied}
+
+    def types(self, dtype: torch.dtype) -> Types:
+        """Those of `weights` in a copy that is rounded to ``dtype``."""
+        return rounded(self.model, dtype) if self.base is None else all_in(dtype)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Overwrite the parameters in place with `weights` of the same names.
@@ -139,11 +149,14 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return {name: value for file in files for name, value in load_file(file).items()}
 
 
-def copied_weights(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """A copy on the CPU that shares no memory; floating point in ``dtype``."""
+def copied_weights(weights: Mapping[str, Tensor], types: Types | None = None) -> dict[str, Tensor]:
+    """A copy on the CPU that shares no memory; floating point in these types, or its own."""
+
+    def type_of(name: str, value: Tensor) -> torch.dtype:
+        return types(name) if types is not None and value.is_floating_point() else value.dtype
+
     return {
-        name: value.detach().to("cpu", dtype if value.is_floating_point() else None, copy=True).contiguous()
-        for name, value in weights.items()
+        name: value.detach().to("cpu", type_of(name, value), copy=True).contiguous() for name, value in weights.items()
     }
 
 
@@ -156,25 +169,39 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """The dtype named, or for ``auto`` bfloat16 on CUDA and float32 elsewhere."""
+def dtype_name(dtype: torch.dtype) -> str:
+    """As `policy.dtype` names it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def own_dtype(settings: PretrainedConfig) -> torch.dtype:
+    """The type of a model's weights by its configuration; float32 where that names none that is computed in."""
+    named = settings.dtype or settings.get_text_config().dtype
+    return named if isinstance(named, torch.dtype) and named in DTYPES.values() else torch.float32
+
+
+def choose_dtype(wanted: str, device: torch.device, parameters: Callable[[], int]) -> torch.dtype:
+    """The dtype named, or for ``auto`` bfloat16 on CUDA, and on a CPU for a model of many ``parameters`` where the
+    processor multiplies it faster; else float32."""
     if wanted != "auto":
         return DTYPES[wanted]
+    if device.type == "cpu":
+        return torch.bfloat16 if processor.fast_at_bfloat16() and parameters() >= LARGE else torch.float32
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write Hugging Face layout: config, tokenizer, ``model.safetensors`` (floating point in ``dtype``). Of adapters
+    """Write Hugging Face layout: config, tokenizer, ``model.safetensors`` (rounded to ``dtype``). Of adapters
     peft's, without the model that they belong to."""
     save_files(policy, folder, dtype)
     name = "model.safetensors" if policy.base is None else ADAPTERS
-    save_file(copied_weights(policy.weights(), dtype), folder / name, metadata={"format": "pt"})
+    types = None if dtype is None else policy.types(dtype)
+    save_file(copied_weights(policy.weights(), types), folder / name, metadata={"format": "pt"})
 
 
-def save_base(policy: Policy, folder: Path) -> None:
-    """Write the frozen model of a policy with adapters in Hugging Face layout, without them."""
-    assert policy.base is not None
-    dtype = DTYPES[policy.base.dtype]
+def save_base(policy: Policy, folder: Path, dtype: torch.dtype) -> None:
+    """Write the model of a policy in Hugging Face layout, without adapters; its weights are rounded to ``dtype`` as
+    transformers rounds them, which leaves some wide."""
     save_config(policy, folder, dtype)
     save_tokenizer(policy, folder)
     save_file(base_weights(policy.model, dtype), folder / "model.safetensors", metadata={"format": "pt"})

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from rl.model.head import finished_logits
 from rl.model.in_place import gradient_of
+from rl.model.products import NARROW, in_slices, slices, wide_product, widened
 
 CHUNK = 5 * 2**23  # logits of a chunk at most: 160 MiB in float32, of which there are two
 ROWS = 32  # tokens whose logits are summed up at once
@@ -45,8 +46,8 @@ def target_scores(
     """
     module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     head = _Matrix(module, hidden) if type(module) is nn.Linear else _Module(module)
-    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    logprobs, entropy = (hidden.new_empty(len(targets), dtype=wide) for _ in range(2))
+    summed = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    logprobs, entropy = (hidden.new_empty(len(targets), dtype=summed) for _ in range(2))
     gradient = None if loss is None else torch.empty_like(hidden)
     # a head that is frozen has no gradient that is read and written with each chunk
     most = CHUNK if any(one.requires_grad for one in module.parameters()) else CHUNK // 2
@@ -112,27 +113,45 @@ class _Matrix:
 
     def __init__(self, head: nn.Linear, hidden: Tensor) -> None:
         kind = hidden.device.type
-        wide = torch.promote_types(head.weight.dtype, hidden.dtype)  # a frozen head may be narrower than the arithmetic
-        self._dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else wide
+        own = torch.promote_types(head.weight.dtype, hidden.dtype)  # a frozen head may be narrower than the arithmetic
+        self._dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
         self._head = head
-        self._weight = head.weight.to(self._dtype)
+        self._in_slices = in_slices(self._dtype, hidden.device)
+        self._weight = head.weight if self._in_slices else head.weight.to(self._dtype)
         self._bias = None if head.bias is None else head.bias.to(self._dtype)
 
     def forward(self, hidden: Tensor, _: bool) -> Tensor:
         self._hidden = hidden.to(self._dtype)
+        if self._dtype in NARROW:
+            return wide_product(self._hidden, self._weight, self._bias)
         return linear(self._hidden, self._weight, self._bias)
 
     def backward(self, share: Tensor) -> Tensor:
+        if self._bias is not None and self._head.bias.requires_grad:
+            gradient_of(self._head.bias).add_(share.sum(0))
+        if self._in_slices:
+            return self._backward_in_slices(share)
+        share = share.to(self._dtype)
         with torch.autocast(share.device.type, enabled=False):
             if self._head.weight.requires_grad:
-                self._add_to_weight(gradient_of(self._head.weight), share)
-            if self._bias is not None and self._head.bias.requires_grad:
-                gradient_of(self._head.bias).add_(share.sum(0))
+                _add_product(gradient_of(self._head.weight), share, self._hidden)
             return share @ self._weight
 
-    def _add_to_weight(self, gradient: Tensor, share: Tensor) -> None:
-        if gradient.dtype == share.dtype:
-            gradient.addmm_(share.T, self._hidden)
-            return
-        for part in _parts(len(gradient), max(1, CHUNK // gradient.shape[1])):
-            gradient[part] += share[:, part].T @ self._hidden
+    def _backward_in_slices(self, share: Tensor) -> Tensor:
+        with widened(self._dtype, share.device):
+            hidden = self._hidden.float()
+            if self._head.weight.requires_grad:
+                _add_product(gradient_of(self._head.weight), share, hidden)
+            made = torch.zeros_like(hidden)
+            for part in slices(self._weight):
+                made.addmm_(share[:, part], self._weight[part].to(self._dtype).float())
+            return made
+
+
+def _add_product(gradient: Tensor, share: Tensor, hidden: Tensor) -> None:
+    """Of shares [C, V] and hidden states [C, H], to a gradient [V, H] that may be of another type."""
+    if gradient.dtype == share.dtype:
+        gradient.addmm_(share.T, hidden)
+        return
+    for part in _parts(len(gradient), max(1, CHUNK // gradient.shape[1])):
+        gradient[part] += share[:, part].T @ hidden

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl.records import Problem, Verdict
+from rl.sources import path_of
 from rl.verifiers.contract import Verifier
 from rl.verifiers.isolation import sandbox
 from rl.verifiers.isolation.pool import Pool
@@ -50,7 +51,7 @@ class Isolated(Pool):
     def __init__(self, spec: VerifierSpec, home: Path | None) -> None:
         spec.require_package()
         module = spec.declared.module
-        ours = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py") if module else None
+        ours = path_of(module) if module else None
         text, file = (ours.read_text("utf-8"), ours.name) if ours is not None else (spec.text, spec.file)
         cell = Cell(
             sandbox=sandbox.chosen(spec.sandbox),

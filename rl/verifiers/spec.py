@@ -2,7 +2,6 @@
 
 import ast
 import re
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,20 +20,10 @@ class VerifierError(ValueError):
     """A verifier that cannot be used: one line that says why and what to do."""
 
 
-@dataclass(frozen=True)
-class VerifierSpec:
+class VerifierSpec(VerifierConfig):
     """A verifier and its limits. The text of a user's file travels along: a verifier's machine may lack the file."""
 
-    name: str  # of a built-in one, my_reward.py:reward, https://host:port
-    seconds: float = 5.0  # for one completion
-    memory_mb: int = 1024
-    text: str = ""  # of the user's file
-    sandbox: str = "auto"
-    network: bool = False
-    env: tuple[str, ...] = ()  # names of the variables that it gets from the machine that judges
-    reads: tuple[str, ...] = ()  # files and folders of the machine that judges that its sandbox shows as well
-    truncated: str = "auto"  # what a completion without its end is worth: zero, or what is judged of it
-    timeout_reward: float | None = None  # of a completion that takes longer; None: it has none
+    text: str = ""
 
     @property
     def declared(self) -> Declared:

@@ -1,16 +1,14 @@
 """Every verifier by its name: the built-in ones are the files of `rl.verifiers.built_in`."""
 
-import ast
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 
 from rl.config import VERIFIERS
+from rl.sources import closure, path_of
 from rl.verifiers.contract import FUNCTION, SERVICE, Declared
 
-RL = Path(__file__).parents[1]
 ADDRESSES = ("http://", "https://")
-JUDGE_NOTHING = {"records.py", "verifiers/contract.py"}
+JUDGE_NOTHING = {path_of(name) for name in ("rl.records", "rl.verifiers.contract")}
 TABLE: dict[str, Declared] = {name: import_module(f"rl.verifiers.built_in.{name}").VERIFIER for name in VERIFIERS}
 
 
@@ -25,17 +23,5 @@ def source(name: str) -> str:
     if name not in TABLE:
         return ""
     module = TABLE[name].module
-    left = [f"verifiers/built_in/{name}.py", *([_file(module)] if module else [])]
-    found: dict[str, str] = {}
-    while left:
-        part = left.pop(0)
-        found[part] = (RL / part).read_text("utf-8")
-        imports = [node for node in ast.walk(ast.parse(found[part])) if isinstance(node, ast.ImportFrom)]
-        named = [name for of in imports for name in (of.module, *(f"{of.module}.{each.name}" for each in of.names))]
-        files = {_file(name) for name in named if name and name.startswith("rl.")}
-        left += {file for file in files - {*found, *left, *JUDGE_NOTHING} if (RL / file).is_file()}
-    return "".join(found[part] for part in sorted(found))
-
-
-def _file(module: str) -> str:
-    return module.removeprefix("rl.").replace(".", "/") + ".py"
+    files = [path_of(each) for each in (f"rl.verifiers.built_in.{name}", module) if each]
+    return "".join(file.read_text("utf-8") for file in closure(files, JUDGE_NOTHING))

@@ -58,10 +58,11 @@ def base_of(
 
 def store_base(run_uri: str, policy: "Policy", patience: float, fence: Fence) -> None:
     """Store the frozen model of this policy with the run, for `base_of`."""
-    from rl.model.policy import save_base
+    from rl.model.policy import DTYPES, save_base
 
+    assert policy.base is not None
     with store.scratch(run_uri) as folder:
-        save_base(policy, folder)
+        save_base(policy, folder, DTYPES[policy.base.dtype])
         store.write_patiently(base_uri(run_uri), folder, {}, patience, fence)
 
 

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,12 +16,14 @@ from infra.cluster.timeline import waiting_for_weights
 from infra.home import rlvf_home
 from infra.storage import place, store
 from infra.weights.version import PolicyVersion, weights_uri
-from rl.config import PolicyConfig, SamplingConfig
+from rl.config import OURS, PolicyConfig, SamplingConfig
 from rl.records import Problem, Rollouts
+from rl.sampling.server import Server
 
 if TYPE_CHECKING:
+    from infra.weights.mirror import Mirror
     from rl.model.policy import Policy
-    from rl.slots import Slots
+    from rl.sampling.slots import Slots
 
 POLL_SECONDS = 0.25
 _sampling = threading.Lock()  # of the resident weights, however many threads a worker has
@@ -63,11 +65,19 @@ class Generator:
 
         Raises:
             BrokenPolicyError: its log-probs are not finite.
+            ServerError: by a server that does not do what it is asked to.
         """
         from rl.model.memory import yield_memory
-        from rl.sampler import sample
+        from rl.sampling.sampler import sample
 
         check = cancellation_check()
+        if self.policy.engine != OURS:
+            from tasks.calls.served import generate_served
+
+            with _alone(check):
+                rollouts = generate_served(self, version, step, groups, problems, check)
+            pace.note(rollouts.generated_tokens, rollouts.seconds)
+            return rollouts
         with _alone(check):
             sampler = self._sampler(version, check)
             rollouts = sample(
@@ -95,25 +105,18 @@ class Generator:
 
     def _sampler(self, version: PolicyVersion, check: Callable[[], None]) -> Sampler:
         """The resident sampler, with this version's weights."""
-        from infra.weights.mirror import Mirror
         from infra.weights.quantization import restored
         from rl.loading import load_policy
-        from rl.slots import Slots
+        from rl.sampling.slots import Slots
         from tasks.calls.base import base_of
-        from tasks.calls.published import public_model
 
-        versions = _versions(version)
         adapters = self.policy.lora.rank > 0
-        public = None if self.public is None or adapters else public_model(self.public, self.policy)
-        cache = rlvf_home() / "cache" / "weights"
-        mirror = resident(
-            "mirror", versions, lambda: Mirror(versions, patience=self.patience, cache=cache, public=public)
-        )
+        mirror = self.mirror(version)
 
         def load() -> Sampler:
-            with mirror.at(version, check, files=True) as found:
+            with mirror.at(version, check) as found:
                 if adapters:
-                    run = versions.rpartition("/")[0]
+                    run = _versions(version).rpartition("/")[0]
                     with base_of(run, self.public, self.patience, check) as path:
                         policy = load_policy(path, self.policy, weights=restored(found), adapters=mirror.root)
                 else:
@@ -121,7 +124,7 @@ class Generator:
             return Sampler(policy, Slots(policy), version)
 
         with waiting_for_weights() as waiting:
-            key = self.policy, versions, version.files
+            key = self.key(version)
             sampler = resident("sampler", key, load)
             if sampler.version != version:
                 try:
@@ -137,6 +140,28 @@ class Generator:
             waiting.fetched.add(mirror.take_fetched())
         return sampler
 
+    def key(self, version: PolicyVersion) -> Hashable:
+        """What tells its resident policy from others: which weights, and how to compute. The model is that of the
+        weights, whatever it was named by: an evaluation names the run that trains meanwhile."""
+        return self.policy.model_copy(update={"model": ""}), self.public, _versions(version), version.files
+
+    def mirror(self, version: PolicyVersion) -> "Mirror":
+        """The worker's copy of the run's weights."""
+        from infra.weights.mirror import Mirror
+        from tasks.calls.published import public_model
+
+        versions = _versions(version)
+        public = None if self.public is None or self.policy.lora.rank else public_model(self.public, self.policy)
+        cache = rlvf_home() / "cache" / "weights"
+        return resident(
+            "mirror", versions, lambda: Mirror(versions, patience=self.patience, cache=cache, public=public)
+        )
+
+
+def check_server(policy: PolicyConfig) -> None:
+    """Raise ServerError unless the server of ``policy.engine`` answers this worker, and can be given weights."""
+    Server(policy.engine).open()
+
 
 def prefetch(version: PolicyVersion) -> None:
     """Begin to fetch a version that was just published, if this worker samples from the one before it. Returns at
@@ -149,19 +174,22 @@ def prefetch(version: PolicyVersion) -> None:
 
 
 def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:
-    """Store a model that transformers can load as version 0 of itself, so that every generator can fetch it.
+    """Store a model that transformers can load as version 0 of itself, so that every generator can fetch it: weights in
+    their own type, whatever this worker computes in.
 
     Raises:
         UnknownModelError: transformers cannot load it.
     """
     from infra.weights.whole import keep_whole
     from rl.loading import load_policy
-    from rl.model.policy import save_policy
+    from rl.model.policy import own_dtype, save_base
+    from rl.model.skeleton import settings_of
 
-    policy = load_policy(model, config)
+    with _alone(lambda: None):
+        policy = load_policy(model, config, whole=True)
     name = re.sub(r"[^\w.-]+", "-", model).strip("-")
     with store.scratch(home) as folder:
-        save_policy(policy, folder)
+        save_base(policy, folder, own_dtype(settings_of(model)))
         return keep_whole(weights_uri(place.join(home, name), 0), folder)
 
 

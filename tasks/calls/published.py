@@ -2,18 +2,23 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from infra.weights.quantization import quantized
 from infra.weights.whole import PublicModel
 from rl.config import PolicyConfig
 from rl.loading import load_policy
-from rl.model.policy import DTYPES, copied_weights
+from rl.model.policy import DTYPES, Policy, copied_weights
 
 
-def as_published(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """A copy on the CPU in a floating point type, or as ``int8`` with scales."""
-    return quantized(weights) if dtype == "int8" else copied_weights(weights, DTYPES[dtype])
+def as_published(weights: Mapping[str, Tensor], dtype: str, policy: Policy) -> dict[str, Tensor]:
+    """A copy on the CPU of weights of this policy, rounded to a floating point type, or as ``int8`` with scales. What
+    transformers keeps in float32 is published so."""
+    if dtype == "int8":
+        types = policy.types(torch.int8)
+        return quantized(weights, lambda name: types(name) == torch.float32)
+    return copied_weights(weights, policy.types(DTYPES[dtype]))
 
 
 def public_model(name: str, policy: PolicyConfig) -> PublicModel:
@@ -21,6 +26,7 @@ def public_model(name: str, policy: PolicyConfig) -> PublicModel:
 
     def load(dtype: str) -> dict[str, Tensor]:
         on_cpu = policy.model_copy(update={"device": "cpu"})
-        return as_published(load_policy(name, on_cpu, master=True, check=False).weights(), dtype)
+        loaded = load_policy(name, on_cpu, master=True, check=False)
+        return as_published(loaded.weights(), dtype, loaded)
 
     return PublicModel(name, load)

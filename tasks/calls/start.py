@@ -30,16 +30,9 @@ def check_policy(
         ValueError: a prompt and ``max_tokens`` exceed its context, its chat template cannot take a prompt, or the
             optimizer needs a package that is not here.
     """
-    import torch
-
-    from rl.model.policy import Policy
-    from rl.model.tiny import build_model, build_tokenizer
-
     optimizer.check_installed()
     if policy.model == TINY:
-        tokenizer = build_tokenizer()
-        model = build_model(len(tokenizer), 0, 0, 0)  # whose range of positions is asked
-        _check_room(Policy(model, tokenizer, torch.device("cpu"), torch.float32), problems, max_tokens)
+        check_configuration(policy, problems, max_tokens)
         return []
     drop("learner")  # of an earlier run: two models would not fit
     drop("checked")
@@ -69,6 +62,30 @@ def check_policy(
             "says what a base model is given"
         )
     return notes
+
+
+def check_configuration(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int) -> None:
+    """Refuse what a model's configuration and tokenizer alone tell; its weights, and how they compute, are not asked.
+
+    Raises:
+        UnknownModelError: transformers cannot make it, or it is of a type that is not driven.
+        ValueError: as `check_policy`, or ``policy.lora.targets`` names no layer of it.
+    """
+    import torch
+
+    from rl.model.lora import adapted_layers
+    from rl.model.policy import Policy
+    from rl.model.skeleton import META, skeleton
+    from rl.model.tiny import build_tokenizer
+    from rl.model.tokenizer import read_tokenizer
+    from rl.parity import refuse_by_type
+
+    model = skeleton(policy.model)
+    refuse_by_type(model, policy.model)
+    if policy.lora.rank:
+        adapted_layers(model, policy.lora.targets)
+    tokenizer = build_tokenizer() if policy.model == TINY else read_tokenizer(policy.model)
+    _check_room(Policy(model, tokenizer, META, torch.float32), problems, max_tokens)
 
 
 def take_checked(source: str, policy: PolicyConfig, fence: Fence) -> "Policy":

@@ -50,6 +50,8 @@ class Begun:
     figures: dict[str, float]  # of the batch that it learned from
     warnings: tuple[str, ...]
     vocabulary: int  # rows of the embedding: token ids are below
+    parameters: int
+    trained: int  # of these
 
 
 _learning = threading.Lock()  # weights are not read while an update changes them, however many threads a worker has
@@ -81,8 +83,18 @@ class Trainer:
         learner, warnings = self._learner(None)
         saved = store.read_manifest(place.join(checkpoints.state_uri(self.run_uri), str(learner.step)))
         figures: Any = saved.meta["figures"]
-        embedding: Any = learner.policy.model.get_input_embeddings()
-        return Begun(learner.step, learner.learned, figures, tuple(warnings), len(embedding.weight))
+        model = learner.policy.model
+        embedding: Any = model.get_input_embeddings()
+        trained = sum(parameter.numel() for parameter in learner.parameters)
+        return Begun(
+            learner.step,
+            learner.learned,
+            figures,
+            tuple(warnings),
+            len(embedding.weight),
+            parameters=model.num_parameters(),
+            trained=trained,
+        )
 
     def update(self, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
         """Make version ``step + 1`` from ``step`` and save it, if it is its turn; if it was made before, return
@@ -257,16 +269,15 @@ class Trainer:
 
     def _weights_at(self, step: int, learner: "Learner") -> "Weights":
         """The weights of version ``step``, the learner's or a kept one, as they are published."""
-        from rl.model.policy import read_weights
+        from rl.model.policy import dtype_name, read_weights
         from tasks.calls.published import as_published
 
-        auto = str(learner.policy.dtype).removeprefix("torch.")
-        dtype = auto if self.sync.dtype == "auto" else self.sync.dtype
+        dtype = dtype_name(learner.policy.dtype) if self.sync.dtype == "auto" else self.sync.dtype
         if learner.step == step:
-            return as_published(learner.policy.weights(), dtype)
+            return as_published(learner.policy.weights(), dtype, learner.policy)
         try:
             with checkpoints.load(self.run_uri, step) as folder:  # the next update was faster
-                return as_published(read_weights(folder.path), dtype)
+                return as_published(read_weights(folder.path), dtype, learner.policy)
         except NotThere:
             raise self._steps_lost(learner.step, step) from None
 

@@ -81,4 +81,5 @@ class WarmUp:
         tokenizer = build_tokenizer()
         model = build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, self.seed)
         torch.nn.Module.to(model, device)  # transformers wraps its own so that types are lost
-        return Learner(Policy(model, tokenizer, device, choose_dtype(self.policy.dtype, device)), self.optimizer)
+        dtype = choose_dtype(self.policy.dtype, device, model.num_parameters)
+        return Learner(Policy(model, tokenizer, device, dtype), self.optimizer)

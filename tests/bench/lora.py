@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 
 from flows.benches.apart import apart, peak_bytes
 from flows.benches.qwen import LAYERS, VOCABULARY, random_qwen
+from flows.benches.update import random_batch
 from flows.start.defaults import ADAPTERS, RATE
 from infra.weights.difference import DIFFERENCE, write_difference
 from rl.config import LossConfig, PolicyConfig
@@ -24,7 +24,6 @@ from rl.loading import load_policy
 from rl.lora_config import LoraConfig
 from rl.model.tiny import build_tokenizer
 from rl.optimizer_config import OptimizerConfig
-from rl.records import Batch, Problem, Rollouts
 from tasks.calls.published import as_published
 
 PROMPT = 64  # tokens
@@ -50,13 +49,13 @@ def train(folder: str, dtype: str, groups: int, samples: int, tokens: int, updat
     policy = load_policy(folder, PolicyConfig(device="cpu", dtype=dtype, lora=lora), master=True)
     loaded = peak_bytes(device)
     learner = Learner(policy, OptimizerConfig(lr=ADAPTERS * RATE, warmup_steps=0))
-    batch = batch_of(groups, samples, tokens)
-    before = as_published(policy.weights(), dtype)
+    batch = random_batch(groups, samples, PROMPT, tokens, VOCABULARY)
+    before = as_published(policy.weights(), dtype, policy)
     published = [sum(value.nbytes for value in before.values())]
     began = time.perf_counter()
     for _ in range(updates):
         assert learner.update(batch, LossConfig(), 1.0).applied
-        after = as_published(policy.weights(), dtype)
+        after = as_published(policy.weights(), dtype, policy)
         path = Path(folder, DIFFERENCE)
         write_difference(path, after, before)
         published.append(path.stat().st_size)
@@ -66,24 +65,6 @@ def train(folder: str, dtype: str, groups: int, samples: int, tokens: int, updat
     full = 2 * sum(p.numel() for p in policy.model.parameters() if not p.requires_grad)
     passes = str(learner.accumulation.passes)
     return Figures(dtype, loaded / 1e9, peak_bytes(device) / 1e9, seconds, passes, tuple(published), full)
-
-
-def batch_of(groups: int, samples: int, tokens: int) -> Batch:
-    """Random tokens, half of a group's completions right."""
-    draws = np.random.default_rng(0)
-    shape = (groups, samples, tokens)
-    rollouts = Rollouts(
-        problems=(Problem("", "", "bench"),) * groups,
-        prompts=tuple(draws.integers(VOCABULARY, size=(groups, PROMPT), dtype=np.int32)),
-        tokens=draws.integers(VOCABULARY, size=shape, dtype=np.int32),
-        logprobs=np.full(shape, -np.log(VOCABULARY), dtype=np.float32),
-        versions=np.zeros(shape, dtype=np.int32),
-        lengths=np.full(shape[:2], tokens, dtype=np.int32),
-        ended=np.ones(shape[:2], dtype=np.bool_),
-        texts=(("",) * samples,) * groups,
-    )
-    rewards = np.tile(np.arange(samples, dtype=np.float32) % 2, (groups, 1))
-    return Batch(rollouts, rewards, (("",) * samples,) * groups)
 
 
 def write_model(folder: str, layers: int) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from distributed import Client, Security
 
-from infra.cluster.cluster import ClusterConfig, local_cluster
+from infra.cluster.cluster import local_cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.security.tls import temporary_security
 
 CALLS = 200

@@ -1,10 +1,11 @@
 """Runs `rlvf train` as a user would, several times, and reports what the documentation states.
 
-    python tests/bench/train.py --seeds 0 1 2 [--plot curves.png] [-- further options of rlvf train]
+    python tests/bench/train.py --seeds 0 1 2 [--plot curves.png] [--beside CHECKOUT] [-- further options of rlvf train]
 
 For each run: wall seconds of the command, seconds until its first step, peak memory over all its processes (summed
 proportional set size on Linux, resident size elsewhere), rollouts/s, held-out pass rates, and the best and first mean
-sampled pass rate over 5 consecutive steps. One JSON object on stdout; a line per run on stderr.
+sampled pass rate over 5 consecutive steps. One JSON object on stdout; a line per run on stderr. With --beside each seed
+is run by the rlvf of another checkout, with a .venv of its own, as well.
 """
 
 import argparse
@@ -53,9 +54,9 @@ def draw(path: Path, curves: dict[str, list[float]], title: str) -> None:
     save(figure, path)
 
 
-def measure(seed: int, options: list[str]) -> dict[str, Any]:
+def measure(rlvf: Path, seed: int, options: list[str]) -> dict[str, Any]:
     """One run of the command."""
-    command = [str(Path(sys.executable).with_name("rlvf")), "train", "--json", "--seed", str(seed), *options]
+    command = [str(rlvf), "train", "--json", "--seed", str(seed), *options]
     began = time.monotonic()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     first_step: list[float] = []
@@ -84,6 +85,7 @@ def measure(seed: int, options: list[str]) -> dict[str, Any]:
     sampled = [line.metrics["reward/pass_rate"] for line in lines if "reward/pass_rate" in line.metrics]
     means = trailing_means(sampled, WINDOW)[WINDOW - 1 :]
     return {
+        "rlvf": str(rlvf),
         "seed": seed,
         "wall_seconds": round(time.monotonic() - began, 1),
         "first_step_after_seconds": round(first_step[0], 1) if first_step else None,
@@ -104,14 +106,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--plot", type=Path, help="draw the sampled pass rates of all seeds into this PNG")
+    parser.add_argument("--beside", type=Path, help="another checkout, run in turns with this one")
     parser.add_argument("options", nargs="*", help="for rlvf train, after --")
     given = parser.parse_args()
     runs = []
-    for seed in given.seeds:
-        runs.append(measure(seed, given.options))
+    ours = Path(sys.executable).with_name("rlvf")
+    turns = [ours] if given.beside is None else [given.beside.absolute() / ".venv" / "bin" / "rlvf", ours]
+    for seed, rlvf in itertools.product(given.seeds, turns):
+        runs.append(measure(rlvf, seed, given.options))
         print({key: value for key, value in runs[-1].items() if key != "curve"}, file=sys.stderr, flush=True)
     if given.plot:
-        drawn = {f"seed {run['seed']}": run["curve"] for run in runs}
+        drawn = {f"seed {run['seed']}": run["curve"] for run in runs if run["rlvf"] == str(ours)}
         draw(given.plot, drawn, title=" ".join(["rlvf train", *given.options]))
     print(json.dumps({"command": ["rlvf", "train", *given.options], "cores": os.cpu_count(), "runs": runs}))
 

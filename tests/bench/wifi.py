@@ -30,6 +30,7 @@ from infra.weights.mirror import Mirror
 from infra.weights.publisher import Publisher
 from infra.weights.version import PolicyVersion, SyncConfig
 from rl.model.policy import copied_weights
+from rl.model.rounding import all_in
 from tests.links.link import WIFI
 from tests.links.network import Machine, available, network
 
@@ -151,7 +152,7 @@ def _train(layers: int) -> None:
         _say(cells=sum(master.numel() for master in masters.values()))
         for line in sys.stdin:
             done_at = time.monotonic()
-            published = publisher.publish(json.loads(line), copied_weights(masters, torch.bfloat16))
+            published = publisher.publish(json.loads(line), copied_weights(masters, all_in(torch.bfloat16)))
             version = {"step": published.version.step, "uri": published.version.uri, "digest": published.version.digest}
             _say(version=version, bytes=published.bytes, changed=published.changed, done_at=done_at)
             publisher.finish()

@@ -23,7 +23,8 @@ from flows.options.reading import read_config
 from flows.run.workplace import IMPORTS
 from flows.sft import warm_up_spec
 from flows.start.runs import local_folder
-from infra.cluster.cluster import ClusterConfig, local_cluster
+from infra.cluster.cluster import local_cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import offers
 from infra.home import rlvf_home
 from infra.runs.metric_log import read_metrics
@@ -176,7 +177,7 @@ class Lab:
 
     def settle(self) -> None:
         """Wait for workers that an earlier test has killed."""
-        until(lambda: len(offers(self.client)) == 3)
+        until(lambda: {offer.name for offer in offers(self.client)} >= {"trainer", "generator-0", "verifier-0"})
 
     def worker(self, name: str) -> tuple[str, int]:
         """The address and the process id of a worker."""

@@ -31,6 +31,7 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_whole_checkpoint_ends_and_loses_nothing(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
     name = lab.new_name()
     run = lab.run_folder(name)

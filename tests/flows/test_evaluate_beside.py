@@ -20,6 +20,7 @@ def points(lab: Any, run: Path, metric: str) -> list[Any]:
     return list(mlflow.get_metric_history(logged.info.run_id, metric))
 
 
+@pytest.mark.slow
 def test_what_is_asked_otherwise_than_the_run_asks_itself_has_another_name_in_its_log(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,7 +56,7 @@ def test_a_run_that_trains_meanwhile_is_evaluated_at_one_version(lab: Any) -> No
     with lab.command("train", options=lab.options(**training)) as trainer:
         until(lambda: 3 in lab.metrics(run, "reward/mean"))
         found = lab.evaluate(**asked)
-        assert trainer.process.poll() is None
+        assert trainer.process.poll() is None, trainer.finish()
         assert max(lab.metrics(run, "reward/mean")) > found.step + 4  # without a pin it would be gone by then
         until(lambda: found.step not in published(str(run)))
     assert found.problems == 100
@@ -78,6 +79,7 @@ def test_an_evaluation_of_a_run_that_is_removed_meanwhile_does_not_bring_it_back
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_may_only_be_read_is_evaluated_and_keeps_nothing(
     lab: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,47 +39,54 @@ def here(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize("base", ["stored", pytest.param("public", marks=pytest.mark.slow)])
 def test_merged_weights_are_the_model_with_its_adapters(
-    lab: Any, here: Path, base: str, ended: bool, capsys: pytest.CaptureFixture[str]
+    lab: Any, here: Path, base: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lora = {"policy.lora": "4", "policy.lora.base": "bfloat16", "sync.base": base, "optimizer.lr": "1e-2"}
     run = Path(lab.train(steps="2", **lora).run)
     config = PolicyConfig(device="cpu", lora=LoraConfig(rank=4, base="bfloat16"))
     result = here / "kept"
     shutil.copytree(run / "model", result)
-    if not ended:
-        shutil.rmtree(run / "model")
-    capsys.readouterr()
-    enable_progress_bar()  # type: ignore[no-untyped-call]
-    main(["export", run.name, "--merge", "--dtype", "float32", "--json"])
-    shown = capsys.readouterr()
-    assert "Loading weights" not in shown.err
-    merged = Path(json.loads(shown.out)["model"])
-    assert merged == here / run.name
     policy = load_policy(str(lab.policy), config, adapters=result)
     expected = logits(policy.model)
-    assert (logits(AutoModelForCausalLM.from_pretrained(merged)) - expected).abs().max() < 1e-4
     assert (logits(AutoModelForCausalLM.from_pretrained(lab.policy)) - expected).abs().max() > 1e-3
-    assert len(AutoTokenizer.from_pretrained(merged)) == len(policy.tokenizer)
-    load_policy(str(merged), PolicyConfig(device="cpu"))  # whose completions end
+    for ended in (True, False):
+        if not ended:
+            shutil.rmtree(run / "model")
+        (at := here / f"ended-{ended}").mkdir()
+        monkeypatch.chdir(at)
+        capsys.readouterr()
+        enable_progress_bar()  # type: ignore[no-untyped-call]
+        main(["export", run.name, "--merge", "--dtype", "float32", "--json"])
+        shown = capsys.readouterr()
+        assert "Loading weights" not in shown.err
+        merged = Path(json.loads(shown.out)["model"])
+        assert merged == at / run.name
+        assert (logits(AutoModelForCausalLM.from_pretrained(merged)) - expected).abs().max() < 1e-4
+        assert len(AutoTokenizer.from_pretrained(merged)) == len(policy.tokenizer)
+        load_policy(str(merged), PolicyConfig(device="cpu"))  # whose completions end
 
-    main(["export", run.name, "--merge", "--out", "small"])
-    small = load_file(here / "small" / "model.safetensors")
-    exact = load_file(merged / "model.safetensors")
-    assert small.keys() == exact.keys()
-    assert all(torch.equal(small[name], exact[name].to(torch.bfloat16)) for name in small)
+        assert json.loads(shown.out)["dtype"] == "float32"
+        assert shown.err.splitlines()[-1] == "policy v2 in float32"
 
-    main(["export", run.name, "--out", "adapters"])
-    names = {file.name for file in (here / "adapters").iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} < names
-    assert not names & {"manifest.json", "model.safetensors"}
-    mine, kept = (load_file(folder / "adapter_model.safetensors") for folder in (here / "adapters", result))
-    assert all(torch.equal(mine[name], kept[name]) for name in kept)
+        main(["export", run.name, "--merge", "--out", "small"])
+        rounded = "policy v2 in bfloat16, to which what the adapters add is rounded; --dtype float32 keeps it"
+        assert capsys.readouterr().err.splitlines()[-1] == rounded
+        small = load_file(at / "small" / "model.safetensors")
+        exact = load_file(merged / "model.safetensors")
+        assert small.keys() == exact.keys()
+        assert all(torch.equal(small[name], exact[name].to(torch.bfloat16)) for name in small)
+
+        main(["export", run.name, "--out", "adapters"])
+        names = {file.name for file in (at / "adapters").iterdir()}
+        assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} < names
+        assert not names & {"manifest.json", "model.safetensors"}
+        mine, kept = (load_file(folder / "adapter_model.safetensors") for folder in (at / "adapters", result))
+        assert all(torch.equal(mine[name], kept[name]) for name in kept)
 
 
-@pytest.mark.parametrize("base", ["stored", "public"])
+@pytest.mark.parametrize("base", ["stored", pytest.param("public", marks=pytest.mark.slow)])
 def test_a_model_without_adapters_is_copied(
     lab: Any, here: Path, base: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +130,7 @@ def test_a_model_without_adapters_is_copied(
     AutoModelForCausalLM.from_pretrained(here / "late-2")
 
 
+@pytest.mark.slow
 def test_of_a_run_that_went_on_after_its_end_the_newest_version_is_written(
     lab: Any, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,8 +143,8 @@ def test_of_a_run_that_went_on_after_its_end_the_newest_version_is_written(
     shutil.copytree(before, run / "model")  # as if it had been killed at step 2
     main(["export", run.name, "--out", "exported", "--json"])
     shown = capsys.readouterr()
-    assert json.loads(shown.out.splitlines()[-1]) == {"model": str(here / "exported"), "step": 2}
-    assert shown.err.splitlines()[-1] == "policy v2"
+    assert json.loads(shown.out.splitlines()[-1]) == {"model": str(here / "exported"), "step": 2, "dtype": "float32"}
+    assert shown.err.splitlines()[-1] == "policy v2 in float32"
     found = load_file(here / "exported" / "model.safetensors")
     assert found.keys() == newest.keys()
     assert all(torch.equal(found[name], newest[name]) for name in newest)
@@ -146,14 +154,13 @@ def test_of_a_run_that_went_on_after_its_end_the_newest_version_is_written(
     main(["export", run.name, "--out", "earlier"])
     shown = capsys.readouterr()
     assert shown.err.splitlines()[-2:] == [
-        "policy v1",
+        "policy v1 in float32",
         f"rlvf: step 2 is saved and not published: rlvf train --resume {run.name} publishes it",
     ]
 
 
-@pytest.mark.parametrize("command", ["export", "report"])
 def test_where_nothing_can_be_written_the_option_is_named(
-    lab: Any, here: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lab: Any, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(lab.train(steps="1").run)
     out = here / "full" / "out"
@@ -163,8 +170,9 @@ def test_where_nothing_can_be_written_the_option_is_named(
 
     monkeypatch.setattr("infra.disk.temporary_beside", full)
     monkeypatch.setattr("flows.report.charts.reward_curve", full)
-    with pytest.raises(SystemExit) as ended:
-        main([command, run.name, "--out", str(out)])
-    assert ended.value.code == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.endswith(f"--out {out}: cannot be written (No space left on device); name a place elsewhere")
+    for command in ("export", "report"):
+        with pytest.raises(SystemExit) as ended:
+            main([command, run.name, "--out", str(out)])
+        assert ended.value.code == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.endswith(f"--out {out}: cannot be written (No space left on device); name a place elsewhere")

@@ -26,7 +26,8 @@ from tests.processes import terminal, until
 def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "interrupted"
-    options = lab.options(run=run.name, steps="500", cluster__scheduler=None, cluster__threads="1")
+    own = {} if number == SIGTERM else {"cluster__scheduler": None, "cluster__threads": "1"}
+    options = lab.options(run=run.name, steps="500", **own)
     with terminal() as window:
         streams = {"streams": window.streams} if number == SIGHUP else {}
         with lab.command("train", options=options, home=home, **streams) as command:

@@ -1,5 +1,6 @@
 """Runs that train adapters on a frozen model."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from flows.options.reading import OptionError
+from flows.report.summary import run_name, summary
+from flows.start.runs import Run
+from flows.start.saved import saved_config
 from infra.weights.mirror import Mirror
 from infra.weights.version import newest_version
 
@@ -62,10 +66,17 @@ def test_a_run_learns_publishes_and_goes_on_with_adapters_alone(lab: Any, base: 
         lab.train(resume=str(run), steps="4", **{**chosen, "policy.lora": "8"})
 
 
+@pytest.mark.slow
 def test_adapters_on_the_tiny_policy_belong_to_a_model_that_is_stored_with_the_run(
     lab: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Path(lab.train(steps="1", policy="tiny", **{"policy.lora": "2"}).run)
+    result = lab.train(steps="1", policy="tiny", **{"policy.lora": "2"})
+    run = Path(result.run)
+    assert re.search(r"lora rank 2: 0\.\dM of 0\.9M parameters are trained", capsys.readouterr().err)
+    begun = Run(result.run, saved_config(result.run), resumed=False)
+    shown = summary(begun, result, 1.0)
+    assert f"{run}/model (adapters, peft's layout; " in shown
+    assert f"rlvf export {run_name(begun)} --merge writes a whole model)" in shown
     assert (run / "base" / "config.json").exists()
     model = AutoModelForCausalLM.from_pretrained(run / "model")  # its configuration names the stored one
     assert any(".lora_A." in name for name, _ in model.named_parameters())

@@ -117,7 +117,7 @@ def test_a_server_that_dies_is_started_again_and_misses_nothing(lab: Any, tmp_pa
 def test_a_stranger_on_its_port_hears_nothing_and_the_end_comes_in_time(lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "without-it"
-    options = lab.options(run=run.name, steps=str(STEPS), cluster__scheduler=None, cluster__threads="1")
+    options = lab.options(run=run.name, steps=str(STEPS))
     with lab.command("train", options=options, home=home) as command:
         until(lambda: 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None, seconds=120)
         with stranger_at(killed(home)) as heard:
@@ -147,7 +147,7 @@ def test_the_end_of_a_run_waits_half_a_minute_for_prefect_at_most() -> None:
 def test_a_server_that_hangs_does_not_keep_the_run_from_its_end(lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "hung"
-    options = lab.options(run=run.name, steps=str(STEPS), cluster__scheduler=None, cluster__threads="1")
+    options = lab.options(run=run.name, steps=str(STEPS))
     with lab.command("train", options=options, home=home) as command:
         until(lambda: 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None, seconds=120)
         supervising = server(home)["pid"]

@@ -36,7 +36,7 @@ def undisturbed(lab: Any) -> str:
 
 
 def trained_with_a_killed_worker(
-    lab: Any, undisturbed: str, worker: str, call: str, *, after: int, **options: str
+    lab: Any, undisturbed: str, worker: str, call: str, *, after: int, steps: int = STEPS, **options: str
 ) -> Path:
     """The run, in which a worker was killed in a call after a step, with the same weights at its end."""
     name = lab.new_name()
@@ -44,20 +44,24 @@ def trained_with_a_killed_worker(
     lab.settle()
     killer = threading.Thread(target=kill_in_call, args=(lab, worker, call, run, after))
     killer.start()
-    result = lab.train(run=name, steps=str(STEPS), staleness="0", **options)
+    result = lab.train(run=name, steps=str(steps), staleness="0", **options)
     killer.join()
     assert result.lost == {call: 1}
-    check_steps(lab, run)
-    assert lab.weights_digest(run, STEPS) == undisturbed
+    check_steps(lab, run, steps)
+    assert lab.weights_digest(run, steps) == undisturbed
     return Path(run)
 
 
-SLOW = [pytest.param(*each, marks=pytest.mark.slow) for each in (("generator-0", "generate"), ("verifier-0", "verify"))]
-
-
-@pytest.mark.parametrize(("worker", "call"), [("trainer", "train"), *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize(("worker", "call"), [("generator-0", "generate"), ("verifier-0", "verify")])
 def test_a_killed_worker_costs_its_piece_of_work(lab: Any, undisturbed: str, worker: str, call: str) -> None:
     trained_with_a_killed_worker(lab, undisturbed, worker, call, after=3)
+
+
+def test_a_killed_trainer_costs_its_update(lab: Any) -> None:
+    few = 6
+    alone = lab.weights_digest(Path(lab.train(steps=str(few), staleness="0").run), few)
+    trained_with_a_killed_worker(lab, alone, "trainer", "train", after=3, steps=few)
 
 
 @pytest.mark.slow

@@ -28,7 +28,9 @@ def master(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / "state" / str(step) / "model.safetensors")
 
 
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("auto", "float16"))]
+)
 def test_published_weights_are_the_trainers_rounded(lab: Any, dtype: str) -> None:
     run = Path(lab.train(steps="5", sync__dtype=dtype, optimizer__lr="1e-5").run)
     rounded = {"auto": torch.float32}.get(dtype) or getattr(torch, dtype)
@@ -49,6 +51,7 @@ def test_published_weights_are_the_trainers_rounded(lab: Any, dtype: str) -> Non
     assert set(lab.metrics(run, "sync/inexact").values()) == {0}
 
 
+@pytest.mark.slow
 def test_in_eight_bits_they_are_near_and_said_to_be_inexact(lab: Any) -> None:
     run = Path(lab.train(steps="3", sync__dtype="int8").run)
     version = newest_version(str(run))

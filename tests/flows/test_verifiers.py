@@ -178,6 +178,7 @@ def test_a_service_that_cannot_be_is_one_line(tmp_path: Path) -> None:
         assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_with_a_function_and_problems_of_ones_own(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +239,7 @@ def test_an_evaluation_whose_verifier_hangs_is_stopped(
     assert "completions could not be judged so far: slow.py: reward took longer than 0.2 s" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_problem_on_which_its_verifier_hangs_ends_no_evaluation(lab: Any, tmp_path: Path) -> None:
     (tmp_path / "hang.py").write_text(
         "def reward(problem, completion):\n    while problem.extra['hangs']: pass\n    return 1\n"

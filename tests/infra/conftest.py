@@ -66,6 +66,11 @@ def faulty(s3_client: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3
 @pytest.fixture(params=["file", "memory", "s3", "nas"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URI of an empty place."""
+    return empty_place(request, tmp_path)
+
+
+def empty_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of the kind that is the fixture's parameter."""
     if request.param == "s3":
         return str(request.getfixturevalue("s3")) + "/deep/run"
     if request.param == "memory":

@@ -1,6 +1,7 @@
 """A process's own folder: gone when the process is, however that ends."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -31,6 +32,17 @@ def process(temporary: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     with started(sys.executable, "-c", PROCESS, env=environment, **pipes) as filler:
         assert filler.stdout is not None
         yield filler, Path(filler.stdout.readline().strip())
+
+
+def test_a_name_is_claimed_once_even_where_there_are_no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lockf(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    assert disk.claim("a name")
+    assert not disk.claim("a name")
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    assert disk.claim("another")
+    assert not disk.claim("another")
 
 
 def test_it_goes_with_its_process(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,24 @@ def test_what_stops_may_need_a_lock_that_the_interrupted_work_holds() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         work()
+
+
+def test_a_signal_that_does_not_end_the_wait_for_something_stops_the_work() -> None:
+    stopped = threading.Event()
+    in_time: list[bool] = []
+
+    def interrupt() -> None:
+        time.sleep(0.2)  # the main thread waits; it is told of a signal that another thread got when it has waited
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    def work() -> None:
+        with answered_by(stopped.set):
+            threading.Thread(target=interrupt).start()
+            in_time.append(stopped.wait(10))
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert in_time == [True]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

@@ -104,7 +104,6 @@ def break_links(net: Network, names: tuple[str, ...], metrics: Path, stop: threa
 @pytest.mark.parametrize(
     ("trainer", "generators", "cut"),
     [
-        pytest.param(WIFI, WIFI, (), id="wifi"),
         pytest.param(CABLE, VPN, (), id="vpn"),
         pytest.param(WIFI, WIFI, ("store", "store", "generator1"), id="cut"),
     ],

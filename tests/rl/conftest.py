@@ -27,7 +27,7 @@ from rl.config import SamplingConfig
 from rl.model.policy import Policy
 from rl.model.tiny import build_tokenizer
 from rl.records import Batch, Problem, Rollouts
-from rl.sampler import sample
+from rl.sampling.sampler import sample
 from tests.rl.updates import REWARDS, Judged
 
 settings.register_profile("rl", deadline=None)  # another process may take the processor in the middle of an example
@@ -98,21 +98,8 @@ def make_rollouts() -> Callable[..., Rollouts]:
     """Rollouts of given token ids: a prompt and G completions for each group."""
 
     def make(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[Sequence[int]]]) -> Rollouts:
-        lengths = np.array([[len(tokens) for tokens in group] for group in completions], dtype=np.int32)
-        tokens = np.zeros((*lengths.shape, int(lengths.max())), dtype=np.int32)
-        for p, group in enumerate(completions):
-            for g, ids in enumerate(group):
-                tokens[p, g, : len(ids)] = ids
-        return Rollouts(
-            problems=tuple(Problem(f"{p}", "1", "test") for p in range(len(prompts))),
-            prompts=tuple(np.asarray(prompt, dtype=np.int32) for prompt in prompts),
-            tokens=tokens,
-            logprobs=np.zeros(tokens.shape, dtype=np.float32),
-            versions=np.zeros_like(tokens),
-            lengths=lengths,
-            ended=np.ones(lengths.shape, dtype=np.bool_),
-            texts=tuple(tuple("" for _ in group) for group in completions),
-        )
+        problems = [Problem(f"{p}", "1", "test") for p in range(len(prompts))]
+        return Rollouts.padded(problems, prompts, [ids for group in completions for ids in group])
 
     return make
 
@@ -158,3 +145,10 @@ def drawn(problems: list[Problem], judged: Judged) -> Callable[..., Batch]:
         return judged(sample(policy, 0, problems, config, samples=4, seed=0, step=step, groups=range(3)), REWARDS)
 
     return draw
+
+
+@pytest.fixture
+def flex_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let FlexAttention's plain computation, which makes all scores, have a gradient on a CPU: it does, and is refused
+    there because no kernel has one."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)

@@ -1,5 +1,7 @@
 """The gradient of an update, of every architecture that is taken, by every way in which memory is saved."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,13 +10,17 @@ from transformers import PreTrainedTokenizerBase
 from rl.config import LossConfig
 from rl.learning.learner import Learner, token_scores
 from rl.learning.packing import Packed, pack, rows_of
+from rl.model.blocks import refusal
 from rl.model.head import head_logits, hidden_states
 from rl.model.policy import Policy
 from rl.optimizer_config import OptimizerConfig
 from rl.parity import UnknownModelError, require_parity
-from tests.bench.architectures import ARCHITECTURES, Architecture, build
+from tests.bench.architectures import Architecture, build
+from tests.rl.architectures import each_of
 from tests.rl.learning.test_packing import Make, filled
 from tests.rl.updates import Judged
+
+WITHOUT_BLOCKS = {"GPT-2", "GPT-J", "CodeGen", "Falcon", "XGLM", "Gemma 2", "gpt-oss"}  # attention of another kind
 
 
 def by_autograd(policy: Policy, packed: Packed) -> Tensor:
@@ -32,9 +38,13 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
+@pytest.mark.usefixtures("flex_backward")
+@each_of()
 def test_the_gradient_of_the_learner_is_that_of_autograd(
-    architecture: Architecture, tokenizer: PreTrainedTokenizerBase, make_rollouts: Make, judged: Judged
+    architecture: Architecture,
+    tokenizer: PreTrainedTokenizerBase,
+    make_rollouts: Make,
+    judged: Judged,
 ) -> None:
     policy = Policy(build(architecture, len(tokenizer)), tokenizer, torch.device("cpu"), torch.float32)
     try:
@@ -42,17 +52,23 @@ def test_the_gradient_of_the_learner_is_that_of_autograd(
     except UnknownModelError:
         return  # it is never trained
     rollouts = filled(make_rollouts, [(2, [3, 1, 5]), (6, [2, 4, 3])])
-    packed = pack(rollouts, rows_of(rollouts, [0, 1]), policy.device)
-    packed.tokens.remainder_(len(tokenizer))
-    packed.targets.remainder_(len(tokenizer))
+    packed, in_blocks = (
+        pack(rollouts, rows_of(rollouts, [0, 1]), policy.device, blocks=blocks) for blocks in (False, True)
+    )
+    for each in (packed, in_blocks):
+        each.tokens.remainder_(len(tokenizer))
+        each.targets.remainder_(len(tokenizer))
     weight = torch.linspace(-1, 1, len(packed.targets))
     (weight * by_autograd(policy, packed)).sum().backward()
     expected = gradients(policy)
     assert expected
-    for checkpointing in (False, True):
+    refused = refusal(policy)
+    assert bool(refused) is (architecture.name in WITHOUT_BLOCKS), refused
+    ways = [packed] if refused else [packed, in_blocks]
+    for way, checkpointing in itertools.product(ways, (False, True)):
         token_scores(
             policy,
-            packed,
+            way,
             1.0,
             lambda logprobs, part: (weight[part] * logprobs).sum(),
             checkpointing=checkpointing,

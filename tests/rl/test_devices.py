@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves
 from infra.cluster import settings
 from rl.config import LossConfig, SamplingConfig
 from rl.learning.learner import Learner
-from rl.model import memory
+from rl.model import memory, processor
 from rl.model.memory import DEVICE_PROCESSES, NoRoomError, reserve, spare_bytes, yield_memory
 from rl.model.policy import Policy
 from rl.optimizer_config import OptimizerConfig
 from rl.parity import measure
 from rl.records import Batch, Problem
-from rl.sampler import sample
+from rl.sampling.sampler import sample
 
 MPS = torch.device("mps")
 
@@ -125,6 +125,10 @@ def test_sampling_and_learning_make_no_float64_on_the_device(
     assert all(map(on_device, moments))  # the made-up device was the one that worked
 
 
+def test_who_starts_workers_and_who_asks_call_it_the_same() -> None:
+    assert (DEVICE_PROCESSES, processor.MEASURED) == (settings.DEVICE_PROCESSES, settings.MEASURED)
+
+
 @pytest.mark.parametrize(
     ("processes", "device", "expected"),
     [
@@ -141,7 +145,6 @@ def test_sampling_and_learning_make_no_float64_on_the_device(
 def test_those_that_compute_on_a_device_count_on_equal_parts_of_what_is_free(
     processes: str | None, device: str, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert DEVICE_PROCESSES == settings.DEVICE_PROCESSES  # who tells and who asks
     monkeypatch.setattr(memory, "free_bytes", lambda _: 110)
     if processes is not None:
         monkeypatch.setenv(DEVICE_PROCESSES, processes)

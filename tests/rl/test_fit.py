@@ -1,8 +1,10 @@
 """What is said to fit, beside what a real learner and a real sampler take."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rl import fit
 from rl.config import PolicyConfig
-from rl.fit import fits
-from rl.learning import passes
+from rl.fit import Fit, fits
 from rl.learning.learner import Learner
 from rl.learning.packing import pack, rows_of
 from rl.learning.passes import Passes
@@ -22,8 +23,9 @@ from rl.model.memory import checkpointed_bytes, kept_bytes
 from rl.model.narrow import compute_in
 from rl.model.policy import Policy, UnknownModelError, save_policy
 from rl.records import Batch
-from rl.slots import Slots
+from rl.sampling.slots import Slots
 from tests.bench.architectures import ARCHITECTURES, Architecture, build
+from tests.rl.architectures import each_of
 from tests.rl.saved import saved as saved_model
 from tests.rl.updates import PLAIN, REINFORCE
 
@@ -61,14 +63,12 @@ METHODS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_what_a_learner_and_a_sampler_take(saved: str, method: str, drawn: Callable[..., Batch]) -> None:
-    compare(saved, method, drawn)
+    compare(saved, [method], drawn)
 
 
-@pytest.mark.parametrize("architecture", MIXTURES, ids=lambda one: one.name)
-@pytest.mark.parametrize("method", METHODS)
+@each_of(MIXTURES)
 def test_mixtures_of_experts_fit_as_they_are_trained(
     architecture: Architecture,
-    method: str,
     tmp_path: Path,
     tokenizer: PreTrainedTokenizerBase,
     drawn: Callable[..., Batch],
@@ -78,14 +78,19 @@ def test_mixtures_of_experts_fit_as_they_are_trained(
         load_policy(path, PolicyConfig(device="cpu"), master=True)
     except UnknownModelError:
         return  # it is never trained
-    compare(path, method, drawn)
+    compare(path, METHODS, drawn)
 
 
-def compare(path: str, method: str, drawn: Callable[..., Batch]) -> None:
-    said = {one.method: one for one in fits(path, 50, rank=RANK, wanted="cpu").methods}[method]
+def compare(path: str, methods: Iterable[str], drawn: Callable[..., Batch]) -> None:
+    found = {one.method: one for one in fits(path, 50, rank=RANK, wanted="cpu").methods}
     sampled = load_policy(path, PolicyConfig(device="cpu"))
+    for method in methods:
+        compare_method(found[method], path, sampled, drawn)
+
+
+def compare_method(said: Fit, path: str, sampled: Policy, drawn: Callable[..., Batch]) -> None:
     assert said.generator_gb * 1e9 == pytest.approx(sum(p.nbytes for p in sampled.model.parameters()))
-    policy = load_policy(path, PolicyConfig(device="cpu", lora=METHODS[method]), master=True)
+    policy = load_policy(path, PolicyConfig(device="cpu", lora=METHODS[said.method]), master=True)
     learner = Learner(policy, PLAIN)
     batch = drawn(policy)
     learner.update(batch, REINFORCE, 1.0)
@@ -100,7 +105,7 @@ def compare(path: str, method: str, drawn: Callable[..., Batch]) -> None:
     packed = pack(batch.rollouts, rows_of(batch.rollouts, [2]), policy.device)
     inputs = {"mask": packed.mask, "input_ids": packed.tokens, "position_ids": packed.positions}
     kept = checkpointed_bytes(policy, kept_bytes(policy, **inputs) / packed.tokens.numel())
-    longest = min(left / kept, policy.positions or left)
+    longest = min(left / kept, policy.reach[0] if policy.reach else left)  # its window limits gpt-oss
     assert said.longest == pytest.approx(longest, rel=0.2)
 
 
@@ -130,10 +135,12 @@ def test_the_head_s_copy_in_the_type_of_the_arithmetic_is_counted(
 ) -> None:
     policy = replace(make_policy("llama"), dtype=dtype)
     head = policy.model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-    assert memory.copy_bytes(policy) == (0 if dtype == torch.float32 else 2 * head.numel())
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert memory.copy_bytes(policy, cuda) == (0 if dtype == torch.float32 else 2 * head.numel())
+    assert memory.copy_bytes(policy, cpu) == 0  # it is taken in slices
     policy.model.to(torch.bfloat16)  # type: ignore[arg-type]
     compute_in(policy.model, dtype)
-    assert memory.copy_bytes(policy) == (4 * head.numel() if dtype == torch.float32 else 0)
+    assert memory.copy_bytes(policy, cpu) == (4 * head.numel() if dtype == torch.float32 else 0)
 
 
 @pytest.mark.parametrize("copied", [True, False])
@@ -141,7 +148,7 @@ def test_passes_leave_room_for_it(
     copied: bool, make_policy: Callable[..., Policy], drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**9)
-    monkeypatch.setattr(passes, "copy_bytes", lambda _: 10**9 if copied else 0)
+    monkeypatch.setattr(memory, "copy_bytes", lambda *_: 10**9 if copied else 0)
     policy = make_policy()
     learner = Learner(policy, PLAIN)
     learner.update(drawn(policy), REINFORCE, 1.0)
@@ -164,8 +171,19 @@ def test_the_tiny_policy_needs_no_files() -> None:
     ]
 
 
-def test_a_model_that_transformers_does_not_know_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
-    with pytest.raises(UnknownModelError, match=r"cannot be loaded: .*nonsense") as raised:
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"model_type": "nonsense"},
+        {"model_type": "qwen3", "num_attention_heads": 0},
+        {"model_type": "qwen3", "num_hidden_layers": "two"},
+        {"model_type": "qwen3", "dtype": "foo"},
+        {"model_type": "qwen3", "vocab_size": -5},
+    ],
+    ids=str,
+)
+def test_a_model_that_transformers_cannot_make_is_one_line(said: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(UnknownModelError, match=r"cannot be loaded: ") as raised:
         fits(str(tmp_path), 64)
     assert "\n" not in str(raised.value)

@@ -27,8 +27,8 @@ def reward(problem, completion):
 
 
 def test_each_set_is_judged_by_its_own_verifier_and_order_is_kept() -> None:
-    own = VerifierSpec("my_reward.py:reward", 5.0, 512, REWARD)
-    verifiers = {"sums": VerifierSpec("arithmetic"), "gsm": VerifierSpec("gsm8k"), "own": own}
+    own = VerifierSpec(name="my_reward.py:reward", seconds=5.0, memory_mb=512, text=REWARD)
+    verifiers = {"sums": VerifierSpec(name="arithmetic"), "gsm": VerifierSpec(name="gsm8k"), "own": own}
     problems = [
         Problem("", "3", "a", set="own"),
         Problem("", "1 + 2", "b", set="sums"),
@@ -53,7 +53,7 @@ def test_a_verifier_stays_open_beside_many_others_until_its_text_was_edited_ofte
     text = "told = []\ndef reward(problem, completion):\n    told.append(1)\n    return {version} + len(told)\n"
 
     def said(name: str, version: int) -> float:
-        own = VerifierSpec(f"{name}.py:reward", 60.0, 512, text.format(version=version))
+        own = VerifierSpec(name=f"{name}.py:reward", seconds=60.0, memory_mb=512, text=text.format(version=version))
         return float(judge([Problem("", "", "a", set="own")], [["x"]], {"own": own}).rewards[0, 0])
 
     names = [f"kept{number}" for number in range(KEPT + 2)]
@@ -78,7 +78,7 @@ def reward(problem, completion):
         time.sleep(60)
     return 1 / int(completion)
 """
-    spec = VerifierSpec("slow.py:reward", 1.0, 512, text, timeout_reward=worth)
+    spec = VerifierSpec(name="slow.py:reward", seconds=1.0, memory_mb=512, text=text, timeout_reward=worth)
     found = judge([Problem("", "", "s:1")], [["1", "slow", "0"]], {"": spec})
     assert np.array_equal(found.rewards, [rewards], equal_nan=True)
     assert found.reasons[0][1:] == ("timeout", "verifier_error")
@@ -86,7 +86,7 @@ def reward(problem, completion):
 
 
 def test_a_broken_problem_is_an_error_and_no_wrong_answer() -> None:
-    found = judge([Problem("", "many", "p.csv:2")], [["1"]], {"": VerifierSpec("gsm8k")})
+    found = judge([Problem("", "many", "p.csv:2")], [["1"]], {"": VerifierSpec(name="gsm8k")})
     assert found.reasons == (("broken_problem",),)
     assert np.isnan(found.rewards).all()
     assert "p.csv:2" in found.errors[0]
@@ -122,17 +122,19 @@ def test_what_lacks_its_end_is_worth_nothing_whatever_its_verifier_said_or_faile
 
 def test_one_that_never_worked_here_is_no_fault_of_the_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "BACK_OFF", 0.0)
-    away = VerifierSpec(f"http://127.0.0.1:{free_port()}")
+    away = VerifierSpec(name=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(VerifierError, match="cannot be reached"):
         judge([Problem("", "1", "s:1")], [["1"]], {"": away})
-    lacking = VerifierSpec("lacking.py:reward", 5.0, 512, "import no_such_module\ndef reward(p, c): return 1\n")
+    lacking = VerifierSpec(
+        name="lacking.py:reward", seconds=5.0, memory_mb=512, text="import no_such_module\ndef reward(p, c): return 1\n"
+    )
     with pytest.raises(VerifierError, match="no_such_module"):
         judge([Problem("", "1", "s:1")], [["1"]], {"": lacking})
 
 
 def test_one_that_has_worked_here_and_is_away_fails_on_the_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "BACK_OFF", 0.0)
-    once = VerifierSpec(f"http://127.0.0.1:{free_port()}")
+    once = VerifierSpec(name=f"http://127.0.0.1:{free_port()}")
     with monkeypatch.context() as patch:
         patch.setattr(Service, "warm", lambda _: None)
         judge([Problem("", "1", "s:1")], [["1"]], {"": once})
@@ -142,19 +144,32 @@ def test_one_that_has_worked_here_and_is_away_fails_on_the_completions(monkeypat
 
 
 def test_a_verifier_that_cannot_work_is_told_before_it_is_needed() -> None:
-    own = VerifierSpec("ok.py:reward", 5.0, 512, REWARD)
+    own = VerifierSpec(name="ok.py:reward", seconds=5.0, memory_mb=512, text=REWARD)
     problems = [Problem("", "many", "a:1", set="own"), Problem("", "x", "a:2", set="own")]
-    (note,) = warm({"gsm": VerifierSpec("gsm8k"), "own": own}, problems)
+    (note,) = warm({"gsm": VerifierSpec(name="gsm8k"), "own": own}, problems)
     assert note.startswith("verifier ok.py:reward: sandbox ")
     with pytest.raises(VerifierError, match="no_such_module"):
-        warm({"a": VerifierSpec("r.py:reward", 5.0, 512, "import no_such_module\ndef reward(p, c): return 1\n")})
+        warm(
+            {
+                "a": VerifierSpec(
+                    name="r.py:reward",
+                    seconds=5.0,
+                    memory_mb=512,
+                    text="import no_such_module\ndef reward(p, c): return 1\n",
+                )
+            }
+        )
     with pytest.raises(VerifierError, match="called as reward"):
-        warm({"a": VerifierSpec("r.py:reward", 5.0, 512, "def reward(p): return 1\n")})
-    always = VerifierSpec("r.py:reward", 5.0, 512, "def reward(p, c):\n    return p.extra['level']\n")
+        warm({"a": VerifierSpec(name="r.py:reward", seconds=5.0, memory_mb=512, text="def reward(p): return 1\n")})
+    always = VerifierSpec(
+        name="r.py:reward", seconds=5.0, memory_mb=512, text="def reward(p, c):\n    return p.extra['level']\n"
+    )
     warm({"own": always})
     with pytest.raises(VerifierError, match=r"r\.py:2: KeyError: 'level' .*tried on a:1"):
         warm({"own": always}, problems)
-    empty = VerifierSpec("r.py:reward", 5.0, 512, "def reward(p, c):\n    return 1 / len(c)\n")
+    empty = VerifierSpec(
+        name="r.py:reward", seconds=5.0, memory_mb=512, text="def reward(p, c):\n    return 1 / len(c)\n"
+    )
     warm({"own": empty}, problems)  # it fails now and then: no reason to refuse it
 
 

@@ -11,13 +11,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from rl.config import PolicyConfig
 from rl.learning.learner import token_scores
-from rl.learning.packing import pack, rows_of
+from rl.learning.packing import Packed, pack, rows_of
 from rl.loading import load_policy
 from rl.lora_config import LoraConfig
 from rl.model.lora import adapters_of, merged_weights
 from rl.model.policy import Policy, UnknownModelError, save_policy
 from rl.parity import measure
-from tests.bench.architectures import ARCHITECTURES, Architecture, build
+from tests.bench.architectures import Architecture, build
+from tests.rl.architectures import each_of
 from tests.rl.learning.test_packing import Make, filled
 from tests.rl.saved import saved
 from tests.rl.test_architectures import by_autograd
@@ -52,6 +53,17 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
     return found
 
 
+def check_gradients(trainer: Policy, packed: Packed, weight: Tensor, expected: dict[str, Tensor]) -> None:
+    """Those of the adapters for the loss sum(weight * log-prob), with checkpointing and without."""
+    assert expected
+    for checkpointing in (False, True):
+        loss = lambda logprobs, part: (weight[part] * logprobs).sum()  # noqa: E731
+        token_scores(trainer, packed, 1.0, loss, checkpointing=checkpointing)
+        found = gradients(trainer)
+        for name, gradient in expected.items():
+            assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-6, name
+
+
 @pytest.fixture(scope="module")
 def folder(
     tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
@@ -59,7 +71,7 @@ def folder(
     return lambda of: saved(tmp_path_factory.mktemp("model"), build(of, len(tokenizer)), tokenizer)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
+@each_of()
 def test_adapters_agree_everywhere_or_the_model_is_refused_as_without(
     architecture: Architecture, folder: Callable[[Architecture], str], tmp_path: Path, make_rollouts: Make
 ) -> None:
@@ -87,10 +99,4 @@ def test_adapters_agree_everywhere_or_the_model_is_refused_as_without(
     weight = torch.linspace(-1, 1, len(packed.targets))
     (weight * by_autograd(trainer, packed)).sum().backward()
     of_autograd = gradients(trainer)
-    assert of_autograd
-    for checkpointing in (False, True):
-        loss = lambda logprobs, part: (weight[part] * logprobs).sum()  # noqa: E731
-        token_scores(trainer, packed, 1.0, loss, checkpointing=checkpointing)
-        found = gradients(trainer)
-        for name, gradient in of_autograd.items():
-            assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-6, name
+    check_gradients(trainer, packed, weight, of_autograd)

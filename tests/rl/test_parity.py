@@ -117,14 +117,15 @@ def test_in_half_precision_the_mean_is_compared(make_policy: Callable[..., Polic
     assert measure(learner).gap < 1e-4
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError("could not create a primitive")])
 def test_running_out_of_memory_is_no_fault_of_the_model(
-    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
     def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(parity, "pack", full)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error), match=str(error)):
         require_parity(make_policy(), "there")
 
 
@@ -136,9 +137,15 @@ def test_attention_that_caps_its_scores_is_computed_by_transformers(tokenizer: P
 @pytest.mark.slow
 def test_the_table_in_the_documentation_is_what_is_found() -> None:
     """All of them: half a minute on a quiet machine."""
-    written = dict(re.findall(r"^\| ([^|]+?) +\| `\w+` +\| (agrees|refused)\b", DOCS.read_text(), re.MULTILINE))
     found = list(findings())
-    assert {one.name: "refused" if one.gap is None else "agrees" for one in found} == written
-    assert len(written) >= 40
+    lines = table(found)
+    assert len(lines) >= 42
+    written = DOCS.read_text().partition(lines[0])
+    assert blanked(lines) == blanked([lines[0], *written[2].partition("\n\n")[0].splitlines()[1:]])
     assert all(one.gap < 1e-4 for one in found if one.gap is not None)
-    assert len(table(found)) == len(found) + 2
+
+
+def blanked(lines: list[str]) -> list[str]:
+    """Without the figures, which are a little different on every processor."""
+    figure = r"(?<=agrees, )\S+|(?<=sampler are )\S+|(?<=learner )\d\S*"
+    return [re.sub(figure, "…", line) for line in lines]

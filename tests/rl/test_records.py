@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from rl.records import Batch, Problem, Rollouts, concatenate
+from rl.records import Batch, Problem, Rollouts, arrays, concatenate
 
 Make = Callable[..., Rollouts]
 Judged = Callable[..., Batch]
@@ -68,6 +68,42 @@ def test_concatenating_grows_the_token_axis_to_the_longest(make_rollouts: Make, 
 def test_concatenating_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no batch"):
         concatenate([])
+
+
+def test_rollouts_are_padded_with_zeros() -> None:
+    problems = [Problem("1", "1", "test"), Problem("2", "2", "test")]
+    completions = [[5], [6, 7, 8], [9, 10], [11]]
+    found = Rollouts.padded(
+        problems,
+        [[1], [2, 3]],
+        completions,
+        logprobs=[[-0.5] * len(tokens) for tokens in completions],
+        version=4,
+        ended=[True, False, True, True],
+        texts=["a", "b", "c", "d"],
+        seconds=0.25,
+    )
+    assert (found.problems, found.seconds) == (tuple(problems), 0.25)
+    assert [prompt.tolist() for prompt in found.prompts] == [[1], [2, 3]]
+    assert found.tokens.tolist() == [[[5, 0, 0], [6, 7, 8]], [[9, 10, 0], [11, 0, 0]]]
+    assert found.logprobs.tolist() == [[[-0.5, 0, 0], [-0.5] * 3], [[-0.5, -0.5, 0], [-0.5, 0, 0]]]
+    assert found.versions.tolist() == [[[4, 0, 0], [4, 4, 4]], [[4, 4, 0], [4, 0, 0]]]
+    assert found.lengths.tolist() == [[1, 3], [2, 1]]
+    assert found.ended.tolist() == [[True, False], [True, True]]
+    assert found.texts == (("a", "b"), ("c", "d"))
+    for name, (_, kinds) in arrays(Rollouts).items():
+        array = getattr(found, name)
+        assert array.dtype.kind in kinds
+        assert array.dtype.itemsize in (1, 4)
+
+
+def test_rollouts_without_logprobs_and_texts() -> None:
+    found = Rollouts.padded([Problem("1", "1", "test")], [[1]], [[5], [6, 7]], ended=False)
+    assert not found.logprobs.any()
+    assert found.logprobs.shape == (1, 2, 2)
+    assert found.texts == (("", ""),)
+    assert not found.ended.any()
+    assert found.prompts[0].dtype == np.int32
 
 
 def test_records_are_frozen() -> None:

@@ -20,24 +20,21 @@ def problem_set() -> ProblemSet:
         name="numbered",
         draw=lambda step, count, skip: [Problem(f"{step}/{i}", str(i), f"n:{i}") for i in range(skip, skip + count)],
         held_out=(),
-        verifiers={"": VerifierSpec("arithmetic")},
+        verifiers={"": VerifierSpec(name="arithmetic")},
     )
 
 
 def rollouts(lease: Lease, samples: int) -> Rollouts:
     """Group i has completions of 1 + i % 3 tokens, each of them i."""
-    longest = max(1 + i % 3 for i in lease.groups)
-    lengths = np.array([[1 + i % 3] * samples for i in lease.groups], np.int32)
-    inside = np.arange(longest) < lengths[:, :, None]
-    return Rollouts(
-        problems=lease.problems,
-        prompts=tuple(np.array([i], np.int32) for i in lease.groups),
-        tokens=np.where(inside, np.array(lease.groups)[:, None, None], 0).astype(np.int32),
-        logprobs=np.where(inside, -0.5, 0).astype(np.float32),
-        versions=np.where(inside, 1, 0).astype(np.int32),
-        lengths=lengths,
-        ended=np.array([[i % 2 == 0] * samples for i in lease.groups]),
-        texts=tuple((f"answer {i}",) * samples for i in lease.groups),
+    each = [i for i in lease.groups for _ in range(samples)]
+    return Rollouts.padded(
+        lease.problems,
+        [[i] for i in lease.groups],
+        [[i] * (1 + i % 3) for i in each],
+        logprobs=[[-0.5] * (1 + i % 3) for i in each],
+        version=1,
+        ended=[i % 2 == 0 for i in each],
+        texts=[f"answer {i}" for i in each],
         seconds=0.25,
     )
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.cluster import cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
 from infra.errors import worker_of
@@ -146,7 +147,7 @@ def give(client: Client, name: str) -> None:
 
 
 def needing(text: str = REWARD) -> VerifierSpec:
-    return VerifierSpec("needs.py:reward", 30.0, 512, text, env=("VERIFIER_NEEDS",))
+    return VerifierSpec(name="needs.py:reward", seconds=30.0, memory_mb=512, text=text, env=("VERIFIER_NEEDS",))
 
 
 def judged(dispatch: Dispatch, spec: VerifierSpec, problems: int = 6) -> Judgement:
@@ -189,7 +190,7 @@ def test_one_that_cannot_work_and_was_not_tried_is_no_fault_of_the_completions(c
 
 def test_where_none_can_work_a_run_is_refused(client: Client) -> None:
     text = "import no_such_module\ndef reward(p, c): return 1\n"
-    spec = VerifierSpec("r.py:reward", 5.0, 512, text)
+    spec = VerifierSpec(name="r.py:reward", seconds=5.0, memory_mb=512, text=text)
     said: list[str] = []
     with Dispatch(client, PlacementConfig(), said.append, late_after=600) as dispatch:
         with pytest.raises(VerifierError, match=r"^r\.py:1: ModuleNotFoundError"):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.cluster import cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
 from infra.weights.version import PolicyVersion
@@ -72,7 +73,7 @@ def generated(dispatch: Dispatch, generator: Generator, step: int, leases: int) 
         name="numbered",
         draw=lambda step, count, skip: [Problem(f"{step}/{i}", str(i), "n") for i in range(skip, skip + count)],
         held_out=(),
-        verifiers={"": VerifierSpec("arithmetic")},
+        verifiers={"": VerifierSpec(name="arithmetic")},
     )
     collection = Collection(step, problems, BatchConfig(prompts=leases, samples=2, lease=1))
 

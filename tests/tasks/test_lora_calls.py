@@ -63,8 +63,12 @@ def adapters(run: Path) -> dict[str, torch.Tensor]:
 def test_every_session_begins_with_the_same_adapters_and_another_seed_with_others(
     mine: Trainer, tmp_path: Path
 ) -> None:
-    assert mine.begin().vocabulary > 300
+    begun = mine.begin()
+    assert begun.vocabulary > 300
     first = adapters(tmp_path / "run")
+    assert begun.trained == sum(value.numel() for value in first.values())
+    base = load_file(tmp_path / "run" / "base" / "model.safetensors")
+    assert begun.parameters == begun.trained + sum(value.numel() for value in base.values())
     names = {file.name for file in (tmp_path / "run" / "base").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} < names
     lose()

@@ -255,7 +255,7 @@ def test_a_verifier_of_the_user_travels_as_text(tmp_path: Path, sums: str) -> No
     (tmp_path / "free.jsonl").write_text('{"prompt": "go"}\n{"prompt": "on"}\n')
     name = "memory://code/my_reward.py:reward"
     found = open_sets([ProblemsConfig(path=f"{tmp_path}/free.jsonl")], VerifierConfig(name=name, memory_mb=99), 1, 0)
-    assert found.verifiers == {"free": VerifierSpec(name, 5.0, 99, text)}
+    assert found.verifiers == {"free": VerifierSpec(name=name, seconds=5.0, memory_mb=99, text=text)}
     assert (found.held_out[0].target, found.held_out[0].instructions) == ("", None)
     with pytest.raises(VerifierError, match="no function 'score'; it has reward"):
         open_sets([ProblemsConfig(path=sums)], VerifierConfig(name="memory://code/my_reward.py:score"), 1, 0)

@@ -28,38 +28,29 @@ class Here:
 
 
 def judged(spec: VerifierSpec, target: str, texts: list[str], ended: list[bool]) -> Any:
-    shape = (1, len(texts), 1)
-    rollouts = Rollouts(
-        problems=(Problem("", target, "test", set="q"),),
-        prompts=(np.zeros(1, np.int32),),
-        tokens=np.zeros(shape, np.int32),
-        logprobs=np.zeros(shape, np.float32),
-        versions=np.zeros(shape, np.int32),
-        lengths=np.ones(shape[:2], np.int32),
-        ended=np.array([ended]),
-        texts=(tuple(texts),),
-    )
+    problem = Problem("", target, "test", set="q")
+    rollouts = Rollouts.padded([problem], [[0]], [[0]] * len(texts), ended=ended, texts=texts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "workers_with", lambda *_: [])
         return verify.judged(Here(), rollouts, {"q": spec})  # type: ignore[arg-type]
 
 
 def test_an_answer_that_was_cut_is_none() -> None:
-    found = judged(VerifierSpec("gsm8k"), "4", ["#### 4", "#### 4", "#### 5"], [True, False, True])
+    found = judged(VerifierSpec(name="gsm8k"), "4", ["#### 4", "#### 4", "#### 5"], [True, False, True])
     assert found.rewards.tolist() == [[1, 0, 0]]
     assert found.rewards.dtype == np.float32
     assert found.reasons == (("right", "truncated", "wrong_value"),)
-    assert judged(VerifierSpec("gsm8k"), "42", [RAMBLING], [False]).rewards.tolist() == [[0]]
+    assert judged(VerifierSpec(name="gsm8k"), "42", [RAMBLING], [False]).rewards.tolist() == [[0]]
     for name, target, text in (("arithmetic", "3 + 4", "7"), ("countdown", "7", "7")):
-        assert judged(VerifierSpec(name), target, [text], [False]).reasons == (("truncated",),)
+        assert judged(VerifierSpec(name=name), target, [text], [False]).reasons == (("truncated",),)
 
 
 @pytest.mark.parametrize(("truncated", "reward"), [("auto", 0.0), ("zero", 0.0), ("judged", 1.0)])
 def test_what_a_truncated_completion_is_worth_is_an_option(truncated: str, reward: float) -> None:
-    found = judged(VerifierSpec("gsm8k", truncated=truncated), "4", ["#### 4"], [False])
+    found = judged(VerifierSpec(name="gsm8k", truncated=truncated), "4", ["#### 4"], [False])
     assert found.rewards.tolist() == [[reward]]
 
 
 def test_a_function_of_the_users_judges_truncated_completions_unless_it_is_told_not_to() -> None:
-    own = {name: VerifierSpec("my.py:reward", truncated=name).needs_end for name in ("auto", "zero", "judged")}
+    own = {name: VerifierSpec(name="my.py:reward", truncated=name).needs_end for name in ("auto", "zero", "judged")}
     assert own == {"auto": False, "zero": True, "judged": False}

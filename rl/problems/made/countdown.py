@@ -51,7 +51,7 @@ def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
     """The endless sequence of problems of one step, a function of (seed, step, side)."""
     for index in count():
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, step, index], spawn_key=STREAM)))
-        numbers = [int(n) for n in rng.integers(1, LARGEST + 1, int(rng.choice(SIZES)))]
+        numbers = [int(n) for n in rng.integers(1, LARGEST + 1, SIZES[int(rng.integers(len(SIZES)))])]
         target = reachable(rng, numbers)
         if target is not None and is_held_out(numbers, target) == (side == "held_out"):
             *first, last = map(str, numbers)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ STREAM = (1,)  # keeps these draws apart from others with the same seed, such as
 WARM_UP = (5,)  # and those of the warm-up from them: it shows answers, which training has to find
 
 Kind = Literal["number", "sum", "difference", "product"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Wording:
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
 
-    def pick(self, *choices: str) -> str:
-        return choices[int(self.rng.integers(len(choices)))]
+    def pick(self, *choices: T) -> T:
+        return choices[int(self.rng.integers(len(choices)))]  # what rng.choice draws, without its arrays
 
     def numbers(self, how_many: int) -> list[Term]:
         return [Term(str(n), "number") for n in self.rng.integers(1, LARGEST + 1, how_many)]
@@ -82,7 +83,7 @@ class Wording:
     def opening(self) -> tuple[str, Term]:
         match self.pick("sum", "sum", "difference", "product"):
             case "sum":
-                terms = self.numbers(int(self.rng.choice([2, 2, 2, 3, 3, 4, 5])))
+                terms = self.numbers(self.pick(2, 2, 2, 3, 3, 4, 5))
                 words = self.pick("add {}", "add {}", "add {} together", "sum {}", "take the sum of {}")
                 return words.format(self.listed(terms)), self.sum(terms)
             case "difference":
@@ -90,7 +91,7 @@ class Wording:
                 words = self.pick("subtract {1} from {0}", "take {0} minus {1}", "take {1} away from {0}")
                 return words.format(left.text, right.text), self.difference(left, right)
             case _:
-                terms = self.numbers(int(self.rng.choice([2, 2, 3])))
+                terms = self.numbers(self.pick(2, 2, 3))
                 wordings = ["multiply {0}", "multiply {0} together", "find the product of {0}"]
                 if len(terms) == 2:
                     wordings += ["multiply {1} by {2}"] * 3
@@ -152,9 +153,9 @@ class Wording:
             clause, second = self.opening()
             joined, term = self.joining(term, second)
             clauses += [clause, joined]
-            steps = int(self.rng.choice([0, 0, 1]))
+            steps = self.pick(0, 0, 1)
         else:
-            steps = int(self.rng.choice([0, 1, 1, 2, 2, 3]))
+            steps = self.pick(0, 1, 1, 2, 2, 3)
         for _ in range(steps):
             clause, term = self.further(term)
             clauses.append(clause)

@@ -1,10 +1,10 @@
-"""Verifier `arithmetic`: the completion, as `rl.verifiers.written` reads it, is an expression with exactly the target's
+"""Verifier `arithmetic`: the completion, as `reading.written` reads it, is an expression with exactly the target's
 value. Its reasons, and those of the other verifiers here, are in docs/verifiers.md."""
 
 from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Instructions, Problem, Verdict
 from rl.verifiers.contract import Declared
-from rl.verifiers.written import WrongEquation, answered, expression, fenced
+from rl.verifiers.reading.written import WrongEquation, answered, expression, fenced
 
 INSTRUCTIONS = Instructions(
     "Turn the problem into one Python arithmetic expression. Answer with the expression alone, nothing else.",

@@ -12,7 +12,7 @@ from fractions import Fraction
 from rl.arithmetic import UnfitExpression, evaluate, parse
 from rl.records import Instructions, Problem, Verdict
 from rl.verifiers.contract import Declared
-from rl.verifiers.written import WrongEquation, answered, expression, fenced
+from rl.verifiers.reading.written import WrongEquation, answered, expression, fenced
 
 INSTRUCTIONS = Instructions(
     "Write one expression with + - * / and brackets that has the value asked for and uses each of the given numbers "

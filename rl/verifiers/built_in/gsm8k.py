@@ -6,9 +6,9 @@ from fractions import Fraction
 
 from rl.arithmetic import UnfitExpression, evaluate
 from rl.records import Instructions, Problem, Verdict
-from rl.verifiers import wording
 from rl.verifiers.contract import Declared
-from rl.verifiers.written import BOX, TEXT, in_box, plain
+from rl.verifiers.reading import wording
+from rl.verifiers.reading.written import BOX, TEXT, behind_thinking, in_box, plain
 
 INSTRUCTIONS = Instructions(
     "Think step by step. End with a line of #### and the answer as one number, for example: #### 42"
@@ -241,7 +241,7 @@ def verify(problem: Problem, completion: str) -> Verdict:
     """
     check(problem)
     wanted = target_value(problem.target)
-    stated = answer(completion.rpartition("</think>")[2])
+    stated = answer(behind_thinking(completion))
     try:
         if stated is None:
             raise NoNumber("no_answer" if completion.strip() else "empty")

@@ -9,7 +9,10 @@ from flows.cli import main
 from flows.commands.doctor import check_fit
 from rl import fit
 from rl.model import memory
+from rl.model.policy import choose_device, choose_dtype, dtype_name
 from rl.model.tiny import build_model, build_tokenizer
+
+DTYPE = dtype_name(choose_dtype("auto", choose_device("auto"), lambda: 0))  # of a small model
 
 
 def test_a_row_for_each_method(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,6 +21,7 @@ def test_a_row_for_each_method(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(out)["fit"]
     assert [row["method"].split()[0] for row in rows] == ["full", "policy.lora", "policy.lora"]
     assert rows[0]["trained"] == 903_424 > rows[1]["trained"] > 0
+    assert {row["dtype"] for row in rows} == {DTYPE}
     head, names, *lines = err.splitlines()
     assert head.startswith("903,424 parameters, ")
     assert "at once (100)" in names
@@ -26,7 +30,15 @@ def test_a_row_for_each_method(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{row['at_once']:,}" in line
 
 
-@pytest.mark.parametrize(("words", "said"), [(["--tokens", "0"], "--tokens 0: give 1"), (["--policy", "./no"], "./no")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tokens", "0"], "--tokens 0: give 1 or more"),
+        (["--tokens", "-3"], "--tokens -3: give 1 or more"),
+        (["--tokens", "100000"], "--tokens 100000: 100000 tokens reach beyond the model's range of positions of 1024"),
+        (["--policy", "./no"], "./no"),
+    ],
+)
 def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "fit", *words])
@@ -49,6 +61,14 @@ def test_doctor_says_whether_a_model_fits_and_what_would(
     assert check.state == state
     assert "GB full" in check.found
     assert remedy in check.remedy
+
+
+def test_without_a_length_it_is_one_that_the_model_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = build_model(600, 1, 0, 0).config
+    config.max_position_embeddings = 256
+    config.save_pretrained(tmp_path)
+    main(["bench", "fit", "--policy", str(tmp_path)])
+    assert "at once (256)" in capsys.readouterr().out
 
 
 def test_doctor_says_of_a_model_that_is_not_there_that_it_is_not(tmp_path: Path) -> None:

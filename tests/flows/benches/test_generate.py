@@ -1,6 +1,7 @@
 """`rlvf bench generate`, of small work."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -17,9 +18,10 @@ from flows.benches import generate
 from flows.benches.generate import ENGINES, GenerateFigure, Turn, policy_of, prompts_of, weight_bytes
 from flows.benches.shapes import SHAPES, of_policy
 from flows.cli import main
-from rl.model.policy import Policy, save_policy
+from rl.model.policy import Policy, choose_device, choose_dtype, dtype_name, save_policy
 
 CPU = torch.device("cpu")
+DTYPE = dtype_name(choose_dtype("auto", choose_device("auto"), lambda: 0))  # of a small model
 Engine = Callable[[Policy, list[list[int]], int, int], int]
 FEW = replace(SHAPES["tiny"], prompts=3, samples=2, tokens=5)
 
@@ -33,7 +35,7 @@ def test_a_row_for_each_engine() -> None:
     rows = json.loads(ended.stdout)["generate"]
     assert [(row["shape"], row["engine"]) for row in rows] == [("tiny", engine) for engine in ENGINES]
     for row in rows:
-        assert set(row) == {"shape", "engine", "tokens_per_second", "peak_gb", "limit_tokens_per_second"}
+        assert set(row) == {"shape", "engine", "dtype", "tokens_per_second", "peak_gb", "limit_tokens_per_second"}
         assert row["tokens_per_second"] > 1
         assert 0 < row["peak_gb"] < 2
         assert row["limit_tokens_per_second"] == rows[0]["limit_tokens_per_second"] > row["tokens_per_second"]
@@ -48,6 +50,7 @@ def loaded(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_signal_ends_what_it_measures_with() -> None:
     words = ["bench", "generate", "--shapes", "0.6B", "--layers", "1", "--tokens", "4096"]
     code = "from flows.cli import main; main()"
@@ -90,17 +93,18 @@ def test_what_another_engine_cannot_do_is_said(
         raise NotImplementedError("no pages\non this device")
 
     monkeypatch.setattr(generate, "by_generate_batch", fails)
-    assert generate.measure("generate_batch", FEW) == Turn(why_not="no pages on this device")
+    assert generate.measure("generate_batch", FEW) == Turn(DTYPE, why_not="no pages on this device")
     monkeypatch.setattr(generate, "by_sampler", fails)
     with pytest.raises(NotImplementedError):
         generate.measure("rlvf", FEW)
 
-    nothing = GenerateFigure("tiny", "generate_batch", None, None, 7.0)
+    nothing = GenerateFigure("tiny", "generate_batch", DTYPE, None, None, 7.0)
     monkeypatch.setattr(generate, "device_bandwidth", lambda: 1.0)
     monkeypatch.setattr(generate, "figures", lambda *_: iter([(nothing, "no pages on this device")]))
     main(["bench", "generate", "--shapes", "tiny", "--json"])
     shown = capsys.readouterr()
     [row] = json.loads(shown.out)["generate"]
+    assert row["dtype"] == DTYPE
     assert (row["tokens_per_second"], row["peak_gb"], row["limit_tokens_per_second"]) == (None, None, 7.0)
     assert "generate_batch    no pages on this device" in shown.err
 
@@ -112,21 +116,22 @@ def test_a_figure_is_the_median_of_the_turns_and_none_where_one_failed(monkeypat
     def turn(_: object, engine: str, __: object) -> Turn | None:
         order.append(engine)
         speed = next(speeds[engine], None)
-        return None if speed is None else Turn(speed, speed / 10, 1_000_000_000)
+        return None if speed is None else Turn(DTYPE, speed, speed / 10, 1_000_000_000)
 
     monkeypatch.setattr(generate, "apart", turn)
     found = list(generate.figures(FEW, 3, gb_per_second=20.0))
     assert order == [*ENGINES] * 3
-    assert found[0] == (GenerateFigure("tiny", "rlvf", 2.0, 0.5, 120.0), "")  # 6 sequences, 20 steps a second
-    assert found[2][0] == GenerateFigure("tiny", "generate_batch", None, None, 120.0)
+    assert found[0] == (GenerateFigure("tiny", "rlvf", DTYPE, 2.0, 0.5, 120.0), "")  # 6 sequences, 20 steps a second
+    assert found[2][0] == GenerateFigure("tiny", "generate_batch", DTYPE, None, None, 120.0)
     assert "memory" in found[2][1]
 
 
-def test_a_policy_of_the_user(tmp_path: Path) -> None:
+def test_a_policy_of_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = policy_of(FEW, CPU, check=False)
     save_policy(tiny, tmp_path)
     mine = replace(of_policy(str(tmp_path)), prompts=3, samples=2, tokens=5)
     turn = generate.measure("rlvf", mine)
+    assert "Loading weights" not in capsys.readouterr().err  # transformers' bar, in the table
     assert turn.tokens_per_second > 1
     assert turn.weight_bytes == weight_bytes(tiny.model) == 4 * 903_424
     assert prompts_of(mine, tiny) == prompts_of(FEW, tiny)
@@ -168,9 +173,20 @@ def test_what_cannot_be_measured_is_one_line(words: list[str], said: str, capsys
     assert shown.count("\n") == 1
 
 
-def test_more_tokens_than_the_model_has_positions() -> None:
-    with pytest.raises(ValueError, match=r"--tokens 2000: \d+ tokens of prompt and 2000 of completion"):
-        generate.measure("rlvf", replace(FEW, tokens=2000))
+@pytest.mark.parametrize("model", ["tiny", "0.6B", "mine"])
+def test_more_tokens_than_the_model_has_positions_are_refused_before_anything_is_measured(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "device_bandwidth", pytest.fail)
+    words = ["--shapes", model]
+    if model == "mine":
+        save_policy(policy_of(FEW, CPU, check=False), tmp_path)
+        words = ["--policy", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main(["bench", "generate", *words, "--tokens", "40000"])
+    shown = capsys.readouterr()
+    assert re.search(r"--tokens 40000: \d+ tokens of prompt and 40000 of completion reach beyond", shown.err)
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
 
 
 def test_fewer_layers_are_in_the_name() -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from flows.benches import update
 from flows.cli import main
 from rl.config import LossConfig
 from rl.model.lora import adapters_of
+from rl.model.policy import choose_device, choose_dtype, dtype_name
 from tests.rl.updates import moments
 
 SMALL = {"layers": 1, "vocabulary": 600}
+DTYPE = dtype_name(choose_dtype("auto", choose_device("auto"), lambda: 0))  # of a small model
 
 
 @pytest.mark.slow
@@ -25,7 +28,7 @@ def test_a_row_for_each_method() -> None:
     rows = json.loads(ended.stdout)["update"]
     assert [(row["positions"], row["method"]) for row in rows] == [(64, method) for method in update.METHODS]
     for row in rows:
-        assert set(row) == {"positions", "method", "extra_gb", "tokens_per_second"}
+        assert set(row) == {"positions", "method", "dtype", "extra_gb", "tokens_per_second"}
         assert 0 <= row["extra_gb"] < 2
         assert row["tokens_per_second"] > 1
     lines = [line.split(maxsplit=1) for line in ended.stderr.splitlines()[1:]]
@@ -38,15 +41,24 @@ def test_what_does_not_fit_has_no_figures_and_is_not_tried(
 ) -> None:
     monkeypatch.setattr(update, "free_bytes", lambda _: 100)
     monkeypatch.setattr(update, "update_directly", lambda *_: pytest.fail("tried"))
-    nothing = update.UpdateFigure(64, "direct")
+    nothing = update.UpdateFigure(64, "direct", DTYPE)
     assert update.measure(64, "direct", **SMALL) == nothing
     monkeypatch.setattr(update, "figures", lambda *_: iter([nothing]))
     main(["bench", "update", "--positions", "64", "--json"])
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {
-        "update": [{"positions": 64, "method": "direct", "extra_gb": None, "tokens_per_second": None}]
+        "update": [{"positions": 64, "method": "direct", "dtype": DTYPE, "extra_gb": None, "tokens_per_second": None}]
     }
     assert "does not fit here" in shown.err
+
+
+def test_a_processor_that_runs_out_of_memory_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr(update, "update_directly", Mock(side_effect=full))
+    assert update.measure(64, "direct", **SMALL) == update.UpdateFigure(64, "direct", DTYPE)
+    monkeypatch.setattr(update, "update_directly", Mock(side_effect=RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        update.measure(64, "direct", **SMALL)
 
 
 @pytest.mark.parametrize("method", ["full", "one pass", "checkpointing"])

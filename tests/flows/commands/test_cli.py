@@ -28,10 +28,12 @@ RUN = "from flows.cli import main; main()"
         ("", f"name a command: {', '.join(NAMES)}"),
         ("bench", "name a command: sync, update, generate, fit"),
         ("verifier", "name what to do: serve"),
+        ("train --lora true", "unknown option --lora; did you mean --policy.lora?"),
+        ("train --use_vllm true", "unknown option --use_vllm; did you mean --policy.engine?"),
+        ("train --fsdp x", "unknown option --fsdp: one trainer holds the whole model; there are no shards"),
         (
-            "train --lora true",
-            "unknown option --lora: trained is one whole model on one trainer; there are no adapters, shards or "
-            "quantized weights",
+            "train --policy.lora.targets q_proj",
+            "policy.lora: targets is of adapters, and rank is 0, which trains all parameters; give a rank, such as 16",
         ),
         (
             "train --gpus 2",
@@ -60,6 +62,7 @@ RUN = "from flows.cli import main; main()"
         ),
         ("train --step 3", "unknown option --step; did you mean --steps?"),
         ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
+        ("export newest --dtype bfloat16", "--dtype bfloat16: is of merged weights; add --merge"),
         ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
         ("sft --resume x", "unknown option --resume"),
         ("train problems.csv", "unexpected argument 'problems.csv'; did you mean --problems problems.csv?"),
@@ -258,7 +261,9 @@ def test_what_an_error_quotes_does_not_act_on_the_terminal(
     def fail(_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "commands", lambda: [Command("train", "fail", "rlvf train  fails", lambda _: None, fail)])
+    monkeypatch.setattr(
+        cli, "commands", lambda _: [Command("train", "fail", "rlvf train  fails", lambda _: None, fail)]
+    )
     assert refused("train", code=code) == f"it said {SHOWN}; rlvf: more{end}"
 
 
@@ -266,7 +271,7 @@ def test_nor_does_what_a_traceback_quotes() -> None:
     program = (
         "import sys; from flows import cli; from flows.commands.command import Command\n"
         f"def fail(_): raise OSError({HOSTILE!r})\n"
-        "cli.commands = lambda: [Command('train', 'fail', 'rlvf train  fails', lambda _: None, fail)]\n"
+        "cli.commands = lambda _: [Command('train', 'fail', 'rlvf train  fails', lambda _: None, fail)]\n"
         "cli.main(['train'])"
     )
     ended = subprocess.run(

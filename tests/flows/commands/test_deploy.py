@@ -230,9 +230,9 @@ def launched(lab: Any, tmp_path: Path) -> Iterator[Callable[[str], Launched]]:
             marks=pytest.mark.slow,
         ),
         ("train = 3", "Crashed: TypeError: "),  # no flow, says the engine
-        ("raise SystemExit('no license')", "Crashed: SystemExit: no license"),
+        pytest.param("raise SystemExit('no license')", "Crashed: SystemExit: no license", marks=pytest.mark.slow),
         ("os.kill(os.getpid(), signal.SIGKILL)", "Crashed: its process was ended by SIGKILL; where nobody did that,"),
-        ("os._exit(3)", "Crashed: its process ended with exit code 3"),
+        pytest.param("os._exit(3)", "Crashed: its process ended with exit code 3", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_crashes_before_its_flow_begins_says_why(

@@ -53,6 +53,7 @@ def test_a_tracking_uri_that_mlflow_does_not_know_leaves_no_run(lab: Any) -> Non
     assert not lab.run_folder(name).exists()
 
 
+@pytest.mark.slow
 def test_servers_and_workers_that_were_started_in_vain_are_gone_afterwards(lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "another")
     with lab.command("train", options={"cluster.generators": "0"}, home=home) as command:

@@ -16,7 +16,7 @@ import flows.commands.workplace as command
 import infra.services.prefect_server as services
 from flows.commands.workplace import in_workplace
 from flows.run.workplace import open_workplace
-from infra.cluster.cluster import ClusterConfig
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.hosts import free_port
 

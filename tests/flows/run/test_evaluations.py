@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.commands.train import MEASURED
+from flows.commands.train import RESULTS
 from flows.config import TrainConfig
 from flows.options.reading import OptionError, read_config
 from flows.report.html import write_report
@@ -77,7 +77,7 @@ def test_a_graded_reward_is_seen_to_change_and_nothing_is_evaluated_without_held
     assert result.pass_rate_before == result.sampled_after == 0
     for name in ("reward_before", "reward_after", "reward_sampled_before", "reward_sampled_after"):
         assert 0 < getattr(result, name) < 0.9
-        assert name in MEASURED  # of what --json prints
+        assert name in RESULTS  # of what --json prints
     run = Run(result.run, configured(), resumed=True)
     assert f"reward      {result.reward_before:.3f} → {result.reward_after:.3f} greedy" in summary(run, result, 1.0)
     capsys.readouterr()

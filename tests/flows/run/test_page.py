@@ -103,8 +103,8 @@ def test_a_cancelled_run_stops_at_once_and_can_be_resumed(lab: Any, paused: bool
     _, logged = lab.mlflow(running.run)
     assert logged.info.status == "KILLED"
     reached = max(lab.metrics(running.run, "groups/used"))
-    lab.train(resume=str(running.run), steps=str(reached + 1))
-    assert list(lab.metrics(running.run, "groups/used")) == list(range(1, reached + 2))
+    lab.train(resume=str(running.run), steps=str(reached + 2))  # one more than the trainer may have made unlogged
+    assert list(lab.metrics(running.run, "groups/used")) == list(range(1, reached + 3))
 
 
 def test_another_flow_run_does_not_go_on_with_the_run_of_that_name(lab: Any) -> None:
@@ -115,6 +115,7 @@ def test_another_flow_run_does_not_go_on_with_the_run_of_that_name(lab: Any) -> 
     assert {path: path.read_bytes() for path in Path(first.run).rglob("*.*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.settle()
     with lab.prefect() as client:

@@ -22,7 +22,7 @@ from flows.run.recovery import Progress, with_recovery
 from flows.run.workplace import Workplace, open_workplace
 from flows.start.runs import Run
 from infra.cluster.calls import PoisonedCallError, SchedulerLostError, TakeoverError
-from infra.cluster.cluster import ClusterConfig
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.training_lock import training, training_lock
@@ -173,6 +173,7 @@ def test_an_interrupt_ends_the_wait_for_a_scheduler(workplace: Workplace, said: 
         interrupting.join()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_in_its_last_evaluation_still_knows_what_its_steps_took(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from flows.run.display import Display
 from flows.run.workplace import open_workplace
-from infra.cluster.cluster import ClusterConfig
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import METRIC, PlacementConfig, PlacementError
 from tests.lone_worker import lone_worker
 

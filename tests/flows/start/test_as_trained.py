@@ -37,13 +37,14 @@ def test_what_is_not_given_is_as_in_training_and_what_is_given_wins(sums: str) -
     trained = given(
         TrainConfig, problems=sums, problems__system="Be brief.", held_out="7", seed="5", batch__samples="3",
         sampling__max_tokens="333", sampling__temperature="0.6", verifier__seconds="9", policy__dtype="bfloat16",
-        policy__device="cpu",
+        policy__device="cpu", policy__engine="http://127.0.0.1:8000",
     )  # fmt: skip
     as_it_was = asked(trained)
     config = as_it_was.config
     assert (config.sampling, config.verifier, config.problems) == (trained.sampling, trained.verifier, trained.problems)
     assert (config.seed, config.samples) == (5, 3)
     assert (config.policy.model, config.policy.dtype, config.policy.device) == ("mine", "bfloat16", "auto")
+    assert config.policy.engine == "rlvf"
     assert len(as_it_was.problems.held_out) == 7
     assert not any("was trained with" in note for note in as_it_was.notes)
     folded = asked(trained, sampling__max_tokens="null")  # as a section of Prefect's form sends it
@@ -56,6 +57,13 @@ def test_what_is_not_given_is_as_in_training_and_what_is_given_wins(sums: str) -
         "mine was trained with samples 3, here 8",
         "mine was trained with policy.dtype bfloat16, here float32",
     }
+
+
+def test_adapters_are_not_evaluated_by_a_server(sums: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^policy\.engine: .* this run has adapters; evaluate what rlvf export --merge"
+    ):
+        asked(given(TrainConfig, problems=sums, policy__lora="4"), policy__engine="http://127.0.0.1:8000")
 
 
 def test_all_sets_that_a_run_was_trained_on_are_evaluated_unless_others_are_given(sums: str) -> None:

@@ -1,5 +1,7 @@
 """Options by what is trained."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +78,15 @@ def test_a_model_of_half_a_billion_parameters_is_not_ruined(
         "optimizer.lr 1e-06: for a policy of 596.0M parameters",
         f"sampling.max_tokens {tokens}: {reason}",
     ]
+
+
+def test_what_is_chosen_is_within_what_the_model_attends_to(large: str, tmp_path: Path) -> None:
+    settings = json.loads(Path(large, "config.json").read_text())
+    slides = {"sliding_window": 512, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 28}
+    (tmp_path / "config.json").write_text(json.dumps({**settings, **slides}))
+    config, lines = with_defaults(asked(policy=str(tmp_path), problems="q.csv", verifier="gsm8k"))
+    assert config.sampling.max_tokens == 256
+    assert lines[1] == "sampling.max_tokens 256: half of the 512 that the model can attend to"
 
 
 def test_between_them_and_of_several_sets_the_longest(middle: str) -> None:

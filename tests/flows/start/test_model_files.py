@@ -126,6 +126,10 @@ def without(*patterns: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read: Expecting property"),
         (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds no settings"),
         (config(model_type="nonsense"), "not a model that transformers can load: The checkpoint you are trying to"),
+        (
+            config(num_hidden_layers="two"),
+            "not a model that transformers can load: Validation error for field 'num_hidden_layers': TypeError: Field",
+        ),
         (config(model_type="t5"), "transformers has no causal language model of type 't5'"),
     ],
 )

@@ -56,6 +56,8 @@ def test_what_is_not_given_is_as_saved(saved: Run) -> None:
     )
     policy = {"policy": {"device": "cpu"}}  # the model beside it is none that was given
     assert gone_on(saved, policy, form=False)[0].policy.device == "cpu"
+    served = {"policy": {"engine": "http://127.0.0.1:8000"}}
+    assert gone_on(saved, served, form=False)[0].policy.engine == "http://127.0.0.1:8000"
 
 
 def test_a_form_that_sends_the_defaults_it_shows_changes_nothing_by_them(saved: Run) -> None:
@@ -83,3 +85,17 @@ def test_a_contradiction_is_refused(saved: Run, tmp_path: Path, form: bool) -> N
     store.write_folder(f"{saved.uri}/state/4", made, move=True)
     with pytest.raises(OptionError, match=r"^steps 3: mine has made 4 already; give more"):
         gone_on(saved, {"steps": 3}, form=form)
+
+
+def test_a_finished_run_may_be_gone_on_with_as_it_was_and_not_at_another_rate(saved: Run, tmp_path: Path) -> None:
+    (made := tmp_path / "made").mkdir()
+    (made / "weights").write_text("w")
+    store.write_folder(f"{saved.uri}/state/2", made, move=True)
+    whole = {**saved.config.model_dump(mode="json"), "optimizer": {"lr": None}}
+    assert gone_on(saved, whole, form=False)[0] == saved.config
+    tuned = Run(saved.uri, changed(saved, optimizer={"lr": 1e-3}), resumed=False)
+    tuned.save_config()
+    assert gone_on(tuned, {}, form=False)[0] == tuned.config
+    for rate in (None, 1e-4):
+        with pytest.raises(OptionError, match=r"^optimizer.lr: mine has made all of its 2 steps; give more steps, too"):
+            gone_on(tuned, {"optimizer": {"lr": rate}}, form=False)

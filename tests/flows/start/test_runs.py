@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import uuid
 from dataclasses import replace
 from datetime import datetime
@@ -73,6 +75,21 @@ def test_runs_that_begin_in_the_same_second_are_told_apart(tmp_path: Path, monke
         run.save_config()
         names.append(run.name)
     assert names == ["20260102-120000-tiny", "20260102-120000-tiny-2", "20260102-120000-tiny-3"]
+
+
+def test_so_are_those_of_which_none_is_written_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command is named a minute before its run is there."""
+    monkeypatch.setattr(runs, "datetime", Noon)
+    first = f"{tmp_path}/20260102-120000-tiny"
+    code = f"from infra import disk; print(disk.claim({first!r}), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        assert new_run(TrainConfig(), str(tmp_path)).uri == f"{first}-2"
+        other.communicate("\n", timeout=60)
+    assert new_run(TrainConfig(), str(tmp_path)).uri == first
 
 
 @pytest.mark.parametrize("place", ["name", "folder", "memory"])

@@ -89,6 +89,7 @@ def test_code_is_refused_in_one_line_until_it_is_trusted_and_again_when_it_chang
         ("problems__verifier", "http://198.51.100.1:8900"),
         ("evals", "[{path: grammar, verifier: 'http://198.51.100.1:8900'}, {path: grammar, verifier: arithmetic}]"),
         ("tracking__uri", "http://198.51.100.1:5000"),
+        ("policy__engine", "http://198.51.100.1:8000"),
         ("cluster__scheduler", "tcp://198.51.100.1:8786"),
     ],
 )
@@ -96,7 +97,7 @@ def test_addresses_are_refused_too_unless_they_are_ones_own(elsewhere: str, sett
     run = saved(elsewhere, **{setting: value})
     with pytest.raises(NotTrustedError, match=r"198\.51\.100\.1"):
         trusted(run)
-    if setting in ("tracking__uri", "cluster__scheduler"):
+    if setting in ("tracking__uri", "cluster__scheduler", "policy__engine"):
         own = read_config(
             TrainConfig, file=None, overrides={setting.replace("__", "."): value.replace("198.51.100.1", "10.0.0.1")}
         )

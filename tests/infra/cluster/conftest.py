@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from distributed import Client, Security
 
-from infra.cluster.cluster import ClusterConfig, local_cluster
+from infra.cluster.cluster import local_cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, offers
 from tests.processes import until

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from distributed import Client, get_worker
 
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.cluster import cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.exclusions import Exclusions
 from infra.cluster.placement import Offer, PlacementConfig

@@ -15,7 +15,8 @@ import pytest
 from distributed import Client, Security, SpecCluster, get_worker
 
 from infra.cluster import cluster as module
-from infra.cluster.cluster import ClusterConfig, ClusterError, cluster, local_cluster, workers
+from infra.cluster.cluster import ClusterError, cluster, local_cluster, workers
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.machine import cores
 from infra.cluster.placement import PlacementConfig, check_placement, offers, workers_with
 from infra.cluster.settings import DEVICE_PROCESSES
@@ -161,13 +162,16 @@ def test_workers_that_are_slow_to_end_cost_a_line_and_not_what_was_done(
 
 FLOW = """
 import sys
+import time
 from pathlib import Path
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.cluster import cluster
+from infra.cluster.cluster_config import ClusterConfig
 
 if __name__ == "__main__":
     with cluster(ClusterConfig(verifiers=0), log_dir=Path(sys.argv[1])) as client:
         print("up", flush=True)
-        sys.stdin.read()
+        while True:
+            time.sleep(0.1)  # a signal that comes as a longer wait begins is seen when that ends
 """
 
 

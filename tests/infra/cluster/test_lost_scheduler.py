@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from infra.cluster.calls import SchedulerLostError
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.cluster import cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, offers
 from tests.conftest import free_port, running_scheduler

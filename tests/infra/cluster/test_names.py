@@ -7,7 +7,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.utils.validation import _validate_metric_name
 
-from infra.cluster.cluster import ClusterConfig, cluster
+from infra.cluster.cluster import cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, offers, worker_name
 from infra.runs.mlflow_run import Owner

@@ -6,7 +6,8 @@ import psutil
 import pytest
 from distributed import Client, Security
 
-from infra.cluster.cluster import ClusterConfig, cluster, local_cluster
+from infra.cluster.cluster import cluster, local_cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import offers
 from tests import other_users
 from tests.other_users import intrude

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from distributed import Client
 
-from infra.cluster.cluster import ClusterConfig, ClusterError, cluster
+from infra.cluster.cluster import ClusterError, cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import offers
 from infra.cluster.reach import SchedulerAddress, UnreachableError, parse_address, reach
 from infra.security.certificates import SecurityError

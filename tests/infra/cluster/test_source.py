@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from distributed import Client, Security
 
-from infra.cluster.cluster import ClusterConfig, local_cluster
+from infra.cluster.cluster import local_cluster
+from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import METRIC, PlacementConfig, PlacementError, check_sources, offers
 from infra.cluster.source import SOURCE, UNKNOWN, digest_of, source_digest
@@ -38,9 +39,9 @@ def test_the_digest_is_of_names_and_bytes_of_our_files_alone(copy: Path) -> None
     (copy / "rl" / "__pycache__" / "sampler.cpython-311.pyc").write_bytes(b"1")
     (copy / "mine.py").write_text("")
     assert digest_of(copy) == other
-    (copy / "rl" / "sampler.py").rename(copy / "rl" / "sampled.py")
+    (copy / "rl" / "sampling" / "sampler.py").rename(copy / "rl" / "sampling" / "sampled.py")
     assert digest_of(copy) != other
-    (copy / "rl" / "sampled.py").rename(copy / "rl" / "sampler.py")
+    (copy / "rl" / "sampling" / "sampled.py").rename(copy / "rl" / "sampling" / "sampler.py")
     (copy / "rl" / ".#sampler.py").symlink_to("me@host.123:456")  # Emacs, of a buffer that is not saved
     (copy / "rl" / "folder.py").mkdir()
     assert digest_of(copy) == other

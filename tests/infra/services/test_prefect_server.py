@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import pytest
 from infra.hosts import free_port
 from infra.services import prefect_server as services
 from infra.services.http import answers
-from infra.services.prefect_server import PrefectServer, prefect_server
+from infra.services.prefect_server import PrefectServer, prefect_server, server_password
 from infra.services.supervisor import ServiceError
 from infra.sqlite import DamagedDatabaseError
 from tests.processes import started, until
@@ -63,16 +64,31 @@ def home(tmp_path: Path, database: Path) -> Path:
     return folder.parent
 
 
+def test_flow_runs_that_begin_at_once_wait_for_each_other_in_its_database(home: Path) -> None:
+    with prefect_server(home, print) as server:
+        api = httpx.Client(base_url=f"{server.wait()}/", auth=("rlvf", server_password(home).partition(":")[2]))
+        flow = api.post("flows/", json={"name": "flow"}).json()["id"]
+
+        def begin(_: int) -> int:
+            return api.post("flow_runs/", json={"flow_id": flow, "state": {"type": "PENDING"}}, timeout=120).status_code
+
+        with ThreadPoolExecutor(4) as clients:
+            assert set(clients.map(begin, range(40))) == {201}
+        # a transaction in which another session reads
+        assert api.post("work_pools/", json={"name": "pool", "type": "process"}, timeout=60).status_code == 201
+        assert api.patch("work_pools/pool/queues/default", json={"is_paused": True}, timeout=30).status_code == 204
+
+
 USER = """
-import sys
+import select, sys
 from pathlib import Path
 from infra.services.http import answers
 from infra.services.prefect_server import prefect_server
 
 with prefect_server(Path(sys.argv[1]), print) as server:
-    print(server.wait(), flush=True)
     try:
-        sys.stdin.read()
+        print(server.wait(), flush=True)
+        while not select.select([sys.stdin], [], [], 0.1)[0]: pass  # a signal ends no wait that only begins
     except KeyboardInterrupt:
         print("still there" if answers(server.url) else "gone", flush=True)
 """

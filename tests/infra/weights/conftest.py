@@ -8,7 +8,14 @@ import pytest
 from infra.weights import mirror
 from infra.weights.publisher import Publisher
 from infra.weights.version import SyncConfig
+from tests.infra.conftest import empty_place
 from tests.infra.weights.versions import CONFIG, WINDOW
+
+
+@pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.slow), "nas"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URI of an empty place. While one waits, versions cross S3 in `test_weights_faults.py` alone."""
+    return empty_place(request, tmp_path)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def test_they_are_published_and_read_bit_for_bit(tmp_path: Path, files: Path) ->
     publisher.close()
     newest = newest_version(str(tmp_path / "run"))
     assert newest is not None
-    with fresh(str(tmp_path / "run")).at(newest, files=True) as found:
+    with fresh(str(tmp_path / "run")).at(newest) as found:
         assert same(dict(found), version(11))
     whole = [file.parent for file in (tmp_path / "run" / "weights").rglob("adapter_model.safetensors")]
     assert whole

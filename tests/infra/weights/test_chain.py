@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,15 @@ def check(place: str, published: list[Published], wanted: dict[int, dict[str, Te
     assert len(edges) <= 2 * (WINDOW + 1) + 6
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", ["dense", "sparse", "mixed", "phases"])
+QUICK = [("sparse", 0), ("mixed", 1)]
+SLOW = [
+    pytest.param(kind, seed, marks=pytest.mark.slow)
+    for kind, seed in product(("dense", "sparse", "mixed", "phases"), range(2))
+    if (kind, seed) not in QUICK
+]
+
+
+@pytest.mark.parametrize(("kind", "seed"), [*QUICK, *SLOW])
 def test_the_way_of_a_newcomer_is_at_most_two_whole_versions(
     kind: str, seed: int, place: str, open_publisher: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,14 @@ def test_a_matrix_comes_back_within_half_a_level_of_its_row() -> None:
     assert torch.equal(back["count"], weights["count"])
 
 
+def test_a_matrix_that_is_to_stay_wide_does() -> None:
+    weights = {"gate": torch.randn(4, 4).bfloat16(), "up": torch.ones(4, 4)}
+    sent = quantized(weights, lambda name: name == "gate")
+    assert sent.keys() == {"gate", "up", "up:scale"}
+    assert sent["gate"].dtype == torch.float32
+    assert torch.equal(restored(sent)["gate"], weights["gate"].float())
+
+
 def test_other_weights_are_left_alone() -> None:
     weights = {"a": torch.ones(2, 2, dtype=torch.bfloat16)}
     assert restored(weights) is weights

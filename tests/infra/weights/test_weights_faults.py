@@ -119,7 +119,7 @@ FAULTS: dict[str, Callable[[FaultyS3], object]] = {
     "silent": lambda s3: s3.away(2, "hang"),
     "overloaded": lambda s3: s3.away(2, "503"),
 }
-QUICK = ("slow down", "everything cut off", "no answer", "damaged", "late", "gone")
+QUICK = ("everything cut off", "damaged", "gone")
 
 
 SLOW = [pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS if fault not in QUICK]

@@ -197,6 +197,13 @@ def test_on_policy_the_ratio_is_one_and_both_have_the_same_gradient() -> None:
     assert not any(clipped + cut)
 
 
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_a_token_that_was_as_good_as_impossible_where_it_was_sampled_spoils_no_update(advantage: float) -> None:
+    (value,), gradients, _ = differentiated([-0.1], [-1000.0], [advantage], CLIP)
+    assert value == pytest.approx(3.0 if advantage < 0 else -1.2)
+    assert gradients == [0.0]
+
+
 def test_no_gradient_passes_through_the_importance_weight_or_the_clip_mark() -> None:
     pi = torch.tensor([-1.0, -2.0], requires_grad=True)
     tokens = pi, torch.tensor([-1.5, -0.5]), torch.ones(2)

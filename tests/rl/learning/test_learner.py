@@ -11,7 +11,7 @@ from rl.config import LossConfig, SamplingConfig
 from rl.learning.learner import Learner
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem
-from rl.sampler import sample
+from rl.sampling.sampler import sample
 from tests.rl.updates import GRPO, PLAIN, REINFORCE, Judged, Make, identical, moments, off_policy, weights
 
 # -- which parameters

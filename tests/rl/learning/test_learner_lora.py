@@ -21,7 +21,7 @@ from rl.model.lora import adapters_of, draw_adapters
 from rl.model.policy import Policy, UnknownModelError, save_policy
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem
-from rl.sampler import sample
+from rl.sampling.sampler import sample
 from tests.rl.saved import Build, saved
 from tests.rl.test_lora_architectures import TEXT, config, logits, trained
 from tests.rl.updates import PLAIN, REINFORCE, gradient_of, identical, moments, weights
@@ -195,7 +195,7 @@ def test_targets_that_are_not_there_are_named(path: str) -> None:
     ):
         load_policy(path, config(targets=("q_proj", "qkv")))
     with pytest.raises(
-        UnknownModelError, match=r"policy\.lora\.base float16: does not go with arithmetic in torch\.bfloat16"
+        UnknownModelError, match=r"^policy\.lora\.base float16: does not go with arithmetic in torch\.bfloat16"
     ):
         load_policy(path, PolicyConfig(device="cpu", dtype="bfloat16", lora=LoraConfig(rank=1, base="float16")))
 

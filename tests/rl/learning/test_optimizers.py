@@ -4,19 +4,22 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from rl.learning.learner import Learner
 from rl.optimizer_config import OptimizerConfig
-from rl.records import Batch
+from rl.records import Batch, Problem
+from rl.sampling.engine import Engine, complete
+from rl.sampling.slots import Slots
 from tests.rl.updates import PLAIN, REINFORCE, Make, identical, moments, weights
 
 Drawn = Callable[..., Batch]
 EIGHT_BIT = PLAIN.model_copy(update={"state": "8bit"})
 needs_bitsandbytes = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: pip install 'rlvf[8bit]'"
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: pip install bitsandbytes"
 )
 
 
@@ -75,9 +78,37 @@ def test_it_goes_on_bit_for_bit(make_policy: Make, drawn: Drawn, tmp_path: Path)
     assert identical(moments(learner), moments(other))
 
 
+@pytest.mark.usefixtures("of_small_tensors")
+@pytest.mark.parametrize(
+    "config",
+    [PLAIN, OptimizerConfig(name="muon", lr=1e-3, warmup_steps=0), pytest.param(EIGHT_BIT, marks=needs_bitsandbytes)],
+    ids=["adamw", "muon", "8bit"],
+)
+def test_sampling_sees_the_weights_that_it_moved(
+    config: OptimizerConfig, make_policy: Make, drawn: Drawn, problems: list[Problem]
+) -> None:
+    """With the slots that were kept, and in the middle of a completion."""
+    policy = make_policy()
+    learner, kept, engine = Learner(policy, config), Slots(policy), Engine(policy)
+    assert kept.lean is not None
+    prompt = policy.prompt_tokens(problems[0].prompt)
+    engine.add(prompt, 9)
+    engine.step()
+    learner.update(drawn(policy), REINFORCE, 1.0)
+    late = engine.add(prompt, 4)  # behind a prompt whose keys were kept
+    while engine.busy:
+        engine.step()
+    (found,), (expected,) = (
+        complete(policy, [prompt], None, samples=1, max_tokens=4, slots=slots) for slots in (kept, Slots(policy))
+    )
+    for draw in (found, late):
+        np.testing.assert_array_equal(draw.tokens, expected.tokens)
+        np.testing.assert_allclose(draw.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+
+
 def test_without_its_package_it_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ValueError, match=r"optimizer.state 8bit: needs bitsandbytes; pip install 'rlvf\[8bit\]'"):
+    with pytest.raises(ValueError, match=r"optimizer.state 8bit: needs bitsandbytes; pip install bitsandbytes"):
         EIGHT_BIT.check_installed()
     PLAIN.check_installed()
 

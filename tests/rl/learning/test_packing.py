@@ -149,6 +149,13 @@ def test_a_group_scores_the_same_in_a_wider_batch(make_policy: Callable[..., Pol
     torch.testing.assert_close(beside[: len(alone)], alone, atol=1e-5, rtol=0)
 
 
+def test_rows_are_padded_with_a_token_of_theirs(make_rollouts: Make) -> None:
+    """Of another, such as 0, a model may have a vector that its gradient cannot pass: all zeros."""
+    rollouts = filled(make_rollouts, [(3, [4, 5, 2]), (2, [1, 1, 1])])
+    packed = pack(rollouts, rows_of(rollouts, [0, 1]), CPU)
+    assert not (packed.tokens == 0).any()
+
+
 def test_nothing_behind_a_completion_is_read(make_policy: Callable[..., Policy], make_rollouts: Make) -> None:
     policy = make_policy()
     rollouts = filled(make_rollouts, [(3, [4, 5, 2])])

@@ -153,7 +153,7 @@ def test_a_row_for_which_there_is_no_room_is_measured_as_endless(
     def fail(*_: object, **__: object) -> int:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    monkeypatch.setattr(passes, "kept_bytes", fail)
+    monkeypatch.setattr(memory, "kept_bytes", fail)
     learner = Learner(make_policy(eager=4.0), PLAIN)
     learner.update(drawn(make_policy(eager=4.0)), LossConfig(), 1.0)
     assert learner.accumulation.passes == Passes(512, True)
@@ -206,15 +206,15 @@ def test_what_a_long_row_keeps_is_known_from_short_ones(name: str, make_policy: 
     whole = memory.kept_bytes(
         policy, mask=(at[:, None] >= at)[None, None], input_ids=at[None] % 7, position_ids=at[None]
     )
-    assert passes._kept_by_position(policy, 1024) == pytest.approx(whole / 1024, rel=0.02)
+    assert passes._kept_at(policy, 1024) == pytest.approx(whole / 1024, rel=0.02)
 
 
 def test_a_sequence_longer_than_a_pass_counts_whole(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy("gemma2")
     wanted = Passes(1024, False)
-    room = 1024 * passes._kept_by_position(policy, 1024)
+    room = 1024 * passes._kept_at(policy, 1024)
     monkeypatch.setattr(passes, "spare_bytes", lambda *_: room)
-    monkeypatch.setattr(passes, "CHUNK", 0)  # no logits
+    monkeypatch.setattr(memory, "CHUNK", 0)  # no logits
     assert passes._fitting(policy, PLAIN, wanted, 1000, 0) == wanted
     assert passes._fitting(policy, PLAIN, wanted, 2000, 0).checkpointing
 
@@ -224,7 +224,7 @@ def test_beside_adapters_a_pass_keeps_no_more_than_the_frozen_weights_take(
     least: float, checkpointing: bool, make_policy: Make, drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**12)
-    monkeypatch.setattr(passes, "LEAST", least)  # or so much, of a model that is smaller
+    monkeypatch.setattr(passes, "BESIDE_ADAPTERS", least)  # or so much, of a model that is smaller
     policy = make_policy(eager=4.0)
     base = freeze(policy.model, "", PolicyConfig(lora=LoraConfig(rank=2)), policy.dtype, None, master=True)
     learner = Learner(replace(policy, base=base), PLAIN)
@@ -290,5 +290,9 @@ def test_what_is_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**60)
     assert is_out_of_memory(error.value)
-    assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GB)"))
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    said = ("MPS backend out of memory (MPS allocated: 1.00 GB)", "std::bad_alloc", "could not create a primitive")
+    assert all(is_out_of_memory(RuntimeError(one)) for one in said)
+    assert is_out_of_memory(MemoryError())
+    unsupported = "could not create a primitive descriptor for the matmul primitive. Run workload with …"
+    assert not any(is_out_of_memory(RuntimeError(one)) for one in ("mat1 and mat2 shapes differ", unsupported))
+    assert not is_out_of_memory(ValueError("out of memory"))

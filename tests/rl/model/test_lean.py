@@ -16,16 +16,16 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rl.engine import Engine
 from rl.lora_config import LoraConfig
 from rl.model import lean
 from rl.model.lean import LeanDecoder
 from rl.model.lora import add_adapters
 from rl.model.narrow import compute_in
 from rl.model.policy import Policy
-from rl.sampler import uniforms
-from rl.scheduling import Draw
-from rl.slots import Slots
+from rl.sampling.engine import Engine
+from rl.sampling.sampler import uniforms
+from rl.sampling.scheduling import Draw
+from rl.sampling.slots import Slots
 
 PROMPTS = ([5], [7, 90, 300, 17], [3, 4, 5, 6, 7, 8, 9])
 LIMIT = 12
@@ -123,6 +123,22 @@ def test_weights_that_change_between_two_tokens_are_followed_from_the_next_on(
             engine.step()
         found.append(draw)
     assert differ(found[:1], found[1:]) < 1e-5
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_decoder_whose_attention_is_wrong_is_not_taken(
+    name: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_right = LeanDecoder.__init__
+
+    def made_wrong(decoder: LeanDecoder, model: PreTrainedModel) -> None:
+        made_right(decoder, model)
+        decoder._scaling *= 10
+
+    policy = made(name, tokenizer)
+    assert Slots(policy).lean is not None
+    monkeypatch.setattr(LeanDecoder, "__init__", made_wrong)
+    assert Slots(policy).lean is None
 
 
 def test_only_small_models_of_the_very_kinds_are_taken(

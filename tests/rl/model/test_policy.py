@@ -2,6 +2,7 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from rl.config import PolicyConfig, SamplingConfig
 from rl.loading import load_policy
+from rl.model import processor
 from rl.model.head import head_logits, hidden_states
 from rl.model.policy import Policy, UnknownModelError, choose_device, choose_dtype, read_weights, save_policy
 from rl.records import Problem
-from rl.sampler import sample
+from rl.sampling.sampler import sample
 from tests.rl.saved import CPU, TOKENS, Build, saved
 
 
@@ -68,6 +70,20 @@ def test_neither_pickles_nor_code_of_a_folder_are_run(
         load_policy(path, CPU)
     assert "\n" not in str(one.value)
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "because"), [({"num_attention_heads": 0}, "ZeroDivisionError: "), ({"hidden_act": "none"}, "KeyError: ")]
+)
+def test_a_configuration_of_which_transformers_makes_nothing_is_one_line(
+    tmp_path: Path, build_small: Build, tokenizer: PreTrainedTokenizerBase, said: dict[str, Any], because: str
+) -> None:
+    path = saved(tmp_path, build_small("qwen3"), tokenizer)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **said}))
+    with pytest.raises(UnknownModelError, match=f"cannot be loaded: {because}") as one:
+        load_policy(path, CPU)
+    assert "\n" not in str(one.value)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2"])
@@ -240,12 +256,16 @@ def test_weights_that_do_not_fit_are_refused(
 # -- device and dtype
 
 
-def test_the_dtype_follows_the_device_unless_it_is_named() -> None:
-    assert choose_dtype("auto", torch.device("cpu")) == torch.float32
-    assert choose_dtype("auto", torch.device("mps")) == torch.float32
-    assert choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
-    assert choose_dtype("float16", torch.device("cpu")) == torch.float16
-    assert choose_dtype("float32", torch.device("cuda")) == torch.float32
+def test_the_dtype_follows_device_and_processor_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, mps, cuda = map(torch.device, ("cpu", "mps", "cuda"))
+    for pays in (True, False):
+        monkeypatch.setattr(processor, "fast_at_bfloat16", lambda pays=pays: pays)
+        assert choose_dtype("auto", cpu, lambda: 600_000_000) == (torch.bfloat16 if pays else torch.float32)
+        assert choose_dtype("auto", cpu, lambda: 900_000) == torch.float32
+        assert choose_dtype("auto", mps, lambda: 600_000_000) == torch.float32
+        assert choose_dtype("auto", cuda, lambda: 900_000) == torch.bfloat16
+        assert choose_dtype("float16", cpu, lambda: 0) == torch.float16
+        assert choose_dtype("float32", cuda, lambda: 0) == torch.float32
 
 
 @pytest.mark.parametrize(

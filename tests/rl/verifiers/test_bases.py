@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rl.verifiers.bases import numeral, same_numeral
+from rl.verifiers.reading.bases import numeral, same_numeral
 
 
 @pytest.mark.parametrize("written", ["4210_5", "(4210)_{five}", r"\text{4210}_{(5)}", r"4210\text{ in base five}"])

@@ -35,7 +35,7 @@ def test_every_case_is_right(name: str, block: dict[str, Any]) -> None:
         pytest.skip("needs math-verify: install the extra 'math'")
     problem = Problem(block.get("prompt", ""), block["target"], "here", {"numbers": block.get("numbers", [])})
     asked = [(completion, reward) for kind, reward in KINDS.items() for completion in block.get(kind, [])]
-    verdicts = opened(VerifierSpec(name, seconds=30)).judge(
+    verdicts = opened(VerifierSpec(name=name, seconds=30)).judge(
         [problem] * len(asked), [completion for completion, _ in asked]
     )
     wrongly = {

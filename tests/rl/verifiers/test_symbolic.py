@@ -6,8 +6,8 @@ import pytest
 from rl.records import Problem, Verdict
 from rl.verifiers.contract import Verifier
 from rl.verifiers.opened import opened
+from rl.verifiers.reading.units import parts
 from rl.verifiers.spec import VerifierSpec
-from rl.verifiers.units import parts
 from tests.cost import processor_time
 
 pytest.importorskip("math_verify", reason="needs math-verify: install the extra 'math'")
@@ -15,7 +15,7 @@ pytest.importorskip("math_verify", reason="needs math-verify: install the extra 
 
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[Verifier]:
-    found = opened(VerifierSpec("math", seconds=3.0))
+    found = opened(VerifierSpec(name="math", seconds=3.0))
     yield found
     found.close()
 
@@ -103,7 +103,7 @@ VAST = [
 
 
 def test_numbers_that_nobody_can_work_out_are_wrong_values_and_no_time_outs() -> None:
-    patient = opened(VerifierSpec("math", seconds=30))  # before, each took for ever or as good as that
+    patient = opened(VerifierSpec(name="math", seconds=30))  # before, each took for ever or as good as that
     verdicts = patient.judge(
         [Problem("", target, "") for target, _ in VAST], [rf"\boxed{{{said}}}" for _, said in VAST]
     )
@@ -161,7 +161,7 @@ TARGETS = [
 
 
 def test_each_of_many_targets_accepts_itself_and_none_of_the_others() -> None:
-    patient = opened(VerifierSpec("math", seconds=30))
+    patient = opened(VerifierSpec(name="math", seconds=30))
     assert len(set(TARGETS)) == len(TARGETS) > 90
     draws = random.Random(0)
     for target in TARGETS:

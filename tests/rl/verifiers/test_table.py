@@ -33,7 +33,7 @@ def test_one_that_is_built_in_and_one_of_the_users_are_asked_alike(name: str) ->
     if name == "math" and find_spec("math_verify") is None:
         pytest.skip("needs math-verify: install the extra 'math'")
     target, completion, extra = ASKED[name]
-    spec = VerifierSpec(name, seconds=30, text=FUNCTION_TEXT if name.endswith("reward") else "")
+    spec = VerifierSpec(name=name, seconds=30, text=FUNCTION_TEXT if name.endswith("reward") else "")
     verifier = opened(spec)
     problem = Problem("", target, "here", extra)
     spec.declared.check(problem)
@@ -67,18 +67,18 @@ def test_the_source_of_a_built_in_one_is_every_file_of_ours_that_it_judges_by(na
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = {Path(file) for file in done.stdout.split()}
-    texts = [
-        file.read_text("utf-8") for file in loaded if file.name not in ("__init__.py", "records.py", "contract.py")
-    ]
-    source = VerifierSpec(name).source
+    judging = [file for file in loaded if file.name not in ("__init__.py", "records.py", "contract.py")]
+    source = VerifierSpec(name=name).source
+    texts = [file.read_text("utf-8") for file in judging]
+    texts += [text for file in loaded - {*judging} if (text := file.read_text("utf-8")) in source]  # of rooms
     assert len(texts) >= 3
     assert [text for text in texts if text not in source] == []
     assert len(source) == sum(map(len, texts))
 
 
 def test_the_source_of_a_users_file_is_its_text_and_a_service_has_none() -> None:
-    assert VerifierSpec("my_reward.py:reward", text="def reward(): ...").source == "def reward(): ..."
-    assert VerifierSpec("https://127.0.0.1:8900").source == ""
+    assert VerifierSpec(name="my_reward.py:reward", text="def reward(): ...").source == "def reward(): ..."
+    assert VerifierSpec(name="https://127.0.0.1:8900").source == ""
 
 
 SHOUT = '''"""Verifier `shout`: the completion is the target, in capitals."""
@@ -107,7 +107,7 @@ from flows.start import defaults
 from rl.config import ProblemsConfig, VerifierConfig
 from rl.verifiers.spec import VerifierSpec
 from tasks.problem_set import problems_to_solve
-print(VerifierSpec("shout").source == open("rl/verifiers/built_in/shout.py").read())
+print(VerifierSpec(name="shout").source == open("rl/verifiers/built_in/shout.py").read())
 problems = problems_to_solve((ProblemsConfig(path="q.jsonl"),), VerifierConfig(name="shout"), 0, 0)
 print(problems.held_out[0].instructions.system)
 defaults.parameters = lambda model: 10**9

@@ -6,8 +6,8 @@ from rl.judging import TRIED, first, warm
 from rl.problems.rows import Columns, read
 from rl.problems.tables import ProblemError, Row, Table
 from rl.records import Problem
+from rl.verifiers.reading.targets import asked, check, counted
 from rl.verifiers.spec import VerifierError, VerifierSpec
-from rl.verifiers.targets import asked, check, counted
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_the_refusal_is_one_line_that_names_the_row() -> None:
         Row(number, {"question": "q?", "answer": answer}) for number, answer in enumerate(["5", "It is 5, she says"])
     ]
     with pytest.raises(ProblemError) as refused:
-        read(Table("p.jsonl", "line", ["question", "answer"], rows), Columns(), VerifierSpec("math").declared.check)
+        read(
+            Table("p.jsonl", "line", ["question", "answer"], rows), Columns(), VerifierSpec(name="math").declared.check
+        )
     assert "answer 'It is 5, she says' is a sentence" in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -74,7 +76,7 @@ def test_only_a_number_with_words_behind_it_is_counted() -> None:
 
 def test_a_set_of_targets_that_are_wrong_as_answers_to_themselves_is_refused() -> None:
     pytest.importorskip("math_verify", reason="needs math-verify: install the extra 'math'")
-    verifiers = {"p": VerifierSpec("math", seconds=30)}
+    verifiers = {"p": VerifierSpec(name="math", seconds=30)}
     good = [
         Problem("", target, f"p:{row}", set="p") for row, target in enumerate(["72 apples", r"\frac12", "x\n#### 7"])
     ]

@@ -29,7 +29,14 @@ def main() -> None:
     if lacks := sandbox.missing(wanted):
         print(json.dumps({"missing": lacks}))
         return
-    spec = VerifierSpec(f"{given['file']}:reward", 20.0, 512, TEXT, wanted, reads=tuple(given["reads"]))
+    spec = VerifierSpec(
+        name=f"{given['file']}:reward",
+        seconds=20.0,
+        memory_mb=512,
+        text=TEXT,
+        sandbox=wanted,
+        reads=tuple(given["reads"]),
+    )
     verifier = opened(spec, Path(given["home"]))
     problem = Problem("", "", "here", {})
 

@@ -112,4 +112,8 @@ def test_the_self_of_an_object_is_not_counted() -> None:
 def test_it_is_refused_before_a_completion_is_judged() -> None:
     text = "def reward(completion, answer):\n    return float(completion == answer)\n"
     with pytest.raises(VerifierError, match=r"r\.py: TypeError: reward\(completion, answer\) is given"):
-        judge([Problem("2 + 2", "4", "s:1")], [["4", "5"]], {"": VerifierSpec("r.py:reward", 5.0, 512, text)})
+        judge(
+            [Problem("2 + 2", "4", "s:1")],
+            [["4", "5"]],
+            {"": VerifierSpec(name="r.py:reward", seconds=5.0, memory_mb=512, text=text)},
+        )

@@ -1,0 +1,1 @@
+"""Sampling: completions of a policy, with the log-prob of every token."""

@@ -1,0 +1,227 @@
+"""Keys and values of the sequences that are decoded: their own, and those of their prompts, which a group shares.
+
+Legend: M places (prompts), B rows (sequences) or prompts in a pass, H heads, D head size.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rl.model.attention import MASKED, NAME, Grid, attention_by
+from rl.model.head import hidden_states
+from rl.model.lean import LeanDecoder
+from rl.model.policy import Policy
+from rl.sampling.scheduling import Move
+
+Pair = tuple[Tensor, Tensor]
+GROWTH = 8  # positions, and the part of those that there are
+
+
+class KeyValues:
+    """Keys and values of `count` sequences of at most `positions` each, in one allocation per layer.
+
+    One that `grows` does so with the sequences: what lies dense, a CPU reads up to three times as fast.
+    """
+
+    def __init__(self, count: int, positions: int, *, grows: bool) -> None:
+        self.count = count
+        self.positions = positions
+        self.grows = grows
+        self.layers: dict[int, Pair] = {}  # [count, H, positions so far, D] each
+
+    def of(self, layer: int, like: Pair, needed: int) -> Pair:
+        """Those of a layer, with the heads of `like` and room for `needed` positions; at first zeros, because what is
+        masked is multiplied by 0."""
+        old = self.layers.get(layer)
+        if old is not None and old[0].shape[2] >= needed:
+            return old
+        size = self.positions
+        if self.grows:
+            size = min(size, needed + max(GROWTH, needed // GROWTH))
+        made = []
+        for index, each in enumerate(like):
+            new = each.new_zeros(self.count, each.shape[1], size, each.shape[3])
+            if old is not None:
+                new[:, :, : old[index].shape[2]] = old[index]
+            made.append(new)
+        keys, values = made
+        self.layers[layer] = keys, values
+        return keys, values
+
+    def move(self, moves: Sequence[Move]) -> None:
+        move([kept for pair in self.layers.values() for kept in pair], moves)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(kept.nbytes for pair in self.layers.values() for kept in pair)
+
+
+def move(tensors: Sequence[Tensor], moves: Sequence[Move]) -> None:
+    """Copy rows of each; no row that is a source is a target."""
+    if not moves or not tensors:
+        return
+    to, source = (torch.tensor(each, device=tensors[0].device) for each in zip(*moves, strict=True))
+    for tensor in tensors:
+        tensor[to] = tensor[source]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What a pass over whole prompts, perhaps with tokens behind them, is kept for: all indices on the device."""
+
+    places: Tensor  # [P] places that are new
+    of_places: Tensor  # [P] rows of the pass that hold their prompts
+    rows: Tensor  # [Q] rows of the cache that begin with tokens
+    of_rows: Tensor  # [Q] rows of the pass that hold them
+    behind: Tensor  # [Q, T] where in it those tokens are
+
+
+class SlotCache:
+    """Keys and values of rows and places; the interface that transformers' attention layers call.
+
+    A pass is either `fill`, over prompts, or `decode`, over one new token of each of the first rows. Where rows do not
+    share their prompts' keys, each has a copy of them in front of its own.
+    """
+
+    def __init__(self, rows: int, places: int, own: int, prompt: int, *, share: bool, grows: bool) -> None:
+        """`own` and `prompt`: positions of a completion and of a prompt at most."""
+        self.share = share
+        self.rows = KeyValues(rows, own if share else prompt + own, grows=grows)
+        self.prompts_kept = KeyValues(places, prompt, grows=grows)
+        self._filling: Filling | None = None
+        self._layer = 0
+        self.shared_layers: set[int] = set()  # whose prompts were asked for
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.prompts_kept.nbytes
+
+    def get_seq_length(self, *_: object) -> int:
+        return 0 if self._filling is not None else self._length - 1
+
+    # -- over prompts
+
+    @property
+    def filling(self) -> bool:
+        return self._filling is not None
+
+    def fill(self, filling: Filling) -> None:
+        """The next pass is over prompts."""
+        self._filling = filling
+
+    def begin(self, row: Tensor, place: Tensor) -> None:
+        """These rows begin behind the prompts of these places."""
+        if self.share:
+            return
+        for layer, pair in self.prompts_kept.layers.items():
+            for to, kept in zip(self.rows.of(layer, pair, pair[0].shape[2]), pair, strict=True):
+                to[row, :, : kept.shape[2]] = kept[place]
+
+    # -- over one new token of each row
+
+    def decode(
+        self,
+        at: Tensor,
+        length: int,
+        grid: Grid,
+        prompt_lengths: Tensor,
+        prompt: int,
+        *,
+        even: bool = False,
+        even_prompts: bool = False,
+    ) -> None:
+        """The next pass is over one token of each of the first B rows.
+
+        Args:
+            at: [B] the index that its key gets among the row's.
+            length: the largest of them, and one.
+            prompt_lengths: [M], `prompt` the largest.
+            even: whether all of `at` are the same; `even_prompts`: whether all prompts are of one length.
+        """
+        self._filling = None
+        self._at, self._length, self._prompt = at, length, prompt
+        self._row = torch.arange(len(at), device=at.device)
+        self._flat: dict[tuple[int, int], Tensor] = {}  # by heads and positions
+        self.grid = grid
+        seen = torch.arange(length, device=at.device) <= at[:, None]
+        self.own_bias: Tensor | None = None
+        self.prompt_bias: Tensor | None = None
+        if not self.share:
+            self.mask = seen[:, None, None]
+            return
+        self.mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=at.device)
+        if not even:
+            self.own_bias = _bias(seen)
+        if not even_prompts:
+            self.prompt_bias = _bias(torch.arange(prompt, device=at.device) < prompt_lengths[:, None])
+
+    def prompts(self) -> Pair:
+        """[M, H, S, D] of the prompts, in the layer that was updated last."""
+        self.shared_layers.add(self._layer)
+        keys, values = self.prompts_kept.layers[self._layer]
+        return keys[: self.grid.places, :, : self._prompt], values[: self.grid.places, :, : self._prompt]
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> Pair:
+        """Keep [B, H, new, D], and return all that they attend to, but the prompts that are shared."""
+        if self._filling is not None:
+            self._keep(self._filling, (keys, values), layer)
+            return keys, values
+        kept = self.rows.of(layer, (keys, values), self._length)
+        for to, new in zip(kept, (keys, values), strict=True):
+            to.view(-1, to.shape[3]).index_copy_(0, self._index(*to.shape[1:3]), new.reshape(-1, to.shape[3]))
+        self._layer = layer
+        count = len(self._at)
+        self.current = kept[0][:count, :, : self._length], kept[1][:count, :, : self._length]
+        return self.current
+
+    def _index(self, heads: int, positions: int) -> Tensor:
+        """[B * H] where each row's new key is, where rows, heads and positions lie one behind another."""
+        if (heads, positions) not in self._flat:
+            head = self._row[:, None] * heads + torch.arange(heads, device=self._at.device)
+            self._flat[heads, positions] = (head * positions + self._at[:, None]).flatten()
+        return self._flat[heads, positions]
+
+    def _keep(self, filling: Filling, new: Pair, layer: int) -> None:
+        width = min(self.prompts_kept.positions, new[0].shape[2])
+        for to, given in zip(self.prompts_kept.of(layer, new, width), new, strict=True):
+            if len(filling.places):
+                to[filling.places, :, :width] = given[filling.of_places, :, :width]
+        if not len(filling.rows):
+            return
+        of_rows, behind = filling.of_rows, filling.behind[:, : self.rows.positions]
+        if self.share:
+            tokens = [given[of_rows[:, None], :, behind].transpose(1, 2) for given in new]
+        else:  # its prompt as well
+            tokens = [given[of_rows, :, : self.rows.positions] for given in new]
+        width = tokens[0].shape[2]
+        for to, given in zip(self.rows.of(layer, new, width), tokens, strict=True):
+            to[filling.rows, :, :width] = given
+
+
+def _bias(seen: Tensor) -> Tensor:
+    """[B, 1, 1, L] to be added to scores."""
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, MASKED)[:, None, None]
+
+
+def run(
+    policy: Policy, cache: SlotCache, ids: Tensor, positions: Tensor, mask: Tensor, lean: LeanDecoder | None = None
+) -> Tensor:
+    """[B, L, hidden] of tokens [B, L] at these positions, by the cache's next pass."""
+    if lean is not None and cache.share and not cache.filling:
+        return lean(ids, positions, cache)
+    shared = cache.share and not cache.filling
+    within: AbstractContextManager[None] = attention_by(policy.model, NAME) if shared else nullcontext()
+    extra = {"shared": cache} if shared else {}
+    with within:
+        return hidden_states(
+            policy.model,
+            mask=mask,
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **extra,
+        )

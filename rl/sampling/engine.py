@@ -1,0 +1,225 @@
+"""The engine: sequences in slots. Finished ones leave, waiting ones enter, and each draws what it would draw alone.
+
+A step draws one token for every sequence that runs. Those that enter are prefilled first, a prompt once for all of its
+sequences; the others give their last token to the model. With `Slots.strides` a step draws several tokens, or one of
+those that enter. So a token's log-prob is that of the weights at its step, and sequences may be taken back between two
+steps and gone on with here or elsewhere.
+
+Legend: P prompts, G completions of each, T tokens of a completion at most.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from rl.model.memory import is_out_of_memory, release
+from rl.model.policy import Policy
+from rl.sampling.decoding import StopStrings
+from rl.sampling.rows import Rows
+from rl.sampling.scheduling import Draw, Schedule
+from rl.sampling.slots import Slots
+from rl.sampling.strides import STRIDE, Strides
+
+
+class Engine:
+    """Draws completions of one policy."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        slots: Slots | None = None,
+        *,
+        temperature: float = 1.0,
+        ends: Sequence[int] = (),
+        stop: Sequence[str] = (),
+    ) -> None:
+        """`ends`: token ids that end a completion, as the strings `stop` do."""
+        self.policy = policy
+        self.slots = slots or Slots(policy)
+        self.temperature = temperature
+        self.ends = torch.tensor(ends, dtype=torch.int64, device=policy.device)
+        self.stops = StopStrings(policy, stop) if stop else None
+        self.schedule = Schedule()
+        self._rows: Rows | None = None
+        self._strides: Strides | None = None  # of those rows
+        self._over: list[Draw] = []
+        self._added = 0
+        self._added_since = False  # memory was taken
+        self._tried_alone = False  # memory has run out with one row since the last completion
+        self._parameters = list(policy.model.parameters())
+        self._weights = self._written()
+        if self.slots.lean is not None:
+            self.slots.lean.follow()
+
+    # -- what is drawn
+
+    def add(self, prompt: Sequence[int], limit: int, noise: np.ndarray | None = None) -> Draw:
+        """A completion of at most `limit` tokens, by uniform numbers [limit]; None takes the most likely tokens."""
+        if noise is not None and len(noise) != limit:
+            raise ValueError(f"{len(noise)} uniform numbers for {limit} tokens")
+        draw = Draw(tuple(prompt), limit, noise)
+        self.go_on(draw)
+        return draw
+
+    def go_on(self, draw: Draw, given: Sequence[int] = ()) -> None:
+        """Take a completion up where it was left, with `given` tokens behind its own, which count against its limit.
+
+        Raises:
+            ValueError: it is over, or no token would be left to draw.
+        """
+        if given:
+            draw.tokens = np.append(draw.tokens, np.asarray(given, dtype=np.int32))
+            draw.logprobs = np.append(draw.logprobs, np.full(len(given), np.nan, dtype=np.float32))
+        if draw.ended or len(draw.tokens) >= draw.limit:
+            raise ValueError(f"a completion that is over: {len(draw.tokens)} of {draw.limit} tokens")
+        draw.number = self._added
+        self._added += 1
+        self._added_since = True
+        self.schedule.waiting.append(draw)
+
+    def finished(self) -> list[Draw]:
+        """Those that are over since the last call."""
+        found, self._over = self._over, []
+        return found
+
+    def take_back(self) -> list[Draw]:
+        """All that are not over, with the tokens so far; the engine forgets them."""
+        self._halt()
+        found = list(self.schedule.waiting)
+        self.schedule.waiting.clear()
+        return found
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything left to draw."""
+        return bool(self.schedule.rows or self.schedule.waiting)
+
+    # -- a step
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """A token, or a stride, for each sequence that runs, after as many as there is room for have entered. Where
+        memory runs out, no token is lost, and fewer run from then on.
+
+        Raises:
+            NoRoomError: the device has no memory for one sequence.
+        """
+        try:
+            self._step()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return
+        # here, where no error holds any more what was allocated
+        self._halt()
+        release(self.policy.device)
+        schedule = self.schedule
+        self.slots.ran_out(schedule.most_rows, schedule.longest_prompt + schedule.longest_own, again=self._tried_alone)
+        self._tried_alone = schedule.most_rows <= 1
+
+    def _step(self) -> None:
+        schedule = self.schedule
+        if (written := self._written()) != self._weights:
+            if self.slots.lean is not None:
+                self.slots.lean.follow()
+            moves = schedule.change()
+            if self._rows is not None:
+                self._rows.move_places(moves, len(schedule.places))
+            if self._strides is not None:
+                self._strides.forget()
+            self._weights = written
+        if self._added_since and schedule.waiting:
+            self._make_room()
+        rows = self._rows
+        if rows is None:
+            return
+        strides = self._strides
+        hidden = [rows.decode(self.policy, schedule)] if schedule.rows and strides is None else []
+        entered = []
+        while (entry := schedule.next_entry()) is not None:
+            entered.append(entry)
+        if entered:
+            hidden.append(rows.enter(self.policy, entered))
+        if strides is not None and not entered:
+            counts, ended = strides.draw(schedule, 1 if self.stops else STRIDE)
+        else:
+            counts, ended = rows.draw(self.policy, torch.cat(hidden), schedule.rows, self.temperature, self.ends)
+        over = rows.settle(schedule.rows, counts, ended, self.stops)
+        self._over += (schedule.rows[row] for row in over)
+        if not over:
+            return
+        self._tried_alone = False
+        moves = schedule.moves(over)
+        rows.move(moves, len(schedule.rows) - len(over))
+        moves = schedule.leave(moves, over)
+        rows.move_places(moves, len(schedule.places))
+        if not schedule.rows:
+            self._added_since = True  # the next ones may be of another size
+        if not self.busy:
+            self._rows = self._strides = None
+
+    def _written(self) -> int:
+        """How often parameters were written to, all together."""
+        return sum([parameter._version for parameter in self._parameters])
+
+    def _make_room(self) -> None:
+        """Take memory for those that were added, where there is none or far too little of it yet."""
+        self._added_since = False
+        schedule = self.schedule
+        draws = [*schedule.rows, *schedule.waiting]
+        prompt, own = max(len(draw.prompt) for draw in draws), max(draw.limit for draw in draws)
+        count, places = self.slots.capacity(len(draws), len({draw.prompt for draw in draws}), prompt, own)
+        if self._rows is not None:
+            larger = prompt > schedule.longest_prompt or own > schedule.longest_own
+            if not (larger and not schedule.rows) and count < 2 * schedule.most_rows:
+                return
+        self._halt()
+        schedule.most_rows, schedule.most_places = count, places
+        schedule.longest_prompt, schedule.longest_own = prompt, own
+        self._rows = Rows(self.policy, self.slots, count, places, prompt, own)
+        if self.slots.strides:
+            self._strides = Strides(self.policy, self.slots, self._rows, self.temperature, self.ends)
+
+    def _halt(self) -> None:
+        """Everything that runs goes back into the queue, with its tokens."""
+        if self._rows is not None:
+            self._rows.keep_tokens(self.schedule.rows)
+        self.schedule.clear()
+        self._rows = self._strides = None
+        self._added_since = True
+
+
+def complete(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    noise: np.ndarray | None,
+    *,
+    samples: int,
+    max_tokens: int,
+    temperature: float = 1.0,
+    ends: Sequence[int] = (),
+    stop: Sequence[str] = (),
+    between_tokens: Callable[[], None] = lambda: None,
+    slots: Slots | None = None,
+) -> list[Draw]:
+    """[P * G]: ``samples`` completions of each prompt, all of ``max_tokens`` tokens but those that reach an end.
+
+    Args:
+        prompts: [P] of token ids.
+        noise: [P * G, T] uniform numbers; None takes the most likely token.
+
+    Raises:
+        NoRoomError: the device has no memory for one sequence.
+    """
+    engine = Engine(policy, slots, temperature=temperature, ends=ends, stop=stop)
+    drawn = [
+        engine.add(prompt, max_tokens, None if noise is None else noise[p * samples + g])
+        for p, prompt in enumerate(prompts)
+        for g in range(samples)
+    ]
+    while engine.busy:
+        between_tokens()
+        engine.step()
+    return drawn

@@ -1,0 +1,243 @@
+"""The sequences that run, on the device: their tokens, keys and values, a row each.
+
+Legend: B rows in use, M places (prompts), E sequences that enter, R rows of a pass over prompts, S its width.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl.model.attention import Grid
+from rl.model.policy import Policy
+from rl.sampling.cache import Filling, SlotCache, move, run
+from rl.sampling.decoding import StopStrings, chosen, scaled_logits
+from rl.sampling.scheduling import Draw, Move, Schedule
+from rl.sampling.slots import Slots
+
+PREFILL = 16_384  # positions of a pass over prompts
+
+
+class Prefill(NamedTuple):
+    """A row of a pass over prompts."""
+
+    ids: tuple[int, ...]
+    prompt: int  # how many of them are its prompt
+    place: int | None  # that the prompt is kept in
+    row: int | None  # that begins with the tokens behind it
+
+
+class Rows:
+    """What is known of the first B rows and M places. `drawn` is kept on both sides, so that nobody waits for it."""
+
+    def __init__(self, policy: Policy, slots: Slots, rows: int, places: int, prompt: int, own: int) -> None:
+        device = policy.device
+        self.cache = SlotCache(rows, places, own, prompt, share=slots.share, grows=slots.grows)
+        self.lean = slots.lean
+        self.tokens = torch.zeros((rows, own), dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros((rows, own), device=device)
+        self.noise = torch.zeros((rows, own), device=device)
+        self.drawn = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.behind = torch.zeros(rows, dtype=torch.int64, device=device)  # how long its prompt is
+        self.prompt_lengths = torch.zeros(places, dtype=torch.int64, device=device)
+        self.prompt_states: Tensor | None = None  # [M, hidden] of the last token of each prompt
+        self.counts: list[int] = []  # [B] drawn
+        self.lengths: list[int] = []  # [M] of prompts
+        self._grid: Grid | None = None
+
+    # -- a step
+
+    def decode(self, policy: Policy, schedule: Schedule) -> Tensor:
+        """[B, hidden] behind the last token of each row."""
+        B, cache = len(self.counts), self.cache  # noqa: N806
+        if self._grid is None:
+            self._grid = Grid.of(schedule.place_of, len(schedule.places), policy.device)
+        at = self.drawn[:B] - 1
+        positions = self.behind[:B] + at
+        longest = max(self.counts)
+        if not cache.share:
+            longest = max(
+                count + self.lengths[place] for count, place in zip(self.counts, schedule.place_of, strict=True)
+            )
+        cache.decode(
+            at if cache.share else positions,
+            longest,
+            self._grid,
+            self.prompt_lengths[: len(self.lengths)],
+            max(self.lengths),
+            even=min(self.counts) == longest,
+            even_prompts=len(set(self.lengths)) == 1,
+        )
+        ids = self.tokens[:B].gather(1, at[:, None])
+        return run(policy, cache, ids, positions[:, None], cache.mask, self.lean)[:, 0]
+
+    def enter(self, policy: Policy, entered: Sequence[tuple[Draw, int]]) -> Tensor:
+        """[E, hidden] behind the prompt, or the tokens so far, of those that enter, which get the next rows."""
+        device, first = policy.device, len(self.counts)
+        rows = torch.arange(first, first + len(entered), device=device)
+        self._begin(entered, rows)
+        new: dict[int, Draw] = {}  # first sequence of each new place
+        for draw, place in entered:
+            if place >= len(self.lengths):
+                new.setdefault(place, draw)
+        self.lengths += (len(draw.prompt) for draw in new.values())
+        of_place = torch.tensor([place for _, place in entered], device=device)
+        self.behind[rows] = torch.tensor([len(draw.prompt) for draw, _ in entered], device=device)
+        if new:
+            places = torch.tensor(list(new), device=device)
+            self.prompt_lengths[places] = torch.tensor([len(draw.prompt) for draw in new.values()], device=device)
+
+        prefills = [Prefill(draw.prompt, len(draw.prompt), place, None) for place, draw in new.items()]
+        prefills += (
+            Prefill((*draw.prompt, *draw.tokens.tolist()), len(draw.prompt), None, first + index)
+            for index, (draw, _) in enumerate(entered)
+            if len(draw.tokens)
+        )
+        begun: dict[int, Tensor] = {}
+        for part in _parts(prefills):
+            for one, state in zip(part, self._prefill(policy, part), strict=True):
+                if one.row is not None:
+                    begun[one.row] = state
+        assert self.prompt_states is not None
+        found = self.prompt_states[of_place]
+        fresh = torch.tensor([row not in begun for row in rows.tolist()], device=device)
+        self.cache.begin(rows[fresh], of_place[fresh])
+        for row, state in begun.items():
+            found[row - first] = state
+        self.counts += (len(draw.tokens) for draw, _ in entered)
+        self._grid = None
+        return found
+
+    def draw(
+        self, policy: Policy, hidden: Tensor, draws: Sequence[Draw], temperature: float, ends: Tensor
+    ) -> tuple[list[int], list[bool]]:
+        """Draw a token of each of the last rows from their [E, hidden] states. Counts of all rows by then, and which of
+        them have reached an end token: for `settle`."""
+        first, last = len(self.counts) - len(hidden), len(self.counts)
+        drawn, rows = self.drawn[first:last], torch.arange(first, last, device=hidden.device)
+        each = [draw.noise is None for draw in draws[first:]]
+        greedy = each[0] if len(set(each)) == 1 else torch.tensor(each, device=hidden.device)
+        token, logprobs = chosen(scaled_logits(policy, hidden, temperature), greedy, self.noise[rows, drawn])
+        self.tokens[rows, drawn] = token
+        self.logprobs[rows, drawn] = logprobs
+        ended = (token[:, None] == ends).any(1).tolist() if len(ends) else [False] * len(hidden)
+        drawn += 1
+        return [count + (row >= first) for row, count in enumerate(self.counts)], [False] * first + ended
+
+    def settle(
+        self, draws: Sequence[Draw], counts: list[int], ended: Sequence[bool], stops: StopStrings | None
+    ) -> list[int]:
+        """Take what was drawn: the rows that are over by it, whose tokens are kept. Out of memory, none was drawn."""
+        if stops is not None:
+            tokens = self.tokens[: len(counts)].cpu().numpy()
+            reached = stops.reached([tokens[row, :count] for row, count in enumerate(counts)])
+            ended = [one or other for one, other in zip(ended, reached, strict=True)]
+        over = [row for row, count in enumerate(counts) if ended[row] or count == draws[row].limit]
+        kept = self._kept(over, counts)
+        self.counts = counts
+        for row, tokens_and_logprobs in zip(over, kept, strict=True):
+            draws[row].tokens, draws[row].logprobs = tokens_and_logprobs
+            draws[row].ended = ended[row]
+        return over
+
+    # -- which rows
+
+    def keep_tokens(self, draws: Sequence[Draw]) -> None:
+        """Give those that are not over their tokens so far."""
+        rows = [row for row in range(len(self.counts)) if not draws[row].over]
+        for row, kept in zip(rows, self._kept(rows, self.counts), strict=True):
+            draws[row].tokens, draws[row].logprobs = kept
+
+    def _kept(self, rows: Sequence[int], counts: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The tokens of these rows and their log-probs, so many of each row."""
+        if not rows:
+            return []
+        # there, because the device may have no memory left
+        tokens, logprobs = (kept.cpu().numpy()[list(rows)] for kept in (self.tokens, self.logprobs))
+        return [
+            (ids[: counts[row]].astype(np.int32), scores[: counts[row]].copy())
+            for row, ids, scores in zip(rows, tokens, logprobs, strict=True)
+        ]
+
+    def move(self, moves: Sequence[Move], left: int) -> None:
+        """Close gaps among the rows; `left` are in use after it."""
+        move([self.tokens, self.logprobs, self.noise, self.drawn, self.behind], moves)
+        self.cache.rows.move(moves)
+        for to, source in moves:
+            self.counts[to] = self.counts[source]
+        del self.counts[left:]
+        self._grid = None
+
+    def move_places(self, moves: Sequence[Move], left: int) -> None:
+        """Close gaps among the places."""
+        assert self.prompt_states is not None
+        move([self.prompt_states, self.prompt_lengths], moves)
+        self.cache.prompts_kept.move(moves)
+        for to, source in moves:
+            self.lengths[to] = self.lengths[source]
+        del self.lengths[left:]
+        self._grid = None
+
+    def _begin(self, entered: Sequence[tuple[Draw, int]], rows: Tensor) -> None:
+        """The tokens so far and the noise of those that enter."""
+        own = self.tokens.shape[1]
+        tokens = np.zeros((len(entered), own), dtype=np.int64)
+        logprobs, noise = np.zeros((2, len(entered), own), dtype=np.float32)
+        for index, (draw, _) in enumerate(entered):
+            tokens[index, : len(draw.tokens)] = draw.tokens
+            logprobs[index, : len(draw.tokens)] = draw.logprobs
+            if draw.noise is not None:
+                noise[index, : draw.limit] = draw.noise
+        self.tokens[rows] = torch.from_numpy(tokens).to(rows.device)
+        self.logprobs[rows] = torch.from_numpy(logprobs).to(rows.device)
+        self.noise[rows] = torch.from_numpy(noise).to(rows.device)
+        counts = [len(draw.tokens) for draw, _ in entered]
+        self.drawn[rows] = torch.tensor(counts, device=rows.device)
+
+    def _prefill(self, policy: Policy, part: Sequence[Prefill]) -> Tensor:
+        """[R, hidden] behind the last token of each; what they leave in the cache."""
+        device = policy.device
+        R, S = len(part), max(len(one.ids) for one in part)  # noqa: N806
+        ids = torch.full((R, S), policy.end)
+        for row, one in enumerate(part):
+            ids[row, : len(one.ids)] = torch.tensor(one.ids)
+        at = torch.arange(S, device=device)
+        places = [(one.place, row) for row, one in enumerate(part) if one.place is not None]
+        rows = [(one.row, row) for row, one in enumerate(part) if one.row is not None]
+        behind = [one.prompt for one in part if one.row is not None]
+        self.cache.fill(
+            Filling(
+                *_columns(places, device),
+                *_columns(rows, device),
+                behind=(torch.tensor(behind, dtype=torch.int64, device=device)[:, None] + at).clamp(max=S - 1),
+            )
+        )
+        mask = (at[:, None] >= at).expand(R, 1, S, S)  # what pads a prompt is behind it, where none of its tokens looks
+        states = run(policy, self.cache, ids.to(device), at.expand(R, S), mask)
+        last = torch.tensor([len(one.ids) - 1 for one in part], device=device)
+        found = states[torch.arange(R, device=device), last]
+        if self.prompt_states is None:
+            self.prompt_states = found.new_zeros(len(self.prompt_lengths), found.shape[1])
+        if places:
+            kept, of = _columns(places, device)
+            self.prompt_states[kept] = found[of]
+        return found
+
+
+def _parts(prefills: Sequence[Prefill]) -> Iterator[Sequence[Prefill]]:
+    """Passes of at most PREFILL positions, or of one row."""
+    part: list[Prefill] = []
+    for one in prefills:
+        if part and (len(part) + 1) * max(len(each.ids) for each in (*part, one)) > PREFILL:
+            yield part
+            part = []
+        part.append(one)
+    if part:
+        yield part
+
+
+def _columns(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    both = torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2)
+    return both[:, 0], both[:, 1]

@@ -1,0 +1,102 @@
+"""Sampling: G completions for each of P problems, with the behaviour log-prob of every token.
+
+Each token's noise is a function of (seed, step, group, completion, position), so a lease that is generated again,
+on another worker or beside other groups, draws the same numbers.
+
+Legend: P problems, G completions per problem, T completion tokens.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rl.config import SamplingConfig
+from rl.model.policy import Policy
+from rl.records import Problem, Rollouts
+from rl.sampling.decoding import TO_THE_LETTER, StopStrings
+from rl.sampling.engine import complete
+from rl.sampling.scheduling import Draw
+from rl.sampling.slots import Slots
+
+STREAM = (0,)  # keeps this noise apart from other draws with the same seed
+
+
+def uniforms(seed: int, step: int, groups: Sequence[int], samples: int, length: int) -> np.ndarray:
+    """[P * G, T] uniform numbers in [0, 1), the same for the same (seed, step, group) whatever is beside it."""
+    seeds = [np.random.SeedSequence([seed, step, group], spawn_key=STREAM) for group in groups]
+    rows = [np.random.Generator(np.random.Philox(s)).random((samples, length), dtype=np.float32) for s in seeds]
+    return np.concatenate(rows)
+
+
+def sample(
+    policy: Policy,
+    version: int,
+    problems: Sequence[Problem],
+    config: SamplingConfig,
+    *,
+    samples: int,
+    seed: int,
+    step: int,
+    groups: Sequence[int],
+    greedy: bool = False,
+    between_tokens: Callable[[], None] = lambda: None,
+    slots: Slots | None = None,
+) -> Rollouts:
+    """Draw ``samples`` completions of each problem. The end token or stop string of one is among its tokens, with its
+    log-prob, and not in its text.
+
+    Args:
+        version: of the weights that ``policy`` holds, recorded with every token.
+        groups: [P] the problems' numbers within the step: they name the noise.
+        greedy: take the most likely token; log-probs are still those of the distribution.
+        between_tokens: called before each step of the engine; what it raises ends the sampling.
+        slots: how many sequences are worked on at once, from one call to the next.
+
+    Raises:
+        ValueError: prompt and completion could grow longer than the model's attention window or range of positions.
+        NoRoomError: the device has no memory for one sequence.
+    """
+    started = time.perf_counter()
+    prompts = [policy.prompt_tokens(problem.prompt, problem.instructions) for problem in problems]
+    policy.check_room(max(map(len, prompts)), config.limit)
+    drawn = complete(
+        policy,
+        prompts,
+        None if greedy else uniforms(seed, step, groups, samples, config.limit),
+        samples=samples,
+        max_tokens=config.limit,
+        temperature=config.temperature,
+        ends=policy.ends,
+        stop=config.stop,
+        between_tokens=between_tokens,
+        slots=slots,
+    )
+    return as_rollouts(policy, version, problems, prompts, drawn, config.stop, started)
+
+
+def as_rollouts(
+    policy: Policy,
+    version: int,
+    problems: Sequence[Problem],
+    prompts: Sequence[Sequence[int]],
+    drawn: Sequence[Draw],
+    stop: Sequence[str],
+    started: float,
+) -> Rollouts:
+    """The record of [P * G] draws that were begun at ``started`` (`time.perf_counter`), with their texts."""
+    # an end token may be one that decoding would show
+    said = [draw.tokens[: len(draw.tokens) - (draw.tokens[-1] in policy.ends)].tolist() for draw in drawn]
+    texts = policy.tokenizer.batch_decode(said, **TO_THE_LETTER)
+    if stop:
+        texts = [StopStrings(policy, stop).cut(text) for text in texts]
+    return Rollouts.padded(
+        problems,
+        prompts,
+        [draw.tokens for draw in drawn],
+        logprobs=[draw.logprobs for draw in drawn],
+        version=version,
+        ended=[draw.ended for draw in drawn],
+        texts=texts,
+        seconds=time.perf_counter() - started,
+    )

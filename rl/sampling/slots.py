@@ -1,0 +1,105 @@
+"""How many sequences are decoded at once, as the memory for their keys and values allows, and in which way."""
+
+import bisect
+import math
+
+import torch
+from torch import Tensor
+
+from rl.model.attention import Grid, NotSharedError
+from rl.model.head import attention_of
+from rl.model.lean import LeanDecoder
+from rl.model.memory import NoRoomError, spare_bytes
+from rl.model.policy import Policy
+from rl.model.trial import states_apart, states_tolerance
+from rl.sampling.cache import Filling, SlotCache, run
+
+PROBED = 3  # tokens of the prompt by which decoding is tried
+
+
+class Slots:
+    """How many sequences are worked on at once: as many as fit into memory, fewer once it has run out."""
+
+    def __init__(
+        self, policy: Policy, budget: float | None = None, most: int | None = None, strides: bool | None = None
+    ) -> None:
+        """`budget`: bytes for keys, values and logits; None asks the device each time. `most`: sequences at once.
+        `strides`: decode in steps of a fixed shape, see `rl.sampling.strides`; None does on CUDA."""
+        self.strides = policy.device.type == "cuda" if strides is None else strides
+        self.graphs = policy.device.type == "cuda"  # whether strides are captured; False once that is not possible
+        self._policy = policy
+        self._budget = budget
+        self._most = most
+        plain, probed = _probe(policy, share=False)
+        self.grows = policy.device.type == "cpu" and not self.strides  # keys and values, see `KeyValues`
+        self._position = _position_bytes(probed, grows=self.grows)
+        self.share = _agrees(policy, plain)
+        lean = LeanDecoder(policy.model) if self.share and LeanDecoder.takes(policy.model) else None
+        self.lean = lean if lean is not None and _agrees(policy, plain, lean) else None  # the decoder to use
+
+    def capacity(self, count: int, prompts: int, prompt: int, own: int) -> tuple[int, int]:
+        """Rows and places for so many sequences behind so many prompts, of at most that many positions each."""
+        room = spare_bytes(self._policy.device) if self._budget is None else self._budget
+        most = count if self._most is None else min(count, self._most)
+
+        def places(rows: int) -> int:
+            return min(prompts, 2 * math.ceil(rows * prompts / count))
+
+        def fits(rows: int) -> bool:
+            positions = rows * (own if self.share else prompt + own) + places(rows) * prompt
+            # of logits there are four: their softmax, its probabilities, and the sums of these
+            return bool(positions * self._position + 16 * rows * self._policy.text.vocab_size <= room)
+
+        rows = max(1, bisect.bisect_left(range(1, most + 1), True, key=lambda rows: not fits(rows)))
+        return rows, places(rows)
+
+    def ran_out(self, rows: int, positions: int, *, again: bool) -> None:
+        """Memory has run out that was taken for so many rows of so many positions. Raises NoRoomError for one row with
+        which it has run out `again`, because others may use the device as well."""
+        if rows > 1:
+            self._most = rows // 2
+        elif again:
+            raise NoRoomError(
+                f"one sequence of {positions:,} tokens does not fit into the memory of {self._policy.device}: give a "
+                "smaller sampling.max_tokens, a smaller policy.model, or policy.dtype bfloat16"
+            )
+
+
+def position_bytes(policy: Policy, device: torch.device) -> int:
+    """What keys and values of one position take, in all layers, if the policy were on that device."""
+    return _position_bytes(_probe(policy, share=False)[1], grows=device.type == "cpu")
+
+
+def _position_bytes(cache: SlotCache, *, grows: bool) -> int:
+    kept = cache.rows.nbytes // cache.rows.positions
+    growing = kept // max(1, len(cache.rows.layers))  # a layer is there twice while it grows
+    return kept + growing if grows else kept
+
+
+@torch.inference_mode()
+def _probe(policy: Policy, *, share: bool, lean: LeanDecoder | None = None) -> tuple[Tensor, SlotCache]:
+    """Hidden states of a token behind a prompt of others, and the cache that they were computed with. Equal tokens
+    would have equal values, of which every attention makes the same."""
+    device = policy.device
+    cache = SlotCache(1, 1, 1, PROBED, share=share, grows=False)
+    tokens = policy.text.vocab_size // 2 + torch.arange(PROBED + 1, device=device)[None]  # there, none is special
+    first, at = torch.zeros(1, dtype=torch.int64, device=device), torch.arange(PROBED, device=device)
+    none = first[:0]
+    cache.fill(Filling(first, first, none, none, none[:, None]))
+    run(policy, cache, tokens[:, :-1], at[None], (at[:, None] >= at)[None, None])
+    cache.begin(first, first)
+    behind, positions = first + PROBED, PROBED + 1
+    cache.decode(first if share else behind, 1 if share else positions, Grid.of([0], 1, device), behind, PROBED)
+    return run(policy, cache, tokens[:, -1:], behind[:, None], cache.mask, lean), cache
+
+
+def _agrees(policy: Policy, plain: Tensor, lean: LeanDecoder | None = None) -> bool:
+    """Whether attention to a prompt's keys in their place is what the model does: by trying it."""
+    if attention_of(policy.model) != "sdpa":
+        return False  # it does more than scaled dot products, or one cannot know
+    try:
+        shared, cache = _probe(policy, share=True, lean=lean)
+    except (NotSharedError, TypeError, ValueError, AttributeError, KeyError):
+        return False
+    close = states_apart(shared, plain) <= states_tolerance(plain.dtype)
+    return close and cache.shared_layers == set(cache.rows.layers)

@@ -1,0 +1,124 @@
+"""Attention in blocks is attention by a mask, forward and backward; what cannot have it is told from what can."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_mask
+
+from rl.learning import learner as learner_module
+from rl.learning import passes
+from rl.learning.learner import Learner
+from rl.learning.packing import Packed, microbatches, pack, rows_of
+from rl.model import blocks
+from rl.model.blocks import WIDTH, block_mask, dense_mask, in_blocks, refusal
+from rl.model.head import hidden_states
+from rl.model.policy import Policy
+from rl.records import Batch, Rollouts
+from tests.rl.updates import PLAIN, Make, gradient_of
+
+LONG = [[0] * 100 + [1] * 60 + [2] * 90 + [-1] * 6, [0] * 3 + [5] * 253]  # segments of rows of two blocks
+
+
+def test_both_masks_say_the_same() -> None:
+    segments = torch.tensor(LONG)
+    mask = block_mask(segments)
+    dense = dense_mask(segments)
+    assert torch.equal(create_mask(mask.mask_mod, 2, 1, 256, 256, device="cpu"), dense)
+    computed = mask.to_dense()  # [R, 1, blocks, blocks]
+    for row in range(2):
+        for at in range(2):
+            for key_at in range(2):
+                seen = dense[row, 0, at * WIDTH : (at + 1) * WIDTH, key_at * WIDTH : (key_at + 1) * WIDTH]
+                assert bool(computed[row, 0, at, key_at]) == bool(seen.any())
+
+
+@pytest.mark.usefixtures("flex_backward")
+@pytest.mark.parametrize("checkpointing", ["off", "on"])
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_an_update_in_blocks_is_the_update(
+    name: str,
+    checkpointing: str,
+    make_policy: Make,
+    drawn: Callable[..., Batch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = drawn(make_policy(name, eager=4.0))
+    config = PLAIN.model_copy(update={"checkpointing": checkpointing})
+    whole, in_parts = (Learner(make_policy(name, eager=4.0), config) for _ in range(2))
+    in_parts.accumulation.blocks = True
+    rows: list[int] = []
+    scores = learner_module.token_scores
+
+    def watched(policy: Policy, packed: Packed, *given: object, **more: object) -> object:
+        rows.append(len(packed.tokens))
+        assert packed.tokens.shape[1] % WIDTH == 0
+        return scores(policy, packed, *given, **more)
+
+    expected = gradient_of(whole, batch)
+    monkeypatch.setattr(learner_module, "token_scores", watched)
+    found = gradient_of(in_parts, batch)
+    assert sum(rows) == whole.learned.groups  # all completions of a group share a row
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm() + 1e-7
+    assert in_parts.learned.metrics["loss/policy"] == pytest.approx(whole.learned.metrics["loss/policy"], abs=1e-6)
+
+
+def test_a_pass_in_blocks_stays_within_what_it_was_given(make_rollouts: Callable[..., Rollouts]) -> None:
+    rollouts = make_rollouts([[1, 2]] * 64, [[[3] * 7, [4] * 7]] * 64)  # of 16 positions, padded to a block
+    rows = rows_of(rollouts, range(64))
+    for whole in (False, True):
+        passes_of = list(microbatches(rollouts, rows, 1024, blocks=whole))
+        sizes = [pack(rollouts, part, torch.device("cpu"), blocks=whole).tokens.numel() for part in passes_of]
+        assert max(sizes) == 1024
+        assert sum(map(len, passes_of)) == 64
+
+
+def test_what_a_pass_keeps_of_a_position_in_blocks_is_the_same_in_a_row_of_any_length(make_policy: Make) -> None:
+    policy = make_policy("gemma2")  # whose attention keeps its weights otherwise
+    assert passes._kept_at(policy, 4096) > 2 * passes._kept_at(policy, 128)
+    assert passes._kept_at(policy, 4096, blocks=True) == passes._kept_at(policy, 256, blocks=True)
+
+
+def test_a_processor_has_no_kernel_for_it_and_takes_masks(make_policy: Make, drawn: Callable[..., Batch]) -> None:
+    policy = make_policy()
+    assert "does not support backward on CPU" in refusal(policy)
+    learner = Learner(policy, PLAIN)
+    gradient_of(learner, drawn(policy))
+    assert learner.accumulation.blocks is False
+    assert learner.learned.said == ""
+
+
+@pytest.mark.usefixtures("flex_backward")
+def test_attention_of_another_kind_is_refused(make_policy: Make) -> None:
+    assert "ndim" in refusal(make_policy("gpt2"))  # it looks into its mask
+    policy = make_policy()
+    policy.model.set_attn_implementation("eager")
+    assert refusal(policy) == "its attention is not the plain one"
+
+
+@pytest.mark.usefixtures("flex_backward")
+def test_what_computes_something_else_is_refused(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy()
+    assert refusal(policy) == ""
+    monkeypatch.setattr(blocks, "block_mask", lambda segments: block_mask(torch.zeros_like(segments)))
+    assert "apart" in refusal(policy)
+
+
+def test_a_device_without_memory_is_no_such_model(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(blocks, "block_mask", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        refusal(make_policy())
+
+
+def test_inside_another_mask_is_an_error_and_outside_the_model_is_as_before(make_policy: Make) -> None:
+    policy = make_policy()
+    segments = torch.tensor([[0, 0, 1, 2]])
+    inputs = {"input_ids": segments, "position_ids": torch.arange(4)[None], "use_cache": False}
+    before = hidden_states(policy.model, mask=dense_mask(segments), **inputs)
+    with in_blocks(policy.model, block_mask(segments)), pytest.raises(TypeError, match="masks of its own"):
+        hidden_states(policy.model, mask=dense_mask(segments), **inputs)
+    assert torch.equal(hidden_states(policy.model, mask=dense_mask(segments), **inputs), before)
