@@ -76,6 +76,7 @@ class PolicyConfig(BaseModel):
             raise ValueError(f"give {OURS}, or the address of a server, such as http://127.0.0.1:8000")
         # one spelling: by it the processes of a machine know that they mean the same server
         scheme, host, port = found[1].lower(), found[2].lower(), found[3] or ""
+        host = "127.0.0.1" if host == "localhost" else host
         return f"{scheme}://{host}{'' if port == USUAL_PORTS[scheme] else port}"
 
     @model_validator(mode="after")
