@@ -115,6 +115,12 @@ class Batch:
     rollouts: Rollouts
     rewards: Annotated[NDArray[np.float32], "PG", "f"]  # NaN where the verifier failed
     reasons: tuple[tuple[str, ...], ...]  # [P] of [G]
+    # what only some algorithms need (`Algorithm.needs`), None where nothing made it
+    reference_logprobs: Annotated[NDArray[np.float32] | None, "PGT", "f"] = (
+        None  # of the tokens, as `Rollouts.logprobs`
+    )
+    values: Annotated[NDArray[np.float32] | None, "PGT", "f"] = None  # of the state before each token
+    baseline: Annotated[NDArray[np.float32] | None, "P", "f"] = None  # reward of the greedy completion; NaN: failed
 
     def __len__(self) -> int:
         return len(self.rollouts.problems)
@@ -174,6 +180,8 @@ def _rows(of: Any, index: list[int]) -> Any:
 def _joined(parts: Sequence[Any]) -> Any:
     """The rows of several records as one record."""
     first = parts[0]
+    if first is None:
+        return None
     if isinstance(first, tuple):
         return tuple(row for part in parts for row in part)
     if isinstance(first, np.ndarray):

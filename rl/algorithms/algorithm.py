@@ -31,6 +31,7 @@ class Algorithm(BaseModel, ABC):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     summary: ClassVar[str]  # one line, for `--help`
+    needs: ClassVar[frozenset[str]] = frozenset()  # fields of `Batch` that it reads beside rollouts and rewards
 
     @abstractmethod
     def advantages(self, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
