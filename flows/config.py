@@ -21,6 +21,7 @@ from rl.config import (
     VerifierConfig,
     whole_path,
 )
+from rl.graph import Graph, graph_of
 from rl.optimizer_config import OptimizerConfig
 from tasks.collection import BatchConfig
 
@@ -222,3 +223,8 @@ class TrainConfig(ConfigTree):
     def sets(self) -> tuple[ProblemsConfig, ...]:
         """All problem sets."""
         return (self.problems, *self.mix)
+
+    @property
+    def graph(self) -> Graph:
+        """The calls of a step."""
+        return graph_of(self.loss.algorithm)

@@ -24,6 +24,7 @@ from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
+from flows.run.scores import reference_of, scores_of
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_tiny
 from flows.start.edited import edited, save_sources
@@ -56,6 +57,7 @@ class Training:
         self.workplace = workplace
         self._progress = progress
         self.config = config = run.config
+        workplace.dispatch.require(call.name for call in config.graph.calls)
         self._opened = progress.opened or Opened.of(run)
         self.problems = self._opened.problems
         if self.problems.spared:
@@ -63,14 +65,9 @@ class Training:
                 f"{self.problems.spared} problems are not trained on: their prompts are held out too, but for case and "
                 "blanks"
             )
-        self.generator = Generator(
-            config.policy,
-            config.sampling,
-            config.batch.samples,
-            config.seed,
-            patience=config.sync.patience,
-            public=config.policy.model if config.sync.base == "public" else None,
-        )
+        public = config.policy.model if config.sync.base == "public" else None
+        sampled = config.policy, config.sampling, config.batch.samples, config.seed
+        self.generator = Generator(*sampled, patience=config.sync.patience, public=public)
         self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
         some = self.problems.some()
         judging = check_verifiers(workplace.dispatch, self._opened.verifiers, some)
@@ -176,6 +173,7 @@ class Training:
             steps=config.steps,
             fence=self._hold.fence,
             seed=config.seed,
+            reference=reference_of(config),
         )
         self.workplace.display.stage("load the policy")
         begun = self.workplace.dispatch.run("train", self.trainer.begin)
@@ -194,6 +192,7 @@ class Training:
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
+        self.scores = scores_of(config, self.generator, self.publishing)
         self._advice.begin(logged := read_metrics(self._folder / METRICS))
         self.evaluations.begin(
             logged,
