@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from prefect import flow
 from prefect.context import FlowRunContext
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
@@ -29,6 +29,7 @@ from rl.records import Learned
 from tasks.collection import Collection
 from tasks.generate import generate
 from tasks.rollout_batch import RolloutBatch
+from tasks.score import score
 from tasks.update import update
 from tasks.verify import verify
 
@@ -100,32 +101,34 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
 
 @dataclass(frozen=True)
 class Collecting:
-    """A batch on its way: one task generates, the other verifies what comes in."""
+    """A batch on its way: one task generates, the others verify and score what comes in."""
 
-    generating: PrefectFuture[None]
-    verifying: PrefectFuture[RolloutBatch]
+    collection: Collection
+    tasks: list[PrefectFuture[None]]
 
     def result(self) -> RolloutBatch:
-        """The batch, once it is complete. A fault of either task is raised, the generating one's first."""
-        self.verifying.wait()
-        self.generating.result()
-        return self.verifying.result()
+        """The batch, once it is complete. The first fault of a task is raised at once."""
+        for each in as_completed(self.tasks):
+            each.result()
+        return self.collection.collected()
 
 
 def collect(training: Training, step: int) -> Collecting:
-    """Start the batch of ``step``: generate in leases, verify as they come in, replace groups without variance."""
-    config, every = training.config.batch, training.trainer.algorithm.algorithm.every_group
-    collection = Collection(step, training.problems, config, every_group=every)
+    """Start the batch of ``step``: generate in leases, verify and score as they come in, replace groups that teach
+    nothing."""
+    dispatch, publishing, algorithm = training.workplace.dispatch, training.publishing, training.algorithm
+    collection = Collection(
+        step, training.problems, training.config.batch, algorithm.graph.scores, every_group=algorithm.every_group
+    )
     return Collecting(
-        generate.submit(
-            training.workplace.dispatch,
-            collection,
-            training.generator,
-            training.publishing.newest,
-            training.admission,
-            training.publishing.mend,
-        ),
-        verify.submit(training.workplace.dispatch, collection, training.workplace.failures.saw),
+        collection,
+        [
+            generate.submit(
+                dispatch, collection, training.generator, publishing.newest, training.admission, publishing.mend
+            ),
+            verify.submit(dispatch, collection, training.workplace.failures.saw),
+            *(score.submit(dispatch, collection, scores) for scores in training.scores),
+        ],
     )
 
 

@@ -24,6 +24,7 @@ from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
+from flows.run.scores import reference_of, scores_of
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_tiny
 from flows.start.edited import edited, save_sources
@@ -57,20 +58,17 @@ class Training:
         self._progress = progress
         self.config = config = run.config
         self._opened = progress.opened or Opened.of(run)
+        self.algorithm = self._opened.algorithm
+        workplace.dispatch.require(call.name for call in self.algorithm.graph.calls)
         self.problems = self._opened.problems
         if self.problems.spared:
             workplace.display.say(
                 f"{self.problems.spared} problems are not trained on: their prompts are held out too, but for case and "
                 "blanks"
             )
-        self.generator = Generator(
-            config.policy,
-            config.sampling,
-            config.batch.samples,
-            config.seed,
-            patience=config.sync.patience,
-            public=config.policy.model if config.sync.base == "public" else None,
-        )
+        public = config.policy.model if config.sync.base == "public" else None
+        sampled = config.policy, config.sampling, config.batch.samples, config.seed
+        self.generator = Generator(*sampled, patience=config.sync.patience, public=public)
         self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
         some = self.problems.some()
         judging = check_verifiers(workplace.dispatch, self._opened.verifiers, some)
@@ -168,7 +166,7 @@ class Training:
             source=source,
             policy=config.policy,
             optimizer=config.optimizer,
-            algorithm=self._opened.algorithm,
+            algorithm=self.algorithm,
             sampling=config.sampling,
             checkpoint=config.checkpoint,
             sync=config.sync,
@@ -176,6 +174,7 @@ class Training:
             steps=config.steps,
             fence=self._hold.fence,
             seed=config.seed,
+            reference=reference_of(config, self.algorithm.graph),
         )
         self.workplace.display.stage("load the policy")
         begun = self.workplace.dispatch.run("train", self.trainer.begin)
@@ -194,6 +193,7 @@ class Training:
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
+        self.scores = scores_of(config, self.algorithm.graph, self.generator, self.publishing)
         self._advice.begin(logged := read_metrics(self._folder / METRICS))
         self.evaluations.begin(
             logged,

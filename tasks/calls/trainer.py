@@ -28,6 +28,7 @@ from rl.config import TINY, PolicyConfig, SamplingConfig
 from rl.learning.schedules import decayed
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Learned
+from tasks.calls.scorer import Reference
 from tasks.calls.start import take_checked
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Trainer:
     steps: int  # of the whole run, over which the learning rate decays
     fence: Fence  # of the session that trains: once another has taken the run, nothing is written any more
     seed: int = 0  # of fresh adapters
+    reference: Reference | None = None  # which versions must stay for it; None without one
 
     def begin(self) -> Begun:
         """Load the newest checkpoint, or version 0 and save it as the first one. Raises CheckpointsLostError."""
@@ -248,7 +250,7 @@ class Trainer:
         return self.sync.base == "public" and not self.policy.lora.rank
 
     def _published_by(self) -> tuple[Any, ...]:
-        return self.run_uri, self.sync, self.window, self.fence
+        return self.run_uri, self.sync, self.window, self.fence, self.reference
 
     def _publisher(self) -> "Publisher":
         from infra.weights.publisher import Publisher
@@ -266,7 +268,13 @@ class Trainer:
             sampling=self.sampling.model_dump(mode="json"),
             public=public_model(self.source, self.policy) if self._starts_public else None,
             fence=self.fence,
+            kept=self._referred_to,
         )
+
+    def _referred_to(self, newest: int) -> set[int]:
+        """The references of batches that are on their way, or will be when the run resumes from a checkpoint."""
+        back = self.checkpoint.every * self.checkpoint.keep_last
+        return set() if self.reference is None else self.reference.versions(max(0, newest - back), newest)
 
     def _weights_at(self, step: int, learner: "Learner") -> "Weights":
         """The weights of version ``step``, the learner's or a kept one, as they are published."""
