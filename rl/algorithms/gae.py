@@ -1,36 +1,37 @@
-"""GAE: Generalized Advantage Estimation (arXiv 1506.02438) of completions that are rewarded at their end.
+"""Generalised advantage estimation (Schulman et al., arXiv 1506.02438, equation 16) over the tokens of completions.
 
-Legend: P groups, G completions per group, T completion tokens. V_t: the value of the state before token t.
+Legend: P groups, G completions per group, T tokens of a completion.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rl.algorithms.algorithm import Floats
+
 
 def gae(
-    rewards: NDArray[np.float32],
-    values: NDArray[np.float32],
+    rewards: Floats,
+    values: Floats,
     lengths: NDArray[np.int32],
-    gamma: float = 1.0,
-    lam: float = 1.0,
-) -> NDArray[np.float32]:
-    """[P, G, T] advantages from [P, G] rewards, [P, G, T] values and [P, G] lengths.
+    gamma: float,
+    lam: float,
+    penalties: Floats | None = None,
+) -> Floats:
+    """[P, G, T] advantages A_t = delta_t + gamma lam A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t, for completions
+    of ``lengths`` [P, G]; 0 beyond them.
 
-    A_t = delta_t + gamma * lam * A_{t+1} with delta_t = r_t + gamma * V_{t+1} - V_t (equations 11 and 16). The reward
-    is r_t at a completion's last token, 0 at others; behind the last token V and A are 0. ``lam`` 1 gives the
-    discounted reward less V_t, ``lam`` 0 delta_t. 0 past a completion's length, and where its reward is unknown
-    (NaN). A return, which a critic learns, is advantage + value. Summed up in float64.
+    ``values`` [P, G, T] are of the state before each token; after the last one there is none, V = 0, also where the
+    completion was cut at the limit of tokens. The reward [P, G] comes with the last token; of each token its penalty
+    [P, G, T] is taken off. A completion whose reward is NaN has advantages 0.
     """
-    advantages = np.zeros(values.shape, dtype=np.float64)
-    reward = np.where(np.isnan(rewards), 0, rewards).astype(np.float64)
-    ahead = following = np.zeros(rewards.shape)  # A and V of the token after this one
+    known = ~np.isnan(rewards)
+    given = np.where(known, rewards, 0).astype(np.float64)
+    there = (np.arange(values.shape[2]) < lengths[..., None]) & known[..., None]
+    found = np.zeros(values.shape)
+    next_value = next_advantage = np.zeros(rewards.shape)
     for t in reversed(range(values.shape[2])):
-        inside, last = t < lengths, t == lengths - 1
-        value = values[:, :, t].astype(np.float64)
-        delta = np.where(last, reward, gamma * following) - value
-        ahead = np.where(inside, delta + gamma * lam * ahead, 0.0)
-        following = np.where(inside, value, 0.0)
-        advantages[:, :, t] = ahead
-    advantages[np.isnan(rewards)] = 0
-    result: NDArray[np.float32] = advantages.astype(np.float32)
-    return result
+        reward = np.where(lengths == t + 1, given, 0) - (0 if penalties is None else penalties[..., t])
+        advantage = reward + gamma * next_value - values[..., t] + gamma * lam * next_advantage
+        found[..., t] = next_advantage = np.where(there[..., t], advantage, 0)
+        next_value = np.where(there[..., t], values[..., t], 0)
+    return found.astype(np.float32)

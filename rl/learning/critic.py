@@ -4,7 +4,7 @@ Legend: P groups, G completions per group, T tokens of a completion, N tokens of
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl.critic_config import CriticConfig
-from rl.learning.optimized import Optimized, Stepped
+from rl.learning.optimized import Optimized, OptimizerStep
 from rl.learning.packing import Packed
 from rl.learning.states import predicting_states
+from rl.learning.update import divided
 from rl.model.blocks import in_blocks
 from rl.model.value import ValueModel
 from rl.records import Batch, Learned, Rollouts
@@ -60,7 +61,7 @@ class CriticLearner(Optimized[ValueModel]):
     def _learn(self, batch: Batch, used: Sequence[int], returns: NDArray[np.float32], config: CriticConfig) -> Learned:
         values, rollouts = batch.values, batch.rollouts
         assert values is not None
-        steps: list[Stepped] = []
+        steps: list[OptimizerStep] = []
         for epoch in range(config.epochs):
             for part in divided(used, config.minibatches, self.step, epoch):
                 if not steps or not steps[-1].refused:
@@ -87,7 +88,7 @@ class CriticLearner(Optimized[ValueModel]):
         values: NDArray[np.float32],
         returns: NDArray[np.float32],
         clip: float | None,
-    ) -> Stepped:
+    ) -> OptimizerStep:
         """One optimizer step on the mean over the tokens of these groups."""
         device, count = self.policy.device, int(rollouts.lengths[list(part)].sum())
         was, aim = (torch.from_numpy(each).to(device) for each in (values, returns))
@@ -114,14 +115,3 @@ def explained_variance(values: NDArray[np.float32], returns: NDArray[np.float32]
         return math.nan
     spread = returns.var(dtype=np.float64)
     return float(1 - (returns.astype(np.float64) - values).var() / spread) if spread > 0 else math.nan
-
-
-def divided(groups: Sequence[int], parts: int, step: int, epoch: int) -> Iterator[list[int]]:
-    """Groups in so many parts of about the same size, drawn anew in each epoch of each step where there are several."""
-    parts = min(parts, len(groups))
-    if parts == 1:
-        yield list(groups)
-        return
-    order = np.random.default_rng((step, epoch)).permutation(len(groups))
-    for part in np.array_split(order, parts):
-        yield [groups[index] for index in sorted(part.tolist())]

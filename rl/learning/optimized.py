@@ -30,6 +30,7 @@ class _State:
     applied: int  # optimizer steps
     refusals: int
     learned: Learned | None
+    kl_coefficient: float | None = None
     passes: Passes | None = None  # by which it updates
     given: tuple[int | str | None, ...] | None = None  # the options of passes then, and the kind of device
 
@@ -38,7 +39,7 @@ _STATE = TypeAdapter(_State)
 
 
 @dataclass(frozen=True)
-class Stepped:
+class OptimizerStep:
     """What came of one optimizer step."""
 
     loss: float
@@ -69,6 +70,7 @@ class Optimized(Generic[M]):
         self.optimizer_steps = 0  # that changed the weights
         self.refusals = 0  # non-finite updates in a row
         self.learned: Learned | None = None
+        self.kl_coefficient: float | None = None  # as it was adapted so far; a policy's
         self.decay = 1.0  # share of the learning rate that the next update takes: see rl.learning.schedules
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizers = build_optimizers(policy, config)
@@ -102,7 +104,7 @@ class Optimized(Generic[M]):
         self.policy.model.zero_grad(set_to_none=True)
         return norm
 
-    def scaled_step(self, backward: Callable[[float], tuple[dict[str, float], str]], tokens: int) -> Stepped:
+    def scaled_step(self, backward: Callable[[float], tuple[dict[str, float], str]], tokens: int) -> OptimizerStep:
         """One optimizer step by what ``backward(scale)`` adds to the gradient: that of a mean over so many tokens, by
         ``scale``. It returns the loss, as ``loss``, and metrics, as sums over tokens, and what is to be said of memory.
 
@@ -119,7 +121,7 @@ class Optimized(Generic[M]):
                 break
             scale = max(1.0, scale / 16)  # the scaled gradient may be what overflowed
         refused = "" if math.isfinite(norm) else "gradient" if math.isfinite(total) else "loss"
-        return Stepped(total, norm, sums, tokens, refused, said)
+        return OptimizerStep(total, norm, sums, tokens, refused, said)
 
     # -- what survives the process
 
@@ -144,7 +146,13 @@ class Optimized(Generic[M]):
                 tensors[f"{index}.{name}"] = value
         save_file(tensors, folder / "optimizer.safetensors")
         state = _State(
-            self.step, self.optimizer_steps, self.refusals, self.learned, self.accumulation.passes, self._given
+            self.step,
+            self.optimizer_steps,
+            self.refusals,
+            self.learned,
+            self.kl_coefficient,
+            self.accumulation.passes,
+            self._given,
         )
         (folder / "learner.json").write_text(json.dumps(asdict(state)))
 
@@ -161,5 +169,5 @@ class Optimized(Generic[M]):
             restore_state(self.optimizer_of(parameter), parameter, name, value)
         state = _STATE.validate_json((folder / "learner.json").read_bytes())
         self.step, self.optimizer_steps = state.step, state.applied
-        self.refusals, self.learned = state.refusals, state.learned
+        self.refusals, self.learned, self.kl_coefficient = state.refusals, state.learned, state.kl_coefficient
         self.accumulation.passes = state.passes if state.given == self._given else None

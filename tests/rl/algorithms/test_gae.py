@@ -57,7 +57,7 @@ def test_with_lambda_0_it_is_the_error_of_one_step() -> None:
 def test_without_values_every_token_has_the_reward() -> None:
     rewards, values, lengths = drawn(2)
     inside = np.arange(values.shape[2]) < lengths[..., None]
-    np.testing.assert_array_equal(gae(rewards, 0 * values, lengths), np.where(inside, rewards[..., None], 0))
+    np.testing.assert_array_equal(gae(rewards, 0 * values, lengths, 1.0, 1.0), np.where(inside, rewards[..., None], 0))
 
 
 def test_an_unknown_reward_has_no_advantage_and_changes_no_other() -> None:
