@@ -108,12 +108,10 @@ class CommonAlgorithmConfig(BaseModel):
         own = self.name not in ALGORITHMS
         if self.options and not own:
             raise ValueError(f"options: are of an algorithm of yours; those of {self.name} are written algorithm.NAME")
-        of = {} if own else ALGORITHMS[self.name].model_fields
         for name, field in type(self).model_fields.items():
-            if name in CommonAlgorithmConfig.model_fields or name in of or getattr(self, name) == field.get_default():
-                continue
-            having = ", ".join(other for other, its in ALGORITHMS.items() if name in its.model_fields)
-            raise ValueError(f"{name}: is no option of {self.name}, but of {having}")
+            having = [other for other, of in ALGORITHMS.items() if name in of.model_fields]
+            if having and self.name not in having and getattr(self, name) != field.get_default():
+                raise ValueError(f"{name}: is no option of {self.name}, but of {', '.join(having)}")
         if own:
             return self
         try:

@@ -32,6 +32,10 @@ class PlacementConfig(BaseModel):
     generate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample completions")
     verify: tuple[str, ...] = Field(("VERIFIER",), description="tags of the workers that judge completions")
     train: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the policy")
+    value: tuple[str, ...] = Field(
+        ("TRAINER",), description="tags of the workers that score with the value model, of algorithms that have one"
+    )
+    train_critic: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the value model")
     evaluate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample for evaluations")
 
     @field_validator("*")

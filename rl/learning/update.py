@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rl.algorithm_config import AlgorithmSpec, KlConfig
 from rl.algorithms.algorithm import Floats
+from rl.learning.logprobs import completion_logprobs, token_scores
 from rl.learning.objective import Objective, interpolation
 from rl.learning.optimized import OptimizerStep
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation
-from rl.learning.scoring import completion_logprobs, token_scores
 from rl.model.policy import Policy
 from rl.records import Batch
 
