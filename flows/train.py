@@ -12,6 +12,7 @@ from flows.config import SftConfig, TrainConfig
 from flows.report.result import TrainResult
 from flows.report.summary import outcome
 from flows.run.failure import name_the_cause
+from flows.run.models import both
 from flows.run.recovery import Progress, with_recovery
 from flows.run.training import Training
 from flows.run.workplace import Workplace, open_workplace
@@ -30,7 +31,9 @@ from tasks.collection import Collection
 from tasks.generate import generate
 from tasks.rollout_batch import RolloutBatch
 from tasks.score import score
+from tasks.train_critic import train_critic
 from tasks.update import update
+from tasks.value import value
 from tasks.verify import verify
 
 REFUSALS = 3  # non-finite updates in a row that end a run
@@ -84,9 +87,11 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
                 batch = ahead.popleft().result()
                 training.keep(step, batch)
             with training.timed("update"):
-                learned = update(workplace.dispatch, training.trainer, step, batch.batch, batch.figures())
+                learned = learn(training, step, batch)
             with training.timed("publish"):
                 training.publishing.begin(step + 1)
+                if training.criticism is not None:
+                    training.criticism.publishing.begin(step + 1)
             with training.timed("log"):
                 training.log(batch, learned)
                 progress.made(learned.step)
@@ -130,6 +135,18 @@ def collect(training: Training, step: int) -> Collecting:
             *(score.submit(dispatch, collection, scores) for scores in training.scores),
         ],
     )
+
+
+def learn(training: Training, step: int, batch: RolloutBatch) -> Learned:
+    """The update of ``step``; where there is a critic, after its values, and beside its update."""
+    dispatch, criticism, trained_on = training.workplace.dispatch, training.criticism, batch.batch
+    if criticism is None:
+        return update(dispatch, training.trainer, step, trained_on, batch.figures())
+    newest, mend, lease = criticism.publishing.newest, criticism.publishing.mend, training.config.batch.lease
+    trained_on = value(dispatch, criticism.valuer, newest, step, trained_on, lease, mend)
+    criticised = train_critic.submit(dispatch, criticism.critic, step, trained_on)
+    learned = update(dispatch, training.trainer, step, trained_on, batch.figures())
+    return both(learned, criticised.result())
 
 
 def first_weights(run: Run, workplace: Workplace) -> str:

@@ -1,7 +1,8 @@
-"""The versions of a run on their way to generators: published beside the next update, one at a time, and logged."""
+"""The versions of a model of a run on their way to its readers: published beside the next update, one at a time."""
 
 import threading
 from collections import Counter
+from typing import Any
 
 from prefect.futures import PrefectFuture
 
@@ -13,6 +14,7 @@ from infra.storage.manifest import NotThere, StoreError
 from infra.storage.retry_policy import RetryPolicy
 from infra.weights.chain import is_whole, stored_version
 from infra.weights.version import PolicyVersion, Published
+from tasks.calls.trained import Trained
 from tasks.calls.trainer import Trainer
 from tasks.publish import publish
 
@@ -22,7 +24,7 @@ MENDS = 8  # of one version: several batches may find it damaged at once
 class Publishing:
     """Safe to use from several threads, but for `begin`."""
 
-    def __init__(self, workplace: Workplace, trainer: Trainer, tracker: Tracker, step: int) -> None:
+    def __init__(self, workplace: Workplace, trainer: Trained[Any], tracker: Tracker, step: int) -> None:
         """Publishes version ``step``, at which the trainer is, before it returns."""
         self._workplace = workplace
         self._trainer = trainer
@@ -81,7 +83,9 @@ class Publishing:
                 raise error
             if self._mended[step] == 1:
                 self._workplace.display.say(f"warning: {error}; v{step} is published whole")
-            self._workplace.dispatch.run("train", self._trainer.mend, step, error.damaged, background="publish")
+            self._workplace.dispatch.run(
+                self._trainer.call, self._trainer.mend, step, error.damaged, background="publish"
+            )
 
     def _arrived(self, published: Published) -> None:
         """A version is published: generators may have it."""
@@ -89,7 +93,7 @@ class Publishing:
         self._known[self.policy.step] = self.policy
         for warning in published.warnings:
             self._workplace.display.say(f"warning: {warning}")
-        if published.bytes:
+        if published.bytes and isinstance(self._trainer, Trainer):
             self._tracker.log(
                 published.version.step,
                 {

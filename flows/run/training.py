@@ -19,6 +19,7 @@ from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
+from flows.run.models import Criticism, begin_together, critic_trainer, policy_trainer
 from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check, what_judges
@@ -41,6 +42,7 @@ from infra.storage import place
 from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.records import Learned
+from tasks.calls.critic import Valuer
 from tasks.calls.generator import Generator
 from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer
@@ -78,6 +80,7 @@ class Training:
         self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: Trainer  # set by begin
+        self.criticism: Criticism | None = None  # where the algorithm has a critic
         self.admission: Admission  # set by begin
         self.tracker: Tracker
         self._logged_at = self._step_began = time.perf_counter()
@@ -161,23 +164,13 @@ class Training:
     def begin(self, source: str) -> PolicyVersion:
         """Load the run's newest checkpoint on the trainer, or version 0 from ``source``, and publish it."""
         config = self.config
-        self.trainer = Trainer(
-            run_uri=self.run.uri,
-            source=source,
-            policy=config.policy,
-            optimizer=config.optimizer,
-            algorithm=self.algorithm,
-            sampling=config.sampling,
-            checkpoint=config.checkpoint,
-            sync=config.sync,
-            window=config.staleness + 1,
-            steps=config.steps,
-            fence=self._hold.fence,
-            seed=config.seed,
-            reference=reference_of(config, self.algorithm.graph),
+        run, fence, reference = self.run.uri, self._hold.fence, reference_of(config, self.algorithm.graph)
+        self.trainer = policy_trainer(
+            config, self.algorithm, run_uri=run, source=source, fence=fence, reference=reference
         )
+        critic = critic_trainer(self.trainer, config)
         self.workplace.display.stage("load the policy")
-        begun = self.workplace.dispatch.run("train", self.trainer.begin)
+        begun = begin_together(self.workplace.dispatch, self.trainer, critic)
         warnings = (f"warning: {warning}" for warning in begun.warnings)
         for note in (*warnings, *notes_on_adapters(config.policy.lora.rank, begun.trained, begun.parameters)):
             self.workplace.display.say(note)
@@ -194,6 +187,9 @@ class Training:
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
         self.scores = scores_of(config, self.algorithm.graph, self.generator, self.publishing)
+        if critic is not None:
+            publishing = Publishing(self.workplace, critic, self.tracker, begun.step)
+            self.criticism = Criticism(critic, Valuer(config.policy, config.sync.patience), publishing)
         self._advice.begin(logged := read_metrics(self._folder / METRICS))
         self.evaluations.begin(
             logged,
@@ -278,6 +274,9 @@ class Training:
     def finished(self) -> TrainResult:
         """The result, when all steps are done; it is kept beside the run as ``result.json``."""
         before, after = self.evaluations.held_out(0), self.evaluations.held_out(self.publishing.end().step)
+        if self.criticism is not None:
+            self.criticism.publishing.end()
+            self.workplace.dispatch.run("train_critic", self.criticism.critic.keep, self.publishing.policy.step)
         best = best_version(self.run.uri) if self.config.checkpoint.keep_best else None
         pace, stages = self._progress.pace() if self._progress.completions else kept_pace(self._folder / RESULT)
         result = TrainResult(

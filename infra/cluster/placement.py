@@ -37,8 +37,11 @@ class PlacementConfig(BaseModel):
     reference: tuple[str, ...] = Field(
         ("GENERATOR",), description="tags of the workers that score completions under the reference policy"
     )
-    value: tuple[str, ...] = Field(("TRAINER",), description="tags of the workers that run the value model")
     train: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the policy")
+    value: tuple[str, ...] = Field(
+        ("TRAINER",), description="tags of the workers that score with the value model, of algorithms that have one"
+    )
+    train_critic: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the value model")
     evaluate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample for evaluations")
 
     @field_validator("*")

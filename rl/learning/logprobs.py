@@ -4,19 +4,15 @@ Legend: P groups, G completions per group, T tokens of a completion, N completio
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation
+from rl.learning.states import predicting_states
 from rl.model.blocks import in_blocks
-from rl.model.head import hidden_states
-from rl.model.in_place import embedding_in_place
-from rl.model.memory import checkpointed
 from rl.model.policy import Policy
 from rl.model.scores import Loss, target_scores
 from rl.records import Rollouts
@@ -40,16 +36,7 @@ def token_scores(
     """
     with in_blocks(policy.model, packed.mask):
         with policy.autocast():
-            layers = checkpointed(policy.model) if checkpointing else nullcontext()
-            with torch.set_grad_enabled(loss is not None), embedding_in_place(policy.model), layers:
-                states = hidden_states(
-                    policy.model,
-                    mask=packed.mask,
-                    input_ids=packed.tokens,
-                    position_ids=packed.positions,
-                    use_cache=False,
-                )
-                hidden = states[packed.rows, packed.logit_positions]
+            hidden = predicting_states(policy, packed, trained=loss is not None, checkpointing=checkpointing)
             given = policy.model, hidden.detach(), packed.targets, temperature
             if before is not None:
                 before(target_scores(*given)[0])
