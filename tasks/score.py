@@ -1,6 +1,6 @@
 """Scores of rollouts beside their verification: what an algorithm needs of every lease, made as leases come in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,11 +13,16 @@ from prefect.cache_policies import NO_CACHE
 from infra.cluster.dispatch import Dispatch
 from infra.storage.manifest import StoreError
 from infra.weights.version import PolicyVersion
-from rl.admission import refused_logprobs
+from rl.admission import Asked, refusal, refused_logprobs
 from rl.graph import Call
 from rl.records import Rollouts
+from rl.verifiers.spec import VerifierSpec
+from tasks.calls.generator import Arguments, Generator
 from tasks.calls.scorer import Scorer
 from tasks.collection import Collection, Lease
+from tasks.generate import Admission
+from tasks.mending import Mend, leased, no_mend
+from tasks.verify import judged
 
 AT_ONCE = 64  # leases that wait for their score, at most
 
@@ -83,6 +88,39 @@ class ReferenceScores:
         except StoreError as error:
             raise ReferenceLost(f"the reference policy is missing or damaged: {error}") from error
         return found
+
+
+@dataclass(frozen=True)
+class GreedyScores:
+    """Rewards of the greedy completion of each prompt."""
+
+    call: Call
+    generator: Generator  # that of the run, greedy and with one completion of each
+    newest: Callable[[int], PolicyVersion]
+    admission: Admission
+    verifiers: Mapping[str, VerifierSpec]
+    mend: Mend = no_mend
+
+    def of(
+        self, dispatch: Dispatch, step: int, rollouts: Rollouts, refused: Callable[[str], object]
+    ) -> NDArray[np.float32]:
+        """[P], NaN where the verifier failed."""
+        problems, oldest = rollouts.problems, max(0, step - self.admission.staleness)
+        versions, limit = range(oldest, step + 1), self.generator.sampling.limit
+        asked = Asked(problems, self.generator.samples, limit, versions, self.admission.vocabulary)
+
+        def arguments(_: int) -> Arguments:
+            return self.newest(oldest), step, range(len(problems)), problems
+
+        def check(_: int, returned: Rollouts) -> str:
+            if why := refusal(returned, asked):
+                refused(why)
+            return why
+
+        generate = self.generator.generate
+        calls = leased(dispatch, "generate", generate, arguments, 1, check=check, mend=self.mend, order=(step,))
+        ((_, greedy),) = calls
+        return judged(dispatch, greedy, self.verifiers, order=(step,), refused=refused).rewards[:, 0]
 
 
 def _read(rollouts: Rollouts) -> Rollouts:

@@ -186,7 +186,8 @@ class Training:
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
-        self.scores = scores_of(config, self.algorithm.graph, self.generator, self.publishing)
+        by = self.generator, self.publishing, self.admission, self.problems.verifiers
+        self.scores = scores_of(config, self.algorithm.graph, *by)
         if critic is not None:
             publishing = Publishing(self.workplace, critic, self.tracker, begun.step)
             self.criticism = Criticism(critic, Valuer(config.policy, config.sync.patience), publishing)
