@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from rl.learning.learner import Learner, loss_scale, token_scores
+from rl.learning.learner import Learner, loss_scale
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import Packed
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts

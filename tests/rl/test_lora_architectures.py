@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig
-from rl.learning.learner import token_scores
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import Packed, pack, rows_of
 from rl.loading import load_policy
 from rl.lora_config import LoraConfig

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig, SamplingConfig
-from rl.learning.learner import Learner, token_scores
+from rl.learning.learner import Learner
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import pack, rows_of
 from rl.loading import load_policy
 from rl.lora_config import LoraConfig, OtherBaseError

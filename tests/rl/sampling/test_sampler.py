@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl.config import SamplingConfig
-from rl.learning.learner import token_scores
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import pack, rows_of
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
