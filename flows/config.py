@@ -10,11 +10,11 @@ from infra.cluster.placement import PlacementConfig
 from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.tracking import TrackingConfig
 from infra.weights.version import SyncConfig
+from rl.algorithm_config import AlgorithmConfig
 from rl.config import (
     COLDEST_SERVED,
     OURS,
     TINY,
-    LossConfig,
     PolicyConfig,
     ProblemsConfig,
     SamplingConfig,
@@ -133,7 +133,7 @@ class TrainConfig(ConfigTree):
     """Flow `rlvf`: reinforcement learning with verifiable reward."""
 
     first = (
-        *("problems", "verifier", "policy", "steps", "run", "batch", "sampling", "optimizer", "loss", "staleness"),
+        *("problems", "verifier", "policy", "steps", "run", "batch", "sampling", "optimizer", "algorithm", "staleness"),
         "held_out",
     )
 
@@ -165,7 +165,7 @@ class TrainConfig(ConfigTree):
     batch: BatchConfig = BatchConfig()
     policy: PolicyConfig = PolicyConfig()
     sampling: SamplingConfig = SamplingConfig()
-    loss: LossConfig = LossConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -114,7 +114,8 @@ class Collecting:
 
 def collect(training: Training, step: int) -> Collecting:
     """Start the batch of ``step``: generate in leases, verify as they come in, replace groups without variance."""
-    collection = Collection(step, training.problems, training.config.batch)
+    config, every = training.config.batch, training.trainer.algorithm.algorithm.every_group
+    collection = Collection(step, training.problems, config, every_group=every)
     return Collecting(
         generate.submit(
             training.workplace.dispatch,

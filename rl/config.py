@@ -1,19 +1,13 @@
 """The leaves of the configuration that the learning reads. They stand apart from the code that imports torch, so that a
 command line is parsed, and a mistake in it answered, at once."""
 
-import functools
-import operator
 import re
-from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rl.algorithms import ALGORITHMS, Algorithm
 from rl.lora_config import LoraConfig
 
 TINY = "tiny"  # the policy that is made in code
@@ -115,80 +109,6 @@ class SamplingConfig(BaseModel):
         """`max_tokens`, which is resolved before anything is sampled."""
         assert self.max_tokens is not None
         return self.max_tokens
-
-
-class CommonLossConfig(BaseModel):
-    """What is optimised, whatever the algorithm."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    shorthand: ClassVar[str] = "name"
-
-    name: Literal[tuple(ALGORITHMS)] = Field(  # type: ignore[valid-type]
-        "reinforce", description="; ".join(f"{name}: {of.summary}" for name, of in ALGORITHMS.items())
-    )
-    mask_truncated: bool = Field(
-        False,
-        description="leave completions that were cut at sampling.max_tokens out of the loss: their end is unknown, but "
-        "then nothing teaches them to end",
-    )
-    overlong: int = Field(
-        0,
-        ge=0,
-        description="a reward falls from this many tokens before sampling.max_tokens on, by 1 at the limit (DAPO's "
-        "soft penalty), in groups whose rewards differ without that; 0 for none",
-    )
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm of that name, with its options."""
-        of = ALGORITHMS[self.name]
-        # of what is not given, each algorithm has a default of its own
-        return of(**self.model_dump(include=set(of.model_fields), exclude_defaults=True))
-
-    @model_validator(mode="after")
-    def _within_its_bounds(self) -> Self:
-        try:
-            _ = self.algorithm
-        except ValidationError as error:
-            [first, *_] = error.errors()
-            option = ".".join(map(str, first["loc"]))
-            raise ValueError(
-                f"{option}: {first['input']!r} is not allowed with name {self.name}: {first['msg']}"
-            ) from None
-        return self
-
-
-def _options() -> dict[str, Any]:
-    """The options of all algorithms, as fields of one configuration."""
-    declared: dict[str, dict[str, FieldInfo]] = {}
-    for algorithm, of in ALGORITHMS.items():
-        for name, info in of.model_fields.items():
-            assert name not in CommonLossConfig.model_fields, f"option {name!r} of {algorithm} is one of every loss"
-            declared.setdefault(name, {})[algorithm] = info
-    return {name: _field(by_algorithm) for name, by_algorithm in declared.items()}
-
-
-def _field(declared: Mapping[str, FieldInfo]) -> tuple[Any, Any]:
-    """Type and field of an option, by the algorithms that have it. One that they declare differently is null where it
-    is not given: its default and its bounds are those of the algorithm that is chosen."""
-    first, *others = declared.values()
-    if all(repr(other) == repr(first) for other in others):
-        return first.annotation, first
-    kind = functools.reduce(operator.or_, (info.annotation for info in declared.values()), NoneType)
-    said = [f"{info.description} (null takes {info.default} for {name})" for name, info in declared.items()]
-    return kind, Field(None, description="; ".join(said))
-
-
-if TYPE_CHECKING:
-    LossConfig = CommonLossConfig
-else:
-    LossConfig = create_model(
-        "LossConfig",
-        __base__=CommonLossConfig,
-        __module__=__name__,
-        __doc__="What is optimised, with the options of every algorithm.",
-        **_options(),
-    )
 
 
 class ProblemsConfig(BaseModel):

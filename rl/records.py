@@ -104,6 +104,12 @@ class Rollouts:
         )
 
     @property
+    def inside(self) -> NDArray[np.bool_]:
+        """[P, G, T]: the tokens within each completion's length."""
+        within: NDArray[np.bool_] = np.arange(self.tokens.shape[2]) < self.lengths[..., None]
+        return within
+
+    @property
     def generated_tokens(self) -> int:
         return int(self.lengths.sum())
 
@@ -121,6 +127,7 @@ class Batch:
     )
     values: Annotated[NDArray[np.float32] | None, "PGT", "f"] = None  # of the state before each token
     baseline: Annotated[NDArray[np.float32] | None, "P", "f"] = None  # reward of the greedy completion; NaN: failed
+    penalties: Annotated[NDArray[np.float32] | None, "PGT", "f"] = None  # taken off the reward at each token
 
     def __len__(self) -> int:
         return len(self.rollouts.problems)
@@ -133,6 +140,19 @@ class Batch:
         lowest = np.where(unknown, np.inf, self.rewards).min(axis=1, initial=np.inf)
         differ: NDArray[np.bool_] = highest > lowest
         return differ
+
+    @property
+    def judged(self) -> NDArray[np.bool_]:
+        """[P]: groups with a known reward."""
+        return np.asarray((~np.isnan(self.rewards)).any(axis=1))
+
+    @property
+    def returns(self) -> NDArray[np.float32]:
+        """[P, G] rewards less the penalties of all tokens."""
+        if self.penalties is None:
+            return self.rewards
+        taken = np.where(self.rollouts.inside, self.penalties, 0).sum(axis=2, dtype=np.float32)
+        return np.asarray(self.rewards - taken)
 
     def select(self, groups: Sequence[int]) -> "Batch":
         """The named groups, in the order given."""

@@ -11,6 +11,8 @@ from math import ceil
 from queue import SimpleQueue
 from threading import Condition
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.security.printable import printable
@@ -48,9 +50,11 @@ class Lease:
 class Collection:
     """See the module's docstring. One thread runs :meth:`waves`, another :meth:`arrivals`."""
 
-    def __init__(self, step: int, problems: ProblemSet, config: BatchConfig) -> None:
+    def __init__(self, step: int, problems: ProblemSet, config: BatchConfig, *, every_group: bool = False) -> None:
+        """``every_group``: groups whose rewards are all equal teach something too."""
         self.step = step
         self.config = config
+        self._every_group = every_group
         self.refused = 0  # leases, see RolloutBatch
         self._problems = problems
         self._drawn = 0
@@ -113,15 +117,19 @@ class Collection:
             return self.config.prompts
         if all(judgement.broken for _, judgement in self._judged.values()):
             return 0  # no verifier works: see collected
-        with_signal = int(sum(batch.with_signal.sum() for batch, _ in self._judged.values()))
-        missing = self.config.prompts - with_signal
+        teaching = int(sum(self._teaching(batch).sum() for batch, _ in self._judged.values()))
+        missing = self.config.prompts - teaching
         bound = int(self.config.prompts * self.config.oversample) - self._drawn
         # as many as should give what is missing at the rate seen so far
-        likely = ceil(missing * self._drawn / max(with_signal, 1))
+        likely = ceil(missing * self._drawn / max(teaching, 1))
         return max(0, min(likely, bound))
 
+    def _teaching(self, batch: Batch) -> NDArray[np.bool_]:
+        """[P]: groups that an update learns from."""
+        return batch.judged if self._every_group else batch.with_signal
+
     def collected(self) -> RolloutBatch:
-        """The finished batch: the first groups that vary, in order of admission.
+        """The finished batch: the first groups that teach something, in order of admission.
 
         Raises:
             BrokenVerifierError: every completion failed in its verifier.
@@ -132,6 +140,6 @@ class Collection:
         if judgement.broken:
             why = printable(judgement.errors[0])  # Prefect's own commands print what ends a run as it is
             raise BrokenVerifierError(f"no completion of step {self.step + 1} could be judged: {why}")
-        used = [int(group) for group in everything.with_signal.nonzero()[0][: self.config.prompts]]
+        used = [int(group) for group in self._teaching(everything).nonzero()[0][: self.config.prompts]]
         mixed = len(self._problems.verifiers) > 1
         return RolloutBatch.of(everything, judgement, used, refused=self.refused, mixed=mixed)

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-RLOO = '''
-"""RLOO: the baseline of a completion is the mean of the others (Ahmadian et al., arXiv 2402.14740)."""
+SHRUNK = '''
+"""The mean of the others of its group as baseline, and an option of its own."""
 
 from typing import ClassVar
 
@@ -22,25 +22,25 @@ from rl.algorithms.algorithm import centred
 from rl.algorithms.reinforce import Reinforce
 
 
-class Rloo(Reinforce):
+class Shrunk(Reinforce):
     summary: ClassVar[str] = "A = r - mean(others)"
 
-    shrink: float = Field(1.0, gt=0, le=1, description="rloo: what advantages are multiplied by")
+    shrink: float = Field(1.0, gt=0, le=1, description="what advantages are multiplied by")
 
-    def advantages(self, rewards):
-        samples = rewards.shape[1]
-        return self.shrink * centred(rewards) * samples / (samples - 1)
+    def advantages(self, batch):
+        samples = batch.rewards.shape[1]
+        return self.shrink * centred(batch.returns) * samples / (samples - 1)
 
-    def token_loss(self, logprobs, behaviour, advantage):
-        terms = super().token_loss(logprobs, behaviour, advantage)
-        return type(terms)(terms.value, {**terms.metrics, "advantage_size": advantage.abs()})
+    def token_loss(self, tokens):
+        terms = super().token_loss(tokens)
+        return type(terms)(terms.value, {**terms.metrics, "advantage_size": tokens.advantage.abs()})
 
 
-ALGORITHM = Rloo
+ALGORITHM = Shrunk
 '''
 
-DAPO = '''
-"""DAPO: GRPO with a wider clip."""
+WIDER = '''
+"""GRPO with a wider clip."""
 
 from typing import ClassVar
 
@@ -49,20 +49,20 @@ from pydantic import Field
 from rl.algorithms.grpo import Grpo
 
 
-class Dapo(Grpo):
+class Wider(Grpo):
     summary: ClassVar[str] = "clipped from above at 0.28"
 
-    clip: float = Field(0.28, gt=0, lt=0.5, description="dapo: the ratio's bound")
+    clip: float = Field(0.28, gt=0, lt=0.5, description="the ratio's bound")
 
 
-ALGORITHM = Dapo
+ALGORITHM = Wider
 '''
 
 SHARED_OPTION = """
-from rl.config import LossConfig
-print([LossConfig(name=name).algorithm.clip for name in ("dapo", "grpo", "zapo")])
-print([LossConfig(name=name, clip=0.1).algorithm.clip for name in ("dapo", "grpo", "zapo")])
-print(LossConfig(name="grpo", clip=0.7).algorithm.clip, LossConfig().dual_clip)
+from rl.algorithm_config import AlgorithmSpec
+print([AlgorithmSpec(name=name).algorithm.clip for name in ("awider", "grpo", "wider")])
+print([AlgorithmSpec(name=name, clip=0.1).algorithm.clip for name in ("awider", "grpo", "wider")])
+print(AlgorithmSpec(name="grpo", clip=0.7).algorithm.clip, AlgorithmSpec().dual_clip)
 """
 
 HELLO = '''
@@ -162,20 +162,21 @@ except PathError as error:
 UPDATE = """
 import numpy as np
 import torch
-from rl.config import LossConfig, PolicyConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import PolicyConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.learning.learner import Learner
 from rl.model.policy import Policy
 from rl.records import Batch, Problem, Rollouts
 from rl.model.tiny import build_model, build_tokenizer
 
-loss = LossConfig(name="rloo", shrink=0.5)
+loss = AlgorithmSpec(name="shrunk", shrink=0.5)
 tokenizer = build_tokenizer()
 policy = Policy(build_model(len(tokenizer), 0, 0, 0), tokenizer, torch.device("cpu"), torch.float32)
 tokens = np.arange(8).reshape(4, 2) + 5
 rollouts = Rollouts.padded([Problem("1 + 1", "2", "here")], [[3, 4]], tokens, logprobs=np.full((4, 2), -4.0))
 batch = Batch(rollouts, np.float32([[1, 0, 0, 0]]), (("right",) * 4,))
-learned = Learner(policy, OptimizerConfig(lr=1e-3)).update(batch, loss, 1.0)
+learned = Learner(policy, OptimizerConfig(lr=1e-3)).update(batch, loss, 1.0, 4)
 assert learned.applied
 print("metric", learned.metrics["policy/advantage_size"])
 """
@@ -196,32 +197,32 @@ def ran(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_loss_its_options_and_its_metrics_are_one_file(copy: Path) -> None:
-    (copy / "rl/algorithms/rloo.py").write_text(RLOO)
+    (copy / "rl/algorithms/shrunk.py").write_text(SHRUNK)
     done = ran(copy, "-c", UPDATE)
     # A = 0.5 * 4/3 * (3/4, -1/4, -1/4, -1/4): its mean size is 0.5 * 4/3 * 3/8
     assert done.stdout.startswith("metric "), done.stderr
     assert float(done.stdout.split()[1]) == pytest.approx(0.25)
-    bounded = ran(copy, "-c", RLVF, "train", "--loss", "rloo", "--loss.shrink", "2")
+    bounded = ran(copy, "-c", RLVF, "train", "--algorithm", "shrunk", "--algorithm.shrink", "2")
     assert (bounded.returncode, bounded.stderr.count("\n")) == (2, 1)
-    assert "loss.shrink" in bounded.stderr
-    misspelt = ran(copy, "-c", RLVF, "train", "--loss", "rlo")
+    assert "algorithm.shrink" in bounded.stderr
+    misspelt = ran(copy, "-c", RLVF, "train", "--algorithm", "shrnk")
     assert (misspelt.returncode, misspelt.stderr.count("\n")) == (2, 1)
-    assert "rloo" in misspelt.stderr
+    assert "shrunk" in misspelt.stderr
 
 
 def test_algorithms_whose_options_have_one_name_keep_their_own_defaults_and_bounds(copy: Path) -> None:
-    (copy / "rl/algorithms/dapo.py").write_text(DAPO)
-    (copy / "rl/algorithms/zapo.py").write_text(DAPO)
+    (copy / "rl/algorithms/awider.py").write_text(WIDER)
+    (copy / "rl/algorithms/wider.py").write_text(WIDER)
     done = ran(copy, "-c", SHARED_OPTION)
     assert done.stdout == "[0.28, 0.2, 0.28]\n[0.1, 0.1, 0.1]\n0.7 3.0\n", done.stderr
-    bounded = ran(copy, "-c", RLVF, "train", "--loss", "dapo", "--loss.clip", "0.7")
+    bounded = ran(copy, "-c", RLVF, "train", "--algorithm", "wider", "--algorithm.clip", "0.7")
     assert (bounded.returncode, bounded.stderr) == (
         2,
-        "rlvf: loss: clip: 0.7 is not allowed with name dapo: Input should be less than 0.5\n",
+        "rlvf: algorithm: clip: 0.7 is not allowed with name wider: Input should be less than 0.5\n",
     )
     told = " ".join(ran(copy, "-c", RLVF, "train", "--help", "all").stdout.split())
-    assert "dapo: the ratio's bound (null takes 0.28 for dapo); grpo: the ratio pi/mu" in told
-    assert "(null takes 0.2 for grpo)" in told
+    assert "awider: the ratio's bound (null takes 0.28); grpo: the ratio pi/old" in told
+    assert "(null takes 0.2)" in told
 
 
 def test_a_command_is_one_file(copy: Path) -> None:
@@ -270,7 +271,7 @@ def test_a_figure_of_a_batch_is_one_file(copy: Path) -> None:
     )
     done = ran(
         copy, "-c",
-        UPDATE.split("learned =")[0].replace('name="rloo", shrink=0.5', "")
+        UPDATE.split("learned =")[0].replace('name="shrunk", shrink=0.5', "")
         + "from rl.judging import Judgement; from tasks.rollout_batch import RolloutBatch\n"
         "made = RolloutBatch.of(batch, Judgement(batch.rewards, batch.reasons), [0])\n"
         "print(made.figures()['completion/longest'])",

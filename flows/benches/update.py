@@ -10,8 +10,9 @@ import torch
 
 from flows.benches.apart import apart, peak_bytes, reset_peak, seconds_on, taken_bytes
 from flows.benches.qwen import random_qwen
-from rl.algorithms.algorithm import centred
-from rl.config import LossConfig, PolicyConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.algorithms.algorithm import Tokens, centred
+from rl.config import PolicyConfig
 from rl.learning.learner import Learner
 from rl.learning.packing import pack, rows_of
 from rl.loading import freeze
@@ -75,7 +76,7 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
     """
     torch.set_num_threads(1)
     learner = learner_of(layers, vocabulary, **METHODS[method])
-    learner.update(batch_of(ROW // 16, vocabulary), LossConfig(), 1.0)  # makes the optimizer state
+    learner.update(batch_of(ROW // 16, vocabulary), AlgorithmSpec(), 1.0)  # makes the optimizer state
     for parameter in learner.parameters:
         parameter.grad = torch.zeros_like(parameter)
     batch = batch_of(positions, vocabulary)
@@ -91,7 +92,7 @@ def measure(positions: int, method: str, layers: int, vocabulary: int) -> Update
         if method == "direct":
             update_directly(learner, batch)
         else:
-            learner.update(batch, LossConfig(), 1.0)
+            learner.update(batch, AlgorithmSpec(), 1.0)
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, NoRoomError) and not is_out_of_memory(error):
             raise
@@ -130,7 +131,7 @@ def update_directly(learner: Learner, batch: Batch) -> None:
     advantage = torch.from_numpy(centred(batch.rewards)).to(policy.device)[where]
     behaviour = torch.from_numpy(rollouts.logprobs).to(policy.device)[*where, packed.token_index]
     logprobs = scores.gather(1, packed.targets[:, None]).squeeze(1)
-    value = LossConfig().algorithm.token_loss(logprobs, behaviour, advantage).value.mean()
+    value = AlgorithmSpec().algorithm.token_loss(Tokens(logprobs, behaviour, advantage)).value.mean()
     value.backward()  # type: ignore[no-untyped-call]
     assert entropy.isfinite().all()
     learner.optimizer_step()

@@ -49,7 +49,7 @@ EXAMPLES = """
 rlvf train                                             the tiny policy on arithmetic, made in code
 rlvf train --problems problems.csv --steps 100         your problems: CSV, JSON Lines or Parquet
 rlvf train --problems q.jsonl --verifier my_reward.py:reward   your own reward
-rlvf train --config my.yaml --loss.name grpo           a YAML file, dotted overrides on top
+rlvf train --config my.yaml --algorithm grpo           a YAML file, dotted overrides on top
 rlvf train --policy Qwen/Qwen3-0.6B --policy.lora 16   adapters alone, on a frozen model
 rlvf train --resume 20260101-120000-tiny               go on exactly where that run stopped
 """

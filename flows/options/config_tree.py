@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from flows.options.tree import RENAMED, items_of, section_of
+from flows.options.tree import RENAMED, RENAMED_SECTIONS, items_of, section_of
 
 NULL = {"type": "null", "title": "default"}
 
@@ -30,7 +30,8 @@ class ConfigTree(BaseModel):
         if not isinstance(given, Mapping):
             return given
         whole = {}
-        for name, value in given.items():
+        for given_name, value in given.items():
+            name: Any = given_name if given_name in cls.model_fields else RENAMED_SECTIONS.get(given_name, given_name)
             field = cls.model_fields.get(name)
             section = section_of(field) if field is not None else None
             leaf = getattr(section, "shorthand", None)

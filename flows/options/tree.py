@@ -12,7 +12,9 @@ from pydantic.fields import FieldInfo
 
 from flows.options.plain_yaml import load_yaml
 
-RENAMED = {"batch.refill": "batch.oversample"}  # the names in files and saved runs of older versions
+# the names in files and saved runs of older versions
+RENAMED = {"batch.refill": "batch.oversample"}
+RENAMED_SECTIONS = {"loss": "algorithm"}
 NULL = ("null", "none")  # how a command line writes None
 TYPES = {
     "boolean": ("true or false", "{true,false}"),
@@ -20,6 +22,7 @@ TYPES = {
     "number": ("a number", "NUMBER"),
     "string": ("text", "TEXT"),
     "array": ("a comma-separated list", "A,B"),
+    "object": ("a mapping in YAML, such as {beta: 0.1}", "YAML"),
 }
 BOUNDS = {
     "minimum": "at least {}",
@@ -39,7 +42,7 @@ BOUNDS = {
 class Option:
     """A node of the configuration tree: a leaf, or a section of further options."""
 
-    path: str  # dotted, "loss.name"
+    path: str  # dotted, "policy.model"
     field: FieldInfo
     section: type[BaseModel] | None  # None: a leaf
     schema: Mapping[str, Any]  # of a leaf: its JSON schema, that of None left out
@@ -91,6 +94,11 @@ class Option:
                 return value  # which pydantic refuses
             if not isinstance(given, str):
                 return [given] if isinstance(given, Mapping) else given if given is not None else []
+        if isinstance(value, str) and self.schema.get("type") == "object":
+            try:
+                return load_yaml(value)
+            except yaml.YAMLError:
+                return value  # which pydantic refuses
         if isinstance(value, str) and self.schema.get("type") == "array":
             return [item.strip() for item in value.split(",")] if value.strip() else []
         return value
@@ -145,7 +153,7 @@ def changed_leaves(before: BaseModel, now: BaseModel) -> Iterator[tuple[str, Any
 def flatten(options: Mapping[str, Option], given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of a nested mapping by dotted path; a key may itself be dotted, a section a bare value."""
     for key, value in given.items():
-        path = RENAMED.get(f"{prefix}{key}", f"{prefix}{key}")
+        path = _renamed(f"{prefix}{key}", options)
         option = options.get(path)
         section = option if option is not None and option.section is not None else None
         if isinstance(value, Mapping) and (section or (option is None and value)):
@@ -156,6 +164,13 @@ def flatten(options: Mapping[str, Option], given: Mapping[Any, Any], prefix: str
             yield section.shorthand, value
         else:
             yield path, value
+
+
+def _renamed(path: str, options: Mapping[str, Option]) -> str:
+    """The dotted path by which an option is known now."""
+    section, dot, rest = path.partition(".")
+    now = path if section in options else f"{RENAMED_SECTIONS.get(section, section)}{dot}{rest}"
+    return RENAMED.get(now, now)
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:

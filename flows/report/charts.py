@@ -54,7 +54,11 @@ def drawn(charts: Iterable[Chart]) -> list[Chart]:
 
 def title_of(config: Mapping[str, Any], name: str) -> str:
     """What was trained on what, and how; else the run's name."""
-    parts = (_named(config, "policy", "model"), _named(config, "problems", "path"), _named(config, "loss", "name"))
+    parts = (
+        _named(config, "policy", "model"),
+        _named(config, "problems", "path"),
+        _named(config, "algorithm", "name") or _named(config, "loss", "name"),
+    )
     model, problems, loss = (PurePosixPath(part).name for part in parts)
     return f"{model} on {problems}, {loss}" if model else name
 

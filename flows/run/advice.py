@@ -40,7 +40,7 @@ class Advice:
             return []
         why = "no group has rewards that differ, so there was nothing to learn from"
         if with_signal:
-            why = "every completion that could teach was cut, and loss.mask_truncated leaves those out"
+            why = "every completion that could teach was cut, and algorithm.mask_truncated leaves those out"
         return [f"step {step}: {why}{f' ({self._nothing} such steps)' if self._nothing > 1 else ''}"]
 
     def after(self, figures: Mapping[str, float]) -> list[str]:

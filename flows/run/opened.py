@@ -8,7 +8,9 @@ from typing import Self
 from flows.run.plans import Plan, plans
 from flows.start.runs import Run, without_secrets
 from flows.start.trust import refuse_swapped
+from rl.algorithm_config import AlgorithmSpec
 from rl.verifiers.spec import VerifierSpec
+from tasks.own_algorithm import open_algorithm
 from tasks.problem_set import ProblemSet, open_problems
 
 
@@ -19,6 +21,7 @@ class Opened:
     run: Run
     problems: ProblemSet
     plans: Sequence[Plan]
+    algorithm: AlgorithmSpec
 
     @classmethod
     def of(cls, run: Run) -> Self:
@@ -27,15 +30,18 @@ class Opened:
         Raises:
             ProblemError: files that cannot be read, or are not those that a resumed run was trained on.
             VerifierError: a verifier that does not exist.
+            OwnAlgorithmError: an algorithm that cannot be used.
             NotTrustedError: one of a resumed run is not what was trusted.
         """
         config = run.config
         problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
         if run.resumed:
             run.refuse_other_problems(problems)
-        found = cls(run, problems, plans(config, problems))
+        algorithm = open_algorithm(config.algorithm)
+        found = cls(run, problems, plans(config, problems), algorithm)
         if run.resumed:
-            refuse_swapped(run, found.verifiers.values())
+            refuse_swapped(run, [*found.verifiers.values(), algorithm])
+        _ = algorithm.algorithm  # whose code runs here, now that it is known
         return found
 
     @property

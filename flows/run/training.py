@@ -126,11 +126,11 @@ class Training:
             if not self.run.resumed:
                 self.run.save_problems(self.problems)  # before it exists: no run of this version is without
             else:
-                self._changed = [*self.run.changes(), *edited(self.run.uri, self.problems)]
-            save_sources(self.run.uri, self.problems)
+                self._changed = [*self.run.changes(), *edited(self.run.uri, self.problems, self._opened.algorithm)]
+            save_sources(self.run.uri, self.problems, self._opened.algorithm)
             self.run.save_config()
             if self._progress.opened is None:
-                remember(self.run, self._opened.verifiers.values())
+                remember(self.run, [*self._opened.verifiers.values(), self._opened.algorithm])
                 self._progress.opened = self._opened.on_storage()
             sizes = self.evaluations.held_out_sizes
             books = Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check, sizes)
@@ -168,7 +168,7 @@ class Training:
             source=source,
             policy=config.policy,
             optimizer=config.optimizer,
-            loss=config.loss,
+            algorithm=self._opened.algorithm,
             sampling=config.sampling,
             checkpoint=config.checkpoint,
             sync=config.sync,

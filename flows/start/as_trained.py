@@ -18,6 +18,7 @@ from infra.home import runs_uri
 from infra.runs.checkpoints import BEST, MODEL, is_run
 from infra.security.secrets import masked
 from infra.storage import place
+from rl.algorithm_config import AlgorithmConfig
 from rl.config import AUTO, MADE, OURS, PolicyConfig, ProblemsConfig, SamplingConfig
 from rl.problems.rows import normalized
 from rl.verifiers.spec import judged_by, named
@@ -68,6 +69,7 @@ def asked_evaluation(config: EvalConfig, trust: bool = False, *, ask: bool = Fal
             "problems": now.problems,
             "mix": now.mix,
             "evals": (),
+            "algorithm": AlgorithmConfig(),  # whose code an evaluation does not run
             "cluster": config.cluster,
         }
     )

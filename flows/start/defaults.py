@@ -36,8 +36,8 @@ def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
         lines.append(f"optimizer.lr {rate:g}: {reason}")
         config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": rate})})
     sampling, why = _sampling(config.sampling, config.policy.model, config.sets, config.verifier)
-    if config.loss.overlong > sampling.limit:
-        raise ValueError(f"loss.overlong {config.loss.overlong}: give at most sampling.max_tokens, {sampling.limit}")
+    if (overlong := config.algorithm.overlong or 0) > sampling.limit:
+        raise ValueError(f"algorithm.overlong {overlong}: give at most sampling.max_tokens, {sampling.limit}")
     return config.model_copy(update={"sampling": sampling}), [*lines, *why]
 
 

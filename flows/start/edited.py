@@ -10,6 +10,7 @@ from flows.start.whole_paths import whole_verifier
 from infra.security.secrets import masked
 from infra.storage import place
 from infra.storage.typed import read_typed
+from rl.algorithm_config import AlgorithmSpec
 from tasks.named_set import NamedSet
 from tasks.problem_set import ProblemSet
 from tasks.trained_on import TrainedOn
@@ -17,7 +18,7 @@ from tasks.trained_on import TrainedOn
 VERIFIER = "verifier "
 
 
-def edited(uri: str, problems: ProblemSet) -> list[str]:
+def edited(uri: str, problems: ProblemSet, algorithm: AlgorithmSpec | None = None) -> list[str]:
     """A line for each source that was edited since the run was trained last. Unknown of a run of an older version, and
     of a service.
 
@@ -26,7 +27,11 @@ def edited(uri: str, problems: ProblemSet) -> list[str]:
     """
     kept = read_typed(place.join(uri, SOURCES), dict[str, str], "remove it, and nothing is compared with it") or {}
     was = {_whole(name): digest for name, digest in kept.items()}
-    return [f"{name}: edited since" for name, digest in _digests(problems).items() if was.get(name, digest) != digest]
+    return [
+        f"{name}: edited since"
+        for name, digest in _digests(problems, algorithm).items()
+        if was.get(name, digest) != digest
+    ]
 
 
 def edited_verifiers(uri: str, problems: ProblemSet) -> list[str]:
@@ -47,15 +52,17 @@ def edited_problems(kept: Mapping[str, TrainedOn], trained: Iterable[NamedSet], 
     ]
 
 
-def save_sources(uri: str, problems: ProblemSet) -> None:
+def save_sources(uri: str, problems: ProblemSet, algorithm: AlgorithmSpec) -> None:
     """Save the digests of what the run is trained by from now on."""
-    place.write_text(place.join(uri, SOURCES), json.dumps(_digests(problems), indent=2) + "\n")
+    place.write_text(place.join(uri, SOURCES), json.dumps(_digests(problems, algorithm), indent=2) + "\n")
 
 
-def _digests(problems: ProblemSet) -> dict[str, str]:
+def _digests(problems: ProblemSet, algorithm: AlgorithmSpec | None) -> dict[str, str]:
     """Digests by name: of the verifiers' sources, and of the columns that they are given beside prompt and target, of
     which `Run.refuse_other_problems` refuses others."""
     texts = {_whole(f"{VERIFIER}{masked(spec.name)}"): spec.source for spec in problems.verifiers.values()}
+    if algorithm is not None and algorithm.text:
+        texts[f"algorithm {masked(algorithm.name)}"] = algorithm.text
     for name in problems.files:
         rows = [
             json.dumps([problem.prompt, problem.target, problem.extra], sort_keys=True, default=str)

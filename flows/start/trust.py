@@ -17,13 +17,18 @@ from infra.security.printable import printable
 from infra.storage.kinds import kind_of
 from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
+from rl.algorithm_config import AlgorithmSpec
 from rl.config import MADE, OURS, TINY
 from rl.verifiers.spec import VerifierSpec, is_file
 from tasks.named_set import open_verifier
+from tasks.own_algorithm import open_algorithm
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
 SOURCE = " (sha256 "
 NOWHERE = (*MADE, HELD_OUT)  # problems that are read from no file
+ALGORITHM = "algorithm"  # the setting
+
+Program = VerifierSpec | AlgorithmSpec  # with the text of its file
 
 
 class NotTrustedError(ValueError):
@@ -51,11 +56,15 @@ def trusted(run: Run, trust: bool = False, *, ask: bool = False) -> None:
     known, was = _remembered(run), run.saved or run.config
     now, saved = untrusted_settings(run.config, run.uri), untrusted_settings(was, run.uri)
     brings = {setting: value for setting, value in saved.items() if now.get(setting) == value}
-    names = {value.rpartition(SOURCE)[0] for setting, value in known.items() if setting.split(" ")[0] == "verifier"}
-    opened = []
-    for setting, name in _verifiers(was):
+    names = {
+        value.rpartition(SOURCE)[0]
+        for setting, value in known.items()
+        if setting.split(" ")[0] in ("verifier", ALGORITHM)
+    }
+    opened: list[Program] = []
+    for setting, name in _programs(was):
         if brings.get(setting) == name and name in names:  # to open another is to ask where nobody has said yes to
-            opened.append(open_verifier(name, was.verifier))
+            opened.append(_open(setting, name, was))
             brings[setting] = _told(opened[-1])
     if run.model_named:
         brings.pop("policy.model", None)
@@ -71,26 +80,26 @@ def trusted(run: Run, trust: bool = False, *, ask: bool = False) -> None:
     remember(run, opened)
 
 
-def remember(run: Run, verifiers: Iterable[VerifierSpec] = ()) -> None:
+def remember(run: Run, programs: Iterable[Program] = ()) -> None:
     """This home has seen what the run brings: sources by their digest, of those that were opened as they were then; the
     others are opened now."""
-    brings = untrusted_settings(run.config, run.uri, _all_opened(run.config, verifiers))
+    brings = untrusted_settings(run.config, run.uri, _all_opened(run.config, programs))
     record = {"run": run.uri, "brings": {**_remembered(run), **brings}}
     disk.write_file(_record(run), json.dumps(record).encode(), 0o600)
 
 
-def refuse_swapped(run: Run, verifiers: Iterable[VerifierSpec]) -> None:
-    """Raise NotTrustedError where one of the verifiers of a run that is `trusted`, as they were opened since, is not
+def refuse_swapped(run: Run, programs: Iterable[Program]) -> None:
+    """Raise NotTrustedError where one of the programs of a run that is `trusted`, as they were opened since, is not
     what it was then."""
     if _is_ours(run):
         return
-    known, opened = _remembered(run), _all_opened(run.config, verifiers)
+    known, opened = _remembered(run), _all_opened(run.config, programs)
     for setting, value in untrusted_settings(run.config, run.uri, opened).items():
         if known.get(setting, value) != value:
             raise NotTrustedError(printable(f"{run.uri}: its {setting} was replaced while it was opened: now {value}"))
 
 
-def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[VerifierSpec] = ()) -> dict[str, str]:
+def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[Program] = ()) -> dict[str, str]:
     """What the configuration of the run at ``uri`` chooses that its owner would not have others choose, by setting:
     code that is run, and how it is confined, addresses that are told of the run, and what is read into it, with the
     rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets and models that
@@ -98,7 +107,7 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[VerifierS
     they are data, whoever edits them."""
     found = {}
     there = {each.name: each for each in opened}
-    for setting, name in _verifiers(config):
+    for setting, name in _programs(config):
         if is_file(name):
             found[setting] = _told(there[name]) if name in there else name
         elif name.startswith(("http://", "https://")):
@@ -129,25 +138,30 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[VerifierS
     return found
 
 
-def _verifiers(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """(setting, name) of every verifier."""
+def _programs(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """(setting, name) of the algorithm and of every verifier."""
+    yield ALGORITHM, config.algorithm.name
     yield "verifier", config.verifier.name
     for each in (*config.sets, *config.evals):
         if each.verifier:
             yield f"verifier {each.verifier} of {each.path}", each.verifier  # by both, as a path may be there twice
 
 
-def _told(opened: VerifierSpec) -> str:
-    """A verifier by its content."""
+def _open(setting: str, name: str, config: TrainConfig) -> Program:
+    return open_algorithm(config.algorithm) if setting == ALGORITHM else open_verifier(name, config.verifier)
+
+
+def _told(opened: Program) -> str:
+    """A program by its content."""
     return f"{opened.name}{SOURCE}{hashlib.sha256(opened.text.encode()).hexdigest()})"
 
 
-def _all_opened(config: TrainConfig, opened: Iterable[VerifierSpec]) -> list[VerifierSpec]:
+def _all_opened(config: TrainConfig, opened: Iterable[Program]) -> list[Program]:
     """These, and those of the configuration that are not among them."""
     there = {each.name: each for each in opened}
-    for _, name in _verifiers(config):
+    for setting, name in _programs(config):
         if is_file(name) and name not in there:
-            there[name] = open_verifier(name, config.verifier)
+            there[name] = _open(setting, name, config)
     return list(there.values())
 
 

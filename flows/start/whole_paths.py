@@ -19,6 +19,7 @@ def with_whole_paths(config: TrainConfig) -> TrainConfig:
         "mix": tuple(map(_whole_set, config.mix)),
         "evals": tuple(map(_whole_set, config.evals)),
         "verifier": config.verifier.model_copy(update={"name": whole_verifier(config.verifier.name)}),
+        "algorithm": config.algorithm.model_copy(update={"name": whole_verifier(config.algorithm.name)}),
     }
     return config.model_copy(update={name: of for name, of in whole.items() if of != getattr(config, name)})
 

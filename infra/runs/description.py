@@ -20,7 +20,7 @@ First [`reward/mean` (of each step) and `eval/reward` (held-out problems)]({char
 
 def description(params: Mapping[str, str], experiment_id: str, run_id: str) -> str | None:
     """Markdown; None if it is no training run."""
-    named = [params.get(name) for name in ("policy.model", "problems.path", "loss.name")]
+    named = [params.get(name) for name in ("policy.model", "problems.path", "algorithm.name")]
     # no Markdown of a file's name
     model, problems, loss = (re.sub(r"[^\w.:/ -]", "_", name or "") for name in named)
     if not model:

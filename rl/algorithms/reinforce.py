@@ -1,15 +1,12 @@
-"""REINFORCE with the mean of the group as its baseline."""
+"""REINFORCE with the mean of the group as its baseline (Williams 1992, with the baseline of Peralta)."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from rl.algorithms.algorithm import Algorithm, TokenLoss, centred
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from rl.algorithms.algorithm import Algorithm, Floats, TokenLoss, Tokens, centred
+from rl.algorithms.ratios import weighted
+from rl.records import Batch
 
 
 class Reinforce(Algorithm):
@@ -17,27 +14,16 @@ class Reinforce(Algorithm):
 
     summary: ClassVar[str] = "A = r - mean(group)"
 
-    ratio_cap: float = Field(
-        2.0, gt=0, description="reinforce: weight pi/mu of a token from an older version is cut at this"
-    )
+    ratio_cap: float = Field(2.0, gt=0, description="weight pi/mu of a token from an older version is cut at this")
 
-    def advantages(self, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
+    def advantages(self, batch: Batch) -> Floats:
         """A = r - mean(group), the group-mean baseline."""
-        return centred(rewards)
+        return centred(batch.returns)
 
-    def token_weights(self, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Every token alike."""
-        return np.full(lengths.shape, 1.0 / lengths.sum(), dtype=np.float32)
-
-    def token_loss(self, logprobs: "Tensor", behaviour: "Tensor", advantage: "Tensor") -> TokenLoss:
-        """-A * sg(min(rho, cap)) * log pi, per token [N].
-
-        rho is 1 when the batch is on-policy; for tokens of an older version it is the importance weight, truncated as
-        in TIS (min(rho, 2)), and no gradient passes through it.
-        """
-        ratio = (logprobs.detach() - behaviour).exp()
-        weight = ratio.clamp(max=self.ratio_cap)
-        return TokenLoss(-advantage * weight * logprobs, {"clip_fraction": ratio > self.ratio_cap})
+    def token_loss(self, tokens: Tokens) -> TokenLoss:
+        """-A * sg(min(rho, cap)) * log pi: rho is 1 when the batch is on-policy; for tokens of an older version it is
+        the importance weight, truncated as in TIS (min(rho, 2))."""
+        return weighted(tokens, self.ratio_cap)
 
 
 ALGORITHM = Reinforce

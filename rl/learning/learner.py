@@ -1,34 +1,24 @@
-"""The learner: a policy with its optimizer. One update is one batch, applied whole or not at all.
-
-Legend: P groups, G completions per group, N completion tokens.
-"""
+"""The learner: a policy with its optimizer. One update is one batch, applied whole or not at all."""
 
 import json
 import math
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rl.algorithms import Algorithm
-from rl.config import LossConfig
+from rl.algorithm_config import AlgorithmSpec
 from rl.learning.optimizers import build_optimizers, restore_state, state_bytes, state_tensors
-from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation, Passes
 from rl.learning.shaping import shaped
-from rl.model.blocks import in_blocks
-from rl.model.head import hidden_states
-from rl.model.in_place import embedding_in_place
-from rl.model.memory import checkpointed, room_for
+from rl.learning.update import OptimizerStep, Update, adapted, divided, mean_of
+from rl.model.memory import room_for
 from rl.model.policy import Policy, read_weights, save_policy
-from rl.model.scores import Loss, target_scores
 from rl.optimizer_config import OptimizerConfig
-from rl.records import Batch, Learned, Rollouts
+from rl.records import Batch, Learned
 
 
 @dataclass(frozen=True)
@@ -39,6 +29,7 @@ class _State:
     applied: int  # optimizer steps
     refusals: int
     learned: Learned | None
+    kl_coefficient: float | None = None
     passes: Passes | None = None  # by which it updates
     given: tuple[int | str | None, ...] | None = None  # the options of passes then, and the kind of device
 
@@ -56,41 +47,6 @@ def loss_scale(dtype: torch.dtype, tokens: int) -> float:
     return 2.0 ** max(0, tokens.bit_length() - 5) if dtype == torch.float16 else 1.0
 
 
-def token_scores(
-    policy: Policy, packed: Packed, temperature: float, loss: Loss | None = None, *, checkpointing: bool = False
-) -> tuple[Tensor, Tensor]:
-    """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies, both detached.
-
-    With ``loss``, its gradient is added to that of the policy's parameters; see `checkpointed` for ``checkpointing``.
-    """
-    with in_blocks(policy.model, packed.mask):
-        with policy.autocast():
-            layers = checkpointed(policy.model) if checkpointing else nullcontext()
-            with torch.set_grad_enabled(loss is not None), embedding_in_place(policy.model), layers:
-                states = hidden_states(
-                    policy.model,
-                    mask=packed.mask,
-                    input_ids=packed.tokens,
-                    position_ids=packed.positions,
-                    use_cache=False,
-                )
-                hidden = states[packed.rows, packed.logit_positions]
-            found = target_scores(policy.model, hidden.detach(), packed.targets, temperature, loss)
-        logprobs, entropy, gradient = found
-        if gradient is not None and hidden.requires_grad:
-            hidden.backward(gradient)  # type: ignore[no-untyped-call]
-    return logprobs, entropy
-
-
-def token_loss(algorithm: Algorithm, behaviour: Tensor, advantage: Tensor, weight: Tensor) -> Loss:
-    """The loss of an algorithm from the log-probs of some of N tokens, of each of which the [N] tensors tell."""
-
-    def loss(logprobs: Tensor, part: slice) -> Tensor:
-        return (weight[part] * algorithm.token_loss(logprobs, behaviour[part], advantage[part]).value).sum()
-
-    return loss
-
-
 class Learner:
     """A policy being trained. ``step`` is the version that it holds: how many updates have been made."""
 
@@ -101,6 +57,7 @@ class Learner:
         self.optimizer_steps = 0  # that changed the weights
         self.refusals = 0  # non-finite updates in a row
         self.learned: Learned | None = None
+        self.kl_coefficient: float | None = None  # as it was adapted so far
         self.decay = 1.0  # share of the learning rate that the next update takes: see rl.learning.schedules
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizers = build_optimizers(policy, config)
@@ -134,32 +91,74 @@ class Learner:
         self.policy.model.zero_grad(set_to_none=True)
         return norm
 
-    def update(self, batch: Batch, loss: LossConfig, temperature: float, max_tokens: int = 0) -> Learned:
-        """One policy-gradient step on the batch's groups that vary; the version advances whatever happens.
+    def update(self, batch: Batch, config: AlgorithmSpec, temperature: float, max_tokens: int = 0) -> Learned:
+        """One step of the algorithm on the batch's groups that teach something: an optimizer step, or several of parts
+        of it; the version advances whatever happens.
 
-        A non-finite loss or gradient is refused: weights and optimizer stay, ``Learned.refused`` says why.
-        ``max_tokens`` is where completions were cut; only ``loss.overlong`` needs it.
+        A non-finite loss or gradient is refused, and what was left of the batch with it: weights and optimizer stay as
+        they were before that optimizer step, ``Learned.refused`` says why. ``max_tokens`` is where completions were
+        cut; only an algorithm that reads it needs it.
         """
-        batch = shaped(batch, loss, max_tokens)
-        used = [int(group) for group in batch.with_signal.nonzero()[0] if batch.rollouts.lengths[group].any()]
-        nothing = Learned(self.step + 1, applied=False)
-        learned = self._apply(batch, used, loss.algorithm, temperature) if used else nothing
+        if self.kl_coefficient is None:
+            self.kl_coefficient = config.kl.coefficient
+        batch = shaped(batch, config, max_tokens, self.kl_coefficient)
+        teaching = batch.judged if config.algorithm.every_group else batch.with_signal
+        used = [int(group) for group in teaching.nonzero()[0] if batch.rollouts.lengths[group].any()]
+        learned = Learned(self.step + 1, applied=False)
+        if used:
+            update = Update(
+                self.policy,
+                self.accumulation,
+                batch,
+                config,
+                step=self.step,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                coefficient=self.kl_coefficient,
+                standing=self.standing,
+            )
+            learned = self._learn(update, used)
         self.refusals = self.refusals + 1 if learned.refused else 0
         self.step += 1
         metrics = {"groups/used": len(used), **learned.metrics}
         self.learned = replace(learned, refusals=self.refusals, groups=len(used), metrics=metrics)
         return self.learned
 
-    def _apply(self, batch: Batch, used: list[int], algorithm: Algorithm, temperature: float) -> Learned:
-        rollouts = batch.rollouts
-        advantage = torch.zeros(batch.rewards.shape)
-        weight = torch.zeros(batch.rewards.shape)
-        advantage[used] = torch.from_numpy(algorithm.advantages(batch.rewards[used]))
-        weight[used] = torch.from_numpy(algorithm.token_weights(rollouts.lengths[used]))
-        count = int(rollouts.lengths[used].sum())
+    def _learn(self, update: Update, used: list[int]) -> Learned:
+        config, rollouts = update.config, update.batch.rollouts
+        update.prepare(used)
+        parts = [part for epoch in range(config.epochs) for part in divided(used, config.minibatches, self.step, epoch)]
+        steps: list[OptimizerStep] = []
+        for index, part in enumerate(parts):
+            steps.append(self._optimize(update, part, index / len(parts)))
+            if steps[-1].refused:
+                break
+        ages = (self.step - rollouts.versions)[used][rollouts.inside[used]]
+        metrics = {
+            **mean_of(steps),
+            "staleness/mean": float(ages.mean()),  # versions between sampling and training, over tokens
+            "staleness/max": float(ages.max()),
+        }
+        if config.kl.coefficient:
+            metrics["loss/kl_reference"] = apart = metrics.pop("policy/kl_reference")
+            assert self.kl_coefficient is not None
+            metrics["loss/kl_coefficient"] = self.kl_coefficient  # by which this was learned
+            self.kl_coefficient = adapted(self.kl_coefficient, config.kl, apart)
+        return Learned(
+            self.step + 1,
+            applied=not steps[0].refused,
+            refused=steps[-1].refused and f"the {steps[-1].refused} of update {self.step + 1} is not finite",
+            said="; ".join(dict.fromkeys(step.said for step in steps if step.said)),
+            metrics=metrics,
+        )
+
+    def _optimize(self, update: Update, part: list[int], progress: float) -> OptimizerStep:
+        """One optimizer step on these groups, after ``progress`` of those of the batch."""
+        objective = update.objective(part, progress)
+        count = int(update.batch.rollouts.lengths[part].sum())
         scale = loss_scale(self.policy.dtype, count)
         while True:
-            sums, said = self._backward(rollouts, used, advantage, weight, algorithm, temperature, scale)
+            sums, said = update.backward(objective, part, scale)
             total = sums.pop("loss")
             # what is not finite anywhere in the loss is not finite in the norm, which `optimizer_step` refuses
             norm = self.optimizer_step(loss_scale=scale) if math.isfinite(total) else math.nan
@@ -167,54 +166,8 @@ class Learner:
             if math.isfinite(norm) or not math.isfinite(total) or scale == 1:
                 break
             scale = max(1.0, scale / 16)  # the scaled gradient may be what overflowed
-        applied = math.isfinite(norm)
-        what = "loss" if not math.isfinite(total) else "gradient"
-        there = np.arange(rollouts.tokens.shape[2]) < rollouts.lengths[used][..., None]
-        ages = self.step - rollouts.versions[used][there]
-        return Learned(
-            self.step + 1,
-            applied=applied,
-            refused="" if applied else f"the {what} of update {self.step + 1} is not finite",
-            said=said,
-            metrics={
-                "loss/policy": total,
-                "policy/grad_norm": norm,  # before clipping
-                "staleness/mean": float(ages.mean()),  # versions between sampling and training, over tokens
-                "staleness/max": float(ages.max()),
-                **{f"policy/{name}": of / count for name, of in sums.items()},
-            },
-        )
-
-    def _backward(
-        self,
-        rollouts: Rollouts,
-        used: list[int],
-        advantage: Tensor,  # [P, G]
-        weight: Tensor,  # [P, G]
-        algorithm: Algorithm,
-        temperature: float,
-        scale: float,
-    ) -> tuple[dict[str, float], str]:
-        """Add ``scale`` times the loss's gradient to the parameters'. Returns the loss and each metric, as sums over
-        tokens, and what is to be said of memory."""
-        device = self.policy.device
-        advantage, weight = advantage.to(device), weight.to(device)
-        behaviour = torch.from_numpy(rollouts.logprobs).to(device)
-
-        def add(packed: Packed, checkpointing: bool) -> dict[str, float]:
-            mu = behaviour[packed.group, packed.sample, packed.token_index]
-            towards, share = (of[packed.group, packed.sample] for of in (advantage, weight))
-            loss = token_loss(algorithm, mu, towards, share * scale)
-            logprobs, entropy = token_scores(self.policy, packed, temperature, loss, checkpointing=checkpointing)
-            with torch.no_grad():
-                terms = algorithm.token_loss(logprobs, mu, towards)
-                gap = logprobs - mu
-                # mismatch_kl: KL(mu || pi) on the sampled tokens before the update, k3 estimate, nats
-                seen = {"entropy": entropy, "mismatch_kl": gap.exp() - gap - 1, **terms.metrics}
-                added = torch.stack([(share * terms.value).sum(), *(of.sum().float() for of in seen.values())])
-            return dict(zip(("loss", *seen), added.tolist(), strict=True))
-
-        return self.accumulation.add(rollouts, used, add, self.standing)
+        refused = "" if math.isfinite(norm) else "gradient" if math.isfinite(total) else "loss"
+        return OptimizerStep(total, norm, sums, count, refused, said)
 
     # -- what survives the process
 
@@ -239,7 +192,13 @@ class Learner:
                 tensors[f"{index}.{name}"] = value
         save_file(tensors, folder / "optimizer.safetensors")
         state = _State(
-            self.step, self.optimizer_steps, self.refusals, self.learned, self.accumulation.passes, self._given
+            self.step,
+            self.optimizer_steps,
+            self.refusals,
+            self.learned,
+            self.kl_coefficient,
+            self.accumulation.passes,
+            self._given,
         )
         (folder / "learner.json").write_text(json.dumps(asdict(state)))
 
@@ -256,5 +215,5 @@ class Learner:
             restore_state(self.optimizer_of(parameter), parameter, name, value)
         state = _STATE.validate_json((folder / "learner.json").read_bytes())
         self.step, self.optimizer_steps = state.step, state.applied
-        self.refusals, self.learned = state.refusals, state.learned
+        self.refusals, self.learned, self.kl_coefficient = state.refusals, state.learned, state.kl_coefficient
         self.accumulation.passes = state.passes if state.given == self._given else None

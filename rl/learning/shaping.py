@@ -6,22 +6,35 @@ Legend: P groups, G completions per group.
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from rl.config import LossConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.learning.objective import divergence
 from rl.records import Batch
 
 
-def shaped(batch: Batch, config: LossConfig, max_tokens: int) -> Batch:
-    """The batch with the penalty on long completions in its rewards, and without the tokens of completions that have no
+def shaped(batch: Batch, config: AlgorithmSpec, max_tokens: int, coefficient: float = 0.0) -> Batch:
+    """The batch with the penalty on long completions in its rewards, with that on the divergence from the reference
+    where it is taken off the reward, by this ``coefficient``, and without the tokens of completions that have no
     verdict or, with ``mask_truncated``, were cut at ``max_tokens``; the rewards of these still count in the mean of
     their group."""
     of, rewards = batch.rollouts, batch.rewards
-    if config.overlong:
-        rewards = rewards + overlong_penalty(of.lengths, max_tokens, config.overlong)
+    if buffer := config.buffer(max_tokens):
+        rewards = rewards + overlong_penalty(of.lengths, max_tokens, buffer)
     learned_from = ~np.isnan(rewards) & (of.ended | (not config.mask_truncated))
     lengths = np.where(learned_from, of.lengths, 0).astype(np.int32)
-    return replace(batch, rewards=rewards, rollouts=replace(of, lengths=lengths))
+    penalties = kl_penalty(batch, config.kl.estimator, coefficient) if config.kl.in_reward else batch.penalties
+    return replace(batch, rewards=rewards, penalties=penalties, rollouts=replace(of, lengths=lengths))
+
+
+def kl_penalty(batch: Batch, estimator: str, coefficient: float) -> NDArray[np.float32]:
+    """[P, G, T] to take off the reward of each token: the divergence of the behaviour policy from the reference times
+    the coefficient (InstructGPT, arXiv 2203.02155, equation 2); 0 beyond a completion's length."""
+    assert batch.reference_logprobs is not None
+    mu, reference = (torch.from_numpy(of) for of in (batch.rollouts.logprobs, batch.reference_logprobs))
+    found = coefficient * divergence(mu, reference, estimator).numpy()
+    return np.where(batch.rollouts.inside, found, 0).astype(np.float32)
 
 
 def overlong_penalty(lengths: NDArray[np.int32], max_tokens: int, buffer: int) -> NDArray[np.float32]:

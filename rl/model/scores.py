@@ -33,16 +33,18 @@ def target_scores(
     temperature: float,
     loss: Loss | None = None,
     chunk: int | None = None,
+    entropy_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """[N] log-probs of the tokens ``targets`` [N] at ``temperature``, and [N] entropies, from the hidden states [N, H]
     that predict them; in float32, in float64 of a model in float64.
 
     With ``loss``, its gradient is added to that of the head's parameters, and its gradient with respect to the hidden
-    states [N, H] is the third that is returned. ``chunk`` tokens are taken at a time, by default :data:`CHUNK` logits
+    states [N, H] is the third that is returned; with ``entropy_weights`` [N] as well, of the loss less the sum of these
+    times the entropies. ``chunk`` tokens are taken at a time, by default :data:`CHUNK` logits
     at most.
 
     With z the logits and logp_n = z_n[target_n] - log sum_v exp(z_nv): d logp_n / d z_nv = 1[v = target_n] -
-    softmax(z_n)_v.
+    softmax(z_n)_v. With p its softmax and H its entropy, d H_n / d z_nv = -p_v (log p_v + H).
     """
     module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     head = _Matrix(module, hidden) if type(module) is nn.Linear else _Module(module)
@@ -62,10 +64,14 @@ def target_scores(
             few -= few.logsumexp(-1, keepdim=True)
         logprobs[part] = scores.gather(1, target).squeeze(1)
         chances = scores.exp()
-        entropy[part] = -scores.mul_(chances).sum(-1)
+        entropy[part] = -scores.mul_(chances).sum(-1)  # scores: p log p from here on
         if loss is not None and gradient is not None:
             upstream = _gradient_of_loss(loss, logprobs[part], part)[:, None]
+            if entropy_weights is not None:
+                scores.addcmul_(chances, entropy[part, None]).mul_(entropy_weights[part, None])
             share = chances.mul_(-upstream).scatter_add_(1, target, upstream)
+            if entropy_weights is not None:
+                share += scores
             if logits is not output:
                 (share,) = torch.autograd.grad(logits, output, share)
             gradient[part] = head.backward(share)

@@ -23,7 +23,8 @@ from infra.storage.fence import Fence
 from infra.storage.manifest import NotThere
 from infra.storage.retry_policy import RetryPolicy
 from infra.weights.version import Published, SyncConfig
-from rl.config import TINY, LossConfig, PolicyConfig, SamplingConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import TINY, PolicyConfig, SamplingConfig
 from rl.learning.schedules import decayed
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Learned
@@ -66,7 +67,7 @@ class Trainer:
     source: str  # where version 0 comes from: a hub id, a folder, or the URI of a stored one
     policy: PolicyConfig
     optimizer: OptimizerConfig
-    loss: LossConfig
+    algorithm: AlgorithmSpec
     sampling: SamplingConfig  # of the generators
     checkpoint: CheckpointConfig
     sync: SyncConfig
@@ -112,7 +113,7 @@ class Trainer:
                 return learner.learned
             try:
                 learner.decay = decayed(self.optimizer.decay, step, self.steps)
-                learned = learner.update(batch, self.loss, self.sampling.temperature, self.sampling.limit)
+                learned = learner.update(batch, self.algorithm, self.sampling.temperature, self.sampling.limit)
                 learner.learned = learned = replace(learned, seconds=time.perf_counter() - started)
                 if learner.step % self.checkpoint.every == 0:
                     self._save(learner, figures)

@@ -18,7 +18,8 @@ from flows.benches.qwen import LAYERS, VOCABULARY, random_qwen
 from flows.benches.update import random_batch
 from flows.start.defaults import ADAPTERS, RATE
 from infra.weights.difference import DIFFERENCE, write_difference
-from rl.config import LossConfig, PolicyConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import PolicyConfig
 from rl.learning.learner import Learner
 from rl.loading import load_policy
 from rl.lora_config import LoraConfig
@@ -54,7 +55,7 @@ def train(folder: str, dtype: str, groups: int, samples: int, tokens: int, updat
     published = [sum(value.nbytes for value in before.values())]
     began = time.perf_counter()
     for _ in range(updates):
-        assert learner.update(batch, LossConfig(), 1.0).applied
+        assert learner.update(batch, AlgorithmSpec(), 1.0).applied
         after = as_published(policy.weights(), dtype, policy)
         path = Path(folder, DIFFERENCE)
         write_difference(path, after, before)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rl.config import LossConfig
-from rl.learning.learner import Learner, token_scores
+from rl.algorithm_config import AlgorithmSpec
+from rl.learning.learner import Learner
 from rl.learning.packing import Packed, pack, rows_of
+from rl.learning.scoring import token_scores
 from rl.model.blocks import refusal
 from rl.model.head import head_logits, hidden_states
 from rl.model.policy import Policy
@@ -78,6 +79,6 @@ def test_the_gradient_of_the_learner_is_that_of_autograd(
             assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-6, name
         assert not any(found[name].any() for name in found.keys() - expected.keys())
     batch = judged(rollouts, [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
-    learned = Learner(policy, OptimizerConfig(lr=1e-3)).update(batch, LossConfig(), 1.0)
+    learned = Learner(policy, OptimizerConfig(lr=1e-3)).update(batch, AlgorithmSpec(), 1.0)
     assert learned.applied
     assert learned.metrics["policy/grad_norm"] > 0

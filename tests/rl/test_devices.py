@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from infra.cluster import settings
-from rl.config import LossConfig, SamplingConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import SamplingConfig
 from rl.learning.learner import Learner
 from rl.model import memory, processor
 from rl.model.memory import DEVICE_PROCESSES, NoRoomError, reserve, spare_bytes, yield_memory
@@ -118,7 +119,7 @@ def test_sampling_and_learning_make_no_float64_on_the_device(
         rollouts = sample(policy, 0, problems, config, samples=4, seed=0, step=0, groups=range(3))
         batch = judged(rollouts, [[1, 0, 0, 1]] * 3)
         learner = Learner(policy, OptimizerConfig(name=optimizer, lr=1e-3, warmup_steps=0))
-        learned = learner.update(batch, LossConfig(name=loss, overlong=2, mask_truncated=True), 1.0, 8)
+        learned = learner.update(batch, AlgorithmSpec(name=loss, overlong=2, mask_truncated=True), 1.0, 8)
     assert learned.applied
     moments = [kept for one in learner.optimizers for of in one.state.values() for kept in of.values() if kept.ndim]
     assert moments

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.reinforce import Reinforce
-from rl.config import LossConfig, PolicyConfig
+from rl.config import PolicyConfig
 from rl.learning import learner as learner_module
+from rl.learning import update as update_module
 from rl.learning.learner import Learner, loss_scale
 from rl.learning.packing import Packed
 from rl.loading import load_policy
@@ -40,7 +42,7 @@ from tests.rl.updates import (
 def test_the_gradient_is_that_of_a_loop_over_unpadded_sequences_in_float64(
     name: str,
     unjudged: list[tuple[int, int]],
-    loss: LossConfig,
+    loss: AlgorithmSpec,
     temperature: float,
     make_policy: Make,
     drawn: Callable[..., Batch],
@@ -90,7 +92,7 @@ def test_the_gradient_is_that_of_a_loop_over_unpadded_sequences_in_float64(
 
 @pytest.mark.parametrize("loss", [REINFORCE, GRPO], ids=["reinforce", "grpo"])
 def test_groups_without_variance_contribute_nothing(
-    loss: LossConfig, make_policy: Make, drawn: Callable[..., Batch]
+    loss: AlgorithmSpec, make_policy: Make, drawn: Callable[..., Batch]
 ) -> None:
     batch = drawn(make_policy(eager=4.0))
     whole, part = Learner(make_policy(eager=4.0), PLAIN), Learner(make_policy(eager=4.0), PLAIN)
@@ -111,13 +113,13 @@ def test_the_split_into_passes_and_rows_does_not_change_the_gradient(
     split = Learner(make_policy(eager=4.0), PLAIN.model_copy(update={"microbatch_tokens": positions}))
     monkeypatch.setattr(split.accumulation, "_balance", balance)
     shapes: list[torch.Size] = []
-    scores = learner_module.token_scores
+    scores = update_module.token_scores
 
     def watched(policy: Policy, packed: Packed, *of: Any, **more: Any) -> tuple[Tensor, Tensor]:
         shapes.append(packed.tokens.shape)
         return scores(policy, packed, *of, **more)
 
-    monkeypatch.setattr(learner_module, "token_scores", watched)
+    monkeypatch.setattr(update_module, "token_scores", watched)
     expected = gradient_of(whole, batch)
     together = shapes.copy()
     found = gradient_of(split, batch)
@@ -147,7 +149,7 @@ def test_masked_completions_give_no_gradient_and_still_count_in_the_baseline(
         total = total - (float(batch.rewards[p, g] - batch.rewards[p].mean()) * pi).sum() / tokens
     total.backward()
     learner = Learner(policy, PLAIN)
-    found = gradient_of(learner, batch, LossConfig(mask_truncated=True))
+    found = gradient_of(learner, batch, AlgorithmSpec(mask_truncated=True))
     for one, other in zip(found, reference.parameters(), strict=True):
         assert other.grad is not None
         torch.testing.assert_close(one.double(), other.grad, atol=1e-5, rtol=1e-4)
@@ -157,10 +159,10 @@ def test_a_batch_of_masked_completions_has_nothing_to_teach(make_policy: Make, d
     policy = make_policy(eager=4.0)
     batch = drawn(policy)
     cut = replace(batch, rollouts=replace(batch.rollouts, ended=np.zeros_like(batch.rollouts.ended)))
-    learned = Learner(policy, PLAIN).update(cut, LossConfig(mask_truncated=True), 1.0)
+    learned = Learner(policy, PLAIN).update(cut, AlgorithmSpec(mask_truncated=True), 1.0)
     assert (learned.applied, learned.refused) == (False, "")
     assert learned.metrics == {"groups/used": 0}
-    assert Learner(policy, PLAIN).update(batch, LossConfig(), 1.0).metrics["groups/used"] == batch.with_signal.sum()
+    assert Learner(policy, PLAIN).update(batch, AlgorithmSpec(), 1.0).metrics["groups/used"] == batch.with_signal.sum()
 
 
 def test_long_completions_are_worth_less_with_the_overlong_penalty(
@@ -172,10 +174,7 @@ def test_long_completions_are_worth_less_with_the_overlong_penalty(
     assert (penalty < 0).any()
     assert (penalty == 0).any()
     by_hand = gradient_of(Learner(make_policy(eager=4.0), PLAIN), replace(batch, rewards=batch.rewards + penalty))
-    learner = Learner(policy, PLAIN)
-    update = learner.update
-    learner.update = lambda batch, loss, temperature: update(batch, loss, temperature, 8)  # type: ignore[method-assign]
-    found = gradient_of(learner, batch, LossConfig(overlong=4))
+    found = gradient_of(Learner(policy, PLAIN), batch, AlgorithmSpec(overlong=4), max_tokens=8)
     assert all(torch.equal(one, other) for one, other in zip(found, by_hand, strict=True))
 
 
@@ -201,7 +200,7 @@ def test_a_float16_gradient_of_a_large_batch_is_that_of_float64(
     expected = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
 
     # every token weighs as little as in a batch of so many
-    monkeypatch.setattr(Reinforce, "token_weights", lambda _, of: np.full(of.shape, 1 / tokens, dtype=np.float32))
+    monkeypatch.setattr(Reinforce, "token_weights", lambda _, of, __: np.full(of.shape, 1 / tokens, dtype=np.float32))
     errors = []
     for scale in (1.0, loss_scale(torch.float16, tokens)):
         monkeypatch.setattr(learner_module, "loss_scale", lambda *_, scale=scale: scale)

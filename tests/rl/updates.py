@@ -2,23 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rl.config import LossConfig
+from rl.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
 from rl.model.policy import Policy
 from rl.optimizer_config import OptimizerConfig
-from rl.records import Batch
+from rl.records import Batch, Problem, Rollouts
 
 Make = Callable[..., Policy]
 Judged = Callable[..., Batch]
 State = dict[str, Tensor]
+MAX_TOKENS = 64  # at which completions were cut
 
-REINFORCE = LossConfig(name="reinforce")
-GRPO = LossConfig(name="grpo")
+REINFORCE = AlgorithmSpec(name="reinforce")
+GRPO = AlgorithmSpec(name="grpo")
 PLAIN = OptimizerConfig(lr=1e-3, warmup_steps=0)
 REWARDS = [[1, 0, 0, 1], [1, 1, 1, 1], [0, 1, 0.5, 0]]  # the group in the middle does not vary
 UNJUDGED = [(0, 3), (2, 0), (2, 2)]  # two with a verdict are left of the last group
@@ -42,7 +45,13 @@ def identical(one: State, other: State) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def gradient_of(learner: Learner, batch: Batch, loss: LossConfig = REINFORCE, temperature: float = 1.0) -> list[Tensor]:
+def gradient_of(
+    learner: Learner,
+    batch: Batch,
+    loss: AlgorithmSpec = REINFORCE,
+    temperature: float = 1.0,
+    max_tokens: int = MAX_TOKENS,
+) -> list[Tensor]:
     """The gradient that the update arrives at, before clipping."""
     found: list[Tensor] = []
     optimizer_step = learner.optimizer_step
@@ -53,7 +62,7 @@ def gradient_of(learner: Learner, batch: Batch, loss: LossConfig = REINFORCE, te
         return optimizer_step(scale, loss_scale=loss_scale)
 
     learner.optimizer_step = watched  # type: ignore[method-assign]
-    learner.update(batch, loss, temperature)
+    learner.update(batch, loss, temperature, max_tokens)
     return found
 
 
@@ -61,3 +70,11 @@ def off_policy(batch: Batch, spread: float) -> Batch:
     """The same batch as if an older policy had sampled it."""
     noise = np.random.default_rng(0).normal(0, spread, batch.rollouts.logprobs.shape).astype(np.float32)
     return replace(batch, rollouts=replace(batch.rollouts, logprobs=batch.rollouts.logprobs + noise))
+
+
+def judged(rewards: NDArray[np.float32], **more: Any) -> Batch:
+    """A batch of completions of one token with these rewards [P, G]."""
+    P, G = rewards.shape  # noqa: N806
+    problem = Problem("1 + 1", "1 + 1", "test")
+    rollouts = Rollouts.padded([problem] * P, [[1]] * P, [[2]] * (P * G))
+    return Batch(rollouts, rewards, (("",) * G,) * P, **more)

@@ -14,7 +14,8 @@ from infra.runs.checkpoints import CheckpointConfig
 from infra.storage.faults import explained
 from infra.storage.lock import acquire
 from infra.weights.version import SyncConfig, newest_version
-from rl.config import LossConfig, PolicyConfig, SamplingConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import PolicyConfig, SamplingConfig
 from rl.lora_config import LoraConfig, OtherBaseError
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
@@ -36,7 +37,7 @@ def mine(tmp_path: Path, half_right: Path) -> Iterator[Trainer]:
         source=str(half_right),
         policy=LORA,
         optimizer=OptimizerConfig(lr=1e-3),
-        loss=LossConfig(),
+        algorithm=AlgorithmSpec(),
         sampling=SamplingConfig(max_tokens=12),
         checkpoint=CheckpointConfig(),
         sync=SyncConfig(),

@@ -15,7 +15,8 @@ from infra.storage import store
 from infra.storage.fence import Fence
 from infra.storage.lock import acquire
 from infra.weights.version import SyncConfig
-from rl.config import LossConfig, PolicyConfig, SamplingConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import PolicyConfig, SamplingConfig
 from rl.learning.learner import Learner
 from rl.loading import load_policy
 from rl.model import memory
@@ -45,7 +46,7 @@ def mine(run: Path, fence: Fence, half_right: Path) -> Iterator[Trainer]:
         source=str(half_right),
         policy=CPU,
         optimizer=OptimizerConfig(lr=1e-3),
-        loss=LossConfig(),
+        algorithm=AlgorithmSpec(),
         sampling=SamplingConfig(max_tokens=12),
         checkpoint=CheckpointConfig(every=10),
         sync=SyncConfig(),

@@ -10,7 +10,7 @@ import torch
 
 from flows.benches import update
 from flows.cli import main
-from rl.config import LossConfig
+from rl.algorithm_config import AlgorithmSpec
 from rl.model.lora import adapters_of
 from rl.model.policy import choose_device, choose_dtype, dtype_name
 from tests.rl.updates import moments
@@ -65,7 +65,7 @@ def test_a_processor_that_runs_out_of_memory_has_no_figures(monkeypatch: pytest.
 def test_all_methods_make_the_same_update(method: str) -> None:
     batch = update.batch_of(128, SMALL["vocabulary"])
     learners = [update.learner_of(**SMALL, **update.METHODS[of]) for of in (method, "direct")]
-    learners[0].update(batch, LossConfig(), 1.0)
+    learners[0].update(batch, AlgorithmSpec(), 1.0)
     update.update_directly(learners[1], batch)
     one, other = map(moments, learners)
     assert one.keys() == other.keys()
@@ -78,7 +78,7 @@ def test_the_row_of_adapters_trains_nothing_else() -> None:
     assert {id(parameter) for parameter in learner.parameters} == {
         id(parameter) for parameter in adapters_of(learner.policy.model).values()
     }
-    assert learner.update(update.batch_of(128, SMALL["vocabulary"]), LossConfig(), 1.0).applied
+    assert learner.update(update.batch_of(128, SMALL["vocabulary"]), AlgorithmSpec(), 1.0).applied
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ RUN = "from flows.cli import main; main()"
             "{prompt} and {system}, whatever the columns are called",
         ),
         ("train --step 3", "unknown option --step; did you mean --steps?"),
-        ("train --losss.name grpo", "unknown option --losss.name; did you mean --loss.name?"),
+        ("train --algoritm.name grpo", "unknown option --algoritm.name; did you mean --algorithm.name?"),
         ("export newest --dtype bfloat16", "--dtype bfloat16: is of merged weights; add --merge"),
         ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
         ("sft --resume x", "unknown option --resume"),
@@ -69,15 +69,13 @@ RUN = "from flows.cli import main; main()"
         ("eval a/*.jsonl.gz", "unexpected argument 'a/*.jsonl.gz'; did you mean --problems 'a/*.jsonl.gz'?"),
         ("train my.yaml", "unexpected argument 'my.yaml'; did you mean --config my.yaml?"),
         ("train model", "unexpected argument 'model'; `rlvf train --help` lists what there is"),
+        ("train --beta 0.1", "unknown option --beta; did you mean --algorithm.kl?"),
+        ("train --kl_coef 0.1", "unknown option --kl_coef; did you mean --algorithm.kl?"),
+        ("train --loss grpo", "unknown option --loss; did you mean --algorithm.name?"),
         (
-            "train --beta 0.1",
-            "unknown option --beta: no KL to a reference model is in the loss; loss.clip and loss.dual_clip bound each "
-            "update",
-        ),
-        (
-            "train --kl_coef 0.1",
-            "unknown option --kl_coef: no KL to a reference model is in the loss; loss.clip and "
-            "loss.dual_clip bound each update",
+            "train --ref_model x",
+            "unknown option --ref_model: the reference model is the start of the run, or follows the policy "
+            "(algorithm.kl.reference_every)",
         ),
         (
             "train --wandb true",
@@ -97,7 +95,20 @@ RUN = "from flows.cli import main; main()"
             "train --cluster.scheduler here",
             "--cluster.scheduler 'here': is no address of a scheduler; write it like tls://192.168.1.5:8786",
         ),
-        ("train --loss ppo", "--loss.name: 'ppo' is not allowed; give one of grpo, reinforce"),
+        (
+            "train --algorithm pppo",
+            "--algorithm.name 'pppo': is none of cispo, dapo, dr_grpo, grpo, gspo, m2po, maxrl, ppo, reinforce, "
+            "reinforce_pp, remax, rloo, sapo; did you mean ppo?",
+        ),
+        (
+            "train --algorithm grpo --algorithm.ratio_cap 3",
+            "algorithm: ratio_cap: is no option of grpo, but of maxrl, reinforce, remax, rloo",
+        ),
+        (
+            "train --algorithm.kl 0.1 --algorithm.kl.estimator k1",
+            "algorithm.kl: estimator: the gradient of k1 in the loss is 0 on average; give k2, k3, or in_reward true",
+        ),
+        ("train --algorithm.kl.target 1", "algorithm.kl: target: needs a coefficient above 0"),
         ("train --batch.samples 1", "--batch.samples: '1' is not allowed; give a whole number, at least 2"),
         ("train --config none.yaml", "none.yaml: no such file"),
         ("train --problems none.csv", "none.csv: no such file, and no file matches it as a pattern"),
@@ -167,7 +178,7 @@ def test_a_function_in_pythons_own_notation_is_found_in_its_file(
     ("text", "line"),
     [
         ("stepz: 3", "my.yaml: unknown key stepz; did you mean steps?"),
-        ("loss:\n  nam: grpo", "my.yaml: unknown key loss.nam; did you mean loss.name?"),
+        ("algorithm:\n  nam: grpo", "my.yaml: unknown key algorithm.nam; did you mean algorithm.name?"),
         ("steps: 0", "my.yaml: steps: 0 is not allowed; give a whole number, at least 1"),
         ("steps: [1", "my.yaml: not valid YAML: line 1, column 10: expected ',' or ']', but got '<stream end>'"),
         ("", "my.yaml: is empty; write settings into it, or leave out --config"),
@@ -228,9 +239,9 @@ def test_a_run_is_not_started_twice(refused: Callable[..., str], tmp_path: Path)
 @pytest.mark.parametrize("by", ["option", "file"])
 def test_a_run_does_not_go_on_as_another(refused: Callable[..., str], tmp_path: Path, by: str) -> None:
     Run(str(tmp_path / "home" / "runs" / "mine"), TrainConfig(), resumed=False).save_config()
-    (tmp_path / "my.yaml").write_text("loss: grpo\n")
-    words = ["--config", "my.yaml"] if by == "file" else ["--loss", "grpo"]
-    said = "loss.name: saved 'reinforce', now 'grpo'"
+    (tmp_path / "my.yaml").write_text("loss: grpo\n")  # as it was called
+    words = ["--config", "my.yaml"] if by == "file" else ["--algorithm", "grpo"]
+    said = "algorithm.name: saved 'reinforce', now 'grpo'"
     assert refused("train", "--resume", "mine", *words) == (
         f"mine cannot be resumed with {said}; leave it out, or start a new run"
     )

@@ -136,7 +136,7 @@ def test_the_newest_run_is_evaluated_every_day(server: Server) -> None:
     ("deployment", "config", "named"),
     [
         ("rlvf/train", {"steps": 0}, "config.steps"),
-        ("rlvf/train", {"loss": {"name": "ppo"}}, "config.loss.name"),
+        ("rlvf/train", {"algorithm": {"name": "pppo"}}, "config.algorithm.name"),
         ("rlvf/train", {"stepz": 1}, "stepz"),
         ("rlvf/train", {"verifier": 3}, "config.verifier"),
         ("rlvf-sft/warm-up", {"warm_up": {"batch": "many"}}, "config.warm_up.batch"),

@@ -91,7 +91,11 @@ def test_the_version_is_that_of_the_installed_program(capsys: pytest.CaptureFixt
             ("actor_rollout_ref.actor.optim.lr", "optimizer.lr"),
         ),
         *(("learning-rates", "optimizer.lr"), ("num_generations", "batch.samples"), ("model", "policy.model")),
-        *(("max_new_tokens", "sampling.max_tokens"), ("max-tokens", "sampling.max_tokens"), ("clip", "loss.clip")),
+        *(
+            ("max_new_tokens", "sampling.max_tokens"),
+            ("max-tokens", "sampling.max_tokens"),
+            ("cliprange", "algorithm.clip"),
+        ),
         *(("data.train_files", "problems"), ("reward_funcs", "verifier"), ("temperature", "sampling.temperature")),
     ],
 )

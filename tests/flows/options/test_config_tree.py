@@ -23,7 +23,7 @@ IN_SHORT = {
     "problems": "q.jsonl",
     "verifier": "my.py:reward",
     "policy": "Qwen/Qwen3-0.6B",
-    "loss": "grpo",
+    "algorithm": "grpo",
     "mix": ["more.csv", {"path": "countdown", "weight": 2}],
     "optimizer": None,
     "sampling": {"max_tokens": 9},
@@ -68,8 +68,8 @@ def test_the_form_of_an_evaluation_leaves_to_the_run_how_it_was_trained() -> Non
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"loss": "ppo"}, "config.loss'. Failure reason: 'ppo' is not one of"),
-        ({"loss": {"name": "ppo"}}, "config.loss.name'. Failure reason: 'ppo' is not one of"),
+        ({"algorithm": "pppo"}, "config.algorithm'. Failure reason: 'pppo' does not match"),
+        ({"algorithm": {"name": "pppo"}}, "config.algorithm.name'. Failure reason: 'pppo' does not match"),
         ({"optimizer": {"lr": -1}}, "config.optimizer.lr'"),
         ({"verifier": 3}, "config.verifier'"),
         ({"verifier": ""}, "config.verifier'"),

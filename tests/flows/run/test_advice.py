@@ -81,7 +81,7 @@ def test_five_steps_in_a_row_without_a_group_to_train_on(rate: float, words: str
 
 
 @pytest.mark.parametrize(
-    ("with_signal", "words"), [(0, "no group has rewards that differ"), (3, "loss.mask_truncated")]
+    ("with_signal", "words"), [(0, "no group has rewards that differ"), (3, "algorithm.mask_truncated")]
 )
 def test_a_step_that_learned_nothing_says_why_ever_more_rarely(with_signal: int, words: str) -> None:
     advice = Advice(40)

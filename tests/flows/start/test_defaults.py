@@ -123,9 +123,9 @@ def test_an_evaluation_of_a_run_is_as_long_as_its_training(large: str) -> None:
 
 
 def test_a_penalty_that_begins_before_the_first_token_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"loss.overlong 41: give at most sampling.max_tokens, 40"):
-        with_defaults(asked(loss__overlong="41"))
-    assert with_defaults(asked(loss__overlong="40"))[0].loss.overlong == 40
+    with pytest.raises(ValueError, match=r"algorithm.overlong 41: give at most sampling.max_tokens, 40"):
+        with_defaults(asked(algorithm__overlong="41"))
+    assert with_defaults(asked(algorithm__overlong="40"))[0].algorithm.overlong == 40
 
 
 def test_the_tiny_policy_is_not_sent_to_learn_words_without_a_line() -> None:

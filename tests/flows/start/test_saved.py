@@ -13,7 +13,11 @@ from infra.runs.checkpoints import CONFIG, NotARun
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Run:
-    given = {"loss": "grpo", "sampling.temperature": "0.7", "problems.template": "# ends here {prompt}\n# ends here\n"}
+    given = {
+        "algorithm": "grpo",
+        "sampling.temperature": "0.7",
+        "problems.template": "# ends here {prompt}\n# ends here\n",
+    }
     run = Run(str(tmp_path / "first"), read_config(TrainConfig, file=None, overrides=given), resumed=False)
     run.save_config()
     return run

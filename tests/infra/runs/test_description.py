@@ -12,7 +12,7 @@ from tests.infra.runs.tracked import start
 
 
 def test_the_description_of_a_run_opens_the_chart_of_its_reward(home, client):
-    params = {"policy.model": "tiny", "problems.path": "[x](evil).csv", "loss.name": "grpo"}
+    params = {"policy.model": "tiny", "problems.path": "[x](evil).csv", "algorithm.name": "grpo"}
     with start(home, params=params) as tracker:
         tracker.log(1, {"batch/x": 1.0, "reward/mean": 0.5, "eval/reward": 0.25})
     run = client.get_run(tracker.run_id)

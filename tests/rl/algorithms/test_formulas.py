@@ -10,26 +10,28 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl.config import LossConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.algorithms.algorithm import Tokens
 from rl.learning.shaping import overlong_penalty
+from tests.rl.updates import judged
 
 REWARDS = st.lists(st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4), min_size=1, max_size=5)
-CLIP = LossConfig(name="grpo", clip=0.2)
-CAP = LossConfig(ratio_cap=2.0)
+CLIP = AlgorithmSpec(name="grpo", clip=0.2)
+CAP = AlgorithmSpec(ratio_cap=2.0)
 
 
 def advantages(rewards: NDArray[np.float32], name: str) -> NDArray[np.float32]:
-    return LossConfig(name=name).algorithm.advantages(rewards)
+    return AlgorithmSpec(name=name).algorithm.advantages(judged(rewards))
 
 
 def token_weights(lengths: NDArray[np.int32], name: str) -> NDArray[np.float32]:
-    return LossConfig(name=name).algorithm.token_weights(lengths)
+    return AlgorithmSpec(name=name).algorithm.token_weights(lengths, 50)
 
 
-def differentiated(logprobs: list[float], behaviour: list[float], advantage: list[float], config: LossConfig):  # type: ignore[no-untyped-def]
+def differentiated(logprobs: list[float], behaviour: list[float], advantage: list[float], config: AlgorithmSpec):  # type: ignore[no-untyped-def]
     """Values, gradients with respect to the log-probs, and which were clipped."""
     pi = torch.tensor(logprobs, dtype=torch.float32, requires_grad=True)
-    terms = config.algorithm.token_loss(pi, torch.tensor(behaviour), torch.tensor(advantage))
+    terms = config.algorithm.token_loss(Tokens(pi, torch.tensor(behaviour), torch.tensor(advantage)))
     terms.value.sum().backward()
     assert pi.grad is not None
     return terms.value.tolist(), pi.grad.tolist(), terms.metrics["clip_fraction"].tolist()
@@ -206,19 +208,21 @@ def test_a_token_that_was_as_good_as_impossible_where_it_was_sampled_spoils_no_u
 
 def test_no_gradient_passes_through_the_importance_weight_or_the_clip_mark() -> None:
     pi = torch.tensor([-1.0, -2.0], requires_grad=True)
-    tokens = pi, torch.tensor([-1.5, -0.5]), torch.ones(2)
-    assert CAP.algorithm.token_loss(*tokens).value.grad_fn is not None
+    tokens = Tokens(pi, torch.tensor([-1.5, -0.5]), torch.ones(2))
+    assert CAP.algorithm.token_loss(tokens).value.grad_fn is not None
     for config in (CLIP, CAP):
-        assert not config.algorithm.token_loss(*tokens).metrics["clip_fraction"].requires_grad
+        assert not config.algorithm.token_loss(tokens).metrics["clip_fraction"].requires_grad
 
 
 def test_an_algorithm_takes_its_own_options_of_the_losses() -> None:
-    given = LossConfig(name="grpo", clip=0.1, dual_clip=5.0, ratio_cap=7.0)
+    given = AlgorithmSpec(name="grpo", clip=0.1, dual_clip=5.0)
     assert given.algorithm.model_dump() == {"clip": 0.1, "dual_clip": 5.0}
-    assert given.model_copy(update={"name": "reinforce"}).algorithm.model_dump() == {"ratio_cap": 7.0}
+    assert AlgorithmSpec(ratio_cap=7.0).algorithm.model_dump() == {"ratio_cap": 7.0}
+    with pytest.raises(ValueError, match=r"ratio_cap: is no option of grpo, but of maxrl, reinforce, remax, rloo"):
+        AlgorithmSpec(name="grpo", ratio_cap=7.0)
     assert pickle.loads(pickle.dumps(given)) == given
 
 
 def test_a_loss_that_is_not_there_is_not_silently_another() -> None:
-    with pytest.raises(ValueError, match="'grpo' or 'reinforce'"):
-        LossConfig(name="rloo")
+    with pytest.raises(ValueError, match=r"is none of .*; did you mean rloo\?"):
+        AlgorithmSpec(name="rlooo")

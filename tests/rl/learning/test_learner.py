@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rl.config import LossConfig, SamplingConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import SamplingConfig
 from rl.learning.learner import Learner
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch, Problem
@@ -196,7 +197,7 @@ def test_muon_orthogonalises_hidden_matrices_only(make_policy: Make, drawn: Call
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("loss", [REINFORCE, GRPO], ids=["reinforce", "grpo"])
 def test_training_on_a_trivial_problem_raises_the_reward(
-    loss: LossConfig, optimizer: str, make_policy: Make, problems: list[Problem]
+    loss: AlgorithmSpec, optimizer: str, make_policy: Make, problems: list[Problem]
 ) -> None:
     """Reward 1 for a completion that ends within four tokens."""
     policy = make_policy(eager=5.0)

@@ -20,7 +20,8 @@ CONTINUE = """
 import pickle, sys
 from pathlib import Path
 import torch
-from rl.config import PolicyConfig, LossConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import PolicyConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.learning.learner import Learner
 from rl.loading import load_policy
@@ -29,7 +30,7 @@ torch.set_num_threads(int(threads))
 policy = load_policy(saved, PolicyConfig(device="cpu"), master=True)
 learner = Learner(policy, OptimizerConfig(name=name, lr=1e-3, warmup_steps=4))
 learner.restore(Path(saved))
-learner.update(pickle.loads(Path(batch).read_bytes()), LossConfig(), 1.0)
+learner.update(pickle.loads(Path(batch).read_bytes()), AlgorithmSpec(), 1.0)
 learner.save(Path(out))
 """
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl.config import LossConfig, PolicyConfig
-from rl.learning import learner as learner_module
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import PolicyConfig
 from rl.learning import passes
+from rl.learning import update as update_module
 from rl.learning.learner import Learner
 from rl.learning.packing import Packed
 from rl.learning.passes import Passes
@@ -33,7 +34,7 @@ Watched = list[tuple[int, bool]]  # positions of each pass, and whether layers w
 def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Watched]:
     """Have passes of more positions than that be out of memory, after the gradient of the head was added."""
     seen: Watched = []
-    scores = learner_module.token_scores
+    scores = update_module.token_scores
 
     def of(limit: int) -> Watched:
         def limited(policy: Policy, packed: Packed, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
@@ -43,7 +44,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Watched]:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
             return found
 
-        monkeypatch.setattr(learner_module, "token_scores", limited)
+        monkeypatch.setattr(update_module, "token_scores", limited)
         return seen
 
     return of
@@ -71,7 +72,7 @@ def test_with_checkpointing_layers_are_computed_twice_and_the_model_stays_as_it_
     calls: list[object] = []
     layer = policy.model.get_decoder().layers[0].self_attn
     layer.register_forward_hook(lambda *_: calls.append(1))
-    learner.update(batch, LossConfig(), 1.0)
+    learner.update(batch, AlgorithmSpec(), 1.0)
     assert len(calls) == 2
     assert not any("forward" in vars(module) for module in policy.model.modules())
 
@@ -99,20 +100,20 @@ def test_an_update_out_of_memory_is_made_with_smaller_passes_that_stay(
     assert [size for size, _ in seen if size > 60] == sorted((size for size, _ in seen if size > 60), reverse=True)
 
     failed = len([size for size, _ in seen if size > 60])
-    learner.update(batch, LossConfig(), 1.0)
+    learner.update(batch, AlgorithmSpec(), 1.0)
     assert learner.learned.said == ""
     assert len([size for size, _ in seen if size > 60]) == failed  # nothing was tried again
 
     learner.save(tmp_path)
     again = Learner(make_policy(eager=4.0), PLAIN)
     again.restore(tmp_path)
-    again.update(batch, LossConfig(), 1.0)
+    again.update(batch, AlgorithmSpec(), 1.0)
     assert again.accumulation.passes == shrunk
     assert len([size for size, _ in seen if size > 60]) == failed
 
     told = Learner(make_policy(eager=4.0), PLAIN.model_copy(update={"checkpointing": "on"}))
     told.restore(tmp_path)  # with what was said to help, which is tried
-    told.update(batch, LossConfig(), 1.0)
+    told.update(batch, AlgorithmSpec(), 1.0)
     assert len([size for size, _ in seen if size > 60]) > failed
 
 
@@ -124,7 +125,7 @@ def test_what_does_not_fit_with_one_sequence_is_one_line_and_changes_nothing(
     batch, before = drawn(make_policy(eager=4.0)), weights(learner)
     watched(0)
     with pytest.raises(NoRoomError) as error:
-        learner.update(batch, LossConfig(), 1.0)
+        learner.update(batch, AlgorithmSpec(), 1.0)
     helps = "optimizer.checkpointing on, " if checkpointing == "off" else ""
     assert f"does not fit into the memory of cpu: give {helps}a smaller sampling.max" in str(error.value)
     assert "\n" not in str(error.value)
@@ -144,7 +145,7 @@ def test_an_optimizer_whose_state_does_not_fit_is_one_line(
     with pytest.raises(
         NoRoomError, match="the state of adamw does not fit into the memory of cpu: take a smaller policy"
     ):
-        learner.update(batch, LossConfig(), 1.0)
+        learner.update(batch, AlgorithmSpec(), 1.0)
 
 
 def test_a_row_for_which_there_is_no_room_is_measured_as_endless(
@@ -155,7 +156,7 @@ def test_a_row_for_which_there_is_no_room_is_measured_as_endless(
 
     monkeypatch.setattr(memory, "kept_bytes", fail)
     learner = Learner(make_policy(eager=4.0), PLAIN)
-    learner.update(drawn(make_policy(eager=4.0)), LossConfig(), 1.0)
+    learner.update(drawn(make_policy(eager=4.0)), AlgorithmSpec(), 1.0)
     assert learner.accumulation.passes == Passes(512, True)
 
 
@@ -166,9 +167,9 @@ def test_other_errors_are_not_taken_for_it(
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     batch = drawn(make_policy(eager=4.0))
-    monkeypatch.setattr(learner_module, "token_scores", fail)
+    monkeypatch.setattr(update_module, "token_scores", fail)
     with pytest.raises(RuntimeError, match="device-side assert"):
-        Learner(make_policy(eager=4.0), PLAIN).update(batch, LossConfig(), 1.0)
+        Learner(make_policy(eager=4.0), PLAIN).update(batch, AlgorithmSpec(), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_passes_follow_from_the_memory_that_is_free(
 ) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda _: free)
     learner = Learner(make_policy(eager=4.0), PLAIN.model_copy(update=config))
-    learned = learner.update(drawn(make_policy(eager=4.0)), LossConfig(), 1.0)
+    learned = learner.update(drawn(make_policy(eager=4.0)), AlgorithmSpec(), 1.0)
     assert learner.accumulation.passes == expected
     limited = free == 1 and expected != Passes(300, False)
     assert learned.said == (f"memory allows {expected}" if limited else "")
@@ -228,7 +229,7 @@ def test_beside_adapters_a_pass_keeps_no_more_than_the_frozen_weights_take(
     policy = make_policy(eager=4.0)
     base = freeze(policy.model, "", PolicyConfig(lora=LoraConfig(rank=2)), policy.dtype, None, master=True)
     learner = Learner(replace(policy, base=base), PLAIN)
-    learned = learner.update(drawn(make_policy(eager=4.0)), LossConfig(), 1.0)
+    learned = learner.update(drawn(make_policy(eager=4.0)), AlgorithmSpec(), 1.0)
     assert learner.accumulation.passes == Passes(512 if checkpointing else 1024, checkpointing)
     assert learned.said.startswith("to save memory, forward passes of 512" if checkpointing else "")
     assert bool(learned.said) == checkpointing
@@ -241,12 +242,12 @@ def test_a_resume_repeats_the_passes_that_little_memory_allowed(
     learner = Learner(make_policy(eager=4.0), PLAIN)
     with monkeypatch.context() as patch:
         patch.setattr(memory, "free_bytes", lambda _: 1)
-        learner.update(batch, LossConfig(), 1.0)
+        learner.update(batch, AlgorithmSpec(), 1.0)
     learner.save(tmp_path)
     again = Learner(make_policy(eager=4.0), PLAIN)
     again.restore(tmp_path)
     for each in (learner, again):
-        assert each.update(batch, LossConfig(), 1.0).said == ""
+        assert each.update(batch, AlgorithmSpec(), 1.0).said == ""
         assert each.accumulation.passes == Passes(512, True)
     assert identical(weights(learner), weights(again))
 
@@ -255,16 +256,16 @@ CHILD = """
 import json, resource, sys
 import torch
 from flows.benches.update import batch_of, learner_of
-from rl.config import LossConfig
+from rl.algorithm_config import AlgorithmSpec
 torch.set_num_threads(1)
 learner = learner_of(1, 600)
-learner.update(batch_of(64, 600), LossConfig(), 1.0)
+learner.update(batch_of(64, 600), AlgorithmSpec(), 1.0)
 learner.config = learner.accumulation.config = learner.config.model_copy(update={"checkpointing": "off"})
 learner.accumulation.passes = type(learner.accumulation.passes)(100_000, False)
 if (limit := int(sys.argv[1])):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + limit, -1))
-learned = learner.update(batch_of(2048, 600), LossConfig(), 1.0)
+learned = learner.update(batch_of(2048, 600), AlgorithmSpec(), 1.0)
 positions = learner.accumulation.passes.positions
 print(json.dumps([learned.metrics["policy/grad_norm"], learned.applied, learned.said, positions]))
 """

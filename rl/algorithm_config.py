@@ -1,0 +1,194 @@
+"""The configuration of the algorithm: what all have in common, and the options of each."""
+
+import functools
+import operator
+import re
+from collections.abc import Mapping
+from copy import copy
+from difflib import get_close_matches
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
+from pydantic.fields import FieldInfo
+
+from rl.algorithms import ALGORITHMS, Algorithm
+from rl.algorithms.own import OwnAlgorithmError, own_algorithm
+
+OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
+
+
+class KlConfig(BaseModel):
+    """KL divergence of the policy from a reference model, estimated from the sampled tokens (Schulman, "Approximating
+    KL divergence", 2020): with d = log pi - log reference, k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    shorthand: ClassVar[str] = "coefficient"
+
+    coefficient: float = Field(0.0, ge=0, description="weight of the divergence; 0 for none, and no reference model")
+    estimator: Literal["k1", "k2", "k3"] = Field("k3", description="k1 = d, k2 = d^2/2, k3 = exp(-d)-1+d")
+    in_reward: bool = Field(False, description="take it off the reward of each token; else it is added to the loss")
+    target: float | None = Field(
+        None, gt=0, description="nats per token that the coefficient is adapted towards after each step; none: fixed"
+    )
+    reference_every: int = Field(
+        0, ge=0, description="the reference follows the policy every so many steps; 0: it stays the start"
+    )
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> Self:
+        if not self.coefficient:
+            given = next((name for name in ("target", "in_reward", "reference_every") if getattr(self, name)), None)
+            if given is not None:
+                raise ValueError(f"{given}: needs a coefficient above 0")
+        elif self.estimator == "k1" and not self.in_reward:
+            raise ValueError(
+                "estimator: the gradient of k1 in the loss is 0 on average; give k2, k3, or in_reward true"
+            )
+        return self
+
+
+class CommonAlgorithmConfig(BaseModel):
+    """What every algorithm has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    shorthand: ClassVar[str] = "name"
+
+    name: str = Field(
+        "reinforce",
+        min_length=1,
+        description=f"{'; '.join(f'{name}: {of.summary}' for name, of in ALGORITHMS.items())}; or a class of yours, "
+        "my_algorithm.py:MyAlgorithm",
+        json_schema_extra={"allOf": [{"pattern": f"^({'|'.join(ALGORITHMS)}|{OWN_PATTERN})$"}]},  # for Prefect's form
+    )
+    options: dict[str, Any] = Field({}, description="of an algorithm of yours: its fields")
+    kl: KlConfig = Field(KlConfig(), title="Kl")
+    entropy: float = Field(
+        0.0, ge=0, description="weight of the entropy of each token, which is added to the objective"
+    )
+    minibatches: int = Field(
+        1, ge=1, description="optimizer steps in each pass over a batch, of a part of its groups each"
+    )
+    epochs: int = Field(1, ge=1, description="passes over a batch")
+    proximal: Literal["behaviour", "recomputed", "interpolated"] = Field(
+        "behaviour",
+        description="the old policy of the ratio pi/old: that which sampled (mu); or that which the step began with "
+        "(decoupled PPO), by a forward pass more, or interpolated by versions: then tokens weigh old/mu",
+    )
+    importance_cap: float = Field(5.0, gt=0, description="weight old/mu of a token is cut at this (decoupled PPO)")
+    mask_truncated: bool = Field(
+        False,
+        description="leave completions that were cut at sampling.max_tokens out of the loss: their end is unknown, but "
+        "then nothing teaches them to end",
+    )
+    overlong: int | None = Field(
+        None,
+        ge=0,
+        description="a reward falls from this many tokens before sampling.max_tokens on, by 1 at the limit (DAPO's "
+        "soft penalty), in groups whose rewards differ without that; null takes a fifth of max_tokens for dapo, else 0",
+    )
+
+    def built_in(self) -> Algorithm:
+        """The algorithm of that name, with its options. Raises ValidationError."""
+        of = ALGORITHMS[self.name]
+        # of what is not given, each algorithm has a default of its own
+        return of(**self.model_dump(include=set(of.model_fields), exclude_defaults=True))
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name in ALGORITHMS or re.fullmatch(OWN_PATTERN, name):
+            return name
+        near = get_close_matches(name.lower().replace("-", "_"), ALGORITHMS, 1)
+        meant = f"did you mean {near[0]}?" if near else "a class of yours is written my_algorithm.py:MyAlgorithm"
+        raise ValueError(f"is none of {', '.join(ALGORITHMS)}; {meant}")
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        own = self.name not in ALGORITHMS
+        if self.options and not own:
+            raise ValueError(f"options: are of an algorithm of yours; those of {self.name} are written algorithm.NAME")
+        of = {} if own else ALGORITHMS[self.name].model_fields
+        for name, field in type(self).model_fields.items():
+            if name in CommonAlgorithmConfig.model_fields or name in of or getattr(self, name) == field.get_default():
+                continue
+            having = ", ".join(other for other, its in ALGORITHMS.items() if name in its.model_fields)
+            raise ValueError(f"{name}: is no option of {self.name}, but of {having}")
+        if own:
+            return self
+        try:
+            self.built_in()
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            option = ".".join(map(str, first["loc"]))
+            raise ValueError(
+                f"{option}: {first['input']!r} is not allowed with name {self.name}: {first['msg']}"
+            ) from None
+        return self
+
+
+def _options() -> dict[str, Any]:
+    """The options of all algorithms, as fields of one configuration."""
+    declared: dict[str, dict[str, FieldInfo]] = {}
+    for algorithm, of in ALGORITHMS.items():
+        for name, info in of.model_fields.items():
+            assert name not in CommonAlgorithmConfig.model_fields, f"option {name!r} of {algorithm} is one of all"
+            declared.setdefault(name, {})[algorithm] = info
+    return {name: _field(by_algorithm) for name, by_algorithm in declared.items()}
+
+
+def _field(declared: Mapping[str, FieldInfo]) -> tuple[Any, Any]:
+    """Type and field of an option, by the algorithms that have it. One that they declare differently is null where it
+    is not given: its default and its bounds are those of the algorithm that is chosen."""
+    first, *others = declared.values()
+    if all(repr(other) == repr(first) for other in others):
+        return first.annotation, copy_field(first, f"{', '.join(declared)}: {first.description}")
+    kind = functools.reduce(operator.or_, (info.annotation for info in declared.values()), NoneType)
+    said = [f"{name}: {info.description} (null takes {info.default})" for name, info in declared.items()]
+    return kind, Field(None, description="; ".join(said))
+
+
+def copy_field(of: FieldInfo, description: str) -> FieldInfo:
+    """The same field with other words."""
+    other = copy(of)
+    other.description = description
+    return other
+
+
+if TYPE_CHECKING:
+    AlgorithmConfig = CommonAlgorithmConfig
+else:
+    AlgorithmConfig = create_model(
+        "AlgorithmConfig",
+        __base__=CommonAlgorithmConfig,
+        __module__=__name__,
+        __doc__="What is optimised, with the options of every algorithm.",
+        **_options(),
+    )
+
+
+class AlgorithmSpec(AlgorithmConfig):
+    """An algorithm with its options. The text of a user's file travels along: a trainer's machine may lack the file."""
+
+    text: str = ""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm, made from the user's text where it is his own. Raises OwnAlgorithmError."""
+        if self.name in ALGORITHMS:
+            return self.built_in()
+        try:
+            return own_algorithm(self.name, self.text)(**self.options)
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            option = ".".join(map(str, first["loc"]))
+            raise OwnAlgorithmError(f"algorithm.options.{option}: {first['msg']} ({self.name})") from None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Fields of `Batch` that its steps read beside rollouts and rewards."""
+        return self.algorithm.needs | ({"reference_logprobs"} if self.kl.coefficient else set())
+
+    def buffer(self, max_tokens: int) -> int:
+        """Tokens before the limit in which rewards fall."""
+        return int(self.algorithm.overlong * max_tokens) if self.overlong is None else self.overlong

@@ -1,0 +1,44 @@
+"""M2PO: Second-Moment Trust Policy Optimization (Zheng et al., arXiv 2510.01161), for batches of old versions."""
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rl.algorithms.algorithm import Algorithm, Floats, TokenLoss, Tokens, standardised
+from rl.algorithms.ratios import ratio_of
+from rl.records import Batch
+
+
+class M2po(Algorithm):
+    """Tokens of the largest log-ratios are left out, as few as bring the second moment of the others to a bound; the
+    others are not clipped."""
+
+    summary: ClassVar[str] = "A = (r - mean) / std, tokens of outlying ratios left out"
+    masks_tokens: ClassVar[bool] = True
+
+    second_moment: float = Field(
+        0.04, gt=0, description="mean of log(pi/old)^2 over tokens; those with the largest are left out until it holds"
+    )
+
+    def advantages(self, batch: Batch) -> Floats:
+        """A = (r - mean) / (std + 1e-6) of the group."""
+        return standardised(batch.returns)
+
+    def token_mask(self, log_ratio: Floats) -> NDArray[np.bool_]:
+        """The M tokens less those of the largest log(rho)^2, of equal ones the later first, until the mean of it over
+        the rest is at most ``second_moment``."""
+        squares = log_ratio.astype(np.float64) ** 2
+        order = np.argsort(squares, kind="stable")
+        means = np.cumsum(squares[order]) / np.arange(1, len(order) + 1)
+        kept = np.zeros(len(order), dtype=np.bool_)
+        kept[order[means <= self.second_moment]] = True  # the means of growing squares grow
+        return kept
+
+    def token_loss(self, tokens: Tokens) -> TokenLoss:
+        """-rho * A."""
+        return TokenLoss(-ratio_of(tokens) * tokens.advantage)
+
+
+ALGORITHM = M2po

@@ -1,0 +1,32 @@
+"""REINFORCE++ (Hu et al., arXiv 2501.03262): advantages are normalised over the batch. Its KL: ``algorithm.kl``."""
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rl.algorithms.algorithm import Algorithm, Floats, TokenLoss, Tokens
+from rl.algorithms.ratios import clipped, ratio_of
+from rl.records import Batch
+
+
+class ReinforcePp(Algorithm):
+    """No baseline of a group: the mean and the deviation are those of the whole batch, whatever the prompt."""
+
+    summary: ClassVar[str] = "A = (r - mean) / std of the batch, clipped ratio"
+    every_group: ClassVar[bool] = True
+
+    clip: float = Field(0.2, gt=0, lt=1, description="the ratio pi/old is clipped to [1 - clip, 1 + clip]")
+
+    def advantages(self, batch: Batch) -> Floats:
+        """A = (r - mean) / (std + 1e-8) over all known rewards of the batch, with the deviation of the sample."""
+        known = batch.returns[~np.isnan(batch.returns)]
+        mean, deviation = (known.mean(), known.std(ddof=1)) if known.size > 1 else (0.0, 1.0)
+        return np.nan_to_num((batch.returns - mean) / (deviation + 1e-8)).astype(np.float32)
+
+    def token_loss(self, tokens: Tokens) -> TokenLoss:
+        """-min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)."""
+        return clipped(ratio_of(tokens), tokens.advantage, self.clip, self.clip)
+
+
+ALGORITHM = ReinforcePp

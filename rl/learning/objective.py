@@ -1,0 +1,126 @@
+"""The loss of one optimizer step: the algorithm's, the divergence from the reference, and the entropy bonus.
+
+Legend: P groups, G completions per group, T tokens of a completion, N completion tokens of a forward pass, C of them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl.algorithms import Algorithm
+from rl.algorithms.algorithm import Floats, Tokens
+from rl.algorithms.ratios import LARGEST
+from rl.learning.packing import Packed
+from rl.records import Rollouts
+
+
+def divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """[N] KL(pi || reference) of sampled tokens: see `KlConfig`."""
+    gap = (logprobs - reference).clamp(min=-LARGEST)
+    if estimator == "k1":
+        return gap
+    return gap**2 / 2 if estimator == "k2" else (-gap).exp() - 1 + gap
+
+
+def interpolation(rollouts: Rollouts, step: int, progress: float) -> Floats:
+    """[P, G, T]: alpha of log prox = log mu + alpha (log pi - log mu), where the proximal policy is version ``step``,
+    mu the version of each token, and pi is ``progress`` versions past ``step`` (AReaL, arXiv 2505.24298, and its
+    approximation by versions): alpha = (step - v_mu) / (step + progress - v_mu), and 0 where both are 0."""
+    age = np.asarray(step - rollouts.versions, dtype=np.float32)
+    return np.asarray(np.divide(age, age + progress, out=np.zeros_like(age), where=age + progress > 0))
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What an optimizer step needs to know of its tokens: tensors [P, G, T] of a batch, or [N] of a forward pass."""
+
+    algorithm: Algorithm
+    advantage: Tensor
+    weight: Tensor  # of each token in the loss
+    behaviour: Tensor  # log mu
+    proximal: Tensor | None = None  # log of the proximal policy, where it was computed
+    alpha: Tensor | None = None  # where it is interpolated: see `interpolation`
+    importance_cap: float = math.inf
+    kept: Tensor | None = None  # whose policy loss counts; None for all
+    reference: Tensor | None = None  # log-probs under the reference model
+    estimator: str = "k3"  # of the divergence: see `KlConfig`
+    coefficient: float = 0.0  # of the divergence in the loss
+    entropy: float = 0.0  # of the entropies in the objective
+
+    def on(self, packed: Packed, scale: float) -> "PassObjective":
+        """That of the tokens of a forward pass, on its device; its loss is ``scale`` times as large."""
+        where, device = (packed.group.cpu(), packed.sample.cpu(), packed.token_index.cpu()), packed.targets.device
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors: dict[str, Any] = {name: of[where].to(device) for name, of in found.items() if isinstance(of, Tensor)}
+        completion = packed.group * self.advantage.shape[1] + packed.sample
+        return PassObjective(replace(self, **tensors), completion, scale)
+
+
+class PassObjective:
+    """The objective of a forward pass, as a loss of the log-probs of its N tokens by parts."""
+
+    def __init__(self, of: Objective, completion: Tensor, scale: float) -> None:
+        """``completion``: [N] which completion each token is of."""
+        self._of, self._completion, self._scale = of, completion, scale
+        self._sequence_ratio: Tensor | None = None  # [N]
+
+    @property
+    def entropy_weights(self) -> Tensor | None:
+        """[N] weights of the entropies, None without a bonus."""
+        return self._of.weight * (self._scale * self._of.entropy) if self._of.entropy else None
+
+    def see(self, logprobs: Tensor) -> None:
+        """Take the log-probs [N] of all tokens, from which the ratios of whole completions follow."""
+        gap = logprobs - self._old(logprobs, slice(None))
+        sums, lengths = gap.new_zeros(2, int(self._completion.max()) + 1)
+        sums.index_add_(0, self._completion, gap)
+        lengths.index_add_(0, self._completion, torch.ones_like(gap))
+        self._sequence_ratio = (sums / lengths.clamp(min=1))[self._completion]
+
+    def loss(self, logprobs: Tensor, part: slice) -> Tensor:
+        """The loss of a part of the tokens from their log-probs [C]."""
+        value, _, apart = self._terms(logprobs, part)
+        if apart is not None and self._of.coefficient:
+            value = value + self._of.coefficient * apart
+        return self._scale * (self._of.weight[part] * value).sum()
+
+    def sums(self, logprobs: Tensor, entropy: Tensor) -> dict[str, float]:
+        """The loss of the algorithm, and sums over tokens of each metric, at these log-probs [N] and entropies [N]."""
+        with torch.no_grad():
+            value, metrics, apart = self._terms(logprobs, slice(None))
+            gap = logprobs - self._of.behaviour
+            # mismatch_kl: KL(mu || pi) on the sampled tokens, k3 estimate, nats
+            seen: dict[str, Tensor] = {"entropy": entropy, "mismatch_kl": gap.exp() - gap - 1, **metrics}
+            if apart is not None:
+                seen["kl_reference"] = apart
+            added = torch.stack([(self._of.weight * value).sum(), *(of.sum().float() for of in seen.values())])
+        return dict(zip(("loss", *seen), added.tolist(), strict=True))
+
+    def _terms(self, logprobs: Tensor, part: slice) -> tuple[Tensor, Mapping[str, Tensor], Tensor | None]:
+        """[C] terms of the policy loss, the algorithm's metrics, and the divergence from the reference."""
+        of, old = self._of, self._old(logprobs, part)
+        ratio = None if self._sequence_ratio is None else self._sequence_ratio[part]
+        found = of.algorithm.token_loss(Tokens(logprobs, old, of.advantage[part], ratio))
+        value, metrics = found.value, dict(found.metrics)
+        if of.proximal is not None or of.alpha is not None:
+            importance = (old - of.behaviour[part]).clamp(max=LARGEST).exp()
+            value = value * importance.clamp(max=of.importance_cap)
+            metrics["importance_weight"] = importance
+        if of.kept is not None:
+            value = torch.where(of.kept[part], value, 0.0)
+            metrics["masked_fraction"] = ~of.kept[part]
+        if of.reference is None:
+            return value, metrics, None
+        return value, metrics, divergence(logprobs, of.reference[part], of.estimator)
+
+    def _old(self, logprobs: Tensor, part: slice) -> Tensor:
+        """[C] log-probs of the old policy: of the behaviour policy, or the proximal one."""
+        if self._of.proximal is not None:
+            return self._of.proximal[part]
+        mu = self._of.behaviour[part]
+        return mu if self._of.alpha is None else mu + self._of.alpha[part] * (logprobs.detach() - mu)
