@@ -84,6 +84,7 @@ class Offer:
     seen: float = field(default=0.0, compare=False)  # its last sign of life, by the scheduler's clock
     waits: str = field(default="", compare=False)  # the error of its storage, while that is away
     source: str = field(default="", compare=False)  # the digest of its source; empty where it has not said
+    memory_gb: float = field(default=0.0, compare=False)  # of its device; 0 where it has not said
 
     def satisfies(self, tags: Collection[str]) -> bool:
         """Whether it offers all of the tags, and is one of the workers that they name, if they name any."""
@@ -112,6 +113,7 @@ def _offer(address: str, worker: Mapping[str, Any]) -> Offer:
         worker["last_seen"],
         str(said.get("waits", "")),
         str(announced(said.get("versions", {}))),
+        float(said.get("memory_gb", 0.0)),
     )
 
 
