@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from flows.options.plain_yaml import load_yaml
 from flows.report.charts import drawn, figures, learning, machines, reward, title_of, traffic
+from flows.report.graph_chart import graph_chart
 from flows.report.run_pictures import worker_shares
 from flows.start.saved import MOST_BYTES
 from infra.runs.checkpoints import CONFIG
@@ -22,7 +23,7 @@ from infra.security.secrets import masked
 from infra.storage import place
 
 DASHBOARD = "Dask dashboard"  # the name of a link that is dead when its run has ended
-REPORT, PICTURE = "report.html", "reward.png"
+REPORT, PICTURE, GRAPH = "report.html", "reward.png", "graph.png"
 TEMPLATES = Path(__file__).parent / "templates"
 SAMPLED_STEPS, SAMPLES = 3, 6  # steps of which completions are shown, completions of each
 CUT = 1500  # characters of a text that are shown
@@ -83,6 +84,7 @@ def write_report(run_uri: str, record: Record, out: Path) -> Path:
         figures=list(figures(record, config)),
         learning=drawn(learning(title_of(config, name), record)),
         machines=drawn(machines(record)),
+        graph=drawn(graph_chart(config, record, name)),
         traffic=list(traffic(record)),
         samples=list(_samples(run_uri, record.steps[-1])),
         shares=worker_shares(record.sessions[-1]) if record.sessions else {},
@@ -102,6 +104,15 @@ def draw_reward(run_uri: str, record: Record, path: Path) -> None:
     """Draw the picture of the reward alone."""
     name = run_uri.rstrip("/").rpartition("/")[2]
     reward(title_of(_config(run_uri), name), record).draw(path)
+
+
+def draw_graph(run_uri: str, record: Record, path: Path) -> bool:
+    """Draw the picture of a step's calls alone; returns whether the timeline says enough."""
+    name = run_uri.rstrip("/").rpartition("/")[2]
+    for chart in graph_chart(_config(run_uri), record, name):
+        chart.draw(path)
+        return True
+    return False
 
 
 def _links(record: Record, status: str) -> dict[str, Any]:

@@ -135,11 +135,11 @@ def legend(axes: "Axes") -> None:
     )  # fmt: skip
 
 
-def save(figure: "Figure", path: Path) -> None:
+def save(figure: "Figure", path: Path, *, page: bool = True, width: float = PAGE_INCHES) -> None:
     """Write a PNG, or an SVG for a page, under another name first: the picture may be looked at while it is drawn anew.
 
-    An SVG is as narrow as a telephone, has no title of its own, and takes its colours from the page's style: `--ink`
-    and the others of THEME.
+    An SVG is as narrow as a telephone (or `width` inches), has no title of its own, and takes its colours from the
+    page's style: `--ink` and the others of THEME. One that is for no `page` is as the PNG.
     """
     import matplotlib
     from matplotlib.text import Text
@@ -156,7 +156,7 @@ def save(figure: "Figure", path: Path) -> None:
         for text in figure.findobj(Text):
             text.set_parse_math(False)
         if path.suffix == ".svg":
-            draft.write_text(_svg(figure), encoding="utf-8")
+            draft.write_text(_svg(figure, width) if page else _drawn(figure), encoding="utf-8")
         else:
             figure.savefig(draft, format="png")
         draft.replace(path)
@@ -170,22 +170,26 @@ def _gone_at_the_end(draft: Path) -> Iterator[None]:
         draft.unlink(missing_ok=True)
 
 
-def _svg(figure: "Figure") -> str:
+def _svg(figure: "Figure", width: float) -> str:
     """The drawing as an element of a page."""
-    import matplotlib
-
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(PAGE_INCHES, height * (PAGE_INCHES / width) ** 0.75)
+    before, height = figure.get_size_inches()
+    figure.set_size_inches(width, height * (width / before) ** 0.75)
     for axes in figure.axes:
         axes.set_title("", loc="left")
-    content = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(
-            content, format="svg", transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )  # fmt: skip
-    drawn = content.getvalue()
+    drawn = _drawn(figure, transparent=True)
     drawn = drawn[drawn.index("<svg") :]
     for color, name in THEME.items():
         drawn = drawn.replace(color, f"var(--{name})")
     return drawn
+
+
+def _drawn(figure: "Figure", transparent: bool = False) -> str:
+    import matplotlib
+
+    content = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(
+            content, format="svg", transparent=transparent,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )  # fmt: skip
+    return content.getvalue()

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from prefect.runtime import flow_run
 
-from flows.report.html import DASHBOARD, PICTURE, REPORT, draw_reward, write_report
+from flows.report.html import DASHBOARD, GRAPH, PICTURE, REPORT, draw_graph, draw_reward, write_report
 from flows.report.summary import prefect_page
 from flows.run.artifacts import PrefectArtifacts
 from flows.run.hold import Lost
@@ -100,6 +100,7 @@ class Bookkeeping:
                 links=links,
                 versions=versions(),
                 workers={offer.name: sorted(offer.resources) for offer in offers(dispatch.client)},
+                memory_gb={offer.name: offer.memory_gb for offer in offers(dispatch.client) if offer.memory_gb},
             )
             self._stack = stack.pop_all()
         return self
@@ -233,6 +234,8 @@ class Bookkeeping:
         if not record.steps:
             return  # there is nothing to show
         picture, path = self._folder / PICTURE, self._folder / REPORT
+        if draw_graph(self._run.uri, record, self._folder / GRAPH):
+            self._tracker.log_picture(self._folder / GRAPH)
         if not self._run.config.tracking.report:
             draw_reward(self._run.uri, record, picture)
             self._tracker.log_picture(picture)

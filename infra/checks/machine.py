@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from infra.cluster.placement import Offer
 from infra.cluster.source import SOURCE, announced
 from infra.hosts import interfaces, listening_socket
 from infra.security.secrets import masked
@@ -143,12 +144,12 @@ def route_checks(towards: str = "192.0.2.1") -> list[Check]:
     return [*bad, *([Check("interface", "ok", f"{', '.join(good)} reach themselves")] if good else [])]
 
 
-def placement_checks(resources: Iterable[Mapping[str, float]], needs: Mapping[str, tuple[str, ...]]) -> list[Check]:
-    """One check for each call of a placement: whether some worker announces all of its tags."""
-    present = list(resources)
+def placement_checks(workers: Iterable[Offer], needs: Mapping[str, tuple[str, ...]]) -> list[Check]:
+    """One check for each call of a placement: whether some worker announces all of its tags, or has its name."""
+    present = list(workers)
     found = []
     for call, tags in needs.items():
-        fitting = sum(all(worker.get(tag, 0) >= 1 for tag in tags) for worker in present)
+        fitting = sum(worker.satisfies(tags) for worker in present)
         roles = ",".join(tag.lower() for tag in tags if tag in ("GENERATOR", "TRAINER", "VERIFIER")) or "generator"
         found.append(
             Check("placement", "ok", f"{call} needs {' '.join(tags)}: {fitting} worker{'s' * (fitting != 1)}")

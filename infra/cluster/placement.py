@@ -1,7 +1,7 @@
 """Where each call may run: the Dask resource tags it needs, and what the workers offer."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,7 @@ ROLES = ("GENERATOR", "TRAINER", "VERIFIER", "REFERENCE", "CRITIC")
 METRIC = "rlvf"  # the metric in which our workers describe themselves: see `infra.cluster.pace`
 ANSWER_SECONDS = 10.0  # for a worker to say which source it runs
 LOCAL = ("GENERATOR", "VERIFIER", "REFERENCE", "CRITIC")  # roles of which `cluster` says how many a local cluster has
-
-
+WORKER = "worker:"  # before the name of a worker, in place of a tag
 ALWAYS = ("generate", "verify", "train", "evaluate")  # calls of every run
 
 
@@ -28,7 +27,7 @@ class PlacementError(ValueError):
 
 
 class PlacementConfig(BaseModel):
-    """Which tags each call needs; a worker must offer all of them."""
+    """Which tags each call needs; a worker must offer all of them. `worker:NAME` names one instead: of several, any."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,7 +49,10 @@ class PlacementConfig(BaseModel):
         if not tags:
             raise ValueError(f"needs at least one tag, for example one of {', '.join(ROLES)}")
         for tag in tags:
-            if tag not in DEVICES + ROLES:
+            if tag.startswith(WORKER):
+                if tag != f"{WORKER}{worker_name(tag.removeprefix(WORKER))}":
+                    raise ValueError(f"{tag!r} names no worker; write it like {WORKER}laptop-generator (`rlvf status`)")
+            elif tag not in DEVICES + ROLES:
                 near = get_close_matches(tag.upper(), DEVICES + ROLES, n=1, cutoff=0)[0]
                 raise ValueError(f"unknown tag {tag!r}; did you mean {near}? (devices {DEVICES}, roles {ROLES})")
         return tags
@@ -67,8 +69,8 @@ class PlacementConfig(BaseModel):
         return tags
 
     def resources(self, call: str) -> dict[str, float]:
-        """The resources of a worker that a Dask task of `call` takes while it runs."""
-        return dict.fromkeys(self.tags(call), 1)
+        """The resources of a worker that a Dask task of `call` takes while it runs; a name is none."""
+        return {tag: 1 for tag in self.tags(call) if not tag.startswith(WORKER)}
 
 
 def worker_name(announced: object) -> str:
@@ -90,9 +92,14 @@ class Offer:
     seen: float = field(default=0.0, compare=False)  # its last sign of life, by the scheduler's clock
     waits: str = field(default="", compare=False)  # the error of its storage, while that is away
     source: str = field(default="", compare=False)  # the digest of its source; empty where it has not said
+    memory_gb: float = field(default=0.0, compare=False)  # of its device; 0 where it has not said
 
     def satisfies(self, tags: Collection[str]) -> bool:
-        return all(self.resources.get(tag, 0) >= 1 for tag in tags)
+        """Whether it offers all of the tags, and is one of the workers that they name, if they name any."""
+        named = {tag for tag in tags if tag.startswith(WORKER)}
+        if named and f"{WORKER}{self.name}" not in named:
+            return False
+        return all(self.resources.get(tag, 0) >= 1 for tag in tags if tag not in named)
 
 
 def offers(client: "Client", seconds: float | None = None) -> list[Offer]:
@@ -114,6 +121,7 @@ def _offer(address: str, worker: Mapping[str, Any]) -> Offer:
         worker["last_seen"],
         str(said.get("waits", "")),
         str(announced(said.get("versions", {}))),
+        float(said.get("memory_gb", 0.0)),
     )
 
 
@@ -160,12 +168,12 @@ def _asked(client: "Client", address: str) -> str:
 def unsatisfied(client: "Client", call: str, tags: Collection[str], present: Collection[Offer]) -> PlacementError:
     """The error that says which tags `call` lacks, which workers there are, and the command that would add one."""
     everywhere = {tag for offer in present for tag, amount in offer.resources.items() if amount >= 1}
-    missing = [tag for tag in tags if tag not in everywhere]
+    named = [tag for tag in tags if tag.startswith(WORKER)]
+    if named and not any(f"{WORKER}{offer.name}" in named for offer in present):
+        return _away(call, named, present)
+    missing = [tag for tag in tags if tag not in everywhere and tag not in named]
     lack = f"no worker offers {' or '.join(missing)}" if missing else f"no single worker offers {' and '.join(tags)}"
-    there = "; ".join(
-        f"{offer.name}: {' '.join(sorted(offer.resources)) or 'no tags'}"
-        for offer in sorted(present, key=lambda offer: offer.name)
-    )
+    there = _described(present)
     address = client.scheduler.address if client.scheduler is not None else "<scheduler address>"
     roles = ",".join(tag.lower() for tag in ROLES if tag in tags)
     device = "".join(f" --device {tag.lower()}" for tag in DEVICES if tag in tags)
@@ -178,4 +186,23 @@ def unsatisfied(client: "Client", call: str, tags: Collection[str], present: Col
         remedy = f"Ask for one: {' '.join(asked)}" if here else elsewhere
     return PlacementError(
         f"placement.{call} needs {' and '.join(tags)} but {lack}. Workers: {there or 'none'}. {remedy}"
+    )
+
+
+def _described(present: Collection[Offer]) -> str:
+    return "; ".join(
+        f"{offer.name}: {' '.join(sorted(offer.resources)) or 'no tags'}"
+        for offer in sorted(present, key=lambda offer: offer.name)
+    )
+
+
+def _away(call: str, named: Sequence[str], present: Collection[Offer]) -> PlacementError:
+    """The error of a call whose workers are named, and none of them is there."""
+    tags = " ".join(tag for tag in ROLES if any(offer.resources.get(tag, 0) >= 1 for offer in present))
+    names = " or ".join(tag.removeprefix(WORKER) for tag in named)
+    near = get_close_matches(named[0].removeprefix(WORKER), [offer.name for offer in present], n=1)
+    meant = f"did you mean {WORKER}{near[0]}? " if near else ""
+    return PlacementError(
+        f"placement.{call} names {names}, and no such worker is there. Workers: {_described(present) or 'none'}. "
+        f"{meant}Start it again, or name tags instead{f' ({tags})' if tags else ''}"
     )

@@ -44,6 +44,7 @@ class _About(BaseModel):
     links: dict[str, tuple[str, str]] = {}  # address and how to see it, by what is there
     versions: dict[str, str] = {}
     workers: dict[str, list[str]] = {}  # tags
+    memory_gb: dict[str, float] = {}  # of their devices
     changes: list[str] = []  # of what it is trained with, since it began
     lost: dict[str, int] = {}  # calls that died with their workers
     held_out: dict[str, int] = {}  # problems of each set that it is evaluated on

@@ -49,10 +49,12 @@ def test_a_run_ends_with_a_report_that_is_whole_in_itself(lab: Any, reported: Pa
     with Image.open(reported / "reward.png") as image:
         assert image.format == "PNG"
         assert len(image.getcolors(2**24) or []) > 10
-    assert page.figures == [*LEARNING, *MACHINES]  # what was learned first
+    assert page.figures == [*LEARNING, "graph", *MACHINES]  # what was learned first
     assert page.tags >= {"svg", "path", "text"}
     client, logged = lab.mlflow(reported)
     assert {file.path for file in client.list_artifacts(logged.info.run_id)} >= {"report.html", "pictures"}
+    pictures = {file.path for file in client.list_artifacts(logged.info.run_id, "pictures")}
+    assert pictures == {"pictures/reward.png", "pictures/graph.png"}
     links = [str(attrs["href"]) for tag, attrs in page.elements if tag == "a"]
     assert any(f"/runs/{logged.info.run_id}" in link for link in links)
     assert any("/runs/flow-run/" in link for link in links)

@@ -21,6 +21,7 @@ from infra.checks.machine import (
     placement_checks,
     route_checks,
 )
+from infra.cluster.placement import Offer
 from infra.services.addresses import Addresses
 from infra.services.scheduler import Seen, WorkerSeen
 from infra.storage.mark import leave_mark
@@ -192,11 +193,14 @@ def test_an_address_that_nothing_uses_is_a_warning(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_placement_is_looked_at_call_by_call() -> None:
-    there = [{"CPU": 1.0, "GENERATOR": 1.0}, {"CPU": 1.0, "GENERATOR": 1.0}]
-    found = placement_checks(there, {"generate": ("GENERATOR",), "train": ("CUDA", "TRAINER")})
+    there = [Offer("", name, {"CPU": 1.0, "GENERATOR": 1.0}) for name in ("a", "b")]
+    named = {"verify": ("worker:b", "worker:c"), "evaluate": ("worker:c",)}
+    found = placement_checks(there, {"generate": ("GENERATOR",), "train": ("CUDA", "TRAINER"), **named})
     assert [str(check) for check in found] == [
         "ok    placement   generate needs GENERATOR: 2 workers",
         "fail  placement   train needs CUDA TRAINER: no worker; rlvf worker --roles trainer",
+        "ok    placement   verify needs worker:b worker:c: 1 worker",
+        "fail  placement   evaluate needs worker:c: no worker; rlvf worker --roles generator",
     ]
 
 

@@ -49,6 +49,27 @@ def test_the_workers_are_found_by_all_their_tags(client: Client) -> None:
     assert workers_with(client, ("TRAINER", "CUDA")) == []
 
 
+def test_a_worker_is_named_where_a_tag_may_be(client: Client) -> None:
+    name = offers(client)[0].name
+    placement = PlacementConfig(generate=("CPU", f"worker:{name}", "worker:other"), verify=("worker:other",))
+    assert placement.resources("generate") == {"CPU": 1}
+    assert workers_with(client, placement.tags("generate")) == [offers(client)[0].address]
+    assert workers_with(client, ("CUDA", f"worker:{name}")) == []
+    with pytest.raises(PlacementError, match="verify names other, and no such worker is there") as no:
+        check_placement(client, placement)
+    assert str(no.value).endswith("Start it again, or name tags instead (GENERATOR TRAINER)")
+    with pytest.raises(PlacementError, match=f"names {name}x, .*did you mean worker:{name}.? "):
+        check_placement(client, PlacementConfig(verify=(f"worker:{name}x",)))
+    with pytest.raises(PlacementError, match=r"needs CUDA and worker:.* but no worker offers CUDA"):
+        check_placement(client, PlacementConfig(verify=("CUDA", f"worker:{name}")))
+
+
+@pytest.mark.parametrize("name", ["", "tcp://10.0.0.7:40123", "my laptop"])
+def test_a_name_that_no_worker_has_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="names no worker; write it like worker:laptop-generator"):
+        PlacementConfig(generate=(f"worker:{name}",))
+
+
 def test_what_is_missing_is_said_with_the_command_that_adds_it(client: Client) -> None:
     check_placement(client, PlacementConfig(verify=("CPU",)))
     with pytest.raises(PlacementError) as caught:

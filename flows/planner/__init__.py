@@ -1,0 +1,1 @@
+"""What a run's calls cost, and where they should run."""

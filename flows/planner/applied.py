@@ -1,0 +1,51 @@
+"""A proposal as settings: in a run's own, or in a YAML file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from flows.config import TrainConfig
+from flows.options.plain_yaml import load_yaml
+from flows.options.reading import read_config, to_yaml
+from flows.options.tree import flatten, known_options, nest
+from flows.planner.proposal import Change
+from flows.start.saved import whole_text
+from infra.runs.checkpoints import CONFIG
+from infra.storage import place
+
+
+def settings(changes: Sequence[Change]) -> dict[str, object]:
+    """Values by dotted path, the last of each."""
+    return {path: value for change in changes for path, value in change.options.items()}
+
+
+def written(path: str, value: object) -> str:
+    """A setting as an option of the command line."""
+    return f"--{path} {','.join(map(str, value)) if isinstance(value, list) else value}"
+
+
+def changed_config(config: TrainConfig, changes: Mapping[str, object]) -> TrainConfig:
+    """The configuration with these settings. Raises OptionError."""
+    base = dict(flatten(known_options(TrainConfig), load_yaml(to_yaml(config))))
+    return read_config(TrainConfig, file=None, overrides={}, base={**base, **changes})
+
+
+def apply_to_run(uri: str, config: TrainConfig, changes: Mapping[str, object]) -> str:
+    """Save them as the run's settings, with which `rlvf train --resume` goes on; returns where."""
+    where = place.join(uri, CONFIG)
+    place.write_text(where, whole_text(changed_config(config, changes)))
+    return where
+
+
+def apply_to_file(path: Path, changes: Mapping[str, object]) -> str:
+    """Write them into a YAML file, new or with other settings; its comments are lost. Returns where. Raises
+    OptionError where the settings do not fit together."""
+    options = known_options(TrainConfig)
+    there = load_yaml(path.read_bytes()) if path.exists() else {}
+    if there is not None and not isinstance(there, Mapping):
+        raise ValueError(f"--config {path}: holds no settings")
+    merged = {**dict(flatten(options, there or {})), **changes}
+    read_config(TrainConfig, file=None, overrides={}, base=merged)
+    path.write_text(yaml.safe_dump(nest(merged), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return str(path)

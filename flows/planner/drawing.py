@@ -1,0 +1,132 @@
+"""The graph of a step's calls for people: which reads what of which, where each runs, and what it took in a run."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from flows.planner.measured import MeasuredStep
+from infra.cluster.placement import PlacementConfig
+from rl.algorithm_config import CommonAlgorithmConfig
+from rl.algorithms import ALGORITHMS
+from rl.graph import SCORES, Call, Graph, graph_of
+
+MOST_NAMES = 3  # workers of a call that are named
+
+
+@dataclass(frozen=True)
+class Node:
+    """A call, as it is drawn."""
+
+    name: str
+    model: str  # that it runs; empty where a program does
+    lines: tuple[str, ...]  # where it runs, and what it took
+    layer: int  # calls before it, on the longest way
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Nodes in the graph's order, and (from, to, fields) between them."""
+
+    title: str
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[str, str, tuple[str, ...]], ...]
+
+
+def graph_of_config(config: CommonAlgorithmConfig, calls: Iterable[str] = ()) -> Graph:
+    """The graph of an algorithm with its options; see `graph_named`."""
+    return graph_named(config.name, config.kl.coefficient > 0, calls)
+
+
+def graph_named(name: str, kl: bool, calls: Iterable[str] = ()) -> Graph:
+    """The graph of an algorithm, with a divergence from a reference if `kl`. A user's own is not run here: what it
+    needs is seen from the `calls` that a run has made."""
+    needs = {"reference_logprobs"} if kl else set[str]()
+    if name in ALGORITHMS:
+        return graph_of(ALGORITHMS[name](), needs)
+    made = set(calls)
+    return graph_of(ALGORITHMS["reinforce"](), needs | {field for field, call in SCORES.items() if call.name in made})
+
+
+def drawing(title: str, graph: Graph, placement: PlacementConfig, step: MeasuredStep | None = None) -> Drawing:
+    """The graph, with what a run has measured of it."""
+    layers: dict[str, int] = {}
+    for call in graph.calls:
+        layers[call.name] = 1 + max((layers[before] for before in graph.before(call)), default=-1)
+    nodes = tuple(
+        Node(call.name, call.model or "", tuple(_lines(call, placement, step)), layers[call.name])
+        for call in graph.calls
+    )
+    edges = []
+    for call in graph.calls:
+        for before in graph.before(call):
+            writer = next(each for each in graph.calls if each.name == before)
+            edges.append((before, call.name, tuple(name for name in call.reads if name in writer.writes)))
+    return Drawing(title, nodes, tuple(edges))
+
+
+def _lines(call: Call, placement: PlacementConfig, step: MeasuredStep | None) -> Iterable[str]:
+    if step is None:
+        tags = placement.tags(call.name) if call.name in placement.calls else ()
+        yield f"each {call.each}"
+        if tags:
+            yield f"on {' '.join(tags)}"
+        return
+    if not step.place(call.name):
+        yield "was not made"
+        return
+    taken, waited = step.taken(call.name), step.waited(call.name)
+    count = step.leases[call.name]
+    yield f"{taken:.3g} s a step in {count:.3g} call{'' if count == 1 else 's'}"
+    yield f"{taken / step.seconds:.0%} of {step.seconds:.3g} s" + (f", {waited:.2g} s for weights" if waited else "")
+    yield f"on {_named(step.place(call.name))}"
+
+
+def _named(workers: tuple[str, ...]) -> str:
+    more = len(workers) - MOST_NAMES
+    return ", ".join(workers[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def mermaid(drawn: Drawing) -> str:
+    """As Mermaid's text: https://mermaid.js.org/syntax/flowchart.html"""
+    rows = [f"%% {_plain(drawn.title)}", "flowchart LR"]
+    for node in drawn.nodes:
+        parts = [f"<b>{node.name}</b>", *filter(None, [node.model]), *node.lines]
+        rows.append(f'    {_id(node.name)}["{"<br>".join(map(_escaped, parts))}"]')
+    for before, after, fields in drawn.edges:
+        rows.append(f'    {_id(before)} -->|"{_escaped(", ".join(fields))}"| {_id(after)}')
+    return "\n".join(rows)
+
+
+def as_json(drawn: Drawing, graph: Graph, step: MeasuredStep | None) -> Mapping[str, object]:
+    """The calls with what is known of them, for programs."""
+    calls = []
+    for call in graph.calls:
+        one: dict[str, object] = {
+            "name": call.name,
+            "model": call.model,
+            "reads": call.reads,
+            "writes": call.writes,
+            "each": call.each,
+            "before": graph.before(call),
+        }
+        if step is not None:
+            one |= {
+                "seconds": step.taken(call.name),
+                "share": step.taken(call.name) / step.seconds,
+                "waiting": step.waited(call.name),
+                "workers": step.place(call.name),
+            }
+        calls.append(one)
+    return {"title": drawn.title, "calls": calls, "step_seconds": None if step is None else step.seconds}
+
+
+def _id(name: str) -> str:
+    return "end_" if name == "end" else name  # a word of Mermaid's
+
+
+def _escaped(text: str) -> str:
+    kept = text.replace("&", "#amp;").replace('"', "#quot;")
+    return kept if kept.startswith("<b>") else kept.replace("<", "#lt;").replace(">", "#gt;")
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

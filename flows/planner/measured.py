@@ -1,0 +1,177 @@
+"""What a run has measured of each call: from its timeline and metrics.
+
+Of the last session, from its first lease to its last update: a model's check, export and evaluation are no part of a
+step. The first call of each worker is left out of what a call takes: it imports, loads and compiles.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import mean, median
+
+from infra.cluster.costs import Costs, Work
+from infra.cluster.timeline import Span
+from infra.runs.record import Record
+from rl.graph import Graph
+
+FEWEST = 3  # steps that figures are taken from
+
+
+class NothingMeasuredError(ValueError):
+    """A run whose timeline says nothing of its steps."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One call on one worker."""
+
+    seconds: float  # of one lease, or one batch, without waiting for weights: the mean
+    count: int  # of them
+    share: float  # of the call's leases
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step as it was, in the mean."""
+
+    seconds: float  # wall time, the median
+    steps: int  # that the spans cover
+    calls: Mapping[str, Mapping[str, Measured]]  # by call and worker
+    waiting: Mapping[str, Mapping[str, float]]  # seconds a step that a call waited for weights, by worker
+    leases: Mapping[str, float]  # a step
+    handing_over: float  # seconds from an update to the next call: bookkeeping, and publication
+    busy: Mapping[str, float]  # seconds of each worker a step, its waits for weights included
+
+    def taken(self, call: str) -> float:
+        """Seconds of all workers a step."""
+        return self.leases.get(call, 0.0) * sum(one.share * one.seconds for one in self.calls.get(call, {}).values())
+
+    def waited(self, call: str) -> float:
+        """Seconds of all workers a step in which the call waited for weights."""
+        return sum(self.waiting.get(call, {}).values())
+
+    def place(self, call: str) -> tuple[str, ...]:
+        """The workers that had it."""
+        return tuple(sorted(self.calls.get(call, {})))
+
+
+def measured_step(record: Record, uri: str) -> MeasuredStep:
+    """The step of a run's last session.
+
+    Raises:
+        NothingMeasuredError: it has no timeline, or fewer than FEWEST steps.
+    """
+    if not record.sessions:
+        raise NothingMeasuredError(
+            f"{uri} has no timeline, so nothing is known of its calls; name a run that has trained"
+        )
+    spans = _of_steps(record.sessions[-1])
+    steps = sum(span.call == "train" for span in spans)
+    seconds = [each for each in record.curve("perf/step_seconds").values() if isfinite(each)][-steps:]
+    if steps < FEWEST or len(seconds) < FEWEST:
+        raise NothingMeasuredError(
+            f"{uri} has {min(steps, len(seconds))} steps in its timeline, and figures need {FEWEST}; train it on with "
+            "--steps"
+        )
+    by_pair: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in spans:
+        by_pair[span.call, span.worker].append(span)
+    count: dict[str, int] = defaultdict(int)
+    for (call, _), each in by_pair.items():
+        count[call] += len(each)
+    calls: dict[str, dict[str, Measured]] = defaultdict(dict)
+    waiting: dict[str, dict[str, float]] = defaultdict(dict)
+    busy: dict[str, float] = defaultdict(float)
+    for (call, worker), each in sorted(by_pair.items()):
+        warm = each[1:] or each
+        calls[call][worker] = Measured(mean(map(_working, warm)), len(each), len(each) / count[call])
+        waiting[call][worker] = mean(span.loading for span in warm) * len(each) / steps
+        if call != "publish":  # it runs beside other work
+            busy[worker] += calls[call][worker].seconds * len(each) / steps + waiting[call][worker]
+    published = [span.end - span.start for span in spans if span.call == "publish"]
+    logged = [each for each in record.curve("perf/log_seconds").values() if isfinite(each)][-steps:]
+    return MeasuredStep(
+        seconds=median(seconds[1:]),
+        steps=steps,
+        calls={call: dict(by) for call, by in calls.items()},
+        waiting=dict(waiting),
+        leases={call: number / steps for call, number in count.items()},
+        handing_over=(median(published) if published else 0.0) + (median(logged) if logged else 0.0),
+        busy=dict(busy),
+    )
+
+
+def _of_steps(spans: Sequence[Span]) -> list[Span]:
+    """Those that came back between the first lease of a batch and the last publication, oldest first."""
+    began = min((span.start for span in spans if span.call == "generate"), default=float("inf"))
+    ended = max((span.start for span in spans if span.call == "publish"), default=0.0)
+    evaluations = [span for span in spans if span.call == "evaluate"]
+    found = [
+        span
+        for span in spans
+        if began <= span.start <= ended and not span.lost and span.call != "evaluate" and not _judges(span, evaluations)
+    ]
+    return sorted(found, key=lambda span: span.start)
+
+
+def _judges(span: Span, evaluations: Iterable[Span]) -> bool:
+    """Whether a verifier's call is of an evaluation: it begins when one has just come back."""
+    return span.call == "verify" and any(0 <= span.start - one.end < 0.05 for one in evaluations)
+
+
+def _working(span: Span) -> float:
+    return span.end - span.start - span.loading
+
+
+def costs_of(
+    graph: Graph,
+    step: MeasuredStep,
+    *,
+    memory: Mapping[str, float],
+    size: Mapping[str, float],
+    others: Iterable[MeasuredStep] = (),
+) -> Costs:
+    """The costs of the graph's calls on the workers that were measured: by this run, and by `others` with the same
+    leases, such as probes. `memory`: bytes by worker; `size`: bytes by what is held.
+
+    Raises:
+        NothingMeasuredError: a call of the graph was not made.
+    """
+    works: list[Work] = []
+    fetching: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for call in graph.calls:
+        seconds: dict[str, float] = {}
+        for one in (*others, step):
+            for worker, found in one.calls.get(call.name, {}).items():
+                seconds[worker] = found.seconds * one.leases[call.name]
+        if not seconds:
+            raise NothingMeasuredError(f"the run made no call {call.name}, so there is nothing to plan with")
+        works.append(Work(call.name, call.model, call.each, graph.before(call), call.trains, seconds))
+        for one in (*others, step):
+            for worker, waited in one.waiting.get(call.name, {}).items():
+                if call.model is not None and not call.trains:
+                    fetching[call.model, worker].append(waited)
+    return Costs(
+        tuple(works),
+        max(1, round(step.leases["generate"])),
+        size,
+        memory,
+        {pair: max(waited) for pair, waited in fetching.items()},
+        step.handing_over,
+    )
+
+
+def present_places(graph: Graph, step: MeasuredStep) -> dict[str, tuple[str, ...]]:
+    """The workers of each call, as it was. Of a call for the whole batch, the one that had it most."""
+    found = {}
+    for call in graph.calls:
+        by = step.calls[call.name]
+        most = max(sorted(by), key=lambda worker: by[worker].count)
+        found[call.name] = (most,) if call.each == "batch" else step.place(call.name)
+    return found
+
+
+def busiest(busy: Mapping[str, float]) -> str:
+    """The worker with the most seconds."""
+    return max(sorted(busy), key=busy.__getitem__)

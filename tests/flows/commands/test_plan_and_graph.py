@@ -1,0 +1,114 @@
+"""`rlvf plan` and `rlvf graph`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from flows.cli import main
+from flows.report.html import write_report
+from flows.start.saved import saved_config
+from infra.runs.record import read_record
+from tests.flows.planner.kept_run import keep_run
+from tests.flows.report.read_back import Page
+
+pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Said:
+    """Gives a command and returns what it prints."""
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> str:
+        main(words)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose slow generator holds up every step."""
+    return keep_run(tmp_path / "run", generate={"fast": 0.5, "slow": 12.0})
+
+
+def test_a_graph_is_mermaid_s_text(said: Said) -> None:
+    text = said("graph", "ppo")
+    assert text.startswith("%% ppo\nflowchart LR\n")
+    assert '    generate["<b>generate</b><br>actor<br>each lease<br>on GENERATOR"]\n' in text
+    assert '    value -->|"values"| train_critic\n' in text
+    assert said("graph").startswith("%% reinforce\n")
+    names = [call["name"] for call in json.loads(said("graph", "remax", "--json"))["calls"]]
+    assert sorted(names) == ["generate", "greedy", "train", "verify"]
+
+
+def test_a_run_s_graph_has_what_its_calls_took(said: Said, run: Path) -> None:
+    text = said("graph", "--run", str(run))
+    assert "<b>train</b><br>actor<br>1 s a step in 1 call<br>25% of 4 s<br>on trainer" in text
+    assert "<b>verify</b><br>1 s a step in 4 calls<br>25% of 4 s<br>on judge" in text
+    (generate,) = [
+        one for one in json.loads(said("graph", "--run", str(run), "--json"))["calls"] if one["name"] == "generate"
+    ]
+    assert generate["workers"] == ["fast", "slow"]
+    assert generate["seconds"] == pytest.approx(2 * 0.5 + 2 * 12)
+
+
+def test_a_picture_is_drawn(said: Said, run: Path, tmp_path: Path) -> None:
+    assert said("graph", "ppo", "--output", "ppo.png") == "ppo.png\n"
+    with Image.open(tmp_path / "ppo.png") as picture:
+        assert picture.width > 1000
+        assert len(picture.convert("L").getcolors() or ()) > 10
+    said("graph", "--run", str(run), "--output", "run.svg")
+    drawn = (tmp_path / "run.svg").read_text()
+    assert "1 s a step in 1 call</text>" in drawn
+    assert "var(--" not in drawn  # it stands alone
+    page = write_report(str(run), read_record(str(run), run), tmp_path / "report.html")
+    assert "graph" in Page(page).figures
+    assert "1 s a step in 1 call</text>" in page.read_text()
+
+
+def test_what_cannot_be_drawn_is_said(refused: Callable[..., str], run: Path) -> None:
+    assert refused("graph", "gropo").startswith("unknown algorithm gropo; did you mean grpo?")
+    assert refused("graph", "ppo", "--output", "ppo.pdf") == "--output ppo.pdf: a picture is FILE.png or FILE.svg"
+    assert refused("graph", "ppo", "--run", str(run)).startswith("ALGORITHM ppo: a run has one already")
+    assert "is not a run" in refused("graph", "--run", str(run.parent / "none"))
+    (run / "timeline.jsonl").unlink()
+    assert refused("graph", "--run", str(run)).endswith("nothing is known of its calls; name a run that has trained")
+    assert refused("plan", "--run", str(run)).endswith("nothing is known of its calls; name a run that has trained")
+
+
+def test_a_plan_says_what_holds_a_step_up_and_what_to_set(said: Said, run: Path) -> None:
+    text = said("plan", "--run", str(run))
+    assert "4 s a step (measured); slow is the bottleneck" in text
+    assert "set        --placement.generate worker:fast" in text
+    assert "unknown    generate on judge, trainer" in text
+    found = json.loads(said("plan", "--run", str(run), "--json"))
+    assert found["bottleneck"] == "slow"
+    assert found["places"]["generate"] == ["fast"]
+    assert found["planned_seconds"] < found["step_seconds"] / 1.3
+
+
+def test_a_plan_is_applied_to_the_run_or_to_a_file(said: Said, run: Path, tmp_path: Path) -> None:
+    assert f"written    {run}/config.yaml" in said("plan", "--run", str(run), "--apply")
+    assert saved_config(str(run)).placement.generate == ("worker:fast",)
+    (tmp_path / "my.yaml").write_text("steps: 7\nplacement:\n  verify: [CPU]\n")
+    said("plan", "--run", str(run), "--apply", "--config", "my.yaml")
+    assert yaml.safe_load((tmp_path / "my.yaml").read_text()) == {
+        "steps": 7,
+        "placement": {"verify": ["CPU"], "generate": ["worker:fast"]},
+    }
+
+
+def test_a_plan_that_was_not_asked_for_well_is_refused(refused: Callable[..., str], run: Path) -> None:
+    assert refused("plan").startswith("name a run that has trained (--run newest), or measure with --probe")
+    assert refused("plan", "--probe", "--run", str(run)).endswith("one of both")
+    assert refused("plan", "--run", str(run), "--steps", "3").startswith("--steps: a run has its own settings")
+    assert refused("plan", "--probe", "--apply").startswith("--apply: name the file to write with --config")
+    (run / "about.json").write_text('{"status": "running"}')
+    assert "goes on; stop it first" in refused("plan", "--run", str(run), "--apply")

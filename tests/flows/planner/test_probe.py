@@ -1,0 +1,56 @@
+"""Which probes are made of which workers."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.config import TrainConfig
+from flows.planner.applied import changed_config
+from flows.planner.probe import ProbeError, made, places_by_tags, probes, tags_of_workers
+from infra.cluster.cluster_config import ClusterConfig
+from infra.cluster.placement import PlacementConfig
+
+TAGS = {
+    "a": frozenset({"CPU", "GENERATOR"}),
+    "b": frozenset({"CUDA", "TRAINER", "GENERATOR"}),
+    "judge": frozenset({"CPU", "VERIFIER"}),
+}
+
+
+def test_each_worker_that_can_trains_once_and_all_do_the_rest() -> None:
+    one, other = probes(TrainConfig(), TAGS, "probe-x")
+    assert (one.run, other.run) == ("probe-x-a", "probe-x-b")
+    assert one.placement.train == ("worker:a",)
+    assert other.placement.train == ("worker:b",)
+    assert one.placement.generate == other.placement.generate == ("worker:a", "worker:b")
+    assert one.placement.verify == ("worker:judge",)
+    assert one.steps == 5
+
+
+def test_the_workers_of_a_local_cluster_are_those_that_would_be_started() -> None:
+    tags = tags_of_workers(ClusterConfig(generators=2, device="cpu"))
+    assert {name for name in tags if "GENERATOR" in tags[name]} == {"generator-0", "generator-1"}
+    assert tags["trainer"] == {"CPU", "TRAINER"}
+    assert "VERIFIER" in tags["verifier-0"]
+
+
+def test_a_placement_means_these_workers() -> None:
+    calls = ("generate", "verify", "train")
+    found = places_by_tags(PlacementConfig(verify=("CPU",)), TAGS, calls)
+    assert found == {"generate": ("a", "b"), "verify": ("a", "judge"), "train": ("b",)}
+    named = PlacementConfig(generate=("CUDA", "worker:a", "worker:b"))
+    assert places_by_tags(named, TAGS, ["generate"]) == {"generate": ("b",)}
+
+
+def test_a_cluster_without_what_a_step_needs_is_refused() -> None:
+    with pytest.raises(ValueError, match="no worker of the cluster offers VERIFIER"):
+        list(probes(TrainConfig(), {"a": TAGS["a"]}, "x"))
+    with pytest.raises(ValueError, match="no worker of the cluster offers GENERATOR or TRAINER"):
+        list(probes(TrainConfig(), {"judge": TAGS["judge"]}, "x"))
+
+
+def test_a_probe_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path))
+    config = changed_config(TrainConfig(), {"problems.path": "none.csv", "run": "probe-y"})
+    with pytest.raises(ProbeError, match=r"probe-y failed: rlvf: .*none\.csv"):
+        made(config)
