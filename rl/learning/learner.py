@@ -65,21 +65,30 @@ def token_scores(
     """
     with in_blocks(policy.model, packed.mask):
         with policy.autocast():
-            layers = checkpointed(policy.model) if checkpointing else nullcontext()
-            with torch.set_grad_enabled(loss is not None), embedding_in_place(policy.model), layers:
-                states = hidden_states(
-                    policy.model,
-                    mask=packed.mask,
-                    input_ids=packed.tokens,
-                    position_ids=packed.positions,
-                    use_cache=False,
-                )
-                hidden = states[packed.rows, packed.logit_positions]
+            hidden = states_at(
+                policy, packed, packed.logit_positions, trained=loss is not None, layers_twice=checkpointing
+            )
             found = target_scores(policy.model, hidden.detach(), packed.targets, temperature, loss)
         logprobs, entropy, gradient = found
         if gradient is not None and hidden.requires_grad:
             hidden.backward(gradient)  # type: ignore[no-untyped-call]
     return logprobs, entropy
+
+
+def states_at(policy: Policy, packed: Packed, positions: Tensor, *, trained: bool, layers_twice: bool) -> Tensor:
+    """[N, H]: the hidden states of these positions [N] of the packed tokens' rows, for a backward pass where they are
+    trained; see `checkpointed` for ``layers_twice``. Called inside of `in_blocks` and `autocast`, in the first of which
+    the backward pass runs too."""
+    layers = checkpointed(policy.model) if layers_twice else nullcontext()
+    with torch.set_grad_enabled(trained), embedding_in_place(policy.model), layers:
+        states = hidden_states(
+            policy.model,
+            mask=packed.mask,
+            input_ids=packed.tokens,
+            position_ids=packed.positions,
+            use_cache=False,
+        )
+        return states[packed.rows, positions]
 
 
 def token_loss(algorithm: Algorithm, behaviour: Tensor, advantage: Tensor, weight: Tensor) -> Loss:
