@@ -73,7 +73,7 @@ def _with_head(policy: Policy, path: str, *, fresh: bool) -> Policy:
             head.weight.zero_()
     model.generation_config = None  # which a language model has, to be saved with it
     model.get_output_embeddings = MethodType(_head, model)
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return policy
 
 

@@ -1,7 +1,7 @@
 """Where each call may run: the Dask resource tags it needs, and what the workers offer."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,9 @@ ANSWER_SECONDS = 10.0  # for a worker to say which source it runs
 LOCAL = ("GENERATOR", "VERIFIER")  # roles of which `cluster` says how many a local cluster has
 
 
+ALWAYS = ("generate", "verify", "train", "evaluate")  # calls of every run
+
+
 class PlacementError(ValueError):
     """No worker offers the tags that a call needs."""
 
@@ -31,6 +34,7 @@ class PlacementConfig(BaseModel):
 
     generate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample completions")
     verify: tuple[str, ...] = Field(("VERIFIER",), description="tags of the workers that judge completions")
+    reward: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that run a reward model")
     train: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the policy")
     evaluate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample for evaluations")
 
@@ -112,10 +116,10 @@ def workers_with(client: "Client", tags: Collection[str]) -> list[str]:
     return [offer.address for offer in offers(client) if offer.satisfies(tags)]
 
 
-def check_placement(client: "Client", placement: PlacementConfig) -> None:
-    """Raise `PlacementError` unless some worker satisfies every call."""
+def check_placement(client: "Client", placement: PlacementConfig, calls: Iterable[str] = ALWAYS) -> None:
+    """Raise `PlacementError` unless some worker satisfies each of the calls."""
     present = offers(client)
-    for call in placement.calls:
+    for call in sorted(calls, key=placement.calls.index):
         if not any(offer.satisfies(placement.tags(call)) for offer in present):
             raise unsatisfied(client, call, placement.tags(call), present)
 

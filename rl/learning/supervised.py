@@ -4,6 +4,9 @@ policy something to reward."""
 import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rl.learning.fitting import optimize
 from rl.learning.learner import Learner
 from rl.learning.objectives import Imitation
@@ -42,6 +45,21 @@ def as_rollouts(policy: Policy, examples: Sequence[Example], max_tokens: int) ->
         completions += tokens
     ended = [bool(tokens[-1] == policy.end) for tokens in completions]
     return Rollouts.padded(examples, prompts, completions, ended=ended)
+
+
+def answered(
+    policy: Policy, problems: Sequence[Problem], texts: Sequence[Sequence[str]], ended: NDArray[np.bool_]
+) -> Rollouts:
+    """Completions ``texts`` [P] of [G] in the policy's own tokens behind the problems' prompts, without instructions;
+    the end token is behind those that ``ended`` [P, G]. What the model does not reach is cut."""
+    prompts = [policy.prompt_tokens(problem.prompt) for problem in problems]
+    reach = None if policy.reach is None else policy.reach[0]
+    completions = []
+    for prompt, row, ends in zip(prompts, texts, ended.tolist(), strict=True):
+        for text, end in zip(row, ends, strict=True):
+            tokens = [*_tokens(policy, text), *([policy.end] if end else [])] or [policy.end]
+            completions.append(tokens if reach is None else tokens[: max(1, reach - len(prompt))])
+    return Rollouts.padded(problems, prompts, completions)
 
 
 def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:

@@ -7,7 +7,9 @@ come before the prompt as in its template; a completion is the last one.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rl.problems.rows import PROMPTS, column
 from rl.problems.tables import ProblemError, Row, Table, inside, short
@@ -122,3 +124,56 @@ def _asked(place: str, name: str, turns: list[tuple[str, str]]) -> tuple[str, In
     examples = tuple(zip(words[:-1:2], words[1::2], strict=True))
     earlier = Instructions(system, examples, required=True) if system or examples else None
     return words[-1].strip(), earlier
+
+
+class ExamplesConfig(BaseModel):
+    """A file of examples to learn from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    shorthand: ClassVar[str] = "path"
+
+    path: str | None = Field(
+        None, min_length=1, description="a path, fsspec URI or glob of CSV, JSON Lines or Parquet files"
+    )
+    prompt: str | None = Field(None, min_length=1, description="the column of the prompt; none looks for a usual name")
+    system: str | None = Field(None, description="what a model with a chat template is told first")
+    template: str | None = Field(
+        None,
+        description="the whole prompt in place of the model's chat template, with {prompt} and perhaps {system} in it",
+    )
+
+    @property
+    def columns(self) -> ExampleColumns:
+        """Where its examples are."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _places(self) -> Self:
+        if self.template is not None and "{prompt}" not in self.template:
+            raise ValueError("template: has no {prompt} in it, so that every prompt would be the same")
+        if self.template is not None and self.system and "{system}" not in self.template:
+            raise ValueError("system: is given, but template has no {system} in it; leave one of them out")
+        return self
+
+
+class DemonstrationsConfig(ExamplesConfig):
+    """Demonstrations: prompts with the completion to be learned, or chats in the column `messages`."""
+
+    completion: str | None = Field(
+        None, min_length=1, description="the column of the completion; none looks for a usual name"
+    )
+
+    @property
+    def columns(self) -> ExampleColumns:
+        return ExampleColumns(self.prompt, (("completion", self.completion, COMPLETION),))
+
+
+class PairsConfig(ExamplesConfig):
+    """Prompts with a chosen and a rejected completion."""
+
+    chosen: str | None = Field(None, min_length=1, description="the column of the better completion; none: chosen")
+    rejected: str | None = Field(None, min_length=1, description="the column of the worse one; none: rejected")
+
+    @property
+    def columns(self) -> ExampleColumns:
+        return ExampleColumns(self.prompt, (("chosen", self.chosen, CHOSEN), ("rejected", self.rejected, REJECTED)))

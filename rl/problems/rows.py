@@ -20,6 +20,7 @@ from rl.records import Problem
 PROMPTS = ("natural_language", "question", "problem", "prompt")
 TARGETS = ("python_expression", "answer", "target", "solution")
 P = TypeVar("P", bound=Problem)
+T = TypeVar("T")
 HELD_OUT = 200  # distinct prompts, where no number is given and there are enough
 EPOCHS, REPLACEMENTS = (4,), (5,)  # keep the orders apart from each other, and from other draws with the same seed
 
@@ -72,7 +73,7 @@ def split(problems: Iterable[P], held_out: int | None) -> tuple[list[P], list[P]
     )
 
 
-def draw(problems: Sequence[P], stream: int, step: int, position: int, own: int, count: int, skip: int = 0) -> list[P]:
+def draw(problems: Sequence[T], stream: int, step: int, position: int, own: int, count: int, skip: int = 0) -> list[T]:
     """Items [skip, skip + count) of the endless sequence that belongs to a step, whatever was drawn before.
 
     Its first `own` items are at [position, position + own) of `stream`, a sequence that is one random order of all P

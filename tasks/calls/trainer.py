@@ -103,6 +103,10 @@ class Trainer:
         ``figures`` of the batch are kept with the checkpoint, so that a run that is killed before they are logged has
         them.
         """
+        given = batch, self.loss, self.sampling.temperature, self.sampling.limit
+        return self._make(step, lambda learner: learner.update(*given), figures)
+
+    def _make(self, step: int, change: Callable[["Learner"], Learned], figures: Mapping[str, float]) -> Learned:
         started = time.perf_counter()
         self._check()  # the resident learner may be that of the session which took the run
         with _learning:
@@ -112,7 +116,7 @@ class Trainer:
                 return learner.learned
             try:
                 learner.decay = decayed(self.optimizer.decay, step, self.steps)
-                learned = learner.update(batch, self.loss, self.sampling.temperature, self.sampling.limit)
+                learned = change(learner)
                 learner.learned = learned = replace(learned, seconds=time.perf_counter() - started)
                 if learner.step % self.checkpoint.every == 0:
                     self._save(learner, figures)
@@ -145,8 +149,6 @@ class Trainer:
     def export(self, step: int, name: str = MODEL, meta: Mapping[str, JsonValue] | None = None) -> str:
         """Store version ``step``, the trainer's last, for everybody who loads models with transformers; returns where.
         With the result of a run, its checkpoint is there too."""
-        from rl.model.policy import save_policy
-
         self._check()
         learner, _ = self._learner(step)
         assert learner.step == step
@@ -155,10 +157,16 @@ class Trainer:
             with _learning:
                 self._save(learner, {})
         with _learning, store.scratch(self.run_uri) as folder:
-            save_policy(learner.policy, folder, learner.policy.dtype)
+            self._write(learner.policy, folder)
             said = {"step": step, **(meta or {})}
             store.write_folder(uri, folder, meta=said, move=True, fence=self.fence, flat=True)  # for whoever copies it
         return uri
+
+    def _write(self, policy: "Policy", folder: Path) -> None:
+        """Write the model for whoever loads it."""
+        from rl.model.policy import save_policy
+
+        save_policy(policy, folder, policy.dtype)
 
     def _check(self) -> None:
         """Raise LockLostError if another session has the run by now."""

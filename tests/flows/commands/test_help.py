@@ -14,7 +14,8 @@ import pytest
 from flows.cli import commands, main
 from flows.commands.command import Command
 from flows.commands.parser import OneLineParser
-from flows.config import EvalConfig, ServeConfig, SftConfig, TrainConfig
+from flows.config import EvalConfig, ServeConfig, TrainConfig
+from flows.finetune_config import SftConfig
 from flows.options.tree import leaf_values
 from flows.options.usual_names import usual_names
 
