@@ -37,7 +37,7 @@ def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     ended = subprocess.run([sys.executable, "-c", code, *words, *asked], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "set()\n")
     if not words:
-        assert all(f"    {command} " in ended.stdout for command in NAMES)
+        assert all(re.search(rf"^    {command}\s", ended.stdout, re.M) for command in NAMES)
         return
     assert f"\n  rlvf {words[0]} " in ended.stdout.partition("example")[2]
     configs = {"train": TrainConfig(), "sft": SftConfig(), "eval": EvalConfig(), "verifier": ServeConfig()}
