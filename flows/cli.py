@@ -25,6 +25,8 @@ from infra.storage.faults import explained
 FIRST = (
     "train",
     "sft",
+    "dpo",
+    "reward-model",
     "eval",
     "export",
     "report",
@@ -44,7 +46,8 @@ def commands(word: str = "") -> list[Command]:
     modules = [module.name for module in iter_modules(room.__path__)]
     if word == "--version":
         return []
-    if word in modules and (named := _command(word)) is not None and named.name == word:
+    module = word.replace("-", "_")
+    if module in modules and (named := _command(module)) is not None and named.name == word:
         return [named]
     found = [command for name in modules if (command := _command(name)) is not None]
     return sorted(found, key=lambda each: FIRST.index(each.name) if each.name in FIRST else len(FIRST))

@@ -69,15 +69,6 @@ class WarmUpConfig(ConfigTree):
     seed: int = Field(0, ge=0, lt=2**32, description="of the fresh weights and the problems")
 
 
-class SftConfig(ConfigTree):
-    """Flow `rlvf-sft`: warm the tiny policy up."""
-
-    warm_up: WarmUpConfig = WarmUpConfig()
-    policy: PolicyConfig = PolicyConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    placement: PlacementConfig = PlacementConfig()
-
-
 class EvalConfig(ConfigTree):
     """Flow `rlvf-eval`: how well a policy solves a set of problems. The model may also be a run, or `newest`: the run
     that was begun last. Of a run, what is not given is as it was trained: problems, verifier, sampling, seed."""

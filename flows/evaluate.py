@@ -7,7 +7,8 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.config import EvalConfig, SftConfig
+from flows.config import EvalConfig
+from flows.finetune_config import SftConfig
 from flows.report.summary import evaluation_outcome
 from flows.run.failure import name_the_cause
 from flows.run.plans import digest_of
@@ -16,9 +17,11 @@ from flows.run.workplace import Workplace, open_workplace
 from flows.sft import sft
 from flows.start.as_trained import Asked, asked_evaluation
 from flows.start.defaults import with_eval_defaults
+from flows.start.finetunes import with_made_model
 from flows.start.preflight import check_model
 from flows.start.runs import Run, local_folder, newest_weights, with_secrets
 from flows.start.tracked import mlflow_owner, mlflow_run
+from infra.home import runs_uri
 from infra.runs.checkpoints import is_run
 from infra.runs.metric_log import read_metrics
 from infra.runs.record import EVALUATIONS, read_record
@@ -41,7 +44,7 @@ from tasks.verify import check_verifiers
 def evaluate_policy(config: EvalConfig) -> Evaluation:
     """Solve the problems greedily and sampled; a run's evaluation is kept with it and logged to its MLflow run. What is
     not given is as the run was trained."""
-    config = with_secrets(config)
+    config = with_made_model(with_secrets(config), runs_uri())
     asked = asked_evaluation(config)
     config = asked.config
     with open_workplace(config.cluster, config.placement) as workplace:

@@ -1,16 +1,23 @@
-"""Flow `rlvf-sft`: warm the tiny policy up, once."""
+"""Flows `rlvf-sft`, `rlvf-dpo`, `rlvf-reward-model`: training on examples; and the warm-up of the tiny policy, once."""
+
+from dataclasses import replace
 
 from prefect import flow
 
-from flows.config import SftConfig
+from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, SftConfig
 from flows.run.artifacts import PrefectArtifacts
 from flows.run.failure import name_the_cause
+from flows.run.finetuning import FinetuneResult, finetune
 from flows.run.hold import TrainerLost
-from flows.run.recovery import with_recovery
+from flows.run.recovery import Progress, with_recovery
 from flows.run.workplace import Workplace, open_workplace
+from flows.start.finetunes import new_finetune, resumed_finetune, with_made_model
+from flows.start.preflight import check_model
+from flows.start.runs import with_secrets
 from infra.cluster.calls import DispatchStoppedError
 from infra.cluster.machine import cores
 from infra.cluster.training_lock import TrainingLock
+from rl.config import TINY
 from tasks.calls.warm_up import WarmUp
 from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri
 
@@ -31,11 +38,55 @@ def kept_warm_up(config: SftConfig, workplace: Workplace) -> str | None:
 
 
 @flow(name="rlvf-sft", on_failure=[name_the_cause])
-def sft(config: SftConfig) -> str:
-    """Warm the tiny policy up on the grammar's problems and return where it is stored, in Hugging Face layout. A
-    warm-up that was made before with the same settings and the same code is used again."""
+def sft(config: SftConfig, resume: str | None = None) -> str:
+    """Fine-tune a policy on demonstrations and return where its model is stored, in Hugging Face layout. With no
+    demonstrations, warm the tiny policy up on the grammar's problems: a warm-up that was made before with the same
+    settings and the same code is used again."""
+    if config.problems.path is not None or resume is not None:
+        return finetuned(config, resume).policy
     with open_workplace(config.cluster, config.placement) as workplace:
         return with_recovery(workplace, config.cluster, lambda now: warmed_up(config, now))
+
+
+@flow(name="rlvf-dpo", on_failure=[name_the_cause])
+def dpo(config: DpoConfig, resume: str | None = None) -> str:
+    """Train a policy by Direct Preference Optimization on pairs and return where its model is stored."""
+    return finetuned(config, resume).policy
+
+
+@flow(name="rlvf-reward-model", on_failure=[name_the_cause])
+def reward_model(config: RewardModelConfig, resume: str | None = None) -> str:
+    """Train a reward model on pairs and return where it is stored."""
+    return finetuned(config, resume).policy
+
+
+def finetuned(config: FinetuneConfig, resume: str | None) -> FinetuneResult:
+    """The training on examples: a new run, or with ``resume`` the rest of that one, as ``config`` has it: it is the
+    saved one with what is given otherwise. It goes on where a trainer or a scheduler was lost."""
+    config = with_secrets(config)
+    progress = Progress()
+    with open_workplace(config.cluster, config.placement) as workplace:
+        if resume is not None:
+            run = resumed_finetune(type(config), resume, workplace.runs, lambda _: config)
+        else:
+            config = with_made_model(config, workplace.runs)
+            if note := check_model(config.policy.model, workplace.runs):
+                workplace.display.say(note)
+            run = new_finetune(config, workplace.runs)
+
+        def go_on(now: Workplace) -> FinetuneResult:
+            going = replace(run, resumed=True) if run.begun else run
+            return finetune(going, first_weights(config, now), now, progress)
+
+        return with_recovery(workplace, config.cluster, go_on, progress)
+
+
+def first_weights(config: FinetuneConfig, workplace: Workplace) -> str:
+    """The source of version 0: the model named, or the tiny policy, warmed up now if it was not before."""
+    if config.policy.model != TINY:
+        return config.policy.model
+    warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
+    return kept_warm_up(warm, workplace) or sft(warm)
 
 
 def warmed_up(config: SftConfig, workplace: Workplace) -> str:

@@ -8,9 +8,11 @@ from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import flow_run
 
-from flows.config import SftConfig, TrainConfig
+from flows.config import TrainConfig
+from flows.finetune_config import SftConfig
 from flows.report.result import TrainResult
 from flows.report.summary import outcome
+from flows.run.diverged import stop_if_diverged
 from flows.run.failure import name_the_cause
 from flows.run.models import both
 from flows.run.recovery import Progress, with_recovery
@@ -18,6 +20,7 @@ from flows.run.training import Training
 from flows.run.workplace import Workplace, open_workplace
 from flows.sft import kept_warm_up, sft
 from flows.start.defaults import with_defaults
+from flows.start.finetunes import with_made_model
 from flows.start.preflight import check_model
 from flows.start.resume import resume_with
 from flows.start.runs import Run, begun_by, new_name, new_run, with_secrets
@@ -35,12 +38,6 @@ from tasks.train_critic import train_critic
 from tasks.update import update
 from tasks.value import value
 from tasks.verify import verify
-
-REFUSALS = 3  # non-finite updates in a row that end a run
-
-
-class DivergedError(RuntimeError):
-    """Several updates in a row had a loss or gradient that is not finite."""
 
 
 def title() -> str:
@@ -174,6 +171,7 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
     """The run to train. One that this flow run has begun before, as Prefect starts it again, is resumed."""
     if resume is None and (resume := own_run_name(config, workplace)) is not None:
         config, _ = with_defaults(config)  # as they were chosen when it began
+    config = with_made_model(config, workplace.runs)
     if resume is not None:
         run, kept = resume_with(resume, workplace.runs, config, form=from_prefect())
         for line in kept:
@@ -204,8 +202,3 @@ def own_run_name(config: TrainConfig, workplace: Workplace) -> str | None:
 
 def name_of(config: TrainConfig) -> str:
     return config.run or str(flow_run.name)
-
-
-def stop_if_diverged(learned: Learned) -> None:
-    if learned.refusals >= REFUSALS:
-        raise DivergedError(f"{learned.refusals} updates in a row were refused: {learned.refused}; lower optimizer.lr")

@@ -29,6 +29,7 @@ def _modules(*room: str) -> tuple[str, ...]:
 MADE = _modules("problems", "made")  # problems that are made in code
 VERIFIERS = _modules("verifiers", "built_in")
 QUESTIONS = ("prompt", "question", "problem", "query", "input", "instruction")  # as others call a problem in a template
+REWARD_MODEL = "reward-model:"  # how the name of a verifier begins that is a trained model
 AUTO = "auto"  # the verifier that goes with the problems
 
 
@@ -172,10 +173,15 @@ class VerifierConfig(BaseModel):
     name: str = Field(
         AUTO,
         min_length=1,
-        description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, or https://host:port of a service; auto "
+        description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, https://host:port of a service, or "
+        "reward-model:RUN of a run of rlvf reward-model; auto "
         "takes countdown for the problems of that name, else arithmetic; problems that are made in code take no "
         "other built-in one",
     )
+    reward_model: str | None = Field(
+        None, min_length=1, description="a run of rlvf reward-model, whose score is added to what the verifier gives"
+    )
+    reward_model_weight: float = Field(1.0, ge=-1e3, le=1e3, description="the factor of that score")
     seconds: float = Field(
         5.0, gt=0, le=3600, description="that my_reward.py or math may take for one completion, before it is killed"
     )

@@ -18,6 +18,7 @@ from rl.verifiers.opened import opened
 from rl.verifiers.spec import VerifierError, VerifierSpec
 from rl.verifiers.verdicts import NOT_TRIED
 
+PROGRAM, SCORED = "program", "reward_model"  # the parts of a reward that a reward model's score was added to
 MESSAGES = 8  # of failures that a judgement carries
 TRIED = 8  # problems of a set that are tried before anything starts, at some ms each
 _worked: WeakSet[Verifier] = WeakSet()  # in this process, at least once
@@ -80,6 +81,24 @@ class Judgement:
             parts={name: np.where(truncated & ~np.isnan(part), 0, part) for name, part in self.parts.items()},
             messages=self.messages if self.broken else _where(truncated, "", self.messages),
             failed=self.broken,
+        )
+
+    @property
+    def of_programs(self) -> NDArray[np.float32]:
+        """[P, G]: the rewards without what a reward model adds to them, of which a pass rate tells."""
+        own = self.part(PROGRAM)
+        return np.where(np.isnan(own), self.rewards, own)
+
+    def with_scores(self, scores: NDArray[np.float32], alone: Sequence[bool]) -> "Judgement":
+        """The judgement with the scores [P, G] of reward models, weighted, added to its rewards; NaN where none is
+        asked. ``alone`` [P]: where a program has no say."""
+        scored = ~np.isnan(scores)
+        shared = scored & ~np.array(alone)[:, None]
+        own = {PROGRAM: np.where(shared, self.rewards, np.float32(nan))} if shared.any() else {}
+        return replace(
+            self,
+            rewards=np.where(scored, self.rewards + scores, self.rewards),
+            parts={**self.parts, **own, SCORED: scores},
         )
 
     @property

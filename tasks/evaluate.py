@@ -56,24 +56,37 @@ class Evaluation:
 
     @classmethod
     def of(
-        cls, step: int, problems: Sequence[Problem], greedy: NDArray[np.float32], sampled: NDArray[np.float32]
+        cls,
+        step: int,
+        problems: Sequence[Problem],
+        greedy: NDArray[np.float32],
+        sampled: NDArray[np.float32],
+        programs: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
     ) -> "Evaluation":
-        """From the rewards of ``problems``: [P, 1] greedy, [P, k] sampled; NaN where no verifier could tell."""
+        """From the rewards of ``problems``: [P, 1] greedy, [P, k] sampled; NaN where no verifier could tell. The
+        ``programs``' own are given where reward models add to them."""
         known = ~np.isnan(sampled)
-        solved = (sampled == 1).any(axis=1)[known.any(axis=1)]
+        greedily, tried = programs or (greedy, sampled)
+        solved = (tried == 1).any(axis=1)[known.any(axis=1)]
         rows: dict[str, list[int]] = {}
         for row, problem in enumerate(problems):
             rows.setdefault(problem.set, []).append(row)
         parts = {
-            name: cls.of(step, [replace(problems[row], set="") for row in mine], greedy[mine], sampled[mine]).figures()
+            name: cls.of(
+                step,
+                [replace(problems[row], set="") for row in mine],
+                greedy[mine],
+                sampled[mine],
+                (greedily[mine], tried[mine]),
+            ).figures()
             for name, mine in rows.items()
             if len(rows) > 1
         }
         return cls(
             step=step,
             problems=len(problems),
-            greedy=pass_rate(greedy),
-            sampled=pass_rate(sampled),
+            greedy=pass_rate(greedily),
+            sampled=pass_rate(tried),
             pass_at_k=float(solved.mean()) if solved.size else 0.0,
             k=sampled.shape[1],
             reward=mean_reward(greedy),
@@ -100,12 +113,13 @@ def evaluate(
     Raises:
         BrokenVerifierError: every completion failed in its verifier, or one took too long again and again.
     """
-    sampled = _rewards(dispatch, replace(generator, seed=generator.seed + NOISE), version, problems, mend, saw, batch)
-    greedy = _rewards(dispatch, replace(generator, samples=1, greedy=True), version, problems, mend, saw, batch)
-    return Evaluation.of(version.step, problems.held_out, greedy, sampled)
+    sampled = _judgement(dispatch, replace(generator, seed=generator.seed + NOISE), version, problems, mend, saw, batch)
+    greedy = _judgement(dispatch, replace(generator, samples=1, greedy=True), version, problems, mend, saw, batch)
+    own = greedy.of_programs, sampled.of_programs
+    return Evaluation.of(version.step, problems.held_out, greedy.rewards, sampled.rewards, own)
 
 
-def _rewards(
+def _judgement(
     dispatch: Dispatch,
     generator: Generator,
     version: PolicyVersion,
@@ -113,8 +127,7 @@ def _rewards(
     mend: Mend,
     saw: Callable[[Judgement], None],
     batch: BatchConfig,
-) -> NDArray[np.float32]:
-    """[P, G] rewards."""
+) -> Judgement:
     asked = problems.held_out
     size = max(1, min(PROMPTS, batch.lease * batch.samples // generator.samples))
     parts = [range(at, min(at + size, len(asked))) for at in range(0, len(asked), size)]
@@ -137,4 +150,4 @@ def _rewards(
     everything = Judgement.join([judgements[index] for index in range(len(parts))])
     if everything.broken:
         raise BrokenVerifierError(f"no completion could be judged: {printable(everything.errors[0])}")
-    return everything.rewards
+    return everything

@@ -9,8 +9,10 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from infra.security.secrets import masked
+from infra.storage import store
 from infra.storage.files import PathError, as_text, open_files, open_texts
-from rl.config import AUTO, MADE, ProblemsConfig, VerifierConfig
+from infra.storage.manifest import StoreError
+from rl.config import AUTO, MADE, REWARD_MODEL, ProblemsConfig, VerifierConfig
 from rl.problems import rows, tables
 from rl.problems.made import stream_of
 from rl.problems.rows import Columns
@@ -130,7 +132,13 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
         check_source(name, text)
     spec = VerifierSpec.model_validate(dict(config) | {"name": name, "text": text})
     spec.require_known()
-    return spec
+    if spec.rewards is None:
+        return spec
+    uri, _ = spec.rewards
+    try:
+        return spec.model_copy(update={"digest": store.read_manifest(uri).digest})
+    except StoreError as error:
+        raise VerifierError(f"verifier {REWARD_MODEL}{uri}: there is no reward model: {error}") from error
 
 
 def problem_set_name(path: str) -> str:

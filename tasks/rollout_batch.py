@@ -48,17 +48,18 @@ class RolloutBatch:
         """The batch of these groups, out of all that were generated and judged."""
         rollouts, rewards = everything.rollouts, everything.rewards
         unknown = np.isnan(rewards)
+        passed = by_set(rollouts.problems, judgement.of_programs)
         return cls(
             batch=everything.select(used),
             groups_generated=len(everything),
             groups_with_signal=int(everything.with_signal.sum()),
             groups_failed=int(((~unknown).sum(axis=1) < 2).sum()),
             reward=mean_reward(rewards),
-            pass_rate=pass_rate(rewards),
+            pass_rate=pass_rate(judgement.of_programs),
             error_rate=float(unknown.mean()),
             parts={name: mean_reward(part) for name, part in sorted(judgement.parts.items()) if (part == part).any()},
             sets={
-                name: {"mean": mean_reward(of_set), "pass_rate": pass_rate(of_set)}
+                name: {"mean": mean_reward(of_set), "pass_rate": pass_rate(passed[name])}
                 for name, of_set in by_set(rollouts.problems, rewards).items()
             },
             messages=judgement.messages,

@@ -16,6 +16,7 @@ from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.collection import Collection
 from tasks.judge import judge, warm
+from tasks.reward import check_rewards, with_rewards
 
 
 @task(name="verify", task_run_name="verify {collection.step}", cache_policy=NO_CACHE)
@@ -47,6 +48,7 @@ def check_verifiers(
         VerifierError: on all workers a file cannot be imported, a verifier fails on the first problem of its set, or
             a service does not answer.
     """
+    check_rewards(dispatch, verifiers, problems)
     isolated = {name: spec for name, spec in verifiers.items() if not spec.runs_here}
     if not isolated:
         return ()
@@ -88,4 +90,5 @@ def judged(
 
     verdicts = dict(dispatch.lease("verify", judge, parts, order=order, check=check))
     needed = np.array([[verifiers[problem.set].needs_end] for problem in rollouts.problems])
-    return Judgement.join([verdicts[part] for part in range(len(parts))]).without_ends(needed & ~rollouts.ended)
+    found = Judgement.join([verdicts[part] for part in range(len(parts))]).without_ends(needed & ~rollouts.ended)
+    return with_rewards(dispatch, rollouts, found, verifiers, order=order, refused=refused)

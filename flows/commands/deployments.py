@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import flows
-from flows.config import EvalConfig, SftConfig, TrainConfig
+from flows.config import EvalConfig, TrainConfig
+from flows.finetune_config import SftConfig
 from infra import disk
 from infra.services.prefect_server import prefect_api
 from infra.services.supervisor import ServiceError

@@ -12,6 +12,7 @@ from flows.options.reading import add_options, read_config
 from flows.report.summary import evaluation_outcome
 from flows.run.display import Display
 from flows.start.as_trained import asked_evaluation
+from flows.start.finetunes import with_made_model
 from flows.start.preflight import check_model
 from flows.start.runs import existing_run, newest_weights, with_secrets, without_secrets
 from infra.home import runs_uri
@@ -44,6 +45,8 @@ def _run(given: argparse.Namespace) -> None:
     say_unused_up(config.cluster)
     model = config.policy.model
     with named_storage_errors(model if "://" in model else runs_uri()):
+        config = with_made_model(config, runs_uri())
+        model = config.policy.model
         asked_evaluation(with_secrets(config), given.trust, ask=True)
         uri = existing_run(model, runs_uri())
         if is_one := is_run(uri):

@@ -17,6 +17,7 @@ from flows.report.summary import run_name, summary
 from flows.run.display import Display
 from flows.run.opened import Opened
 from flows.run.plans import problems_to_check
+from flows.start.finetunes import with_made_model
 from flows.start.preflight import (
     check_configuration_here,
     check_engine_here,
@@ -96,7 +97,7 @@ def _run(given: argparse.Namespace) -> None:
         config = read_config(TrainConfig, file=given.config, overrides=given.overrides)
         say_unused_up(config.cluster)
         with named_storage_errors(config.run if config.run and "://" in config.run else runs):
-            run = new_run(config, runs)
+            run = new_run(with_made_model(config, runs), runs)
         refuse_odd_files(run.uri)  # a folder may be there before its run is
         if local_path(run.uri) is None:
             probe_storage(run.uri, answered=True)

@@ -20,7 +20,7 @@ from infra.security.tls import refuse_open_address
 from infra.services.asgi import GatedApplication
 from infra.services.gate import Gate
 from rl.verifiers.opened import opened
-from rl.verifiers.spec import named
+from rl.verifiers.spec import named, refuse_reward_model
 from tasks.named_set import open_verifier
 
 PORT = 8900  # where it is free
@@ -42,6 +42,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def _run(given: argparse.Namespace) -> None:
     config = read_config(ServeConfig, file=given.config, overrides=given.overrides)
+    refuse_reward_model(config.verifier)
     home = rlvf_home()
     refuse_open_address(config.host, home, given.insecure)
     spec = open_verifier(named(config.verifier.name, ""), config.verifier)

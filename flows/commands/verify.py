@@ -17,7 +17,7 @@ from rl.config import MADE
 from rl.records import Problem, Verdict
 from rl.verifiers.contract import Verifier
 from rl.verifiers.opened import opened
-from rl.verifiers.spec import VerifierSpec
+from rl.verifiers.spec import VerifierSpec, refuse_reward_model
 from tasks.problem_set import problems_to_solve
 
 EXAMPLES = """
@@ -47,6 +47,7 @@ def _run(given: argparse.Namespace) -> None:
     if given.verifier in MADE and given.config is None and not any(name.startswith("problems") for name in overrides):
         overrides["problems"] = given.verifier  # which it is made for
     config = read_config(VerifyConfig, file=given.config, overrides=overrides)
+    refuse_reward_model(config.verifier)
     asked = config.problems.model_copy(update={"verifier": config.verifier.name})
     problems = problems_to_solve((asked,), config.verifier, 0, 0)
     (spec,) = problems.verifiers.values()

@@ -2,15 +2,13 @@
 
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from prefect.runtime import flow_run
 
 from flows.run.workplace import Workplace
-from flows.start.runs import Run
 from infra.cluster.calls import DispatchStoppedError, TakeoverError
 from infra.cluster.training_lock import TrainingLockLostError
-from infra.runs.checkpoints import is_run
 from infra.security.secrets import masked
 from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import held
@@ -21,11 +19,32 @@ TrainerLost = (StepsLostError, TakeoverError)  # the run goes on in place, and k
 Lost = (LockLostError, TrainingLockLostError)  # another process has the run, or another run the cluster
 
 
+class Held(Protocol):
+    """A run, as its lock sees it."""
+
+    @property
+    def uri(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def resumed(self) -> bool: ...
+
+    @property
+    def patience(self) -> float:
+        """Seconds that its storage may be away."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether it exists."""
+
+
 class Hold:
     """A context manager; entering it waits for both locks. Raises RunInUseError, ValueError for a new run that another
     process has begun meanwhile, and DispatchStoppedError when the run's calls are stopped while it waits."""
 
-    def __init__(self, run: Run, workplace: Workplace) -> None:
+    def __init__(self, run: Held, workplace: Workplace) -> None:
         self.ending = False
         self.fence: Fence  # of whoever writes, from entering on
         self._run, self._workplace = run, workplace
@@ -34,7 +53,7 @@ class Hold:
         client, say = self._workplace.dispatch.client, self._workplace.display.say
         with ExitStack() as stack:
             self._lock = stack.enter_context(held(self._run.uri, say))
-            if not self._run.resumed and is_run(self._run.uri):
+            if not self._run.resumed and self._run.begun:
                 raise ValueError(f"run {self._run.name!r} exists by now; go on with it by --resume, or name another")
             self._training_lock = stack.enter_context(
                 self._workplace.training_locks.held(
@@ -59,7 +78,7 @@ class Hold:
     def check(self) -> None:
         """Raise LockLostError or TrainingLockLostError. A storage that is away is waited for, unless the run is
         `ending`: what would be written there fails then by itself."""
-        patience = 0 if self.ending else self._run.config.sync.patience
+        patience = 0 if self.ending else self._run.patience
         try:
             with self._waiting():
                 RetryPolicy(patience, check=lambda: self._go_on("the storage"))(self._lock.check)

@@ -3,17 +3,25 @@
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import TypeVar
 
 from flows.config import EvalConfig, TrainConfig
+from flows.finetune_config import FinetuneConfig
 from infra.interrupts import put_off
-from rl.config import TINY, TINY_PARAMETERS, ProblemsConfig, SamplingConfig, VerifierConfig
+from rl.config import TINY, TINY_PARAMETERS, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
 from rl.verifiers.spec import judged_by
 from rl.verifiers.table import declared
 
+F = TypeVar("F", bound=FinetuneConfig)
+
 # Adam's steps are as large as the learning rate whatever the gradient; a large model is near a good solution already
 RATES = ((20e6, 3e-4), (100e6, 3e-5), (500e6, 5e-6))  # below so many parameters
 RATE = 1e-6  # of larger ones: what reinforcement learning of 0.5B-8B models is published with
+# of demonstrations and reward models: the likelihood's gradient has less noise than a reward's (2e-5 for 7B models in
+# Tunstall et al., arXiv 2310.16944, section 4; Wang et al., arXiv 2306.04751, section 4); DPO takes those above
+EXAMPLE_RATES, EXAMPLE_RATE = ((20e6, 1e-3), (100e6, 1e-4), (500e6, 3e-5)), 1e-5
 # of adapters: the best rate is ten times that of all parameters, whatever the rank (Schulman et al., LoRA Without
 # Regret, 2025), and models of 7B to 13B were tuned at 2e-4 (Dettmers et al., arXiv 2305.14314, table 9)
 ADAPTERS, MOST = 10, 2e-4
@@ -26,22 +34,35 @@ def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
 
     Raises ValueError where the penalty of long completions would begin before their first token, or a batch has fewer
     groups than parts."""
-    lines = []
-    if config.optimizer.lr is None:
-        size = parameters(config.policy.model)
-        rate = next((rate for below, rate in RATES if size < below), RATE)
-        reason = f"for a policy of {_short(size)} parameters"
-        if config.policy.lora.rank:
-            rate = max(rate, min(float(f"{ADAPTERS * rate:g}"), MOST))
-            reason = f"for adapters on a policy of {_short(size)} parameters"
-        lines.append(f"optimizer.lr {rate:g}: {reason}")
-        config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"lr": rate})})
+    optimizer, lines = _with_rate(config.optimizer, config.policy, RATES, RATE)
+    config = config.model_copy(update={"optimizer": optimizer})
     sampling, why = _sampling(config.sampling, config.policy.model, config.sets, config.verifier)
     if (overlong := config.algorithm.overlong or 0) > sampling.limit:
         raise ValueError(f"algorithm.overlong {overlong}: give at most sampling.max_tokens, {sampling.limit}")
     if (parts := config.algorithm.minibatches) > config.batch.prompts:
         raise ValueError(f"algorithm.minibatches {parts}: a batch has {config.batch.prompts} groups (batch.prompts)")
     return config.model_copy(update={"sampling": sampling}), [*lines, *why]
+
+
+def with_rate(config: F) -> tuple[F, list[str]]:
+    """The same of training on examples, of its learning rate."""
+    table, least = (RATES, RATE) if config.method == "dpo" else (EXAMPLE_RATES, EXAMPLE_RATE)
+    optimizer, lines = _with_rate(config.optimizer, config.policy, table, least)
+    return config.model_copy(update={"optimizer": optimizer}), lines
+
+
+def _with_rate(
+    optimizer: OptimizerConfig, policy: PolicyConfig, rates: Sequence[tuple[float, float]], least: float
+) -> tuple[OptimizerConfig, list[str]]:
+    if optimizer.lr is not None:
+        return optimizer, []
+    size = parameters(policy.model)
+    rate = next((rate for below, rate in rates if size < below), least)
+    reason = f"for a policy of {_short(size)} parameters"
+    if policy.lora.rank:
+        rate = max(rate, min(float(f"{ADAPTERS * rate:g}"), MOST))
+        reason = f"for adapters on a policy of {_short(size)} parameters"
+    return optimizer.model_copy(update={"lr": rate}), [f"optimizer.lr {rate:g}: {reason}"]
 
 
 def notes_on_tiny(model: str, problems: Sequence[Problem]) -> list[str]:

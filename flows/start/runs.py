@@ -12,6 +12,7 @@ from typing import TypeVar
 from pydantic import BaseModel, TypeAdapter
 
 from flows.config import TrainConfig
+from flows.finetune_config import FinetuneConfig
 from flows.options.reading import differences
 from flows.start.saved import whole_text
 from flows.start.tracked import TRACKING
@@ -51,6 +52,14 @@ class Run:
     @property
     def name(self) -> str:
         return self.uri.rstrip("/").rpartition("/")[2]
+
+    @property
+    def patience(self) -> float:
+        return self.config.sync.patience
+
+    @property
+    def begun(self) -> bool:
+        return is_run(self.uri)
 
     def save_config(self) -> None:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
@@ -111,7 +120,7 @@ def with_secrets(config: M, path: str = "") -> M:
     return type(config).model_validate(revealed(config.model_dump(mode="json", exclude_unset=True), path))
 
 
-def new_name(config: TrainConfig) -> str:
+def new_name(config: TrainConfig | FinetuneConfig) -> str:
     """The name of a run that was given none."""
     model = config.policy.model.rstrip("/").rpartition("/")[2]
     return f"{datetime.now():%Y%m%d-%H%M%S}-{model}"

@@ -36,6 +36,7 @@ class PlacementConfig(BaseModel):
     reference: tuple[str, ...] = Field(
         ("GENERATOR",), description="tags of the workers that score completions under the reference policy"
     )
+    reward: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that run a reward model")
     train: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the policy")
     value: tuple[str, ...] = Field(
         ("TRAINER",), description="tags of the workers that score with the value model, of algorithms that have one"

@@ -52,6 +52,7 @@ class Packed:
     group: Tensor  # [N] index of its group in the rollouts
     sample: Tensor  # [N] its completion within the group
     token_index: Tensor  # [N] its position within the completion
+    token_positions: Tensor  # [N] its position in the row
 
 
 def balance(policy: Policy) -> float:
@@ -124,7 +125,7 @@ def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device, *, block
     tokens = np.full((len(rows), length), [[rollouts.prompts[row.group][0]] for row in rows], dtype=np.int64)
     positions = np.zeros_like(tokens)
     segments = np.full_like(tokens, -1)  # 0 the prompt, 1.. the completions, -1 padding
-    where: list[tuple[int, int, int, int, int, int]] = []
+    where: list[tuple[int, int, int, int, int, int, int]] = []
     for index, row in enumerate(rows):
         group, prompt = row.group, rollouts.prompts[row.group]
         start = len(prompt)
@@ -139,10 +140,10 @@ def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device, *, block
             segments[index, start:end] = sample + 1
             for t in range(count):
                 predictor = start + t - 1 if t else len(prompt) - 1
-                where.append((index, predictor, int(rollouts.tokens[group, sample, t]), group, sample, t))
+                where.append((index, predictor, int(rollouts.tokens[group, sample, t]), group, sample, t, start + t))
             start = end
     segment = torch.from_numpy(segments).to(device)
-    named = torch.tensor(where, dtype=torch.int64, device=device).reshape(-1, 6)
+    named = torch.tensor(where, dtype=torch.int64, device=device).reshape(-1, 7)
     return Packed(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(positions).to(device),

@@ -15,12 +15,15 @@ from rl.model.memory import checkpointed
 from rl.model.policy import Policy
 
 
-def predicting_states(policy: Policy, packed: Packed, *, trained: bool, checkpointing: bool = False) -> Tensor:
-    """[N, H] of each completion token the state before it; with a gradient where it is ``trained``. For inside of
-    `rl.model.blocks.in_blocks`, and so is the backward pass; see `checkpointed` for ``checkpointing``."""
+def predicting_states(
+    policy: Policy, packed: Packed, *, trained: bool, checkpointing: bool = False, positions: Tensor | None = None
+) -> Tensor:
+    """[N, H] of each completion token the state before it, or at these ``positions`` [N]; with a gradient where it is
+    ``trained``. For inside of `rl.model.blocks.in_blocks`, and so is the backward pass; see `checkpointed` for
+    ``checkpointing``."""
     layers = checkpointed(policy.model) if checkpointing else nullcontext()
     with policy.autocast(), torch.set_grad_enabled(trained), embedding_in_place(policy.model), layers:
         states = hidden_states(
             policy.model, mask=packed.mask, input_ids=packed.tokens, position_ids=packed.positions, use_cache=False
         )
-        return states[packed.rows, packed.logit_positions]
+        return states[packed.rows, packed.logit_positions if positions is None else positions]

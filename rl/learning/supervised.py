@@ -1,40 +1,72 @@
-"""Supervised learning of a problem's own expression: the warm-up that gives a fresh policy something to reward."""
+"""Given completions as rollouts, and supervised learning of a problem's own expression: the warm-up that gives a fresh
+policy something to reward."""
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rl.learning.fitting import optimize
 from rl.learning.learner import Learner
-from rl.learning.logprobs import token_scores
-from rl.learning.optimized import loss_scale
-from rl.learning.packing import Packed
+from rl.learning.objectives import Imitation
 from rl.model.policy import Policy
+from rl.problems.examples import Example
 from rl.records import Problem, Rollouts
 
 
 def demonstrations(policy: Policy, problems: Sequence[Problem]) -> Rollouts:
     """The problems with their own targets as the one completion of each (G = 1)."""
-    answers = [
-        [*policy.tokenizer(problem.target, add_special_tokens=False)["input_ids"], policy.end] for problem in problems
-    ]
+    answers = [[*_tokens(policy, problem.target), policy.end] for problem in problems]
     prompts = [policy.prompt_tokens(problem.prompt, problem.instructions) for problem in problems]
     return Rollouts.padded(problems, prompts, answers, texts=[problem.target for problem in problems])
+
+
+def as_rollouts(policy: Policy, examples: Sequence[Example], max_tokens: int) -> Rollouts:
+    """The examples with their own completions, each with the end token behind it and cut at ``max_tokens`` or where the
+    model can attend to no more.
+
+    Raises:
+        ValueError: a prompt leaves no room for a completion, or both of a pair are the same when they are cut.
+    """
+    prompts = [policy.prompt_tokens(example.prompt, example.instructions) for example in examples]
+    completions: list[list[int]] = []
+    for example, prompt in zip(examples, prompts, strict=True):
+        reach = math.inf if policy.reach is None else policy.reach[0]
+        room = int(min(max_tokens, reach - len(prompt)))
+        if room < 1:
+            raise ValueError(f"{example.source}: its prompt has {len(prompt)} tokens; the model attends to {reach}")
+        tokens = [[*_tokens(policy, text), policy.end][:room] for text in example.completions]
+        if len(tokens) > 1 and tokens[0] == tokens[1]:
+            raise ValueError(
+                f"{example.source}: chosen and rejected are the same in their first {len(tokens[0])} tokens; give more "
+                "max_tokens, or leave it out"
+            )
+        completions += tokens
+    ended = [bool(tokens[-1] == policy.end) for tokens in completions]
+    return Rollouts.padded(examples, prompts, completions, ended=ended)
+
+
+def answered(
+    policy: Policy, problems: Sequence[Problem], texts: Sequence[Sequence[str]], ended: NDArray[np.bool_]
+) -> Rollouts:
+    """Completions ``texts`` [P] of [G] in the policy's own tokens behind the problems' prompts, without instructions;
+    the end token is behind those that ``ended`` [P, G]. What the model does not reach is cut."""
+    prompts = [policy.prompt_tokens(problem.prompt) for problem in problems]
+    reach = None if policy.reach is None else policy.reach[0]
+    completions = []
+    for prompt, row, ends in zip(prompts, texts, ended.tolist(), strict=True):
+        for text, end in zip(row, ends, strict=True):
+            tokens = [*_tokens(policy, text), *([policy.end] if end else [])] or [policy.end]
+            completions.append(tokens if reach is None else tokens[: max(1, reach - len(prompt))])
+    return Rollouts.padded(problems, prompts, completions)
 
 
 def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:
     """One optimizer step on -mean log pi(target token), at ``scale`` times the learning rate; returns that loss in nats
     per token."""
-    weight = 1.0 / shown.generated_tokens
-    enlarged = loss_scale(learner.policy.dtype, shown.generated_tokens)
+    return optimize(learner, shown, Imitation(), scale=scale).metrics["loss"]
 
-    def add(packed: Packed, checkpointing: bool) -> dict[str, float]:
-        logprobs, _ = token_scores(
-            learner.policy,
-            packed,
-            temperature=1.0,
-            loss=lambda logprobs, _: -weight * enlarged * logprobs.sum(),
-            checkpointing=checkpointing,
-        )
-        return {"loss": -weight * float(logprobs.sum())}
 
-    sums, _ = learner.accumulation.add(shown, range(len(shown.problems)), add, learner.standing)
-    learner.optimizer_step(scale, loss_scale=enlarged)
-    return sums["loss"]
+def _tokens(policy: Policy, text: str) -> list[int]:
+    return list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])

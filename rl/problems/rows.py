@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from rl.records import Problem
 # names of columns that are looked for where none is given; the first wins
 PROMPTS = ("natural_language", "question", "problem", "prompt")
 TARGETS = ("python_expression", "answer", "target", "solution")
+P = TypeVar("P", bound=Problem)
+T = TypeVar("T")
 HELD_OUT = 200  # distinct prompts, where no number is given and there are enough
 EPOCHS, REPLACEMENTS = (4,), (5,)  # keep the orders apart from each other, and from other draws with the same seed
 
@@ -38,7 +40,7 @@ def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> li
 
     Raises ProblemError at the first thing wrong.
     """
-    prompt = _column(table, columns.prompt, PROMPTS, f"{columns.options}prompt")
+    prompt = column(table, columns.prompt, PROMPTS, f"{columns.options}prompt")
     target = _target_column(table, columns)
     file = PurePosixPath(table.name).name
     lacks = f"{file} has no target column among {short(table.header)}; name yours: {columns.options}target NAME"
@@ -48,7 +50,7 @@ def read(table: Table, columns: Columns, check: Callable[[Problem], None]) -> li
     return problems
 
 
-def split(problems: Iterable[Problem], held_out: int | None) -> tuple[list[Problem], list[Problem]]:
+def split(problems: Iterable[P], held_out: int | None) -> tuple[list[P], list[P]]:
     """(training, held-out), with `held_out` distinct prompts in the second; all problems of one prompt are on one side.
     None holds out HELD_OUT of them, of fewer than five times as many a fifth.
 
@@ -71,9 +73,7 @@ def split(problems: Iterable[Problem], held_out: int | None) -> tuple[list[Probl
     )
 
 
-def draw(
-    problems: Sequence[Problem], stream: int, step: int, position: int, own: int, count: int, skip: int = 0
-) -> list[Problem]:
+def draw(problems: Sequence[T], stream: int, step: int, position: int, own: int, count: int, skip: int = 0) -> list[T]:
     """Items [skip, skip + count) of the endless sequence that belongs to a step, whatever was drawn before.
 
     Its first `own` items are at [position, position + own) of `stream`, a sequence that is one random order of all P
@@ -114,10 +114,10 @@ def _order(total: int, stream: int, epoch: int) -> tuple[int, ...]:
 def _target_column(table: Table, columns: Columns) -> str | None:
     if columns.target is None and not columns.target_needed and not set(TARGETS) & set(table.header):
         return None
-    return _column(table, columns.target, TARGETS, f"{columns.options}target")
+    return column(table, columns.target, TARGETS, f"{columns.options}target")
 
 
-def _column(table: Table, named: str | None, known: tuple[str, ...], option: str) -> str:
+def column(table: Table, named: str | None, known: tuple[str, ...], option: str) -> str:
     """The column that is named, be it a dotted path into one, or the only one with a known name. Raises
     ProblemError."""
     place = table.at(1) if table.unit == "line" else table.name
@@ -132,7 +132,7 @@ def _column(table: Table, named: str | None, known: tuple[str, ...], option: str
         return named  # of each row it is seen whether there is such a value
     wanted = named or known[0]
     near = [each for name in ([named] if named else known) for each in get_close_matches(name, table.header, 1, 0.75)]
-    others = "" if named else f" (nor {', '.join(known[1:])})"
+    others = "" if named or len(known) == 1 else f" (nor {', '.join(known[1:])})"
     remedy = f"; is it {option} {shlex.quote(near[0])}?" if near else f"; name yours: {option} NAME"
     raise ProblemError(f"{place}: no column {wanted!r}{others} among {short(table.header)}{remedy}")
 

@@ -43,5 +43,11 @@ class Declared:
     built_in: bool = True  # it has targets, and takes the answer from the end of a completion
 
 
+def _unjudged(_problem: Problem, _completion: str) -> Verdict:
+    """Nothing but the reward model's score counts, which is added where a worker with that model has computed it."""
+    return Verdict(0.0, "scored")
+
+
+MODEL = Declared(built_in=False, verify=_unjudged)
 FUNCTION = Declared(built_in=False)
 SERVICE = Declared(built_in=False)

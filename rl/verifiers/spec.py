@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rl.config import AUTO, MADE, VERIFIERS, ProblemsConfig, VerifierConfig
+from rl.config import AUTO, MADE, REWARD_MODEL, VERIFIERS, ProblemsConfig, VerifierConfig
 from rl.records import Problem
 from rl.verifiers import table
-from rl.verifiers.contract import FUNCTION, SERVICE, Declared
+from rl.verifiers.contract import FUNCTION, MODEL, SERVICE, Declared
 
 ARITHMETIC = "arithmetic"
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<function>[^:/\\]*))?")
@@ -24,6 +24,14 @@ class VerifierSpec(VerifierConfig):
     """A verifier and its limits. The text of a user's file travels along: a verifier's machine may lack the file."""
 
     text: str = ""
+    digest: str = ""  # of the reward model's files, where there is one
+
+    @property
+    def rewards(self) -> tuple[str, float] | None:
+        """Where the reward model lies whose score is added, and its weight; None without one."""
+        if self.declared is MODEL:
+            return self.name.removeprefix(REWARD_MODEL), 1.0
+        return None if self.reward_model is None else (self.reward_model, self.reward_model_weight)
 
     @property
     def declared(self) -> Declared:
@@ -43,7 +51,7 @@ class VerifierSpec(VerifierConfig):
     def source(self) -> str:
         """The program that it judges by: the text of the user's file, or of the built-in one's files; empty for a
         service, whose program is not known."""
-        return self.text + table.source(self.name)
+        return self.text + self.digest + table.source(self.name)
 
     @property
     def file(self) -> str:
@@ -58,6 +66,14 @@ class VerifierSpec(VerifierConfig):
         """Raise VerifierError unless there is such a verifier."""
         if self.is_service:
             check_address(self.name)
+        elif self.declared is MODEL:
+            if not self.name.removeprefix(REWARD_MODEL):
+                raise VerifierError(f"verifier {self.name!r}: name the run of rlvf reward-model, reward-model:RUN")
+            if self.reward_model is not None:
+                raise VerifierError(
+                    f"verifier.reward_model {self.reward_model!r}: the verifier is a reward model already; leave out "
+                    "one of them"
+                )
         elif not self.declared.built_in:
             split_name(self.name)
         self.require_package()
@@ -84,6 +100,15 @@ class VerifierSpec(VerifierConfig):
     def example(self, problem: Problem) -> str:
         """A completion that should be right: the verifier's example, or else the target as it is."""
         return self.declared.example(problem) if self.declared.example is not None else problem.target
+
+
+def refuse_reward_model(config: VerifierConfig) -> None:
+    """Raise VerifierError where this process would have to run a model."""
+    if config.name.startswith(REWARD_MODEL) or config.reward_model is not None:
+        raise VerifierError(
+            "verifier: a reward model scores on the workers of a cluster; try it by rlvf eval --policy MODEL "
+            "--verifier reward-model:RUN"
+        )
 
 
 def named(name: str, problems: str) -> str:

@@ -3,9 +3,9 @@
 from functools import cache
 from importlib import import_module
 
-from rl.config import VERIFIERS
+from rl.config import REWARD_MODEL, VERIFIERS
 from rl.sources import closure, path_of
-from rl.verifiers.contract import FUNCTION, SERVICE, Declared
+from rl.verifiers.contract import FUNCTION, MODEL, SERVICE, Declared
 
 ADDRESSES = ("http://", "https://")
 JUDGE_NOTHING = {path_of(name) for name in ("rl.records", "rl.verifiers.contract")}
@@ -14,6 +14,8 @@ TABLE: dict[str, Declared] = {name: import_module(f"rl.verifiers.built_in.{name}
 
 def declared(name: str) -> Declared:
     """The declaration of a verifier; a name that is neither built in nor an address is a function of the user's."""
+    if name.startswith(REWARD_MODEL):
+        return MODEL
     return TABLE.get(name) or (SERVICE if name.startswith(ADDRESSES) else FUNCTION)
 
 

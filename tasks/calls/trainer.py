@@ -50,8 +50,6 @@ class Trainer(Trained["Learner"]):
     def export(self, step: int, name: str = MODEL, meta: Mapping[str, JsonValue] | None = None) -> str:
         """Store version ``step``, the trainer's last, for everybody who loads models with transformers; returns where.
         With the result of a run, its checkpoint is there too."""
-        from rl.model.policy import save_policy
-
         self._check()
         learner, _ = self._learner(step)
         assert learner.step == step
@@ -59,10 +57,16 @@ class Trainer(Trained["Learner"]):
         if name == MODEL:
             self.keep(step)
         with learning, store.scratch(self.run_uri) as folder:
-            save_policy(learner.policy, folder, learner.policy.dtype)
+            self._write(learner.policy, folder)
             said = {"step": step, **(meta or {})}
             store.write_folder(uri, folder, meta=said, move=True, fence=self.fence, flat=True)  # for whoever copies it
         return uri
+
+    def _write(self, policy: "Policy", folder: Path) -> None:
+        """Write the model for whoever loads it."""
+        from rl.model.policy import save_policy
+
+        save_policy(policy, folder, policy.dtype)
 
     def _fresh(self) -> "Learner":
         from rl.learning.learner import Learner

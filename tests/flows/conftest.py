@@ -18,7 +18,8 @@ import psutil
 import pytest
 from distributed import Client, Security
 
-from flows.config import EvalConfig, SftConfig, TrainConfig
+from flows.config import EvalConfig, TrainConfig
+from flows.finetune_config import SftConfig
 from flows.options.reading import read_config
 from flows.run.workplace import IMPORTS
 from flows.sft import warm_up_spec

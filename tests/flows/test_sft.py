@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 from rich.console import Console
 
-from flows.config import SftConfig
+from flows.finetune_config import SftConfig
 from flows.run.display import Display
 from flows.run.prefect_session import PrefectSession
 from flows.run.workplace import Workplace, present

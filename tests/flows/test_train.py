@@ -242,7 +242,7 @@ def test_two_generators_make_the_run_that_one_makes(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_diverges_is_stopped_with_its_weights_intact(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.train import DivergedError
+    from flows.run.diverged import DivergedError
 
     batches: list[int] = []
     collected = Collection.collected

@@ -19,7 +19,8 @@ import psutil
 import pytest
 import yaml
 
-from flows.config import EvalConfig, SftConfig, TrainConfig
+from flows.config import EvalConfig, TrainConfig
+from flows.finetune_config import SftConfig
 from flows.run.failure import cause
 from infra.cluster.training_lock import training_lock
 from tests.processes import MARK, marked, started, until

@@ -10,8 +10,9 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
 
-from flows.config import EvalConfig, SftConfig, TrainConfig
+from flows.config import EvalConfig, TrainConfig
 from flows.evaluate import evaluate_policy
+from flows.finetune_config import SftConfig
 from flows.options.reading import read_config
 from flows.options.tree import section_of
 from flows.sft import sft

@@ -12,8 +12,8 @@ from PIL import Image
 
 from flows.cli import main
 from flows.report.html import CUT, write_report
+from flows.run.diverged import DivergedError
 from flows.start.runs import local_folder
-from flows.train import DivergedError
 from infra.cluster.timeline import read_sessions
 from infra.runs.record import read_record
 from infra.runs.rollouts import kept_steps, read_rollouts, write_rollouts

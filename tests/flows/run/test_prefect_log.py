@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from flows.commands.status import SERVICES, lines
-from flows.config import SftConfig
+from flows.finetune_config import SftConfig
 from infra.services.addresses import Addresses
 from infra.services.prefect_api import PrefectApi
 from infra.services.prefect_log import PrefectLog

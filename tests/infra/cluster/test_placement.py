@@ -24,12 +24,13 @@ def test_a_call_takes_one_of_each_of_its_tags() -> None:
     placement = PlacementConfig(train=("TRAINER", "CUDA"))
     assert placement.resources("train") == {"TRAINER": 1, "CUDA": 1}
     assert placement.resources("generate") == {"GENERATOR": 1}
-    assert placement.calls == ("generate", "verify", "reference", "train", "value", "train_critic", "evaluate")
+    of_ours = ("generate", "verify", "reference", "reward", "train", "value", "train_critic", "evaluate")
+    assert placement.calls == of_ours
 
 
 def test_an_unknown_call_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown call 'reward'; the calls are generate, verify"):
-        PlacementConfig().resources("reward")
+    with pytest.raises(ValueError, match="unknown call 'score'; the calls are generate, verify"):
+        PlacementConfig().resources("score")
 
 
 @pytest.mark.parametrize(("tag", "near"), [("GENERATR", "GENERATOR"), ("gpu", "CPU"), ("trainer", "TRAINER")])

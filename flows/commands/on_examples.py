@@ -1,0 +1,81 @@
+"""What the commands that train on examples share: `rlvf sft`, `rlvf dpo`, `rlvf reward-model`."""
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable
+from typing import TypeVar
+
+from flows.commands.command import say
+from flows.commands.unused_up import say_unused_up
+from flows.commands.workplace import in_workplace
+from flows.finetune_config import FinetuneConfig
+from flows.options.reading import add_options, read_config
+from flows.run.display import Display
+from flows.start.finetunes import is_finetune, new_finetune, resumed_finetune, with_made_model
+from flows.start.preflight import check_model, check_tracking
+from flows.start.runs import without_secrets
+from infra.home import runs_uri
+from infra.runs.record import RESULT
+from infra.security.printable import printable
+from infra.storage import place
+from infra.storage.usable import named_storage_errors, probe_storage
+from tasks.example_set import open_examples
+
+F = TypeVar("F", bound=FinetuneConfig)
+FIRST = (
+    *("problems", "policy", "policy.lora", "steps", "batch", "held_out", "max_tokens", "optimizer.lr", "run", "resume"),
+    *("config", "json"),
+)
+
+
+def add_example_options(command: argparse.ArgumentParser, kind: type[FinetuneConfig]) -> None:
+    """The options of such a command."""
+    command.add_argument("--resume", metavar="RUN", help="go on with this run: its URI or its folder's name")
+    command.add_argument("--json", action="store_true", help="print one JSON object with the figures")
+    add_options(command, kind)
+
+
+def train_on_examples(
+    given: argparse.Namespace, kind: type[F], flow: Callable[[], Callable[[F, str | None], str]]
+) -> None:
+    """Run the flow, which is imported when all that was given is known to be good, and print what it has made."""
+    runs = runs_uri()
+    named = given.resume if given.resume is not None and "://" in given.resume else runs
+    with named_storage_errors(named):
+        if given.resume is not None:
+            run = resumed_finetune(
+                kind,
+                given.resume,
+                runs,
+                lambda base: read_config(kind, file=given.config, overrides=given.overrides, base=base),
+            )
+        else:
+            config = with_made_model(read_config(kind, file=given.config, overrides=given.overrides), runs)
+            if config.problems.path is not None:
+                check_model(config.policy.model, runs)
+            run = new_finetune(config, runs)
+    config = run.config
+    say_unused_up(config.cluster)
+    open_examples(config.problems, config.held_out)
+    if not run.resumed:
+        check_tracking(config.tracking)
+        if place.local_path(run.uri) is None:
+            probe_storage(run.uri, answered=True)
+
+    def work(display: Display) -> str:
+        display.say(f"run {run.name}")
+        whole = config.model_copy(update={"run": run.uri})
+        return flow()(without_secrets(whole), run.uri if run.resumed else None)
+
+    try:
+        policy = in_workplace(config.cluster, config.placement, work)
+    except BaseException as error:
+        if is_finetune(run.uri) and not isinstance(error, ValueError):
+            say(f"stopped; go on with: rlvf {kind.method} --resume {shlex.quote(run.name)}")
+        raise
+    if given.json:
+        figures = json.loads(place.read_text(place.join(run.uri, RESULT), 2**20))
+        print(json.dumps({name: figures[name] for name in ("run", "policy", "steps", "held_out", "before", "after")}))
+    else:
+        print(printable(str(place.local_path(policy) or policy)))

@@ -1,0 +1,101 @@
+"""The configuration trees of training on examples: demonstrations, and pairs of completions."""
+
+from typing import ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from flows.config import WarmUpConfig
+from flows.options.config_tree import ConfigTree
+from infra.cluster.cluster_config import ClusterConfig
+from infra.cluster.placement import PlacementConfig
+from infra.runs.checkpoints import CheckpointConfig
+from infra.runs.tracking import TrackingConfig
+from rl.config import OURS, PolicyConfig, whole_path
+from rl.optimizer_config import OptimizerConfig
+from rl.problems.examples import DemonstrationsConfig, ExamplesConfig, PairsConfig
+
+
+class FinetuneConfig(ConfigTree):
+    """Training on a fixed set of examples: what `rlvf sft`, `rlvf dpo` and `rlvf reward-model` share."""
+
+    method: ClassVar[str]  # the command
+    first = ("problems", "policy", "steps", "run", "batch", "max_tokens", "optimizer", "held_out")
+
+    problems: ExamplesConfig = ExamplesConfig()
+    held_out: int | None = Field(
+        None,
+        ge=0,
+        description="prompts kept out of training, on which the loss is measured; none takes 200, of a file with fewer "
+        "than 1000 a fifth",
+    )
+    steps: int | None = Field(None, ge=1, description="updates; none takes one epoch: every example once")
+    batch: int = Field(32, ge=1, description="examples per update")
+    max_tokens: int = Field(
+        2048,
+        ge=1,
+        le=131072,
+        description="completions are cut at this many tokens, and where the model reaches no more",
+    )
+    evaluate_every: int = Field(
+        0, ge=0, description="steps between two measurements on what is held out; 0: at the beginning and the end"
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="of the order of examples, and of fresh adapters")
+    run: str | None = Field(
+        None,
+        min_length=1,
+        description="name or URI of the new run; none makes a name under runs/ of $RLVF_STORAGE, else of $RLVF_HOME",
+    )
+    policy: PolicyConfig = PolicyConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    warm_up: WarmUpConfig = WarmUpConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @field_validator("policy")
+    @classmethod
+    def _whole_path(cls, policy: PolicyConfig) -> PolicyConfig:
+        model = whole_path(policy.model)  # its workers stand elsewhere
+        return policy if model == policy.model else policy.model_copy(update={"model": model})
+
+    @model_validator(mode="after")
+    def _of_use(self) -> Self:
+        if self.policy.engine != OURS:
+            raise ValueError("policy.engine: nothing is generated here; leave it out")
+        if self.policy.lora.rank and self.optimizer.name == "muon":
+            raise ValueError("optimizer.name: 'muon' makes steps of matrices that are used whole; take adamw with lora")
+        return self
+
+
+class SftConfig(FinetuneConfig):
+    """Flow `rlvf-sft`: supervised fine-tuning on demonstrations; without such, the warm-up of the tiny policy."""
+
+    method = "sft"
+
+    problems: DemonstrationsConfig = DemonstrationsConfig()
+
+
+class DpoConfig(FinetuneConfig):
+    """Flow `rlvf-dpo`: Direct Preference Optimization on pairs."""
+
+    method = "dpo"
+
+    problems: PairsConfig = PairsConfig()
+    beta: float = Field(
+        0.1, gt=0, le=100, description="how strongly the policy is held to where it started: of the implicit reward"
+    )
+
+
+class RewardModelConfig(FinetuneConfig):
+    """Flow `rlvf-reward-model`: a reward model of pairs."""
+
+    method = "reward-model"
+
+    problems: PairsConfig = PairsConfig()
+
+    @model_validator(mode="after")
+    def _whole_model(self) -> Self:
+        if self.policy.lora.rank:
+            raise ValueError("policy.lora: a reward model is trained whole; leave it out")
+        return self

@@ -1,0 +1,163 @@
+"""The trainer of given examples: demonstrations, or pairs of completions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.cluster.resident import drop, resident
+from infra.runs.checkpoints import CheckpointConfig
+from infra.storage.fence import Fence
+from infra.weights.version import SyncConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import PolicyConfig, SamplingConfig
+from rl.optimizer_config import OptimizerConfig
+from rl.problems.examples import Example
+from rl.records import Learned
+from tasks.calls.start import weights_of
+from tasks.calls.trainer import Trainer
+
+if TYPE_CHECKING:
+    from rl.learning.learner import Learner
+    from rl.learning.objectives import Objective
+    from rl.model.policy import Policy
+
+REWARD_MODEL = "reward-model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuner(Trainer):
+    """What determines its work, whatever publishes and samples nothing; see `Trainer`."""
+
+    method: str = "sft"  # sft, dpo or reward-model
+    beta: float = 0.0  # of dpo
+    max_tokens: int = 0  # of a completion, at most
+
+    @classmethod
+    def of(
+        cls,
+        run_uri: str,
+        source: str,
+        policy: PolicyConfig,
+        optimizer: OptimizerConfig,
+        checkpoint: CheckpointConfig,
+        steps: int,
+        fence: Fence,
+        seed: int,
+        method: str,
+        max_tokens: int,
+        beta: float,
+    ) -> "Tuner":
+        """One that generates nothing."""
+        return cls(
+            run_uri=run_uri,
+            source=source,
+            policy=policy,
+            optimizer=optimizer,
+            algorithm=AlgorithmSpec(),
+            sampling=SamplingConfig(),
+            checkpoint=checkpoint,
+            sync=SyncConfig(),
+            window=1,
+            steps=steps,
+            fence=fence,
+            seed=seed,
+            method=method,
+            max_tokens=max_tokens,
+            beta=beta,
+        )
+
+    def fit(self, step: int, examples: Sequence[Example], reference: NDArray[np.float64] | None) -> Learned:
+        """Make version ``step + 1`` from ``step`` of these examples, and save it, as `update` does; ``reference``
+        [P, G]: the log-likelihoods of their completions under the start model, which DPO compares with."""
+        from rl.learning.fitting import fit
+        from rl.learning.supervised import as_rollouts
+
+        def work(learner: "Learner") -> Learned:
+            return fit(learner, as_rollouts(learner.policy, examples, self.max_tokens), self._objective, reference)
+
+        return self._advance(step, {}, work)
+
+    def measure(
+        self, step: int, examples: Sequence[Example], reference: NDArray[np.float64] | None
+    ) -> dict[str, float]:
+        """The metrics of these examples under version ``step``, the last that was made. Raises StepsLostError."""
+        from rl.learning.fitting import measured
+        from rl.learning.supervised import as_rollouts
+
+        self._check()
+        learner, _ = self._learner(step)
+        if learner.step != step:
+            raise self._steps_lost(learner.step, step)
+        shown = as_rollouts(learner.policy, examples, self.max_tokens)
+        return measured(learner.policy, learner.accumulation, shown, self._objective, reference)
+
+    def check(self, examples: Sequence[Example]) -> int:
+        """How many of their completions are cut. Raises ValueError for one that there is no room for."""
+        from rl.learning.supervised import as_rollouts
+
+        learner, _ = self._learner(None)
+        return int((~as_rollouts(learner.policy, examples, self.max_tokens).ended).sum())
+
+    def start_scores(self, examples: Sequence[Example]) -> NDArray[np.float64]:
+        """[P, G]: log-likelihoods under the start model, of adapters the frozen one. It stays loaded until `begin`."""
+        from rl.learning.fitting import scores
+        from rl.learning.passes import Accumulation
+        from rl.learning.supervised import as_rollouts
+        from rl.loading import load_policy
+
+        def load() -> "Policy":
+            with weights_of(self.source) as path:
+                return load_policy(path, self.policy, master=True, check=False)
+
+        drop("learner")
+        policy = resident("start model", (self.source, self.policy), load)
+        shown = as_rollouts(policy, examples, self.max_tokens)
+        return scores(policy, Accumulation(policy, self.optimizer), shown, self._objective)[0]
+
+    @property
+    def _objective(self) -> "Objective":
+        from rl.learning.objectives import BradleyTerry, DirectPreference, Imitation
+
+        made: dict[str, Callable[[], Objective]] = {
+            "sft": Imitation,
+            "dpo": lambda: DirectPreference(self.beta),
+            REWARD_MODEL: BradleyTerry,
+        }
+        return made[self.method]()
+
+    def _fresh_policy(self) -> "Policy":
+        drop("start model")
+        if self.method != REWARD_MODEL:
+            return super()._fresh_policy()
+        from rl.reward_model import load_reward_model
+
+        with weights_of(self.source) as path:
+            return load_reward_model(path, self.policy, master=True, fresh=True)
+
+    def _saved_policy(self, checkpoint: Path, warn: Callable[[str], None]) -> "Policy":
+        drop("start model")
+        if self.method != REWARD_MODEL:
+            return super()._saved_policy(checkpoint, warn)
+        from rl.reward_model import load_reward_model
+
+        return load_reward_model(str(checkpoint), self.policy, master=True)
+
+    def _write(self, policy: "Policy", folder: Path) -> None:
+        """A whole model, adapters merged into it: what begins from it need not know how it was made."""
+        if policy.base is None:
+            super()._write(policy, folder)
+            return
+        from safetensors.torch import save_file
+
+        from rl.model.lora import merged_weights
+        from rl.model.policy import save_config, save_tokenizer
+
+        save_config(policy, folder, policy.dtype)
+        save_tokenizer(policy, folder)
+        save_file(
+            dict(merged_weights(policy.model, policy.dtype)), folder / "model.safetensors", metadata={"format": "pt"}
+        )

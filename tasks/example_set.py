@@ -1,0 +1,55 @@
+"""Examples to learn from, as one training on them sees them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from infra.security.secrets import masked
+from infra.storage.files import PathError
+from rl.problems import rows
+from rl.problems.examples import Example, ExamplesConfig, read_examples, with_words
+from rl.problems.tables import ProblemError
+from tasks.named_set import as_typed, read_tables
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """Examples to train on, and others that are held out."""
+
+    name: str
+    train: Sequence[Example]
+    held_out: Sequence[Example]
+
+    @property
+    def digest(self) -> str:
+        """Of all of them, and of which are held out."""
+        digest = hashlib.sha256()
+        for side in (self.train, self.held_out):
+            for each in side:
+                digest.update(json.dumps([each.prompt, each.completions], ensure_ascii=True).encode())
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+    def rows(self, seed: int, step: int, batch: int) -> list[int]:
+        """Those of `train` that a step learns from: each once an epoch, in another order every time."""
+        return rows.draw(range(len(self.train)), seed, step, step * batch, batch, batch)
+
+
+def open_examples(config: ExamplesConfig, held_out: int | None) -> ExampleSet:
+    """The examples of the files that are named. Raises ProblemError and PathError."""
+    assert config.path is not None
+    given = as_typed(config.path)
+    try:
+        found = [each for table in read_tables(config.path) for each in read_examples(table, config.columns)]
+    except (PathError, ProblemError) as error:
+        raise type(error)(str(error).replace(config.path, given)) from error
+    if not found:
+        raise ProblemError(f"{given}: no examples")
+    try:
+        train, kept = rows.split(with_words(found, config.system, config.template), held_out)
+    except ProblemError as error:
+        raise ProblemError(f"{given}: {error}") from error
+    name = PurePosixPath(masked(config.path)).name.partition(".")[0] or "examples"
+    return ExampleSet(name, train, kept)

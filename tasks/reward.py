@@ -1,0 +1,105 @@
+"""The scores of reward models, added to what verifiers say: computed on workers that hold the models."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import check_placement, workers_with
+from rl.judging import Judgement
+from rl.records import Problem, Rollouts
+from rl.verifiers.parts import MAX_REWARD
+from rl.verifiers.spec import VerifierError, VerifierSpec
+from tasks.calls.reward import RewardModel
+
+CALL = "reward"
+
+
+def with_rewards(
+    dispatch: Dispatch,
+    rollouts: Rollouts,
+    judgement: Judgement,
+    verifiers: Mapping[str, VerifierSpec],
+    *,
+    order: tuple[int, ...] = (),
+    refused: Callable[[str], object] = lambda _: None,
+) -> Judgement:
+    """The judgement with the weighted scores of the sets' reward models, the leases spread over the workers that may
+    run them; `order` as in `Dispatch.lease`. A result that is no scores of these is refused: `refused` gets the reason,
+    and another worker the call."""
+    rows: dict[tuple[RewardModel, float], list[int]] = {}
+    for row, problem in enumerate(rollouts.problems):
+        if (found := _model(verifiers[problem.set])) is not None:
+            rows.setdefault(found, []).append(row)
+    if not rows:
+        return judgement
+    scores = np.full(judgement.rewards.shape, np.nan, np.float32)
+    for (model, weight), mine in rows.items():
+        scores[mine] = weight * _scores(dispatch, model, rollouts, mine, order, refused)
+    alone = [verifiers[problem.set].reward_model is None for problem in rollouts.problems]
+    return judgement.with_scores(scores, alone)
+
+
+def check_rewards(dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec], problems: Sequence[Problem]) -> None:
+    """Try each reward model with one problem on a worker that may run it.
+
+    Raises:
+        PlacementError: no worker may.
+        VerifierError: what is named is no reward model.
+    """
+    for name, spec in verifiers.items():
+        if (found := _model(spec)) is None:
+            continue
+        check_placement(dispatch.client, dispatch.placement, (CALL,))
+        some = tuple(problem for problem in problems if problem.set == name)[:1]
+        try:
+            dispatch.run(CALL, found[0].score, some or (Problem("1", "1", "trial"),), (("1",),), np.ones((1, 1), bool))
+        except ValueError as error:
+            raise VerifierError(f"verifier reward-model:{found[0].uri}: {error}") from error
+
+
+def _scores(
+    dispatch: Dispatch,
+    model: RewardModel,
+    rollouts: Rollouts,
+    rows: Sequence[int],
+    order: tuple[int, ...],
+    refused: Callable[[str], object],
+) -> NDArray[np.float32]:
+    """[p, G] of these rows."""
+    workers = len(workers_with(dispatch.client, dispatch.placement.tags(CALL)))
+    share = ceil(len(rows) / max(1, workers))
+    mine = [rows[at : at + share] for at in range(0, len(rows), share)]
+    parts = [
+        (
+            tuple(rollouts.problems[row] for row in some),
+            tuple(rollouts.texts[row] for row in some),
+            rollouts.ended[list(some)],
+        )
+        for some in mine
+    ]
+
+    def check(part: int, returned: NDArray[np.float32]) -> str:
+        why = _unlike_scores(returned, parts[part][2].shape)
+        if why:
+            refused(why)
+        return why
+
+    found = dict(dispatch.lease(CALL, model.score, parts, order=order, check=check))
+    return np.concatenate([found[part] for part in range(len(parts))])
+
+
+def _unlike_scores(returned: object, shape: tuple[int, ...]) -> str:
+    """Why these are no scores, in a few words; empty if they are."""
+    if not isinstance(returned, np.ndarray) or returned.dtype != np.float32 or returned.shape != shape:
+        return f"it is {type(returned).__name__}, and not {list(shape)} scores"
+    return "" if (np.abs(returned) <= MAX_REWARD).all() else f"of its scores one is beyond {MAX_REWARD:g}, or none"
+
+
+def _model(spec: VerifierSpec) -> tuple[RewardModel, float] | None:
+    if spec.rewards is None:
+        return None
+    uri, weight = spec.rewards
+    return RewardModel(uri, spec.digest), weight
