@@ -21,6 +21,7 @@ from rl.config import (
     VerifierConfig,
     whole_path,
 )
+from rl.critic_config import CriticConfig
 from rl.optimizer_config import OptimizerConfig
 from tasks.collection import BatchConfig
 
@@ -166,6 +167,7 @@ class TrainConfig(ConfigTree):
     policy: PolicyConfig = PolicyConfig()
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

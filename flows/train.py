@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 
 from prefect import flow
 from prefect.context import FlowRunContext
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
 from flows.report.result import TrainResult
 from flows.report.summary import outcome
 from flows.run.failure import name_the_cause
+from flows.run.models import both
 from flows.run.recovery import Progress, with_recovery
 from flows.run.training import Training
 from flows.run.workplace import Workplace, open_workplace
@@ -29,7 +30,10 @@ from rl.records import Learned
 from tasks.collection import Collection
 from tasks.generate import generate
 from tasks.rollout_batch import RolloutBatch
+from tasks.score import score
+from tasks.train_critic import train_critic
 from tasks.update import update
+from tasks.value import value
 from tasks.verify import verify
 
 REFUSALS = 3  # non-finite updates in a row that end a run
@@ -83,9 +87,11 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
                 batch = ahead.popleft().result()
                 training.keep(step, batch)
             with training.timed("update"):
-                learned = update(workplace.dispatch, training.trainer, step, batch.batch, batch.figures())
+                learned = learn(training, step, batch)
             with training.timed("publish"):
                 training.publishing.begin(step + 1)
+                if training.criticism is not None:
+                    training.criticism.publishing.begin(step + 1)
             with training.timed("log"):
                 training.log(batch, learned)
                 progress.made(learned.step)
@@ -100,33 +106,47 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
 
 @dataclass(frozen=True)
 class Collecting:
-    """A batch on its way: one task generates, the other verifies what comes in."""
+    """A batch on its way: one task generates, the others verify and score what comes in."""
 
-    generating: PrefectFuture[None]
-    verifying: PrefectFuture[RolloutBatch]
+    collection: Collection
+    tasks: list[PrefectFuture[None]]
 
     def result(self) -> RolloutBatch:
-        """The batch, once it is complete. A fault of either task is raised, the generating one's first."""
-        self.verifying.wait()
-        self.generating.result()
-        return self.verifying.result()
+        """The batch, once it is complete. The first fault of a task is raised at once."""
+        for each in as_completed(self.tasks):
+            each.result()
+        return self.collection.collected()
 
 
 def collect(training: Training, step: int) -> Collecting:
-    """Start the batch of ``step``: generate in leases, verify as they come in, replace groups without variance."""
-    config, every = training.config.batch, training.trainer.algorithm.algorithm.every_group
-    collection = Collection(step, training.problems, config, every_group=every)
-    return Collecting(
-        generate.submit(
-            training.workplace.dispatch,
-            collection,
-            training.generator,
-            training.publishing.newest,
-            training.admission,
-            training.publishing.mend,
-        ),
-        verify.submit(training.workplace.dispatch, collection, training.workplace.failures.saw),
+    """Start the batch of ``step``: generate in leases, verify and score as they come in, replace groups that teach
+    nothing."""
+    dispatch, publishing, algorithm = training.workplace.dispatch, training.publishing, training.algorithm
+    collection = Collection(
+        step, training.problems, training.config.batch, algorithm.graph.scores, every_group=algorithm.every_group
     )
+    return Collecting(
+        collection,
+        [
+            generate.submit(
+                dispatch, collection, training.generator, publishing.newest, training.admission, publishing.mend
+            ),
+            verify.submit(dispatch, collection, training.workplace.failures.saw),
+            *(score.submit(dispatch, collection, scores) for scores in training.scores),
+        ],
+    )
+
+
+def learn(training: Training, step: int, batch: RolloutBatch) -> Learned:
+    """The update of ``step``; where there is a critic, after its values, and beside its update."""
+    dispatch, criticism, trained_on = training.workplace.dispatch, training.criticism, batch.batch
+    if criticism is None:
+        return update(dispatch, training.trainer, step, trained_on, batch.figures())
+    newest, mend, lease = criticism.publishing.newest, criticism.publishing.mend, training.config.batch.lease
+    trained_on = value(dispatch, criticism.valuer, newest, step, trained_on, lease, mend)
+    criticised = train_critic.submit(dispatch, criticism.critic, step, trained_on)
+    learned = update(dispatch, training.trainer, step, trained_on, batch.figures())
+    return both(learned, criticised.result())
 
 
 def first_weights(run: Run, workplace: Workplace) -> str:

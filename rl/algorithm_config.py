@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from rl.algorithms import ALGORITHMS, Algorithm
 from rl.algorithms.own import OwnAlgorithmError, own_algorithm
+from rl.graph import Graph, graph_of
 
 OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
 
@@ -108,12 +109,10 @@ class CommonAlgorithmConfig(BaseModel):
         own = self.name not in ALGORITHMS
         if self.options and not own:
             raise ValueError(f"options: are of an algorithm of yours; those of {self.name} are written algorithm.NAME")
-        of = {} if own else ALGORITHMS[self.name].model_fields
         for name, field in type(self).model_fields.items():
-            if name in CommonAlgorithmConfig.model_fields or name in of or getattr(self, name) == field.get_default():
-                continue
-            having = ", ".join(other for other, its in ALGORITHMS.items() if name in its.model_fields)
-            raise ValueError(f"{name}: is no option of {self.name}, but of {having}")
+            having = [other for other, of in ALGORITHMS.items() if name in of.model_fields]
+            if having and self.name not in having and getattr(self, name) != field.get_default():
+                raise ValueError(f"{name}: is no option of {self.name}, but of {', '.join(having)}")
         if own:
             return self
         try:
@@ -188,6 +187,16 @@ class AlgorithmSpec(AlgorithmConfig):
     def needs(self) -> frozenset[str]:
         """Fields of `Batch` that its steps read beside rollouts and rewards."""
         return self.algorithm.needs | ({"reference_logprobs"} if self.kl.coefficient else set())
+
+    @property
+    def every_group(self) -> bool:
+        """Whether it learns from groups whose rewards are all equal, too."""
+        return self.algorithm.every_group
+
+    @property
+    def graph(self) -> Graph:
+        """The calls of a step."""
+        return graph_of(self.algorithm, self.needs)
 
     def buffer(self, max_tokens: int) -> int:
         """Tokens before the limit in which rewards fall."""

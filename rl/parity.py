@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import pack, rows_of
-from rl.learning.scoring import token_scores
 from rl.model.lora import moved_adapters
 from rl.model.memory import is_out_of_memory
 from rl.model.policy import Policy, UnknownModelError

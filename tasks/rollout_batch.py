@@ -111,6 +111,7 @@ class RolloutBatch:
             "reward/mean": self.reward,
             "reward/pass_rate": self.pass_rate,
             "reward/error_rate": self.error_rate,
+            **({} if (greedy := self.everything.baseline) is None else {"reward/greedy": mean_reward(greedy)}),
             **{f"reward/{name}": mean for name, mean in self.parts.items()},
             **{f"reward/{name}/{what}": of for name, by in self.sets.items() for what, of in by.items() if self.mixed},
             "groups/generated": self.groups_generated,

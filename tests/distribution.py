@@ -9,8 +9,8 @@ from xdist.scheduler import LoadFileScheduling
 
 class BesideTheirLab(LoadFileScheduling):
     """A file's tests stay together, in the order of the files, and files whose tests share the fixture `lab` go to a
-    process that has one: it takes 25 processor seconds to start. The others begin with the other files, and start
-    another only when none of these is left."""
+    process that has one: it takes more than 10 processor seconds to start. The others begin with the other files, and
+    start another only when none of these is left."""
 
     def _assign_work_unit(self, node: object) -> None:
         having = [each for each, assigned in self.assigned_work.items() if any(map(self._trains, assigned))]

@@ -149,17 +149,51 @@ def test_a_worker_has_imported_what_its_calls_import_inside_them(role: str, file
     assert inside - loaded_by(f"import {', '.join(IMPORTS[role])}") == set()
 
 
-def test_the_page_on_architecture_names_every_file() -> None:
+def listed(page: str) -> set[str]:
+    """The paths in the tree of files at the end of the page: an entry a line, deeper than its folder; its text names
+    files beside it, of a folder those inside, and behind `other/:` those of that one."""
+    found, folders, here = set[str](), dict[int, str](), ""
+    for line in page.partition("## The files")[2].splitlines():
+        text = line.strip()
+        entry = re.match(r"([a-z_0-9]+/)(?= |$)|[a-z_0-9]+\.py\b", text)
+        if entry and (depth := len(line) - len(line.lstrip())) < 20:  # else the text of the one before goes on
+            folders = {of: folder for of, folder in folders.items() if of < depth}
+            here = folders[max(folders)] if folders else ""
+            if entry[1]:
+                here = folders[depth] = f"{here}{entry[1]}"
+        inside = ""
+        for word in re.findall(r"[a-z_0-9]+/(?=:)|[a-z_0-9]+\.py\b|;", text):
+            if word.endswith(".py"):
+                found.add(f"{here}{inside}{word}")
+            else:
+                inside = word.strip(";")
+        if inside:
+            here = f"{here}{inside}"  # of lines that go on
+    return found
+
+
+def test_the_page_on_architecture_names_every_file_where_it_lies() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    named = set(re.findall(r"[a-z_0-9]+\.py", page))
-    for package in MAY_IMPORT:
-        there = {file.name for file in (ROOT / package).rglob("*.py")} - {"__init__.py"}
-        commands = {file.name for file in (ROOT / package / "commands").glob("*.py")}  # one a command
-        benches = {file.name for file in (ROOT / package / "benches").glob("*.py")}
-        built_in = {file.name for file in (ROOT / package / "verifiers" / "built_in").glob("*.py")}  # one a verifier
-        assert there - commands - benches - built_in - named == set()
-    everywhere = {file.name for package in (*MAY_IMPORT, "tests") for file in (ROOT / package).rglob("*.py")}
-    assert named - everywhere == set()
+    files = {package: set((ROOT / package).rglob("*.py")) for package in (*MAY_IMPORT, "tests")}
+    everywhere = {str(file.relative_to(ROOT)) for those in files.values() for file in those}
+    one_each = re.compile(r"flows/(commands|benches)/|rl/verifiers/built_in/")  # a command, a bench, a verifier
+    ours = {file for file in everywhere if not file.endswith("__init__.py") and not file.startswith("tests/")}
+    assert {file for file in ours if not one_each.match(file)} - listed(page) == set()
+    assert listed(page) - everywhere == set()
+    assert set(re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`", page)) - everywhere == set()
+    assert set(re.findall(r"[a-z_0-9]+\.py", page)) - {Path(file).name for file in everywhere} == set()
+
+
+def test_a_file_is_listed_where_its_line_stands() -> None:
+    page = """a.py\n## The files\n
+    rl/             the learning
+      made/         a.py: one;  more/: b.py  c.py
+                           d.py
+      e.py          and f.py
+    infra/
+      e.py"""
+    below = {f"rl/made/{name}.py" for name in ("a", "more/b", "more/c", "more/d")}
+    assert listed(page) == {*below, "rl/e.py", "rl/f.py", "infra/e.py"}
 
 
 def test_no_file_holds_more_than_a_noun() -> None:

@@ -15,7 +15,7 @@ from infra.security.secrets import masked
 from infra.storage.fence import Fence, LockLostError
 from infra.storage.lock import held
 from infra.storage.retry_policy import RetryPolicy
-from tasks.calls.trainer import StepsLostError
+from tasks.calls.trained import StepsLostError
 
 TrainerLost = (StepsLostError, TakeoverError)  # the run goes on in place, and keeps the training lock
 Lost = (LockLostError, TrainingLockLostError)  # another process has the run, or another run the cluster

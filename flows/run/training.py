@@ -19,11 +19,13 @@ from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
+from flows.run.models import Criticism, begin_together, critic_trainer, policy_trainer
 from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
+from flows.run.scores import reference_of, scores_of
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_tiny
 from flows.start.edited import edited, save_sources
@@ -40,6 +42,7 @@ from infra.storage import place
 from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.records import Learned
+from tasks.calls.critic import Valuer
 from tasks.calls.generator import Generator
 from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer
@@ -57,20 +60,17 @@ class Training:
         self._progress = progress
         self.config = config = run.config
         self._opened = progress.opened or Opened.of(run)
+        self.algorithm = self._opened.algorithm
+        workplace.dispatch.require(call.name for call in self.algorithm.graph.calls)
         self.problems = self._opened.problems
         if self.problems.spared:
             workplace.display.say(
                 f"{self.problems.spared} problems are not trained on: their prompts are held out too, but for case and "
                 "blanks"
             )
-        self.generator = Generator(
-            config.policy,
-            config.sampling,
-            config.batch.samples,
-            config.seed,
-            patience=config.sync.patience,
-            public=config.policy.model if config.sync.base == "public" else None,
-        )
+        public = config.policy.model if config.sync.base == "public" else None
+        sampled = config.policy, config.sampling, config.batch.samples, config.seed
+        self.generator = Generator(*sampled, patience=config.sync.patience, public=public)
         self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
         some = self.problems.some()
         judging = check_verifiers(workplace.dispatch, self._opened.verifiers, some)
@@ -80,6 +80,7 @@ class Training:
         self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: Trainer  # set by begin
+        self.criticism: Criticism | None = None  # where the algorithm has a critic
         self.admission: Admission  # set by begin
         self.tracker: Tracker
         self._logged_at = self._step_began = time.perf_counter()
@@ -163,22 +164,13 @@ class Training:
     def begin(self, source: str) -> PolicyVersion:
         """Load the run's newest checkpoint on the trainer, or version 0 from ``source``, and publish it."""
         config = self.config
-        self.trainer = Trainer(
-            run_uri=self.run.uri,
-            source=source,
-            policy=config.policy,
-            optimizer=config.optimizer,
-            algorithm=self._opened.algorithm,
-            sampling=config.sampling,
-            checkpoint=config.checkpoint,
-            sync=config.sync,
-            window=config.staleness + 1,
-            steps=config.steps,
-            fence=self._hold.fence,
-            seed=config.seed,
+        run, fence, reference = self.run.uri, self._hold.fence, reference_of(config, self.algorithm.graph)
+        self.trainer = policy_trainer(
+            config, self.algorithm, run_uri=run, source=source, fence=fence, reference=reference
         )
+        critic = critic_trainer(self.trainer, config)
         self.workplace.display.stage("load the policy")
-        begun = self.workplace.dispatch.run("train", self.trainer.begin)
+        begun = begin_together(self.workplace.dispatch, self.trainer, critic)
         warnings = (f"warning: {warning}" for warning in begun.warnings)
         for note in (*warnings, *notes_on_adapters(config.policy.lora.rank, begun.trained, begun.parameters)):
             self.workplace.display.say(note)
@@ -194,6 +186,11 @@ class Training:
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
+        by = self.generator, self.publishing, self.admission, self.problems.verifiers
+        self.scores = scores_of(config, self.algorithm.graph, *by)
+        if critic is not None:
+            publishing = Publishing(self.workplace, critic, self.tracker, begun.step)
+            self.criticism = Criticism(critic, Valuer(config.policy, config.sync.patience), publishing)
         self._advice.begin(logged := read_metrics(self._folder / METRICS))
         self.evaluations.begin(
             logged,
@@ -278,6 +275,9 @@ class Training:
     def finished(self) -> TrainResult:
         """The result, when all steps are done; it is kept beside the run as ``result.json``."""
         before, after = self.evaluations.held_out(0), self.evaluations.held_out(self.publishing.end().step)
+        if self.criticism is not None:
+            self.criticism.publishing.end()
+            self.workplace.dispatch.run("train_critic", self.criticism.critic.keep, self.publishing.policy.step)
         best = best_version(self.run.uri) if self.config.checkpoint.keep_best else None
         pace, stages = self._progress.pace() if self._progress.completions else kept_pace(self._folder / RESULT)
         result = TrainResult(

@@ -52,7 +52,7 @@ def edited_problems(kept: Mapping[str, TrainedOn], trained: Iterable[NamedSet], 
     ]
 
 
-def save_sources(uri: str, problems: ProblemSet, algorithm: AlgorithmSpec) -> None:
+def save_sources(uri: str, problems: ProblemSet, algorithm: AlgorithmSpec | None = None) -> None:
     """Save the digests of what the run is trained by from now on."""
     place.write_text(place.join(uri, SOURCES), json.dumps(_digests(problems, algorithm), indent=2) + "\n")
 

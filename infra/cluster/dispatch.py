@@ -35,7 +35,7 @@ from infra.errors import mark_worker
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 POLL_SECONDS = 1.0  # between two looks at which workers give signs of life
-ALONE = ("train",)  # calls that write where the next one reads: never on two workers at a time
+ALONE = ("train", "train_critic")  # calls that write where the next one reads: never on two workers at a time
 
 
 def leave_thread() -> None:
@@ -213,6 +213,7 @@ class Dispatch(Calls):
             late_after=self.late_after,
         )
         new.lost, new.timeline, new.took, new.exclusions = self.lost, self.timeline, self.took, self.exclusions
+        new.required = self.required
         new.silent, new._signs, new._left = self.silent, self._signs, self._left
         if new.client is self.client:
             new.connection = self.connection

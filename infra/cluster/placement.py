@@ -1,7 +1,7 @@
 """Where each call may run: the Dask resource tags it needs, and what the workers offer."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from distributed import Client
 
 DEVICES = ("CUDA", "MPS", "CPU")
-ROLES = ("GENERATOR", "TRAINER", "VERIFIER")
+ROLES = ("GENERATOR", "TRAINER", "VERIFIER", "REFERENCE", "CRITIC")
 METRIC = "rlvf"  # the metric in which our workers describe themselves: see `infra.cluster.pace`
 ANSWER_SECONDS = 10.0  # for a worker to say which source it runs
-LOCAL = ("GENERATOR", "VERIFIER")  # roles of which `cluster` says how many a local cluster has
+LOCAL = ("GENERATOR", "VERIFIER", "REFERENCE", "CRITIC")  # roles of which `cluster` says how many a local cluster has
 WORKER = "worker:"  # before the name of a worker, in place of a tag
+ALWAYS = ("generate", "verify", "train", "evaluate")  # calls of every run
 
 
 class PlacementError(ValueError):
@@ -32,7 +33,14 @@ class PlacementConfig(BaseModel):
 
     generate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample completions")
     verify: tuple[str, ...] = Field(("VERIFIER",), description="tags of the workers that judge completions")
+    reference: tuple[str, ...] = Field(
+        ("GENERATOR",), description="tags of the workers that score completions under the reference policy"
+    )
     train: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the policy")
+    value: tuple[str, ...] = Field(
+        ("TRAINER",), description="tags of the workers that score with the value model, of algorithms that have one"
+    )
+    train_critic: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the value model")
     evaluate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample for evaluations")
 
     @field_validator("*")
@@ -122,10 +130,10 @@ def workers_with(client: "Client", tags: Collection[str]) -> list[str]:
     return [offer.address for offer in offers(client) if offer.satisfies(tags)]
 
 
-def check_placement(client: "Client", placement: PlacementConfig) -> None:
-    """Raise `PlacementError` unless some worker satisfies every call."""
+def check_placement(client: "Client", placement: PlacementConfig, calls: Iterable[str] = ALWAYS) -> None:
+    """Raise `PlacementError` unless some worker satisfies each of the calls."""
     present = offers(client)
-    for call in placement.calls:
+    for call in sorted(calls, key=placement.calls.index):
         if not any(offer.satisfies(placement.tags(call)) for offer in present):
             raise unsatisfied(client, call, placement.tags(call), present)
 

@@ -64,17 +64,31 @@ def save(
     RetryPolicy(patience)(prune)
 
 
+def forget_after(run_uri: str, step: int, fence: Fence | None = None) -> None:
+    """Remove the checkpoints of later steps than this one."""
+    for version in store.list_versions(state_uri(run_uri)):
+        if version.number > step:
+            store.check_of(fence)()
+            place.remove(version.uri)
+
+
 def load(run_uri: str, step: int) -> Folder:
     """The checkpoint of `step`, verified; raises `NotThere` and `Torn`."""
     named = [version.uri for version in store.list_versions(state_uri(run_uri)) if version.number == step]
     return store.read_folder(named[-1] if named else place.join(state_uri(run_uri), str(step)))
 
 
-def newest(run_uri: str, *, warn: Callable[[str], None]) -> Folder | None:
-    """The newest intact checkpoint, None if there is none; `warn` gets a line for each newer one that is not."""
+def newest(run_uri: str, *, warn: Callable[[str], None], at_most: int | None = None) -> Folder | None:
+    """The newest intact checkpoint, of step ``at_most`` or before if given; None if there is none. `warn` gets a line
+    for each newer one that is not intact."""
     tried: set[store.Version] = set()
+
+    def there() -> list[store.Version]:
+        listed = store.list_versions(state_uri(run_uri))
+        return [each for each in listed if each not in tried and (at_most is None or each.number <= at_most)]
+
     # again after all were tried: a writer may have removed the one that was being read, and stored another
-    while untried := [version for version in store.list_versions(state_uri(run_uri)) if version not in tried]:
+    while untried := there():
         for version in reversed(untried):
             try:
                 return store.read_folder(version.uri)

@@ -60,6 +60,14 @@ class Algorithm(BaseModel, ABC):
     def advantages(self, batch: Batch) -> Floats:
         """[P, G] or [P, G, T] advantages, of `Batch.returns`; an unknown reward is NaN, its advantage 0."""
 
+    def estimates(self, batch: Batch) -> Floats:
+        """[P, G, T] what the value model of an algorithm that needs `Batch.values` is trained towards, less these: the
+        Monte-Carlo return less the value where it does not say otherwise."""
+        from rl.algorithms.gae import gae
+
+        assert batch.values is not None
+        return gae(batch.rewards, batch.values, batch.rollouts.lengths, 1.0, 1.0, batch.penalties)
+
     def token_weights(self, lengths: NDArray[np.int32], max_tokens: int) -> Floats:
         """[P, G] weight of each token of a completion, by its `aggregation`, for completions of at most ``max_tokens``;
         those without tokens take no part. They sum to 1 over all tokens, ``constant`` ones where every completion has

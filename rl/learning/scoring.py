@@ -1,77 +1,57 @@
-"""Log-probs of completions that are there, with the gradient of a loss or without.
+"""Scores of completions under a policy that is not trained: one number for each token, without a gradient.
 
-Legend: P groups, G completions per group, T tokens of a completion, N completion tokens of a forward pass.
+Legend: P groups, G completions per group, T completion tokens, N tokens of a forward pass.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import Packed
-from rl.learning.passes import Accumulation
-from rl.model.blocks import in_blocks
-from rl.model.head import hidden_states
-from rl.model.in_place import embedding_in_place
-from rl.model.memory import checkpointed
+from rl.learning.passes import Accumulation, Passes
+from rl.model.memory import yield_memory
 from rl.model.policy import Policy
-from rl.model.scores import Loss, target_scores
+from rl.optimizer_config import OptimizerConfig
 from rl.records import Rollouts
 
 
-def token_scores(
-    policy: Policy,
-    packed: Packed,
-    temperature: float,
-    loss: Loss | None = None,
-    *,
-    entropy_weights: Tensor | None = None,
-    before: Callable[[Tensor], None] | None = None,
-    checkpointing: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """[N] log-probs of the packed completion tokens at ``temperature`` in float32, and [N] entropies, both detached.
+class Scoring:
+    """Scores rollouts in packed rows. How they are packed follows from the rollouts and the kind of device alone, and
+    not from what was scored before, so that the same leases have the same bits whoever scores them."""
 
-    With ``loss``, its gradient is added to that of the policy's parameters, with ``entropy_weights`` [N] that of -(them
-    times the entropies) too; see `checkpointed` for ``checkpointing``. A loss that needs all log-probs of the pass is
-    given them ``before`` it is asked of its parts, which makes the logits twice.
-    """
-    with in_blocks(policy.model, packed.mask):
-        with policy.autocast():
-            layers = checkpointed(policy.model) if checkpointing else nullcontext()
-            with torch.set_grad_enabled(loss is not None), embedding_in_place(policy.model), layers:
-                states = hidden_states(
-                    policy.model,
-                    mask=packed.mask,
-                    input_ids=packed.tokens,
-                    position_ids=packed.positions,
-                    use_cache=False,
-                )
-                hidden = states[packed.rows, packed.logit_positions]
-            given = policy.model, hidden.detach(), packed.targets, temperature
-            if before is not None:
-                before(target_scores(*given)[0])
-            found = target_scores(*given, loss, entropy_weights=entropy_weights)
-        logprobs, entropy, gradient = found
-        if gradient is not None and hidden.requires_grad:
-            hidden.backward(gradient)  # type: ignore[no-untyped-call]
-    return logprobs, entropy
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        config = OptimizerConfig(checkpointing="off")
+        self._accumulation = Accumulation(policy, config)
+        # nothing is kept for a backward pass: all layers count as checkpointed, and out of memory passes get shorter
+        self._accumulation.passes = Passes(Passes.wanted(policy, config).positions, checkpointing=True)
 
+    def logprobs(
+        self, rollouts: Rollouts, temperature: float, between_passes: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float32]:
+        """[P, G, T] log-probs of the completions' tokens after ``temperature``, as `scores` gives them."""
+        return self.scores(rollouts, lambda packed: token_scores(self.policy, packed, temperature)[0], between_passes)
 
-def completion_logprobs(
-    policy: Policy, rollouts: Rollouts, temperature: float, accumulation: Accumulation, groups: Sequence[int]
-) -> NDArray[np.float32]:
-    """[P, G, T] log-probs of the completions of these groups under a policy; 0 beyond a completion's length, and in
-    other groups. Raises NoRoomError."""
-    found = np.zeros(rollouts.tokens.shape, dtype=np.float32)
+    def scores(
+        self, rollouts: Rollouts, of: Callable[[Packed], Tensor], between_passes: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float32]:
+        """[P, G, T] what ``of`` gives for the [N] tokens of each pass; 0 past a completion's length. Of the rollouts
+        only prompts, tokens and lengths are read. ``between_passes`` may raise.
 
-    def add(packed: Packed, _: bool) -> dict[str, float]:
-        logprobs = token_scores(policy, packed, temperature)[0]
-        where = (packed.group, packed.sample, packed.token_index)
-        found[tuple(axis.cpu().numpy() for axis in where)] = logprobs.float().cpu().numpy()
-        return {}
+        Raises:
+            NoRoomError: not even one sequence at a time fits into the device's memory.
+        """
+        found = np.zeros(rollouts.tokens.shape, np.float32)
 
-    accumulation.add(rollouts, groups, add)
-    return found
+        def score(packed: Packed, _: bool) -> dict[str, float]:
+            between_passes()
+            where = (each.cpu().numpy() for each in (packed.group, packed.sample, packed.token_index))
+            found[tuple(where)] = of(packed).float().cpu().numpy()
+            return {}
+
+        self._accumulation.add(rollouts, range(len(rollouts.prompts)), score)
+        yield_memory(self.policy.device)
+        return found

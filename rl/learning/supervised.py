@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from rl.learning.learner import Learner, loss_scale
+from rl.learning.learner import Learner
+from rl.learning.logprobs import token_scores
+from rl.learning.optimized import loss_scale
 from rl.learning.packing import Packed
-from rl.learning.scoring import token_scores
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 

@@ -4,7 +4,6 @@ Legend: P groups, G completions per group, T tokens of a completion.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,24 +11,13 @@ from torch import Tensor
 
 from rl.algorithm_config import AlgorithmSpec, KlConfig
 from rl.algorithms.algorithm import Floats
+from rl.learning.logprobs import completion_logprobs, token_scores
 from rl.learning.objective import Objective, interpolation
+from rl.learning.optimized import OptimizerStep
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation
-from rl.learning.scoring import completion_logprobs, token_scores
 from rl.model.policy import Policy
 from rl.records import Batch
-
-
-@dataclass(frozen=True)
-class OptimizerStep:
-    """What came of one."""
-
-    loss: float
-    norm: float  # of the gradient before clipping
-    sums: dict[str, float]  # of metrics, over its tokens
-    tokens: int
-    refused: str = ""  # what of it was not finite: weights and optimizer are as before
-    said: str = ""  # of memory, for people
 
 
 def mean_of(steps: Sequence[OptimizerStep]) -> dict[str, float]:

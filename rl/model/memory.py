@@ -170,11 +170,7 @@ def checkpointed_bytes(policy: Policy, kept: float) -> float:
 def passing_bytes(policy: Policy, positions: int, device: torch.device | None = None) -> int:
     """What a pass of so many positions takes beside what it keeps of them: copies of weights, and logits. On a
     ``device``, by default the policy's."""
-    return (
-        cast_bytes(policy)
-        + copy_bytes(policy, device or policy.device)
-        + 8 * min(CHUNK, positions * int(policy.text.vocab_size))
-    )
+    return cast_bytes(policy) + copy_bytes(policy, device or policy.device) + 8 * min(CHUNK, positions * policy.outputs)
 
 
 def cast_bytes(policy: Policy) -> int:

@@ -45,6 +45,11 @@ class Policy:
         return self.model.config.get_text_config()
 
     @property
+    def outputs(self) -> int:
+        """Numbers that its head makes of a hidden state."""
+        return int(self.text.vocab_size)
+
+    @property
     def window(self) -> int | None:
         """How many positions back attention reaches in the most limited layer, None if all the way. Sampler and learner
         lay out masks without a window, so no sequence may be longer."""

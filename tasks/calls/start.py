@@ -35,9 +35,10 @@ def check_policy(
         check_configuration(policy, problems, max_tokens)
         return []
     drop("learner")  # of an earlier run: two models would not fit
+    drop("critic")
     drop("checked")
     source = policy.model
-    loaded = resident("checked", (source, policy, fence), lambda: _load(source, policy))
+    loaded = resident("checked", (source, policy, fence), lambda: load_start(source, policy))
     try:
         _check_room(loaded, problems, max_tokens)
     except BaseException:
@@ -94,7 +95,7 @@ def take_checked(source: str, policy: PolicyConfig, fence: Fence) -> "Policy":
 
     checked = resident_now("checked", (source, policy, fence))
     drop("checked")
-    return checked if isinstance(checked, Policy) else _load(source, policy)
+    return checked if isinstance(checked, Policy) else load_start(source, policy)
 
 
 def _check_room(policy: "Policy", problems: Sequence[Problem], max_tokens: int) -> None:
@@ -116,7 +117,8 @@ def weights_of(source: str) -> Iterator[str]:
         yield str(folder.path)
 
 
-def _load(source: str, policy: PolicyConfig) -> "Policy":
+def load_start(source: str, policy: PolicyConfig) -> "Policy":
+    """The model that a run starts from, with float32 weights. Raises UnknownModelError and NoRoomError."""
     from rl.loading import load_policy
 
     with weights_of(source) as path:

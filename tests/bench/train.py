@@ -27,6 +27,8 @@ from infra.runs.metric_log import read_metrics
 POLL_SECONDS = 0.5
 WINDOW = 5
 TARGET = 0.95
+SAMPLES = 8  # completions of a group, by default
+CURVES = ("curve", "rollouts", "seconds")  # one figure a step
 
 
 def memory(root: psutil.Process) -> int:
@@ -99,6 +101,10 @@ def measure(rlvf: Path, seed: int, options: list[str]) -> dict[str, Any]:
         f"reached_{TARGET}_at": next((step + WINDOW for step, mean in enumerate(means) if mean >= TARGET), None),
         "stages": {stage: round(share, 3) for stage, share in result["stages"].items()},
         "curve": sampled,
+        "rollouts": [
+            line.metrics["groups/generated"] * SAMPLES for line in lines if "groups/generated" in line.metrics
+        ],
+        "seconds": [line.metrics["perf/step_seconds"] for line in lines if "perf/step_seconds" in line.metrics],
     }
 
 
@@ -114,7 +120,7 @@ def main() -> None:
     turns = [ours] if given.beside is None else [given.beside.absolute() / ".venv" / "bin" / "rlvf", ours]
     for seed, rlvf in itertools.product(given.seeds, turns):
         runs.append(measure(rlvf, seed, given.options))
-        print({key: value for key, value in runs[-1].items() if key != "curve"}, file=sys.stderr, flush=True)
+        print({key: value for key, value in runs[-1].items() if key not in CURVES}, file=sys.stderr, flush=True)
     if given.plot:
         drawn = {f"seed {run['seed']}": run["curve"] for run in runs if run["rlvf"] == str(ours)}
         draw(given.plot, drawn, title=" ".join(["rlvf train", *given.options]))

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rl.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import Packed, pack, rows_of
-from rl.learning.scoring import token_scores
 from rl.model.blocks import refusal
 from rl.model.head import head_logits, hidden_states
 from rl.model.policy import Policy

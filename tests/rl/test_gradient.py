@@ -17,7 +17,8 @@ from rl.algorithms.reinforce import Reinforce
 from rl.config import PolicyConfig
 from rl.learning import learner as learner_module
 from rl.learning import update as update_module
-from rl.learning.learner import Learner, loss_scale
+from rl.learning.learner import Learner
+from rl.learning.optimized import loss_scale
 from rl.learning.packing import Packed
 from rl.loading import load_policy
 from rl.model.policy import Policy, save_policy

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl.config import PolicyConfig
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import Packed, pack, rows_of
-from rl.learning.scoring import token_scores
 from rl.loading import load_policy
 from rl.lora_config import LoraConfig
 from rl.model.lora import adapters_of, merged_weights

@@ -19,9 +19,9 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.lora_config import LoraConfig, OtherBaseError
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
-from tasks.calls import trainer
 from tasks.calls.base import BaseDamaged, BaseLost
 from tasks.calls.generator import Generator
+from tasks.calls.trained import drop_publisher
 from tasks.calls.trainer import Trainer
 from tasks.mending import MENDABLE
 
@@ -52,7 +52,7 @@ def mine(tmp_path: Path, half_right: Path) -> Iterator[Trainer]:
 
 def lose() -> None:
     """What the processes had in memory."""
-    trainer._drop_publisher()
+    drop_publisher("learner")
     for name in ("learner", "sampler", "mirror"):
         drop(name)
 

@@ -21,7 +21,7 @@ from rl.learning.learner import Learner
 from rl.loading import load_policy
 from rl.model import memory
 from rl.optimizer_config import OptimizerConfig
-from tasks.calls import trainer
+from tasks.calls.trained import drop_publisher
 from tasks.calls.trainer import Trainer
 
 CPU = PolicyConfig(device="cpu")
@@ -59,7 +59,7 @@ def mine(run: Path, fence: Fence, half_right: Path) -> Iterator[Trainer]:
 
 def lose() -> None:
     """What a trainer that is killed had in memory."""
-    trainer._drop_publisher()
+    drop_publisher("learner")
     drop("learner")
 
 

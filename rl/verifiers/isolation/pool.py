@@ -32,7 +32,10 @@ _READ_ONLY = re.compile(r"Errno 30\b|Read-only file system")
 
 
 class Pool:
-    """A few processes, each with the function loaded. Any thread may call a pool."""
+    """At most `size` processes, each with the function loaded. Any thread may call a pool.
+
+    Its own threads alone take processes, each one at a time: a caller that took one would be one more.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class Pool:
         first: list[Verdict] = []
         one = partial(self._one, self._timeouts.of_call())
         if self._timeouts.hangs and problems:
-            first = [one(problems[0], completions[0], probe=True)]
+            first = [self._threads.submit(one, problems[0], completions[0], probe=True).result()]
         return first + list(self._threads.map(one, problems[len(first) :], completions[len(first) :]))
 
     @property
@@ -86,7 +89,7 @@ class Pool:
 
     def warm(self) -> None:
         """Have a process ready. Raises LoadError."""
-        self._idle.put(self._process())
+        self._threads.submit(lambda: self._put_back(self._process())).result()
 
     def close(self) -> None:
         """Kill the processes."""
@@ -105,6 +108,12 @@ class Pool:
             if process.runs() and process.is_silent():
                 return process
             process.kill()  # it ended between two calls, or something wrote into its socket
+
+    def _put_back(self, process: Process) -> None:
+        if self._closed:
+            process.kill()
+        else:
+            self._idle.put(process)
 
     def _one(self, timeouts: OfCall, problem: Problem, completion: str, probe: bool = False) -> Verdict:
         function, seconds = f"{self._load['file']}: {self._load['function']}", self._load["seconds"]
@@ -129,10 +138,10 @@ class Pool:
         except BaseException:
             process.kill()
             raise
-        if answer.get("retire") or self._closed:
+        if answer.get("retire"):
             process.kill()
         else:
-            self._idle.put(process)
+            self._put_back(process)
         timeouts.count(problem, timeout=False)
         if answer.get("error"):
             said = str(answer["error"])[:400]

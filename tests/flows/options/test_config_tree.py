@@ -68,7 +68,7 @@ def test_the_form_of_an_evaluation_leaves_to_the_run_how_it_was_trained() -> Non
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"algorithm": "pppo"}, "config.algorithm'. Failure reason: 'pppo' does not match"),
+        ({"algorithm": "pppo"}, "config.algorithm'. Failure reason: 'pppo' is not valid"),
         ({"algorithm": {"name": "pppo"}}, "config.algorithm.name'. Failure reason: 'pppo' does not match"),
         ({"optimizer": {"lr": -1}}, "config.optimizer.lr'"),
         ({"verifier": 3}, "config.verifier'"),

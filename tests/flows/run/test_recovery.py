@@ -27,7 +27,7 @@ from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.training_lock import training, training_lock
 from infra.weights.version import PolicyVersion
-from tasks.calls.trainer import StepsLostError
+from tasks.calls.trained import StepsLostError
 from tasks.failures import Failures
 from tests.conftest import free_port
 from tests.processes import until

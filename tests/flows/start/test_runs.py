@@ -39,7 +39,7 @@ def configured(**overrides: str) -> TrainConfig:
 def saved(tmp_path: Path) -> Run:
     """A run that was started with a few settings of its own."""
     uri = str(tmp_path / "runs" / "first")
-    run = Run(uri, configured(run=uri, steps="30", loss__clip="0.1", problems="/data/sums.csv"), resumed=False)
+    run = Run(uri, configured(run=uri, steps="30", loss__ratio_cap="0.1", problems="/data/sums.csv"), resumed=False)
     run.save_config()
     return run
 
@@ -182,8 +182,8 @@ def test_more_steps_other_machines_and_other_bookkeeping_are_allowed(saved: Run,
         ("problems", "/data/other.csv", "problems.path: saved '/data/sums.csv', now '/data/other.csv'"),
         ("held_out", "7", "held_out: saved None, now 7"),
         ("batch.prompts", "8", "batch.prompts: saved 32, now 8"),
-        ("algorithm.name", "grpo", "algorithm.name: saved 'reinforce', now 'grpo'"),
-        ("algorithm.clip", "0.2", "algorithm.clip: saved 0.1, now 0.2"),
+        ("algorithm.name", "rloo", "algorithm.name: saved 'reinforce', now 'rloo'"),
+        ("algorithm.ratio_cap", "0.2", "algorithm.ratio_cap: saved 0.1, now 0.2"),
         ("policy.model", "other", "policy.model: saved 'tiny', now 'other'"),
         ("policy.dtype", "bfloat16", "policy.dtype: saved 'auto', now 'bfloat16'"),
         ("sampling.temperature", "0.5", "sampling.temperature: saved 1.0, now 0.5"),
@@ -261,7 +261,7 @@ def test_a_damaged_record_of_the_problems_is_refused_in_one_line(saved: Run, con
 
 
 def test_what_is_said_again_but_not_differently_contradicts_nothing(saved: Run) -> None:
-    same = {"algorithm.clip": "0.1", "problems": "/data/sums.csv", "seed": "0", "run": saved.uri}
+    same = {"algorithm.ratio_cap": "0.1", "problems": "/data/sums.csv", "seed": "0", "run": saved.uri}
     assert resume_run(saved.uri, "", None, same).config == saved.config
 
 

@@ -13,9 +13,10 @@ from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
 from flows.start.as_trained import asked_evaluation
 from flows.start.resume import resume_run
-from flows.start.trust import NotTrustedError, refuse_swapped, remember, trusted, untrusted_settings
+from flows.start.trust import NotTrustedError, Program, refuse_swapped, remember, trusted, untrusted_settings
 from flows.train import train
 from tasks.named_set import open_verifier
+from tasks.own_algorithm import open_algorithm
 from tests.flows.start.elsewhere import saved
 
 
@@ -26,15 +27,21 @@ def reward(tmp_path: Path) -> Path:
     return file
 
 
-def test_what_was_opened_is_what_is_trusted_whatever_lies_there_now(elsewhere: str, reward: Path) -> None:
-    run = saved(elsewhere, verifier=f"{reward}:reward")
-    opened = [open_verifier(run.config.verifier.name, run.config.verifier)]
+@pytest.mark.parametrize("setting", ["verifier", "algorithm"])
+def test_what_was_opened_is_what_is_trusted_whatever_lies_there_now(elsewhere: str, reward: Path, setting: str) -> None:
+    run = saved(elsewhere, **{setting: f"{reward}:reward"})
+
+    def read() -> list[Program]:
+        of = run.config
+        return [open_verifier(of.verifier.name, of.verifier) if setting == "verifier" else open_algorithm(of.algorithm)]
+
+    opened = read()
     good = reward.read_text()
     trusted(run, trust=True)
     refuse_swapped(run, opened)
     reward.write_text("import os\n" + good)
     with pytest.raises(NotTrustedError, match="was replaced while it was opened"):
-        refuse_swapped(run, [open_verifier(run.config.verifier.name, run.config.verifier)])
+        refuse_swapped(run, read())
     remember(run, opened)  # trained with the good one: the other one was not seen
     with pytest.raises(NotTrustedError, match="brings something else"):
         trusted(run)
@@ -59,15 +66,16 @@ def test_a_run_that_brings_nothing_needs_no_trust(elsewhere: str) -> None:
     trusted(saved(elsewhere))
 
 
+@pytest.mark.parametrize("setting", ["verifier", "algorithm"])
 def test_code_is_refused_in_one_line_until_it_is_trusted_and_again_when_it_changes(
-    elsewhere: str, reward: Path, home_folder: Path
+    elsewhere: str, reward: Path, home_folder: Path, setting: str
 ) -> None:
-    run = saved(elsewhere, verifier=f"{reward}:reward")
+    run = saved(elsewhere, **{setting: f"{reward}:reward"})
     with pytest.raises(NotTrustedError) as refused:
         trusted(run)
     line = str(refused.value)
     assert line.startswith(
-        f"{elsewhere} was never trained from here, and going on would use its verifier {reward}:reward;"
+        f"{elsewhere} was never trained from here, and going on would use its {setting} {reward}:reward;"
     )
     assert line.endswith("; if you know who wrote that, say --trust once")
     assert "\n" not in line

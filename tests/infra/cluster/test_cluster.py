@@ -1,5 +1,6 @@
 """The local cluster: real processes, real signals."""
 
+import gc
 import importlib
 import os
 import signal
@@ -79,6 +80,13 @@ def test_a_killed_worker_comes_back_under_its_name_with_its_tags_and_warm(client
     until(lambda: address not in (there := workers_with(client, ("CPU", "VERIFIER"))) and there)
     assert client.submit(state, resources={"VERIFIER": 1}, pure=False).result() == ("verifier-0", True)
     assert pid_of(client, "verifier-0") != killed
+
+
+def test_a_worker_looks_for_garbage_but_not_among_what_it_imported_first(client: Client) -> None:
+    def state() -> tuple[bool, bool]:
+        return gc.isenabled(), gc.get_freeze_count() > 10_000
+
+    assert client.submit(state, resources={"VERIFIER": 1}, pure=False).result() == (True, True)
 
 
 def test_what_a_worker_prints_is_in_its_file(client: Client, logs: Path, capfd: pytest.CaptureFixture[str]) -> None:

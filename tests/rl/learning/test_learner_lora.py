@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from rl.config import PolicyConfig, SamplingConfig
 from rl.learning.learner import Learner
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import pack, rows_of
-from rl.learning.scoring import token_scores
 from rl.loading import load_policy
 from rl.lora_config import LoraConfig, OtherBaseError
 from rl.model.lora import adapters_of, draw_adapters

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from rl.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
+from rl.learning.logprobs import completion_logprobs
 from rl.learning.objective import divergence
-from rl.learning.scoring import completion_logprobs
 from rl.learning.update import adapted, divided
 from rl.model.policy import Policy
 from rl.records import Batch

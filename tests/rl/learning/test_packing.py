@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import Row, microbatches, pack, rows_of
-from rl.learning.scoring import token_scores
 from rl.model.policy import Policy
 from rl.records import Rollouts
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl.config import SamplingConfig
+from rl.learning.logprobs import token_scores
 from rl.learning.packing import pack, rows_of
-from rl.learning.scoring import token_scores
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling import decoding, sampler

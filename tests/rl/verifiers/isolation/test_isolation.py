@@ -1,7 +1,6 @@
 """Functions of users that misbehave, in real processes."""
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -14,10 +13,7 @@ from rl.verifiers.isolation.process import PASS_RIGHTS
 REWARDS = """
 import os, sys, time, subprocess
 
-calls = 0
 def reward(problem, completion):
-    global calls
-    calls += 1
     return globals()[completion](problem)
 
 def loop(problem):
@@ -97,10 +93,6 @@ def sends_a_file(problem):
         return 0.5
     return 1.0
 def reads(problem): return float(len(sys.stdin.read()))
-def counted(problem): return float(calls)
-def wait(problem):
-    time.sleep(0.5)
-    return 1.0
 def surrogate(problem): return 1.0, "\\ud800"
 def numpy(problem):
     import numpy
@@ -118,10 +110,6 @@ def processes() -> list[psutil.Process]:
     """The children that run, not those that an ended one left to be collected."""
     running = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
     return [one for one in running if one.name() == "sleep" or "child.py" in " ".join(one.cmdline())]
-
-
-def _processor_seconds() -> float:
-    return time.process_time() + sum(sum(one.cpu_times()[:2]) for one in processes())
 
 
 @pytest.fixture(scope="module")
@@ -242,15 +230,6 @@ def test_what_a_function_returns_is_its_verdict(
     monkeypatch.setenv("SECRET_TOKEN", "hidden")
     for _ in range(2):
         assert ask(completion) == Verdict(reward, reason, parts)
-
-
-def test_processes_are_kept_and_a_call_costs_little(pool: Pool) -> None:
-    pool.judge([PROBLEM] * 2, ["wait"] * 2)  # at the same time: in all processes that the pool may have
-    before, began = {one.pid for one in processes()}, _processor_seconds()
-    verdicts = pool.judge([PROBLEM] * 400, ["counted"] * 400)
-    assert _processor_seconds() - began < 400 * 0.005  # 0.1 ms each in wall time, when nothing else runs
-    assert max(verdict.reward for verdict in verdicts) > 100
-    assert {one.pid for one in processes()} == before
 
 
 def test_verdicts_come_in_the_order_of_the_completions(pool: Pool) -> None:

@@ -2,15 +2,18 @@
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from rl.records import Problem, Verdict
 from rl.verifiers.isolation import process, sandbox
 from rl.verifiers.isolation.pool import Pool
-from rl.verifiers.isolation.process import Cell, LoadError
+from rl.verifiers.isolation.process import Cell, LoadError, Process
 from rl.verifiers.isolation.sandbox import AUTO, SandboxError, chosen
 from rl.verifiers.verdicts import NOT_JUDGED, NOT_TRIED
 
@@ -93,6 +96,63 @@ def test_a_sandbox_that_the_machine_lacks_is_refused(monkeypatch: pytest.MonkeyP
         assert chosen(AUTO) != "bubblewrap"
     finally:
         sandbox.missing.cache_clear()
+
+
+KEPT = """
+import os, time
+calls, who = 0, os.urandom(8).hex()
+def reward(problem, completion):
+    global calls
+    calls += 1
+    time.sleep(0.5 if completion == "wait" else 0)
+    return float(calls), who
+"""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    """The processes that pools start meanwhile."""
+    those: list[Process] = []
+
+    class Counted(Process):
+        def __init__(self, load: dict[str, Any], cell: Cell) -> None:
+            super().__init__(load, cell)
+            those.append(self)
+
+    monkeypatch.setattr("rl.verifiers.isolation.pool.Process", Counted)
+    return those
+
+
+def _processor_seconds() -> float:
+    """Of this process and all that is below it."""
+    return time.process_time() + sum(sum(one.cpu_times()[:2]) for one in psutil.Process().children(recursive=True))
+
+
+def test_processes_are_kept_and_a_call_costs_little(started: list[Process]) -> None:
+    pool = Pool(KEPT, "r.py", "reward", seconds=60, memory_mb=400, size=2)  # so that no call takes too long under load
+    try:
+        waited = pool.judge([PROBLEM] * 8, ["wait"] * 8)  # at the same time: in all processes that the pool may have
+        began = _processor_seconds()
+        verdicts = pool.judge([PROBLEM] * 400, ["counted"] * 400)
+        assert _processor_seconds() - began < 400 * 0.005  # 0.1 ms each in wall time, when nothing else runs
+        assert all(process.runs() for process in started)
+    finally:
+        pool.close()
+    assert len(started) == 2
+    assert len({verdict.reason for verdict in waited}) == 2
+    assert {verdict.reason for verdict in verdicts} <= {verdict.reason for verdict in waited}
+    assert max(verdict.reward for verdict in verdicts) > 100
+    assert not any(process.runs() for process in started)
+
+
+def test_callers_at_the_same_time_share_the_processes_of_a_pool(started: list[Process]) -> None:
+    pool = Pool(KEPT, "r.py", "reward", seconds=60, memory_mb=400, size=1)
+    with ThreadPoolExecutor(4) as callers:
+        asked = [callers.submit(pool.judge, [PROBLEM] * 2, ["wait"] * 2) for _ in range(4)]
+        verdicts = [verdict for one in asked for verdict in one.result()]
+    pool.close()
+    assert sorted(verdict.reward for verdict in verdicts) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert len(started) == 1
 
 
 HANGING = "def reward(p, c):\n    while c == 'loop': pass\n    return 1\n"

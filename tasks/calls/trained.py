@@ -1,0 +1,286 @@
+"""A model in training on a worker: its learner, its checkpoints, and its versions as they are published. The policy
+(`trainer.py`) and a critic (`critic.py`) are such models."""
+
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from pydantic import JsonValue
+
+from infra import disk
+from infra.cluster.dispatch import leave_thread
+from infra.cluster.resident import drop, resident, resident_now
+from infra.runs import checkpoints
+from infra.runs.checkpoints import CheckpointConfig
+from infra.runs.remains import CheckpointsLostError, refuse_to_begin_anew
+from infra.security.secrets import masked
+from infra.storage import place, store
+from infra.storage.fence import Fence
+from infra.storage.manifest import NotThere
+from infra.storage.retry_policy import RetryPolicy
+from infra.weights.version import Published, SyncConfig
+from rl.config import PolicyConfig, SamplingConfig
+from rl.learning.schedules import decayed
+from rl.optimizer_config import OptimizerConfig
+from rl.records import Learned
+
+if TYPE_CHECKING:
+    from infra.weights.difference import Weights
+    from infra.weights.publisher import Publisher
+    from infra.weights.whole import PublicModel
+    from rl.learning.optimized import Optimized
+
+
+class StepsLostError(RuntimeError):
+    """The trainer that had made a version is gone, and no checkpoint holds it: the steps since the newest one are to be
+    made again."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Where a trainer stands when a run starts."""
+
+    step: int
+    learned: Learned | None  # by the update that made this version
+    figures: dict[str, float]  # of the batch that it learned from
+    warnings: tuple[str, ...]
+    vocabulary: int  # rows of the embedding: token ids are below
+    parameters: int
+    trained: int  # of these
+
+
+learning = threading.Lock()  # weights are not read while an update changes them, however many threads a worker has
+L = TypeVar("L", bound="Optimized[Any]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained(ABC, Generic[L]):
+    """What determines the work on a model that is trained; the learner and the publisher that the methods work with are
+    held resident by the worker on which they are called."""
+
+    role: ClassVar[str]  # names what is resident
+    call: ClassVar[str]  # by which it is placed
+    folder: ClassVar[str] = ""  # of the run, in which its versions and checkpoints lie; the run's own where empty
+
+    run_uri: str
+    source: str  # where version 0 comes from: a hub id, a folder, or the URI of a stored one
+    policy: PolicyConfig
+    optimizer: OptimizerConfig
+    sampling: SamplingConfig  # of the generators
+    checkpoint: CheckpointConfig
+    sync: SyncConfig
+    window: int  # versions that a reader may be behind
+    steps: int  # of the whole run, over which the learning rate decays
+    fence: Fence  # of the session that trains: once another has taken the run, nothing is written any more
+    beside: bool = False  # whether other models are saved at the same steps: see `begin`
+
+    @property
+    def model_uri(self) -> str:
+        """Where the versions and checkpoints of this model lie."""
+        return place.join(self.run_uri, self.folder) if self.folder else self.run_uri
+
+    def begin(self, at_most: int | None = None) -> Begun:
+        """Load the newest checkpoint, or version 0 and save it as the first one.
+
+        Models that are trained together go on from a step that each has a checkpoint of: with ``at_most`` the newest
+        one up to this step is loaded, and those of later steps are removed, which the others do not have. One more
+        checkpoint is kept of each than of a model alone, so that such a step is there whenever a run is killed. Raises
+        CheckpointsLostError.
+        """
+        self._check()
+        drop(self.role)
+        drop_publisher(self.role)
+        learner, warnings = self._learner(None, at_most)
+        if at_most is not None:
+            RetryPolicy(self.sync.patience)(checkpoints.forget_after, self.model_uri, learner.step, self.fence)
+        saved = store.read_manifest(place.join(checkpoints.state_uri(self.model_uri), str(learner.step)))
+        figures: Any = saved.meta["figures"]
+        model = learner.policy.model
+        embedding: Any = model.get_input_embeddings()
+        trained = sum(parameter.numel() for parameter in learner.parameters)
+        return Begun(
+            learner.step,
+            learner.learned,
+            figures,
+            tuple(warnings),
+            len(embedding.weight),
+            parameters=model.num_parameters(),
+            trained=trained,
+        )
+
+    def _advance(self, step: int, figures: Mapping[str, float], work: Callable[[L], Learned]) -> Learned:
+        """Version ``step + 1`` from ``step`` by ``work``, saved if it is its turn, with ``figures``; the record of the
+        update that made it, also where that was before."""
+        started = time.perf_counter()
+        self._check()  # the resident learner may be that of the session which took the run
+        with learning:
+            learner, _ = self._learner(step)
+            if learner.step == step + 1:
+                assert learner.learned is not None  # every update leaves its record
+                return learner.learned
+            try:
+                learner.decay = decayed(self.optimizer.decay, step, self.steps)
+                learned = work(learner)
+                learner.learned = learned = replace(learned, seconds=time.perf_counter() - started)
+                if learner.step % self.checkpoint.every == 0:
+                    self._save(learner, figures)
+            except BaseException:
+                drop(self.role)  # it may be half-way between two versions
+                raise
+            return learned
+
+    def publish(self, step: int) -> Published:
+        """Publish version ``step``, of the last update or the one before. The next update may run meanwhile."""
+        self._check()
+        with learning:
+            weights = self._weights_at(step, self._learner(step)[0])
+            publisher = resident(publisher_of(self.role), self._published_by(), self._publisher)
+        leave_thread()
+        return publisher.publish(step, weights)
+
+    def mend(self, step: int, damaged: Sequence[str]) -> None:
+        """Publish version ``step``, the last that was published, once more and whole: generators found these folders
+        damaged, or missed some."""
+        self._check()
+        with learning:
+            publisher = resident(publisher_of(self.role), self._published_by(), self._publisher)
+            weights = None if publisher.has_published else self._weights_at(step, self._learner(None)[0])
+        leave_thread()
+        if weights is not None:  # this process is new
+            publisher.publish(step, weights)
+        publisher.mend(damaged)
+
+    def keep(self, step: int) -> None:
+        """Have a checkpoint of version ``step``, the last."""
+        self._check()
+        learner, _ = self._learner(step)
+        assert learner.step == step
+        if step % self.checkpoint.every:
+            with learning:
+                self._save(learner, {})
+
+    @abstractmethod
+    def _fresh(self) -> L:
+        """A learner of version 0."""
+
+    @abstractmethod
+    def _saved(self, checkpoint: Path, warn: Callable[[str], None]) -> L:
+        """A learner of the model in a checkpoint, which is to be restored."""
+
+    @property
+    def _public(self) -> "PublicModel | None":
+        """The model that is version 0 and that every machine has, so that it is not published."""
+        return None
+
+    def _check(self) -> None:
+        """Raise LockLostError if another session has the run by now."""
+        RetryPolicy(self.sync.patience)(self.fence.check)
+
+    def _learner(self, step: int | None, at_most: int | None = None) -> tuple[L, list[str]]:
+        """The resident learner at version ``step`` or the one after it, from the newest checkpoint if it must be loaded
+        (whatever that holds if ``step`` is None), with the warnings that loading gave. A run without a checkpoint
+        begins with version 0, which becomes its first. Raises StepsLostError, CheckpointsLostError and BaseLost."""
+        from rl.model.memory import reserve
+
+        warnings: list[str] = []
+
+        def load() -> L:
+            saved = checkpoints.newest(self.model_uri, warn=warnings.append, at_most=at_most)
+            if saved is None:
+                if at_most:
+                    why = f": {'; '.join(warnings)}" if warnings else ""
+                    raise CheckpointsLostError(
+                        f"{masked(self.model_uri)} cannot go on: it has no checkpoint of version {at_most} or before, "
+                        f"as other models of the run have{why}; start a new run under another name"
+                    )
+                refuse_to_begin_anew(self.model_uri, warnings)
+                learner = self._fresh()
+                reserve(learner.standing, learner.policy.device)
+                self._save(learner, {})
+                return learner
+            drop("checked")
+            with saved:
+                learner = self._saved(saved.path, warnings.append)
+                learner.restore(saved.path)
+            reserve(learner.standing, learner.policy.device)
+            return learner
+
+        learner = resident(self.role, self, load)
+        if step is not None and learner.step not in (step, step + 1):
+            drop(self.role)
+            learner = resident(self.role, self, load)
+            if learner.step not in (step, step + 1):
+                raise self._steps_lost(learner.step, step)
+        return learner, warnings
+
+    def _steps_lost(self, newest: int, needed: int) -> StepsLostError:
+        return StepsLostError(
+            f"{masked(self.run_uri)}: version {needed} is lost with the trainer that had made it; the newest "
+            f"checkpoint is of version {newest}"
+        )
+
+    def _save(self, learner: L, figures: Mapping[str, float]) -> None:
+        with store.scratch(self.model_uri) as folder:
+            learner.save(folder)
+            meta: dict[str, JsonValue] = {"figures": dict(figures)}
+            kept, patience = self.checkpoint.keep_last + self.beside, self.sync.patience
+            checkpoints.save(self.model_uri, learner.step, folder, meta, kept, patience=patience, fence=self.fence)
+
+    def _referred_to(self, _: int) -> set[int]:
+        """Versions that must stay whatever readers have, when this one is the newest."""
+        return set()
+
+    def _published_by(self) -> tuple[Any, ...]:
+        return self.model_uri, self.sync, self.window, self.fence
+
+    def _publisher(self) -> "Publisher":
+        from infra.weights.publisher import Publisher
+        from rl.model.policy import save_files
+
+        learner, _ = self._learner(None)
+        files = Path(tempfile.mkdtemp(dir=disk.own_folder()))  # not a hold on the policy, which may be replaced
+        save_files(learner.policy, files)
+        return Publisher(
+            self.model_uri,
+            self.sync,
+            window=self.window,
+            files=files,
+            sampling=self.sampling.model_dump(mode="json"),
+            public=self._public,
+            fence=self.fence,
+            kept=self._referred_to,
+        )
+
+    def _weights_at(self, step: int, learner: L) -> "Weights":
+        """The weights of version ``step``, the learner's or a kept one, as they are published."""
+        from rl.model.policy import dtype_name, read_weights
+        from tasks.calls.published import as_published
+
+        dtype = dtype_name(learner.policy.dtype) if self.sync.dtype == "auto" else self.sync.dtype
+        if learner.step == step:
+            return as_published(learner.policy.weights(), dtype, learner.policy)
+        try:
+            with checkpoints.load(self.model_uri, step) as folder:  # the next update was faster
+                return as_published(read_weights(folder.path), dtype, learner.policy)
+        except NotThere:
+            raise self._steps_lost(learner.step, step) from None
+
+
+def publisher_of(role: str) -> str:
+    """The name of a model's resident publisher."""
+    return f"{role}'s publisher"
+
+
+def drop_publisher(role: str) -> None:
+    """Drop the publisher of a session that has ended; others may have published since."""
+    from infra.weights.publisher import Publisher
+
+    earlier = resident_now(publisher_of(role))
+    if isinstance(earlier, Publisher):
+        earlier.close()
+        drop(publisher_of(role))

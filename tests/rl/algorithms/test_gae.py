@@ -1,0 +1,70 @@
+"""Advantages from values, against the definition: a sum over all later tokens, one completion at a time."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rl.algorithms.gae import gae
+
+Drawn = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]
+
+
+def drawn(seed: int, groups: int = 3, samples: int = 4, tokens: int = 7) -> Drawn:
+    """Rewards, values that are there past a completion's length too, and lengths from 0 on."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, tokens + 1, (groups, samples)).astype(np.int32)
+    values = random.normal(size=(groups, samples, tokens)).astype(np.float32)
+    return random.normal(size=(groups, samples)).astype(np.float32), values, lengths
+
+
+def by_definition(reward: float, values: list[float], gamma: float, lam: float) -> list[float]:
+    """A_t = sum_l (gamma lam)^l delta_{t+l} (equation 16)."""
+    deltas = [
+        (reward if t == len(values) - 1 else 0.0) + (gamma * values[t + 1] if t + 1 < len(values) else 0.0) - values[t]
+        for t in range(len(values))
+    ]
+    return [sum((gamma * lam) ** (u - t) * deltas[u] for u in range(t, len(deltas))) for t in range(len(deltas))]
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.floats(0, 1))
+def test_it_is_the_sum_of_all_later_errors(seed: int, gamma: float, lam: float) -> None:
+    rewards, values, lengths = drawn(seed)
+    found = gae(rewards, values, lengths, gamma, lam)
+    assert found.dtype == np.float32
+    for index, length in np.ndenumerate(lengths):
+        expected = by_definition(float(rewards[index]), values[index][:length].tolist(), gamma, lam)
+        np.testing.assert_allclose(found[index][:length], expected, rtol=1e-6, atol=1e-6)
+        assert not found[index][length:].any()
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_with_lambda_1_it_is_the_discounted_reward_less_the_value(gamma: float) -> None:
+    rewards, values, lengths = drawn(1)
+    at = np.arange(values.shape[2])
+    left = np.maximum(lengths[..., None] - 1 - at, 0)  # tokens until the reward
+    expected = np.where(at < lengths[..., None], gamma**left * rewards[..., None] - values, 0)
+    np.testing.assert_allclose(gae(rewards, values, lengths, gamma, 1.0), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_with_lambda_0_it_is_the_error_of_one_step() -> None:
+    rewards, values = np.float32([[2.0]]), np.float32([[[0.5, 1.0, 4.0, 9.0]]])
+    found = gae(rewards, values, np.int32([[3]]), 0.5, 0.0)
+    np.testing.assert_allclose(found, [[[0.5 * 1.0 - 0.5, 0.5 * 4.0 - 1.0, 2.0 - 4.0, 0.0]]])
+
+
+def test_without_values_every_token_has_the_reward() -> None:
+    rewards, values, lengths = drawn(2)
+    inside = np.arange(values.shape[2]) < lengths[..., None]
+    np.testing.assert_array_equal(gae(rewards, 0 * values, lengths, 1.0, 1.0), np.where(inside, rewards[..., None], 0))
+
+
+def test_an_unknown_reward_has_no_advantage_and_changes_no_other() -> None:
+    rewards, values, lengths = drawn(3)
+    before = gae(rewards, values, lengths, 0.9, 0.9)
+    rewards[1, 2] = np.nan
+    after = gae(rewards, values, lengths, 0.9, 0.9)
+    assert not after[1, 2].any()
+    after[1, 2] = before[1, 2]
+    np.testing.assert_array_equal(after, before)
