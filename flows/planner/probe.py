@@ -17,13 +17,14 @@ from flows.planner.measured import FEWEST
 from infra.cluster.cluster import workers
 from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
 from infra.cluster.costs import Places
-from infra.cluster.placement import ROLES, WORKER, PlacementConfig
+from infra.cluster.placement import WORKER, PlacementConfig
 from infra.cluster.reach import parse_address
 from infra.home import rlvf_home
 from infra.services.scheduler import ask
 
 STEPS = FEWEST + 2
-COMPUTING = ("GENERATOR", "TRAINER")
+COMPUTING = ("GENERATOR", "TRAINER", "REFERENCE", "CRITIC")  # tags of workers that run models
+TRAINED = ("train", "train_critic")  # calls that one worker has at a time
 
 
 class ProbeError(RuntimeError):
@@ -45,10 +46,11 @@ def probes(config: TrainConfig, tags: Mapping[str, frozenset[str]], name: str) -
     computing = [f"{WORKER}{worker}" for worker in sorted(tags) if tags[worker] & set(COMPUTING)]
     judging = [f"{WORKER}{worker}" for worker in sorted(tags) if "VERIFIER" in tags[worker]]
     if not computing or not judging:
-        lacking = " or ".join(COMPUTING if not computing else ROLES[2:])
+        lacking = " or ".join(COMPUTING) if not computing else "VERIFIER"
         raise ValueError(f"no worker of the cluster offers {lacking}; see rlvf status")
     for trainer in computing:
-        placement = {"generate": computing, "verify": judging, "train": [trainer], "evaluate": computing}
+        placement = dict.fromkeys(config.placement.calls, computing)
+        placement |= {"verify": judging, "train": [trainer], "train_critic": [trainer], "value": [trainer]}
         changed: dict[str, object] = {
             "steps": STEPS,
             "run": f"{name}-{trainer.removeprefix(WORKER)}",
@@ -72,12 +74,12 @@ def made(config: TrainConfig) -> str:
 
 
 def places_by_tags(placement: PlacementConfig, tags: Mapping[str, frozenset[str]], calls: Iterable[str]) -> Places:
-    """The workers that a placement means, of each of the calls; of training the first."""
+    """The workers that a placement means, of each of the calls; of training the first of them."""
     found: dict[str, tuple[str, ...]] = {}
     for call in calls:
         needs = placement.tags(call)
         named = {need.removeprefix(WORKER) for need in needs if need.startswith(WORKER)}
         plain = {need for need in needs if not need.startswith(WORKER)}
         able = tuple(worker for worker in sorted(tags) if plain <= tags[worker] and (not named or worker in named))
-        found[call] = able[:1] if call == "train" else able
+        found[call] = able[:1] if call in TRAINED else able
     return found
