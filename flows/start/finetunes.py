@@ -108,7 +108,8 @@ def new_finetune(config: F, home_runs: str) -> Finetune[F]:
             raise ValueError(f"run {config.run!r} exists; go on with it by --resume, or name another")
         if others := [name for name in place.children(uri) if name != "lock" and not name.startswith(".")]:
             raise ValueError(
-                f"run {config.run!r}: {uri} holds {', '.join(sorted(others)[:3])}; name a folder of its own"
+                f"run {config.run!r}: {uri} holds {', '.join(sorted(others)[:3])}, of something else or of a start "
+                "that was stopped before its first step; remove the folder, or name another"
             )
         return Finetune(uri, config, resumed=False, notes=tuple(notes))
     stem = f"{new_name(config)}-{config.method}"
