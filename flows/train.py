@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from prefect import flow
 from prefect.context import FlowRunContext
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import flow_run
 
 from flows.config import SftConfig, TrainConfig
@@ -30,9 +30,9 @@ from rl.records import Learned
 from tasks.collection import Collection
 from tasks.generate import generate
 from tasks.rollout_batch import RolloutBatch
+from tasks.score import score
 from tasks.train_critic import train_critic
 from tasks.update import update
-from tasks.value import value
 from tasks.verify import verify
 
 REFUSALS = 3  # non-finite updates in a row that end a run
@@ -105,45 +105,45 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
 
 @dataclass(frozen=True)
 class Collecting:
-    """A batch on its way: one task generates, the other verifies what comes in."""
+    """A batch on its way: one task generates, the others verify and score what comes in."""
 
-    generating: PrefectFuture[None]
-    verifying: PrefectFuture[RolloutBatch]
+    collection: Collection
+    tasks: list[PrefectFuture[None]]
 
     def result(self) -> RolloutBatch:
-        """The batch, once it is complete. A fault of either task is raised, the generating one's first."""
-        self.verifying.wait()
-        self.generating.result()
-        return self.verifying.result()
+        """The batch, once it is complete. The first fault of a task is raised at once."""
+        for each in as_completed(self.tasks):
+            each.result()
+        return self.collection.collected()
 
 
 def collect(training: Training, step: int) -> Collecting:
-    """Start the batch of ``step``: generate in leases, verify as they come in, replace groups without variance."""
-    config, every = training.config.batch, training.trainer.algorithm.algorithm.every_group
-    collection = Collection(step, training.problems, config, every_group=every)
+    """Start the batch of ``step``: generate in leases, verify and score as they come in, replace groups that teach
+    nothing."""
+    dispatch, publishing, algorithm = training.workplace.dispatch, training.publishing, training.algorithm
+    collection = Collection(
+        step, training.problems, training.config.batch, algorithm.graph.scores, every_group=algorithm.every_group
+    )
     return Collecting(
-        generate.submit(
-            training.workplace.dispatch,
-            collection,
-            training.generator,
-            training.publishing.newest,
-            training.admission,
-            training.publishing.mend,
-        ),
-        verify.submit(training.workplace.dispatch, collection, training.workplace.failures.saw),
+        collection,
+        [
+            generate.submit(
+                dispatch, collection, training.generator, publishing.newest, training.admission, publishing.mend
+            ),
+            verify.submit(dispatch, collection, training.workplace.failures.saw),
+            *(score.submit(dispatch, collection, scores) for scores in training.scores),
+        ],
     )
 
 
 def learn(training: Training, step: int, batch: RolloutBatch) -> Learned:
-    """The update of ``step``; where there is a critic, after its values, and beside its update."""
-    dispatch, criticism, trained_on = training.workplace.dispatch, training.criticism, batch.batch
+    """The update of ``step``, and beside it the critic's where there is one."""
+    dispatch, criticism = training.workplace.dispatch, training.criticism
     if criticism is None:
-        return update(dispatch, training.trainer, step, trained_on, batch.figures())
-    newest, mend, lease = criticism.publishing.newest, criticism.publishing.mend, training.config.batch.lease
-    trained_on = value(dispatch, criticism.valuer, newest, step, trained_on, lease, mend)
-    criticised = train_critic.submit(dispatch, criticism.critic, step, trained_on)
-    learned = update(dispatch, training.trainer, step, trained_on, batch.figures())
-    return both(learned, criticised.result())
+        return update(dispatch, training.trainer, step, batch.batch, batch.figures())
+    criticised = train_critic.submit(dispatch, criticism.critic, step, batch.batch)
+    learned = update(dispatch, training.trainer, step, batch.batch, batch.figures())
+    return both(learned, criticised.result(), criticism.scores.age(step))
 
 
 def first_weights(run: Run, workplace: Workplace) -> str:

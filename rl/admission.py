@@ -1,14 +1,16 @@
-"""Checks of what a generator or a verifier returns, before it enters a batch: a machine with broken memory, another
-version of a library, or somebody else's program returns anything, and one such lease spoils an update for everybody.
+"""Checks of what a generator, a verifier or a scorer returns, before it enters a batch: a machine with broken memory,
+another version of a library, or somebody else's program returns anything, and one such lease spoils an update for
+everybody.
 
 Legend: P problems, G completions per problem, S prompt tokens, T completion tokens.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts, arrays
@@ -51,6 +53,25 @@ def refused_judgement(returned: object, problems: int, samples: int) -> str:
         if why := _unlike_rewards(f"the parts {name}", part, (problems, samples)):
             return why
     return "" if isinstance(returned.failed, bool) else "it does not say whether it failed"
+
+
+def refused_logprobs(returned: object, of: Rollouts) -> str:
+    """Why these are no [P, G, T] log-probs of the tokens of these rollouts, in a few words; empty if they are."""
+    if why := refused_scores(returned, of):
+        return why
+    assert isinstance(returned, np.ndarray)
+    return f"a log-prob is {returned.max():g}" if returned.max() > TOLERANCE else ""
+
+
+def refused_scores(returned: object, of: Rollouts) -> str:
+    """Why these are no [P, G, T] numbers, one for each token of these rollouts and 0 past a completion's end, in a few
+    words; empty if they are."""
+    if not _is_array(returned, "f", 3) or returned.dtype != np.float32 or returned.shape != of.tokens.shape:
+        return f"scores are {_shape(returned)}, not float32 {list(of.tokens.shape)}"
+    if not np.isfinite(returned).all():
+        return f"a score is {returned[~np.isfinite(returned)][0]:g}"
+    past = returned[np.arange(returned.shape[2]) >= of.lengths[:, :, None]]
+    return f"a score past a completion's end is {past[past != 0][0]:g}" if past.any() else ""
 
 
 def _unlike_rewards(name: str, given: Any, shape: tuple[int, int]) -> str:
@@ -112,7 +133,7 @@ def _outside(given: Any, lowest: int, highest: int) -> int | None:
     return int(least) if least < lowest else int(most) if most > highest else None
 
 
-def _is_array(given: Any, kinds: str, dimensions: int) -> bool:
+def _is_array(given: Any, kinds: str, dimensions: int) -> TypeGuard[NDArray[Any]]:
     """Whether this is an array of one of these kinds of numbers (`dtype.kind`)."""
     return isinstance(given, np.ndarray) and given.dtype.kind in kinds and given.ndim == dimensions
 

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from rl.algorithms import ALGORITHMS, Algorithm
 from rl.algorithms.own import OwnAlgorithmError, own_algorithm
+from rl.graph import Graph, graph_of
 
 OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
 
@@ -186,6 +187,16 @@ class AlgorithmSpec(AlgorithmConfig):
     def needs(self) -> frozenset[str]:
         """Fields of `Batch` that its steps read beside rollouts and rewards."""
         return self.algorithm.needs | ({"reference_logprobs"} if self.kl.coefficient else set())
+
+    @property
+    def every_group(self) -> bool:
+        """Whether it learns from groups whose rewards are all equal, too."""
+        return self.algorithm.every_group
+
+    @property
+    def graph(self) -> Graph:
+        """The calls of a step."""
+        return graph_of(self.algorithm, self.needs)
 
     def buffer(self, max_tokens: int) -> int:
         """Tokens before the limit in which rewards fall."""

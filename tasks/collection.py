@@ -1,21 +1,25 @@
-"""One step's batch in the making: the generate task puts leases in, the verify task takes them out.
+"""One step's batch in the making: the generate task puts leases in, the verify task takes each of them out, and so does
+the task of each score.
 
 Leases come in waves. The first holds the step's prompts; when all its verdicts are in and too few groups have rewards
 that differ, the next one draws replacements, up to a bound. What is drawn depends on the verdicts alone, never on when
 they came, so the same policy makes the same batch on any cluster.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import ceil
 from queue import SimpleQueue
 from threading import Condition
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.security.printable import printable
+from rl.graph import VERIFY, Call
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Batch, Problem, Rollouts, concatenate
 from rl.verifiers.spec import VerifierSpec
@@ -48,10 +52,19 @@ class Lease:
 
 
 class Collection:
-    """See the module's docstring. One thread runs :meth:`waves`, another :meth:`arrivals`."""
+    """See the module's docstring. One thread runs :meth:`waves`, another one each call's :meth:`arrivals`."""
 
-    def __init__(self, step: int, problems: ProblemSet, config: BatchConfig, *, every_group: bool = False) -> None:
-        """``every_group``: groups whose rewards are all equal teach something too."""
+    def __init__(
+        self,
+        step: int,
+        problems: ProblemSet,
+        config: BatchConfig,
+        scores: Iterable[Call] = (),
+        *,
+        every_group: bool = False,
+    ) -> None:
+        """`scores`: the calls that are made of each lease beside its verification; ``every_group``: groups whose
+        rewards are all equal teach something too."""
         self.step = step
         self.config = config
         self._every_group = every_group
@@ -59,7 +72,10 @@ class Collection:
         self._problems = problems
         self._drawn = 0
         self._judged: dict[int, tuple[Batch, Judgement]] = {}  # by the first group of the lease
-        self._arrived: SimpleQueue[tuple[Lease, Rollouts] | None] = SimpleQueue()
+        self._scores: dict[str, dict[int, NDArray[np.float32]]] = defaultdict(dict)  # by field of Batch, then as those
+        self._arrived: dict[str, SimpleQueue[tuple[Lease, Rollouts] | None]] = {
+            call.name: SimpleQueue() for call in (VERIFY, *scores)
+        }
         self._changed = Condition()
         self._abandoned = False
 
@@ -83,15 +99,19 @@ class Collection:
                 with self._changed:
                     self._changed.wait_for(lambda: self._abandoned or self._all_judged())
         finally:
-            self._arrived.put(None)
+            self._arrives(None)
 
     def arrive(self, lease: Lease, rollouts: Rollouts) -> None:
         """A lease came back from its generator."""
-        self._arrived.put((lease, rollouts))
+        self._arrives((lease, rollouts))
 
-    def arrivals(self) -> Iterator[tuple[Lease, Rollouts]]:
-        """Leases to judge, as they come in."""
-        while (arrived := self._arrived.get()) is not None:
+    def _arrives(self, arrived: tuple[Lease, Rollouts] | None) -> None:
+        for queue in self._arrived.values():
+            queue.put(arrived)
+
+    def arrivals(self, call: Call = VERIFY) -> Iterator[tuple[Lease, Rollouts]]:
+        """Leases to judge, or to make another `call` of, as they come in."""
+        while (arrived := self._arrived[call.name].get()) is not None:
             yield arrived
 
     def judged(self, lease: Lease, rollouts: Rollouts, judgement: Judgement) -> None:
@@ -100,11 +120,23 @@ class Collection:
             self._judged[lease.groups.start] = Batch(rollouts, judgement.rewards, judgement.reasons), judgement
             self._changed.notify_all()
 
+    def scored(self, lease: Lease, call: Call, scores: NDArray[np.float32]) -> None:
+        """What a call has made of a lease: the field of `Batch` that it writes."""
+        (field,) = call.writes
+        with self._changed:
+            self._scores[field][lease.groups.start] = scores
+
+    def refuse(self, *_: object) -> None:
+        """Count a lease that came back as what was not asked for."""
+        with self._changed:
+            self.refused += 1
+
     def abandon(self) -> None:
-        """No verdicts will come any more: let the generating side end."""
+        """No verdicts will come any more, or not all scores: let the generating side end, and who waits for leases."""
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()
+        self._arrives(None)
 
     def _all_judged(self) -> bool:
         return sum(len(batch) for batch, _ in self._judged.values()) == self._drawn
@@ -128,18 +160,31 @@ class Collection:
         """[P]: groups that an update learns from."""
         return batch.judged if self._every_group else batch.with_signal
 
-    def collected(self) -> RolloutBatch:
-        """The finished batch: the first groups that teach something, in order of admission.
+    def judgement(self) -> Judgement | None:
+        """All verdicts, in order of admission; None where nothing arrived.
 
         Raises:
             BrokenVerifierError: every completion failed in its verifier.
         """
-        in_order = [self._judged[start] for start in sorted(self._judged)]
-        everything = concatenate([batch for batch, _ in in_order])
-        judgement = Judgement.join([judgement for _, judgement in in_order])
+        if not self._judged:
+            return None
+        judgement = Judgement.join([self._judged[start][1] for start in sorted(self._judged)])
         if judgement.broken:
             why = printable(judgement.errors[0])  # Prefect's own commands print what ends a run as it is
             raise BrokenVerifierError(f"no completion of step {self.step + 1} could be judged: {why}")
+        return judgement
+
+    def collected(self) -> RolloutBatch:
+        """The finished batch, once all calls are made: the first groups that teach something, in order of
+        admission. Raises as `judgement`."""
+        judgement = self.judgement()
+        assert judgement is not None
+        everything = concatenate([self._complete(start) for start in sorted(self._judged)])
         used = [int(group) for group in self._teaching(everything).nonzero()[0][: self.config.prompts]]
         mixed = len(self._problems.verifiers) > 1
         return RolloutBatch.of(everything, judgement, used, refused=self.refused, mixed=mixed)
+
+    def _complete(self, start: int) -> Batch:
+        """The lease of this first group with its verdicts and scores."""
+        scores: dict[str, Any] = {name: of[start] for name, of in self._scores.items()}
+        return replace(self._judged[start][0], **scores)

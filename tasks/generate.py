@@ -64,8 +64,8 @@ def generate(
                 range(oldest, step + 1),
                 admission.vocabulary,
             )
-            why = refusal(returned, asked)
-            collection.refused += bool(why)
+            if why := refusal(returned, asked):
+                collection.refuse()
             return why
 
         calls = leased(

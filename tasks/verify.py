@@ -16,26 +16,25 @@ from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.collection import Collection
 from tasks.judge import judge, warm
-from tasks.rollout_batch import RolloutBatch
 
 
 @task(name="verify", task_run_name="verify {collection.step}", cache_policy=NO_CACHE)
-def verify(
-    dispatch: Dispatch, collection: Collection, saw: Callable[[Judgement], None] = lambda _: None
-) -> RolloutBatch:
-    """Judge the collection's leases until it is complete, and return it; `saw` gets each judgement."""
-    refused: list[str] = []
+def verify(dispatch: Dispatch, collection: Collection, saw: Callable[[Judgement], None] = lambda _: None) -> None:
+    """Judge the collection's leases as they come in; `saw` gets each judgement.
+
+    Raises:
+        BrokenVerifierError: every completion failed in its verifier.
+    """
     try:
         for lease, rollouts in collection.arrivals():
             verdicts = judged(
-                dispatch, rollouts, collection.verifiers, order=(collection.step,), refused=refused.append
+                dispatch, rollouts, collection.verifiers, order=(collection.step,), refused=collection.refuse
             )
             saw(verdicts)
             collection.judged(lease, rollouts, verdicts)
+        collection.judgement()
     finally:
         collection.abandon()
-    collection.refused += len(refused)  # here, where nobody else counts any more
-    return collection.collected()
 
 
 def check_verifiers(

@@ -18,7 +18,7 @@ from infra.checks.cluster import cluster_checks, storage_checks
 from infra.checks.installed import check_constraints, check_requirements
 from infra.checks.machine import Check, placement_checks, route_checks
 from infra.cluster.machine import detect_device, this_machine
-from infra.cluster.placement import PlacementConfig
+from infra.cluster.placement import ALWAYS, PlacementConfig
 from infra.cluster.reach import UnreachableError, parse_address, reach
 from infra.home import rlvf_home, runs_uri
 from infra.interrupts import put_off
@@ -105,7 +105,7 @@ def examine(home: Path, scheduler: str | None, storage: str | None, placement: P
             names = ", ".join(worker.name for worker in seen.workers) or "no workers yet"
             yield Check("scheduler", "ok", f"{address} in {1000 * took:.0f} ms; {names}")
             yield from cluster_checks(seen, address, home, host)
-            needs = {call: placement.tags(call) for call in placement.calls}
+            needs = {call: placement.tags(call) for call in ALWAYS}
             yield from placement_checks([worker.resources for worker in seen.workers], needs)
             services = services.or_else(seen.services)
             announced = seen.services if seen.services.storage else announced

@@ -59,7 +59,8 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--roles",
         metavar="A,B",
         type=_roles,
-        help="generator, verifier, trainer (default: generator,verifier, and trainer where the cluster has none yet)",
+        help="generator, verifier, trainer, reference, critic (default: generator,verifier, and trainer where the "
+        "cluster has none yet)",
     )
     command.add_argument("--name", metavar="NAME", help="of this machine (default: of the bundle, or the host name)")
     command.add_argument(

@@ -9,8 +9,10 @@ from prefect.futures import PrefectFuture
 from flows.run.workplace import Workplace
 from infra.errors import worker_of
 from infra.runs.tracking import Tracker
+from infra.storage import place
 from infra.storage.manifest import NotThere, StoreError
-from infra.weights.chain import is_whole
+from infra.storage.retry_policy import RetryPolicy
+from infra.weights.chain import is_whole, stored_version
 from infra.weights.version import PolicyVersion, Published
 from tasks.calls.trained import Trained
 from tasks.calls.trainer import Trainer
@@ -31,6 +33,7 @@ class Publishing:
         self._mending = threading.Lock()
         self._mended: Counter[int] = Counter()  # by version
         self.policy: PolicyVersion  # the newest that is published
+        self._known: dict[int, PolicyVersion] = {}
         self._arrived(publish(workplace.dispatch, trainer, step))
 
     def begin(self, step: int) -> None:
@@ -51,6 +54,14 @@ class Publishing:
     def newest(self, at_least: int) -> PolicyVersion:
         """The newest version that is published; waits for the one under way where that is before ``at_least``."""
         return self.policy if self.policy.step >= at_least else self.end()
+
+    def version(self, step: int) -> PolicyVersion:
+        """Version ``step``, which the trainer keeps; waits for it where it is under way. Raises NotThere."""
+        self.newest(step)
+        if step not in self._known:
+            weights = place.join(self._trainer.run_uri, "weights")
+            self._known[step] = RetryPolicy(self._trainer.sync.patience)(stored_version, weights, step)
+        return self._known[step]
 
     def mend(self, error: StoreError) -> None:
         """Have the trainer publish the newest version again, whole, as a generator cannot read it. A version that is
@@ -79,6 +90,7 @@ class Publishing:
     def _arrived(self, published: Published) -> None:
         """A version is published: generators may have it."""
         self.policy = published.version
+        self._known[self.policy.step] = self.policy
         for warning in published.warnings:
             self._workplace.display.say(f"warning: {warning}")
         if published.bytes and isinstance(self._trainer, Trainer):

@@ -109,7 +109,7 @@ def _rejoined(stack: ExitStack, workplace: Workplace, address: str, config: Clus
                 client = client or stack.enter_context(
                     cluster(config, log_dir=workplace.home / "logs", preload=IMPORTS, patience=0.0)
                 )
-                check_placement(client, workplace.dispatch.placement)
+                check_placement(client, workplace.dispatch.placement, workplace.dispatch.required)
                 workplace.display.say(f"the Dask scheduler at {address} is back, and so are its workers")
                 return client
             except (ClusterError, PlacementError, OSError) as error:

@@ -19,12 +19,13 @@ from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
-from flows.run.models import Criticism, begin_together, critic_trainer, policy_trainer
+from flows.run.models import Criticism, begin_together, critic_trainer, criticism_of, policy_trainer
 from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
+from flows.run.scores import scores_of
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_tiny
 from flows.start.edited import edited, save_sources
@@ -41,7 +42,6 @@ from infra.storage import place
 from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.records import Learned
-from tasks.calls.critic import Valuer
 from tasks.calls.generator import Generator
 from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer
@@ -59,20 +59,17 @@ class Training:
         self._progress = progress
         self.config = config = run.config
         self._opened = progress.opened or Opened.of(run)
+        self.algorithm = self._opened.algorithm
+        workplace.dispatch.require(call.name for call in self.algorithm.graph.calls)
         self.problems = self._opened.problems
         if self.problems.spared:
             workplace.display.say(
                 f"{self.problems.spared} problems are not trained on: their prompts are held out too, but for case and "
                 "blanks"
             )
-        self.generator = Generator(
-            config.policy,
-            config.sampling,
-            config.batch.samples,
-            config.seed,
-            patience=config.sync.patience,
-            public=config.policy.model if config.sync.base == "public" else None,
-        )
+        public = config.policy.model if config.sync.base == "public" else None
+        sampled = config.policy, config.sampling, config.batch.samples, config.seed
+        self.generator = Generator(*sampled, patience=config.sync.patience, public=public)
         self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
         some = self.problems.some()
         judging = check_verifiers(workplace.dispatch, self._opened.verifiers, some)
@@ -167,7 +164,7 @@ class Training:
         """Load the run's newest checkpoint on the trainer, or version 0 from ``source``, and publish it."""
         config = self.config
         run, fence = self.run.uri, self._hold.fence
-        self.trainer = policy_trainer(config, self._opened.algorithm, run_uri=run, source=source, fence=fence)
+        self.trainer = policy_trainer(config, self.algorithm, run_uri=run, source=source, fence=fence)
         critic = critic_trainer(self.trainer, config)
         self.workplace.display.stage("load the policy")
         begun = begin_together(self.workplace.dispatch, self.trainer, critic)
@@ -186,9 +183,10 @@ class Training:
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
-        if critic is not None:
-            publishing = Publishing(self.workplace, critic, self.tracker, begun.step)
-            self.criticism = Criticism(critic, Valuer(config.policy, config.sync.patience), publishing)
+        self.criticism = criticism_of(self.workplace, config, critic, self.tracker, begun.step)
+        self.scores = scores_of(config, self.algorithm.graph, self.generator, self.publishing)
+        if self.criticism is not None:
+            self.scores.append(self.criticism.scores)
         self._advice.begin(logged := read_metrics(self._folder / METRICS))
         self.evaluations.begin(
             logged,

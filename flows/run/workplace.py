@@ -40,6 +40,8 @@ IMPORTS = {  # before a worker's first call: what its calls import inside them; 
         "rl.model.tiny",
     ),
     "VERIFIER": ("tasks.judge",),
+    "REFERENCE": ("tasks.calls.base", "tasks.calls.published", "infra.weights.mirror", "rl.learning.scoring"),
+    "CRITIC": ("tasks.calls.base", "tasks.calls.published", "rl.learning.scoring"),
 }
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,7 +19,15 @@ from distributed.comm.core import CommClosedError
 
 from infra.cluster.durations import Durations
 from infra.cluster.exclusions import Exclusions
-from infra.cluster.placement import Offer, PlacementConfig, PlacementError, offers, unsatisfied
+from infra.cluster.placement import (
+    ALWAYS,
+    Offer,
+    PlacementConfig,
+    PlacementError,
+    check_placement,
+    offers,
+    unsatisfied,
+)
 from infra.cluster.timeline import Measured, Timeline, measured
 from infra.errors import causes
 
@@ -106,6 +114,7 @@ class Calls:
         self.stopped = False
         self.silent: set[str] = set()  # addresses of workers that are late with a lease: they get no other
         self.lacking: dict[str, float] = {}  # calls that wait for a worker, and since when, by time.monotonic
+        self.required = frozenset(ALWAYS)  # calls that workers must be there for
         self.own: dict[object, tuple[str, float]] = {}  # what this process waits for itself, and since when
         self.took = Durations()  # of the calls that came back
         self.exclusions = Exclusions(placement, say, own=client.cluster is not None)
@@ -120,6 +129,12 @@ class Calls:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+    def require(self, calls: Iterable[str]) -> None:
+        """Have workers be there for these calls too; those that `placement` does not name run where others do. Raises
+        PlacementError."""
+        self.required |= {call for call in calls if call in self.placement.calls}
+        check_placement(self.client, self.placement, self.required)
 
     def submit(
         self,

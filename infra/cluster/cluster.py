@@ -35,11 +35,14 @@ def workers(
     """The local workers as `SpecCluster` wants them, by name. `preload` maps a role tag to modules."""
     warm = preload or {}
     device = detect_device() if config.device == "auto" else config.device.upper()
-    computing = 1 + config.generators
+    models = [("GENERATOR", config.generators), ("REFERENCE", config.references), ("CRITIC", config.critics)]
+    computing = 1 + sum(count for _, count in models)
     threads = config.threads or max(1, cores() // computing)
     roles = [Role("trainer", (device, "TRAINER"), threads, warm.get("TRAINER", ()), computing)]
-    for index in range(config.generators):
-        roles.append(Role(f"generator-{index}", (device, "GENERATOR"), threads, warm.get("GENERATOR", ()), computing))
+    for tag, count in models:
+        for index in range(count):
+            name = f"{tag.lower()}-{index}"
+            roles.append(Role(name, (device, tag), threads, warm.get(tag, ()), computing))
     for index in range(config.verifiers):
         roles.append(Role(f"verifier-{index}", ("CPU", "VERIFIER"), 1, warm.get("VERIFIER", ())))
     return {role.name: {"cls": RoleNanny, "options": role_options(role, LOCALHOST, log_dir)} for role in roles}

@@ -21,11 +21,15 @@ class ClusterConfig(BaseModel):
     )
     generators: int = Field(1, description="local processes that sample completions", ge=0)
     verifiers: int = Field(1, description="local processes that judge completions", ge=0)
+    references: int = Field(
+        0, description="local processes for the role REFERENCE, to which placement.reference may be set", ge=0
+    )
+    critics: int = Field(0, description="local processes for the role CRITIC, for placement.value", ge=0)
     threads: int | None = Field(
-        None, description="threads of the trainer and of each generator; none divides the cores among them", ge=1
+        None, description="threads of each process that computes with a model; none divides the cores among them", ge=1
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = Field(
-        "auto", description="the device tag of the local trainer and generators"
+        "auto", description="the device tag of the local processes that compute with a model"
     )
 
     @field_validator("scheduler")

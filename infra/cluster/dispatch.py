@@ -213,6 +213,7 @@ class Dispatch(Calls):
             late_after=self.late_after,
         )
         new.lost, new.timeline, new.took, new.exclusions = self.lost, self.timeline, self.took, self.exclusions
+        new.required = self.required
         new.silent, new._signs, new._left = self.silent, self._signs, self._left
         if new.client is self.client:
             new.connection = self.connection

@@ -1,7 +1,7 @@
 """Where each call may run: the Dask resource tags it needs, and what the workers offer."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from distributed import Client
 
 DEVICES = ("CUDA", "MPS", "CPU")
-ROLES = ("GENERATOR", "TRAINER", "VERIFIER")
+ROLES = ("GENERATOR", "TRAINER", "VERIFIER", "REFERENCE", "CRITIC")
 METRIC = "rlvf"  # the metric in which our workers describe themselves: see `infra.cluster.pace`
 ANSWER_SECONDS = 10.0  # for a worker to say which source it runs
-LOCAL = ("GENERATOR", "VERIFIER")  # roles of which `cluster` says how many a local cluster has
+LOCAL = ("GENERATOR", "VERIFIER", "REFERENCE", "CRITIC")  # roles of which `cluster` says how many a local cluster has
+
+
+ALWAYS = ("generate", "verify", "train", "evaluate")  # calls of every run
 
 
 class PlacementError(ValueError):
@@ -31,10 +34,11 @@ class PlacementConfig(BaseModel):
 
     generate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample completions")
     verify: tuple[str, ...] = Field(("VERIFIER",), description="tags of the workers that judge completions")
-    train: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the policy")
-    value: tuple[str, ...] = Field(
-        ("TRAINER",), description="tags of the workers that score with the value model, of algorithms that have one"
+    reference: tuple[str, ...] = Field(
+        ("GENERATOR",), description="tags of the workers that score completions under the reference policy"
     )
+    value: tuple[str, ...] = Field(("TRAINER",), description="tags of the workers that run the value model")
+    train: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the policy")
     train_critic: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the value model")
     evaluate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample for evaluations")
 
@@ -116,10 +120,10 @@ def workers_with(client: "Client", tags: Collection[str]) -> list[str]:
     return [offer.address for offer in offers(client) if offer.satisfies(tags)]
 
 
-def check_placement(client: "Client", placement: PlacementConfig) -> None:
-    """Raise `PlacementError` unless some worker satisfies every call."""
+def check_placement(client: "Client", placement: PlacementConfig, calls: Iterable[str] = ALWAYS) -> None:
+    """Raise `PlacementError` unless some worker satisfies each of the calls."""
     present = offers(client)
-    for call in placement.calls:
+    for call in sorted(calls, key=placement.calls.index):
         if not any(offer.satisfies(placement.tags(call)) for offer in present):
             raise unsatisfied(client, call, placement.tags(call), present)
 

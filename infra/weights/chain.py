@@ -78,6 +78,15 @@ def cheapest_chain(edges: Iterable[Edge], want: VersionId, have: VersionId | Non
     return None
 
 
+def stored_version(weights: str, step: int) -> PolicyVersion:
+    """The version of that number under `weights`, whichever folders make it by now. Raises NotThere, and what the
+    storage raises."""
+    for edge in read_edges(weights):
+        if edge.makes.step == step:
+            return PolicyVersion(step, place.join(weights, f"v{step}"), edge.makes.digest, edge.manifest.files)
+    raise NotThere(f"{weights} holds no version {step}")
+
+
 def is_whole(version: PolicyVersion) -> bool:
     """Whether a chain from nothing leads to the version; each folder of it is checked. Raises what the storage
     raises."""

@@ -4,7 +4,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +58,12 @@ class Publisher:
         sampling: Mapping[str, JsonValue] | None = None,
         public: PublicModel | None = None,
         fence: Fence | None = None,
+        kept: Callable[[int], Collection[int]] = lambda _: (),
     ) -> None:
         """`window`: versions that a generator may be behind; `files`: a folder with what lies beside whole weights,
         the model's configuration and its tokenizer; `public`: the model that is version 0, which is not stored then;
-        `fence`: of the run, None where no other process may take it over."""
+        `fence`: of the run, None where no other process may take it over; `kept`: further versions that must stay, when
+        this one is the newest."""
         self._run_uri = run_uri
         self._uri = place.join(run_uri, "weights")
         self._config = config
@@ -72,6 +74,7 @@ class Publisher:
         self._sampling = dict(sampling or {})
         self._public = public
         self._fence = fence
+        self._kept = kept
         self._check = store.check_of(fence)
         self._pins = Pins(run_uri)
         self._weights: Weights = {}  # of the version that was published last
@@ -250,7 +253,7 @@ class Publisher:
     def _prune(self) -> None:
         assert self._version is not None
         edges = self._patience(read_edges, self._uri)
-        pinned = self._patience(self._pins.steps)
+        pinned = self._patience(self._pins.steps) | set(self._kept(self._version.step))
         stays = needed(edges, self._version.step, self._window, pinned)
         for edge in edges:
             if edge.uri not in stays:

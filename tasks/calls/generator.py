@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,15 +13,14 @@ from infra.cluster import pace
 from infra.cluster.cancellation import cancellation_check
 from infra.cluster.resident import drop, resident, resident_now
 from infra.cluster.timeline import waiting_for_weights
-from infra.home import rlvf_home
 from infra.storage import place, store
 from infra.weights.version import PolicyVersion, weights_uri
 from rl.config import OURS, PolicyConfig, SamplingConfig
 from rl.records import Problem, Rollouts
 from rl.sampling.server import Server
+from tasks.calls.weights import Weights, versions_of
 
 if TYPE_CHECKING:
-    from infra.weights.mirror import Mirror
     from rl.model.policy import Policy
     from rl.sampling.slots import Slots
 
@@ -106,25 +105,17 @@ class Generator:
     def _sampler(self, version: PolicyVersion, check: Callable[[], None]) -> Sampler:
         """The resident sampler, with this version's weights."""
         from infra.weights.quantization import restored
-        from rl.loading import load_policy
         from rl.sampling.slots import Slots
-        from tasks.calls.base import base_of
 
-        adapters = self.policy.lora.rank > 0
-        mirror = self.mirror(version)
+        weights = self.weights
+        mirror = weights.mirror(version)
 
         def load() -> Sampler:
-            with mirror.at(version, check) as found:
-                if adapters:
-                    run = _versions(version).rpartition("/")[0]
-                    with base_of(run, self.public, self.patience, check) as path:
-                        policy = load_policy(path, self.policy, weights=restored(found), adapters=mirror.root)
-                else:
-                    policy = load_policy(str(mirror.root), self.policy, weights=restored(found))
+            policy = weights.load(mirror, version, check)
             return Sampler(policy, Slots(policy), version)
 
         with waiting_for_weights() as waiting:
-            key = self.key(version)
+            key = weights.key(version)
             sampler = resident("sampler", key, load)
             if sampler.version != version:
                 try:
@@ -140,22 +131,10 @@ class Generator:
             waiting.fetched.add(mirror.take_fetched())
         return sampler
 
-    def key(self, version: PolicyVersion) -> Hashable:
-        """What tells its resident policy from others: which weights, and how to compute. The model is that of the
-        weights, whatever it was named by: an evaluation names the run that trains meanwhile."""
-        return self.policy.model_copy(update={"model": ""}), self.public, _versions(version), version.files
-
-    def mirror(self, version: PolicyVersion) -> "Mirror":
-        """The worker's copy of the run's weights."""
-        from infra.weights.mirror import Mirror
-        from tasks.calls.published import public_model
-
-        versions = _versions(version)
-        public = None if self.public is None or self.policy.lora.rank else public_model(self.public, self.policy)
-        cache = rlvf_home() / "cache" / "weights"
-        return resident(
-            "mirror", versions, lambda: Mirror(versions, patience=self.patience, cache=cache, public=public)
-        )
+    @property
+    def weights(self) -> Weights:
+        """Where its versions come from."""
+        return Weights(self.policy, self.public, self.patience)
 
 
 def check_server(policy: PolicyConfig) -> None:
@@ -168,7 +147,7 @@ def prefetch(version: PolicyVersion) -> None:
     once; a call that is sampling goes on."""
     from infra.weights.mirror import Mirror
 
-    mirror = resident_now("mirror", _versions(version))
+    mirror = resident_now("mirror", versions_of(version))
     if isinstance(mirror, Mirror):
         mirror.prefetch(version)
 
@@ -203,8 +182,3 @@ def _alone(check: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _sampling.release()
-
-
-def _versions(version: PolicyVersion) -> str:
-    """The URI of the versions of its run."""
-    return version.uri.rpartition("/")[0]

@@ -65,7 +65,7 @@ def generate_served(
     Raises:
         ServerError: it does not do what it is asked to, or was given other weights meanwhile.
     """
-    mirror = generator.mirror(version)
+    mirror = generator.weights.mirror(version)
     name = f"{OURS}{version.digest}"
     with _turn(generator.policy.engine, check):
         with waiting_for_weights() as waiting:
@@ -85,7 +85,7 @@ def generate_served(
                 nn.Module.to(policy.model, "meta")
                 return served
 
-            key = generator.key(version)
+            key = generator.weights.key(version)
             served = resident("sampler", key, begin)
             if not served.server.weights().startswith(OURS):  # it was started anew, perhaps with other options
                 drop("sampler")

@@ -249,7 +249,12 @@ class Trained(ABC, Generic[L]):
             sampling=self.sampling.model_dump(mode="json"),
             public=self._public,
             fence=self.fence,
+            kept=self._kept,
         )
+
+    def _kept(self, _: int) -> set[int]:
+        """Versions that must stay published beside those that readers may be behind, when a version is the newest."""
+        return set()
 
     def _weights_at(self, step: int, learner: L) -> "Weights":
         """The weights of version ``step``, the learner's or a kept one, as they are published."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import JsonValue
 
@@ -13,6 +13,7 @@ from infra.storage import place, store
 from rl.algorithm_config import AlgorithmSpec
 from rl.config import TINY
 from rl.records import Batch, Learned
+from tasks.calls.scorer import Reference
 from tasks.calls.start import take_checked
 from tasks.calls.trained import Trained, learning
 
@@ -31,6 +32,7 @@ class Trainer(Trained["Learner"]):
 
     algorithm: AlgorithmSpec
     seed: int = 0  # of fresh adapters
+    reference: Reference | None = None  # which versions must stay for it; None without one
 
     def update(self, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
         """Make version ``step + 1`` from ``step`` and save it, if it is its turn; if it was made before, return
@@ -111,3 +113,11 @@ class Trainer(Trained["Learner"]):
             policy = mended_base(self.run_uri, self.source, load, error, self.sync.patience, self.fence)
             warn(f"{error}; it was stored anew from {self.source}")
             return policy
+
+    def _published_by(self) -> tuple[Any, ...]:
+        return *super()._published_by(), self.reference
+
+    def _kept(self, newest: int) -> set[int]:
+        """The references of batches that are on their way, or will be when the run resumes from a checkpoint."""
+        back = self.checkpoint.every * (self.checkpoint.keep_last + self.beside)
+        return set() if self.reference is None else self.reference.versions(max(0, newest - back), newest)

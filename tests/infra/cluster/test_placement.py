@@ -24,7 +24,7 @@ def test_a_call_takes_one_of_each_of_its_tags() -> None:
     placement = PlacementConfig(train=("TRAINER", "CUDA"))
     assert placement.resources("train") == {"TRAINER": 1, "CUDA": 1}
     assert placement.resources("generate") == {"GENERATOR": 1}
-    assert placement.calls == ("generate", "verify", "train", "evaluate")
+    assert placement.calls == ("generate", "verify", "reference", "value", "train", "evaluate")
 
 
 def test_an_unknown_call_names_the_known_ones() -> None:

@@ -1,0 +1,57 @@
+"""Scores of completions under a policy that is not trained: one number for each token, without a gradient.
+
+Legend: P groups, G completions per group, T completion tokens, N tokens of a forward pass.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl.learning.logprobs import token_scores
+from rl.learning.packing import Packed
+from rl.learning.passes import Accumulation, Passes
+from rl.model.memory import yield_memory
+from rl.model.policy import Policy
+from rl.optimizer_config import OptimizerConfig
+from rl.records import Rollouts
+
+
+class Scoring:
+    """Scores rollouts in packed rows. How they are packed follows from the rollouts and the kind of device alone, and
+    not from what was scored before, so that the same leases have the same bits whoever scores them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        config = OptimizerConfig(checkpointing="off")
+        self._accumulation = Accumulation(policy, config)
+        # nothing is kept for a backward pass: all layers count as checkpointed, and out of memory passes get shorter
+        self._accumulation.passes = Passes(Passes.wanted(policy, config).positions, checkpointing=True)
+
+    def logprobs(
+        self, rollouts: Rollouts, temperature: float, between_passes: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float32]:
+        """[P, G, T] log-probs of the completions' tokens after ``temperature``, as `scores` gives them."""
+        return self.scores(rollouts, lambda packed: token_scores(self.policy, packed, temperature)[0], between_passes)
+
+    def scores(
+        self, rollouts: Rollouts, of: Callable[[Packed], Tensor], between_passes: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float32]:
+        """[P, G, T] what ``of`` gives for the [N] tokens of each pass; 0 past a completion's length. Of the rollouts
+        only prompts, tokens and lengths are read. ``between_passes`` may raise.
+
+        Raises:
+            NoRoomError: not even one sequence at a time fits into the device's memory.
+        """
+        found = np.zeros(rollouts.tokens.shape, np.float32)
+
+        def score(packed: Packed, _: bool) -> dict[str, float]:
+            between_passes()
+            where = (each.cpu().numpy() for each in (packed.group, packed.sample, packed.token_index))
+            found[tuple(where)] = of(packed).float().cpu().numpy()
+            return {}
+
+        self._accumulation.add(rollouts, range(len(rollouts.prompts)), score)
+        yield_memory(self.policy.device)
+        return found

@@ -1,0 +1,70 @@
+"""A scorer: log-probs of completions under a policy version that is not trained, such as the reference of a KL."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.cluster.cancellation import cancellation_check
+from infra.cluster.resident import resident
+from infra.cluster.timeline import waiting_for_weights
+from infra.weights.version import PolicyVersion
+from rl.records import Rollouts
+from tasks.calls.generator import BrokenPolicyError
+from tasks.calls.weights import Weights
+
+if TYPE_CHECKING:
+    from rl.learning.scoring import Scoring
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Which version is the reference policy of a step."""
+
+    every: int = 0  # 0: version 0; else the last multiple of this that there is when generation for the step may begin
+    staleness: int = 0
+
+    def version(self, step: int) -> int:
+        """That of the batch that version ``step`` is updated with."""
+        return max(0, step - self.staleness) // self.every * self.every if self.every else 0
+
+    def versions(self, first: int, newest: int) -> set[int]:
+        """Those of the batch for version ``first`` and of all later ones that may begin when ``newest`` is there."""
+        return {self.version(step) for step in range(first, newest + self.staleness + 1)}
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What determines the scores; the policy that gives them is held resident by the worker beside that of a generator,
+    which may be another version."""
+
+    weights: Weights
+    temperature: float  # of the softmax, that of the generators
+
+    def score(self, version: PolicyVersion, rollouts: Rollouts) -> NDArray[np.float32]:
+        """[P, G, T] log-probs of the completions' tokens, 0 past their lengths. Of the rollouts only prompts, tokens
+        and lengths are read.
+
+        Raises:
+            BrokenPolicyError: log-probs are not finite.
+            NoRoomError: one sequence does not fit into the device's memory.
+        """
+        check = cancellation_check()
+        with waiting_for_weights() as waiting:
+            mirror = self.weights.copy(version)  # let go of after loading: what is frozen needs no differences
+
+            def load() -> "Scoring":
+                from rl.learning.scoring import Scoring
+
+                return Scoring(self.weights.load(mirror, version, check))
+
+            scoring = resident("reference", (self.weights.key(version), version.id), load)
+            waiting.fetched.add(mirror.take_fetched())
+        found = scoring.logprobs(rollouts, self.temperature, between_passes=check)
+        if not np.isfinite(found).all():
+            raise BrokenPolicyError(
+                f"reference {version} ({version.uri}) gives log-probs that are not finite: its weights are broken, or "
+                "its arithmetic overflows (see policy.dtype)"
+            )
+        return found
