@@ -1,11 +1,13 @@
 """Runs of PPO with a critic: real workers, which have all roles or one each."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.config import TrainConfig
 from infra.storage import store
 from tests.flows.accidents import kill_in_call
 
@@ -57,3 +59,21 @@ def test_a_worker_that_is_killed_between_the_two_updates_costs_nothing_but_time(
     killer.join()
     assert result.lost
     assert digests(lab, run, STEPS) == undisturbed[1]
+
+
+@pytest.mark.slow
+def test_where_the_critic_runs_changes_no_bit(lab: Any, undisturbed: tuple[Path, tuple[str, str]]) -> None:
+    alone = {"cluster__scheduler": None, "cluster__threads": "1", "cluster__device": "cpu", "cluster__critics": "1"}
+    result = lab.train(steps=str(STEPS), **PPO, **alone, placement__value="CRITIC", placement__train_critic="CRITIC")
+    assert digests(lab, Path(result.run), STEPS) == undisturbed[1]
+    rows = [json.loads(line) for line in (Path(result.run) / "timeline.jsonl").read_text().splitlines()]
+    places = {(row["call"], row["worker"]) for row in rows if "call" in row}
+    assert ("train", "trainer") in places
+    assert {worker for call, worker in places if call in ("value", "train_critic")} == {"critic-0"}
+
+
+def test_an_adapted_penalty_in_the_reward_does_not_go_with_a_critic() -> None:
+    kl = {"coefficient": 0.1, "in_reward": True, "target": 0.1}
+    with pytest.raises(ValueError, match=r"algorithm\.kl\.target: with in_reward and the critic of ppo"):
+        TrainConfig.model_validate({"algorithm": {"name": "ppo", "kl": kl}})
+    TrainConfig.model_validate({"algorithm": {"name": "reinforce", "kl": kl}})
