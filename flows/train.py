@@ -36,7 +36,6 @@ from tasks.rollout_batch import RolloutBatch
 from tasks.score import score
 from tasks.train_critic import train_critic
 from tasks.update import update
-from tasks.value import value
 from tasks.verify import verify
 
 
@@ -135,15 +134,13 @@ def collect(training: Training, step: int) -> Collecting:
 
 
 def learn(training: Training, step: int, batch: RolloutBatch) -> Learned:
-    """The update of ``step``; where there is a critic, after its values, and beside its update."""
-    dispatch, criticism, trained_on = training.workplace.dispatch, training.criticism, batch.batch
+    """The update of ``step``, and beside it the critic's where there is one."""
+    dispatch, criticism = training.workplace.dispatch, training.criticism
     if criticism is None:
-        return update(dispatch, training.trainer, step, trained_on, batch.figures())
-    newest, mend, lease = criticism.publishing.newest, criticism.publishing.mend, training.config.batch.lease
-    trained_on = value(dispatch, criticism.valuer, newest, step, trained_on, lease, mend)
-    criticised = train_critic.submit(dispatch, criticism.critic, step, trained_on)
-    learned = update(dispatch, training.trainer, step, trained_on, batch.figures())
-    return both(learned, criticised.result())
+        return update(dispatch, training.trainer, step, batch.batch, batch.figures())
+    criticised = train_critic.submit(dispatch, criticism.critic, step, batch.batch)
+    learned = update(dispatch, training.trainer, step, batch.batch, batch.figures())
+    return both(learned, criticised.result(), criticism.scores.age(step))
 
 
 def first_weights(run: Run, workplace: Workplace) -> str:

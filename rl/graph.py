@@ -44,7 +44,7 @@ VERIFY = Call("verify", None, ("rollouts",), ("rewards", "reasons"), "lease")
 SCORES = {  # by the field that an algorithm declares to need
     "baseline": Call("greedy", "actor", ("problems",), ("baseline",), "lease"),
     "reference_logprobs": Call("reference", "reference", ("rollouts",), ("reference_logprobs",), "lease"),
-    "values": Call("value", "critic", ("rollouts",), ("values",), "batch"),
+    "values": Call("value", "critic", ("rollouts",), ("values",), "lease"),
 }
 
 

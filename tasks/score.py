@@ -82,7 +82,7 @@ class ReferenceScores:
                 refused(why)
             return why
 
-        asked = [(self.version(step), _read(rollouts))]
+        asked = [(self.version(step), bare(rollouts))]
         try:
             ((_, found),) = dispatch.lease("reference", self.scorer.score, asked, order=(step,), check=check)
         except StoreError as error:
@@ -123,7 +123,7 @@ class GreedyScores:
         return judged(dispatch, greedy, self.verifiers, order=(step,), refused=refused).rewards[:, 0]
 
 
-def _read(rollouts: Rollouts) -> Rollouts:
+def bare(rollouts: Rollouts) -> Rollouts:
     """What a scorer reads of them; the rest need not cross the network."""
     none = rollouts.logprobs[..., :0]
     return replace(rollouts, problems=(), texts=(), logprobs=none, versions=none.astype(np.int32))

@@ -1,53 +1,58 @@
-"""Values of a batch: parts of it by the workers that run the value model, all with one version."""
+"""Values of completions, lease by lease, all of a batch by one version of the critic."""
 
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.weights.version import PolicyVersion
-from rl.records import Batch, Rollouts
+from rl.admission import refused_scores
+from rl.graph import SCORES, Call
+from rl.records import Rollouts
 from tasks.calls.critic import Valuer
-from tasks.mending import Mend, leased, no_mend
+from tasks.mending import Mend, leased
+from tasks.score import bare
 
 
-@task(name="value", task_run_name="value {step}", cache_policy=NO_CACHE)
-def value(
-    dispatch: Dispatch,
-    valuer: Valuer,
-    newest: Callable[[int], PolicyVersion],
-    step: int,
-    batch: Batch,
-    lease: int,
-    mend: Mend = no_mend,
-) -> Batch:
-    """The batch with the values of its states by version ``step`` of the critic, in leases of so many groups: what is
-    computed together, and so its last bits, does not depend on how many workers there are. ``newest(step)`` waits until
-    that version is there, which is the newest."""
-    version = newest(step)
-    assert version.step == step
-    parts = [batch.select(range(at, min(at + lease, len(batch)))).rollouts for at in range(0, len(batch), lease)]
-    if not parts:
-        return replace(batch, values=np.zeros(batch.rollouts.tokens.shape, dtype=np.float32))
+@dataclass(frozen=True)
+class ValueScores:
+    """The value of the state before each token."""
 
-    def arguments(part: int) -> tuple[PolicyVersion, Rollouts]:
-        return version, _read(parts[part])
+    call: ClassVar[Call] = SCORES["values"]
 
-    def check(part: int, returned: NDArray[np.float32]) -> str:
-        shape = parts[part].tokens.shape
-        known = isinstance(returned, np.ndarray) and returned.dtype == np.float32 and returned.shape == shape
-        return "" if known and np.isfinite(returned).all() else f"values are not finite float32 {list(shape)}"
+    valuer: Valuer
+    newest: Callable[[int], PolicyVersion]  # version of the critic from this step on; waits until there is one
+    staleness: int  # versions that it may be behind the step
+    mend: Mend
+    _versions: dict[int, PolicyVersion] = field(default_factory=dict)  # by step
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    calls = leased(dispatch, "value", valuer.value, arguments, len(parts), check=check, mend=mend, order=(step,))
-    found = dict(calls)
-    return replace(batch, values=np.concatenate([found[part] for part in range(len(parts))]))
+    def of(
+        self, dispatch: Dispatch, step: int, rollouts: Rollouts, refused: Callable[[str], object]
+    ) -> NDArray[np.float32]:
+        """[P, G, T] of one lease. The first lease of a step decides which version values all of them."""
+        with self._lock:
+            if step not in self._versions:
+                self._versions[step] = self.newest(max(0, step - self.staleness))
+            version = self._versions[step]
 
+        def check(_: int, returned: NDArray[np.float32]) -> str:
+            if why := refused_scores(returned, rollouts):
+                refused(why)
+            return why
 
-def _read(rollouts: Rollouts) -> Rollouts:
-    """What is read of them; the rest need not cross the network."""
-    none = rollouts.logprobs[..., :0]
-    return replace(rollouts, problems=(), texts=(), logprobs=none, versions=none.astype(np.int32))
+        def asked(_: int) -> tuple[PolicyVersion, Rollouts]:
+            return version, bare(rollouts)
+
+        calls = leased(dispatch, "value", self.valuer.value, asked, 1, check=check, mend=self.mend, order=(step,))
+        ((_, found),) = calls
+        return found
+
+    def age(self, step: int) -> int:
+        """Versions that the critic which valued the batch of this step was behind it; the version is not needed any
+        more."""
+        return step - self._versions.pop(step).step

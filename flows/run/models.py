@@ -5,14 +5,17 @@ from typing import Any
 
 from flows.config import TrainConfig
 from flows.run.publishing import Publishing
+from flows.run.scores import reference_of
+from flows.run.workplace import Workplace
 from infra.cluster.dispatch import Dispatch
+from infra.runs.tracking import Tracker
 from infra.storage.fence import Fence
 from rl.algorithm_config import AlgorithmSpec
 from rl.records import Learned
 from tasks.calls.critic import Critic, Valuer
-from tasks.calls.scorer import Reference
 from tasks.calls.trained import Begun, Trained
 from tasks.calls.trainer import Trainer
+from tasks.value import ValueScores
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class Criticism:
     """The critic of a run while it goes on."""
 
     critic: Critic
-    valuer: Valuer
     publishing: Publishing  # of its versions
+    scores: ValueScores
 
 
 def policy_trainer(
@@ -31,7 +34,6 @@ def policy_trainer(
     run_uri: str,
     source: str,
     fence: Fence,
-    reference: Reference | None,
 ) -> Trainer:
     """The policy's, from its version 0 at ``source``."""
     return Trainer(
@@ -48,7 +50,7 @@ def policy_trainer(
         fence=fence,
         beside="values" in algorithm.needs,
         seed=config.seed,
-        reference=reference,
+        reference=reference_of(config, algorithm.graph),
     )
 
 
@@ -65,12 +67,23 @@ def critic_trainer(trainer: Trainer, config: TrainConfig) -> Critic | None:
         sampling=config.sampling,
         checkpoint=config.checkpoint,
         sync=config.sync.model_copy(update={"base": "stored"}),
-        window=1,
+        window=config.staleness + 1,
         steps=config.steps,
         fence=trainer.fence,
         beside=True,
         critic=config.critic,
     )
+
+
+def criticism_of(
+    workplace: Workplace, config: TrainConfig, critic: Critic | None, tracker: Tracker, step: int
+) -> Criticism | None:
+    """The critic, once it is at version ``step``, which is published."""
+    if critic is None:
+        return None
+    publishing = Publishing(workplace, critic, tracker, step)
+    valuer = Valuer(config.policy, config.sync.patience)
+    return Criticism(critic, publishing, ValueScores(valuer, publishing.newest, config.staleness, publishing.mend))
 
 
 def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) -> Begun:
@@ -93,14 +106,15 @@ def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) 
     return replace(of_policy, learned=both(of_policy.learned, of_critic.learned), warnings=warnings)
 
 
-def both(policy: Learned, critic: Learned) -> Learned:
-    """What came of a step of both: as the policy's, with the critic's metrics and whatever it has to say."""
+def both(policy: Learned, critic: Learned, age: int | None = None) -> Learned:
+    """What came of a step of both: as the policy's, with the critic's metrics and whatever it has to say. ``age``: of
+    the critic that made the values, in versions."""
     worse = max(policy, critic, key=lambda learned: learned.refusals)
     return replace(
         policy,
         refusals=worse.refusals,
         refused=worse.refused or policy.refused or critic.refused,
         said="; ".join(filter(None, (policy.said, critic.said))),
-        metrics={**policy.metrics, **critic.metrics},
+        metrics={**policy.metrics, **critic.metrics, **({} if age is None else {"critic/staleness": float(age)})},
         seconds=max(policy.seconds, critic.seconds),
     )

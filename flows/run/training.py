@@ -19,13 +19,13 @@ from flows.run.advice import Advice
 from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
-from flows.run.models import Criticism, begin_together, critic_trainer, policy_trainer
+from flows.run.models import Criticism, begin_together, critic_trainer, criticism_of, policy_trainer
 from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
-from flows.run.scores import reference_of, scores_of
+from flows.run.scores import scores_of
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_tiny
 from flows.start.edited import edited, save_sources
@@ -42,7 +42,6 @@ from infra.storage import place
 from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.records import Learned
-from tasks.calls.critic import Valuer
 from tasks.calls.generator import Generator
 from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer
@@ -164,10 +163,8 @@ class Training:
     def begin(self, source: str) -> PolicyVersion:
         """Load the run's newest checkpoint on the trainer, or version 0 from ``source``, and publish it."""
         config = self.config
-        run, fence, reference = self.run.uri, self._hold.fence, reference_of(config, self.algorithm.graph)
-        self.trainer = policy_trainer(
-            config, self.algorithm, run_uri=run, source=source, fence=fence, reference=reference
-        )
+        run, fence = self.run.uri, self._hold.fence
+        self.trainer = policy_trainer(config, self.algorithm, run_uri=run, source=source, fence=fence)
         critic = critic_trainer(self.trainer, config)
         self.workplace.display.stage("load the policy")
         begun = begin_together(self.workplace.dispatch, self.trainer, critic)
@@ -186,11 +183,11 @@ class Training:
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
+        self.criticism = criticism_of(self.workplace, config, critic, self.tracker, begun.step)
         by = self.generator, self.publishing, self.admission, self.problems.verifiers
         self.scores = scores_of(config, self.algorithm.graph, *by)
-        if critic is not None:
-            publishing = Publishing(self.workplace, critic, self.tracker, begun.step)
-            self.criticism = Criticism(critic, Valuer(config.policy, config.sync.patience), publishing)
+        if self.criticism is not None:
+            self.scores.append(self.criticism.scores)
         self._advice.begin(logged := read_metrics(self._folder / METRICS))
         self.evaluations.begin(
             logged,

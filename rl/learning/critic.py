@@ -15,7 +15,6 @@ from torch import Tensor
 from rl.critic_config import CriticConfig
 from rl.learning.optimized import Optimized, OptimizerStep
 from rl.learning.packing import Packed
-from rl.learning.passes import Accumulation
 from rl.learning.states import predicting_states
 from rl.learning.update import divided
 from rl.model.blocks import in_blocks
@@ -27,20 +26,6 @@ def token_values(model: ValueModel, packed: Packed) -> Tensor:
     """[N] the value of the state before each packed completion token, without a gradient."""
     with in_blocks(model.model, packed.mask), torch.no_grad():
         return model.values(predicting_states(model, packed, trained=False))
-
-
-def completion_values(model: ValueModel, rollouts: Rollouts, accumulation: Accumulation) -> NDArray[np.float32]:
-    """[P, G, T] the value of the state before each token; 0 past a completion's length. Of the rollouts only prompts,
-    tokens and lengths are read. Raises NoRoomError."""
-    found = np.zeros(rollouts.tokens.shape, dtype=np.float32)
-
-    def add(packed: Packed, _: bool) -> dict[str, float]:
-        where = tuple(axis.cpu().numpy() for axis in (packed.group, packed.sample, packed.token_index))
-        found[where] = token_values(model, packed).float().cpu().numpy()
-        return {}
-
-    accumulation.add(rollouts, range(len(rollouts.prompts)), add)
-    return found
 
 
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, clip: float | None) -> Tensor:

@@ -22,7 +22,7 @@ from tasks.calls.trained import Trained
 
 if TYPE_CHECKING:
     from rl.learning.critic import CriticLearner
-    from rl.learning.passes import Accumulation
+    from rl.learning.scoring import Scoring
     from rl.model.value import ValueModel
 
 
@@ -69,11 +69,11 @@ class Critic(Trained["CriticLearner"]):
 
 
 @dataclass
-class _Scoring:
+class _Resident:
     """A worker's resident value model."""
 
     model: "ValueModel"
-    accumulation: "Accumulation"
+    scoring: "Scoring"
     version: PolicyVersion
 
 
@@ -87,13 +87,11 @@ class Valuer:
     def value(self, version: PolicyVersion, rollouts: Rollouts) -> NDArray[np.float32]:
         """[P, G, T] the value of the state before each token by this version of the critic, 0 past a completion's
         length. Raises BrokenCriticError and NoRoomError."""
-        from rl.learning.critic import completion_values
-        from rl.model.memory import yield_memory
+        from rl.learning.critic import token_values
 
         check = cancellation_check()
-        scoring = self._scoring(version, check)
-        found = completion_values(scoring.model, rollouts, scoring.accumulation)
-        yield_memory(scoring.model.device)
+        at = self._resident(version, check)
+        found = at.scoring.scores(rollouts, lambda packed: token_values(at.model, packed), between_passes=check)
         if not np.isfinite(found).all():
             raise BrokenCriticError(
                 f"critic {version} ({version.uri}) gives values that are not finite: its weights are broken, or its "
@@ -101,11 +99,10 @@ class Valuer:
             )
         return found
 
-    def _scoring(self, version: PolicyVersion, check: Callable[[], None]) -> _Scoring:
+    def _resident(self, version: PolicyVersion, check: Callable[[], None]) -> _Resident:
         from infra.weights.mirror import Mirror
         from infra.weights.quantization import restored
-        from rl.learning.passes import Accumulation
-        from rl.optimizer_config import OptimizerConfig
+        from rl.learning.scoring import Scoring
         from rl.value_loading import load_value_model
 
         versions = version.uri.rpartition("/")[0]
@@ -114,21 +111,21 @@ class Valuer:
             "critic's mirror", versions, lambda: Mirror(versions, patience=self.patience, cache=cache)
         )
 
-        def load() -> _Scoring:
+        def load() -> _Resident:
             with mirror.at(version, check) as found:
                 model = load_value_model(str(mirror.root), self.policy, weights=restored(found))
-            return _Scoring(model, Accumulation(model, OptimizerConfig(checkpointing="off")), version)
+            return _Resident(model, Scoring(model), version)
 
         key = self.policy.model_copy(update={"model": ""}), versions, version.files
         with waiting_for_weights() as waiting:
-            scoring = resident("values", key, load)
-            if scoring.version != version:
+            kept = resident("values", key, load)
+            if kept.version != version:
                 try:
                     with mirror.at(version, check) as found:
-                        scoring.model.load_weights(restored(found))
+                        kept.model.load_weights(restored(found))
                 except BaseException:
                     drop("values")  # the weights may be a mixture of two versions
                     raise
-                scoring.version = version
+                kept.version = version
             waiting.fetched.add(mirror.take_fetched())
-        return scoring
+        return kept

@@ -231,10 +231,6 @@ class Trained(ABC, Generic[L]):
             kept, patience = self.checkpoint.keep_last + self.beside, self.sync.patience
             checkpoints.save(self.model_uri, learner.step, folder, meta, kept, patience=patience, fence=self.fence)
 
-    def _referred_to(self, _: int) -> set[int]:
-        """Versions that must stay whatever readers have, when this one is the newest."""
-        return set()
-
     def _published_by(self) -> tuple[Any, ...]:
         return self.model_uri, self.sync, self.window, self.fence
 
@@ -253,8 +249,12 @@ class Trained(ABC, Generic[L]):
             sampling=self.sampling.model_dump(mode="json"),
             public=self._public,
             fence=self.fence,
-            kept=self._referred_to,
+            kept=self._kept,
         )
+
+    def _kept(self, _: int) -> set[int]:
+        """Versions that must stay published beside those that readers may be behind, when a version is the newest."""
+        return set()
 
     def _weights_at(self, step: int, learner: L) -> "Weights":
         """The weights of version ``step``, the learner's or a kept one, as they are published."""

@@ -121,7 +121,7 @@ class Trainer(Trained["Learner"]):
     def _published_by(self) -> tuple[Any, ...]:
         return *super()._published_by(), self.reference
 
-    def _referred_to(self, newest: int) -> set[int]:
+    def _kept(self, newest: int) -> set[int]:
         """The references of batches that are on their way, or will be when the run resumes from a checkpoint."""
-        back = self.checkpoint.every * self.checkpoint.keep_last
+        back = self.checkpoint.every * (self.checkpoint.keep_last + self.beside)
         return set() if self.reference is None else self.reference.versions(max(0, newest - back), newest)

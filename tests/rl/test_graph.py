@@ -32,7 +32,7 @@ def test_every_algorithm_makes_a_graph(name: str) -> None:
 
 def test_what_an_algorithm_declares_becomes_calls() -> None:
     graph = graph_of(WithCritic(), ["reference_logprobs"])
-    assert {call.name for call in graph.scores} == {"reference"}  # values need the whole of the step before
+    assert {call.name for call in graph.scores} == {"value", "reference"}
     assert graph.models == ("actor", "reference", "critic")
     assert {call.name for call in graph.calls if call.trains} == {"train", "train_critic"}
     train = next(call for call in graph.calls if call.name == "train")

@@ -1,0 +1,215 @@
+"""The critic's calls beside the policy's, and what is left of both where a process is killed between them."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from flows.run.models import begin_together
+from infra.cluster.resident import drop
+from infra.runs.checkpoints import CheckpointConfig
+from infra.runs.remains import CheckpointsLostError
+from infra.storage import store
+from infra.storage.fence import Fence
+from infra.storage.lock import acquire
+from infra.weights.version import SyncConfig
+from rl.algorithm_config import AlgorithmSpec
+from rl.config import PolicyConfig, SamplingConfig
+from rl.critic_config import CriticConfig
+from rl.learning.critic import token_values
+from rl.learning.packing import pack, rows_of
+from rl.optimizer_config import OptimizerConfig
+from rl.records import Batch, Problem, Rollouts
+from tasks.calls.critic import Critic, Valuer
+from tasks.calls.trained import drop_publisher
+from tasks.calls.trainer import Trainer
+
+CPU = PolicyConfig(device="cpu")
+PPO = AlgorithmSpec(name="ppo")
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.tasks.test_critic_calls import both_of, batch_at
+from infra.storage.lock import acquire
+
+uri, source, steps, between = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+lock = acquire(uri, print)
+trainer, critic = both_of(uri, Path(source), lock.new_fence())
+critic.begin()
+trainer.begin(0)
+for step in range(steps):
+    last = step == steps - 1
+    if between == "policy" or not last:
+        trainer.update(step, batch_at(step), {})
+    if between == "critic" or not last:
+        critic.update(step, batch_at(step))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def both_of(uri: str, source: Path, fence: Fence) -> tuple[Trainer, Critic]:
+    shared: dict[str, Any] = {
+        "run_uri": uri,
+        "source": str(source),
+        "policy": CPU,
+        "optimizer": OptimizerConfig(lr=1e-3),
+        "sampling": SamplingConfig(max_tokens=12),
+        "checkpoint": CheckpointConfig(keep_last=1),
+        "sync": SyncConfig(),
+        "window": 1,
+        "steps": 20,
+        "fence": fence,
+        "beside": True,
+        "algorithm": PPO,
+    }
+    return Trainer(**shared), Critic(**shared, critic=CriticConfig())
+
+
+def batch_at(step: int) -> Batch:
+    """A batch of its own for each step, with values."""
+    random = np.random.default_rng(step)
+    problems = [Problem(f"{p}", "1", "test") for p in range(3)]
+    completions = [random.integers(3, 50, random.integers(1, 6)) for _ in range(6)]
+    rollouts = Rollouts.padded(problems, [[5, 6, 7 + p] for p in range(3)], completions, version=step)
+    rewards = np.float32([[0, 1], [1, 0], [0, 0]])
+    values = random.normal(size=rollouts.tokens.shape).astype(np.float32)
+    return Batch(rollouts, rewards, (("", ""),) * 3, values=values)
+
+
+class Here:
+    """A dispatch that makes the calls in this process."""
+
+    def run(self, _: str, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
+def lose() -> None:
+    for role in ("learner", "critic"):
+        drop_publisher(role)
+        drop(role)
+    drop("values")
+    drop("critic's mirror")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def both(run: Path, half_right: Path) -> Iterator[tuple[Trainer, Critic]]:
+    lock = acquire(str(run), print)
+    yield both_of(str(run), half_right, lock.new_fence())
+    lose()
+    lock.release()
+
+
+def begin(both: tuple[Trainer, Critic]) -> int:
+    lose()
+    here: Any = Here()
+    return begin_together(here, *both).step
+
+
+def saved_state(run: Path, step: int) -> dict[str, bytes]:
+    """Weights and optimizers of both models, by name; the random state is of the process."""
+    files = [
+        folder / str(step) / name
+        for folder in (run / "state", run / "critic" / "state")
+        for name in ("model.safetensors", "optimizer.safetensors")
+    ]
+    tensors = {f"{file.relative_to(run)}:{name}": of for file in files for name, of in load_file(file).items()}
+    return {name: of.numpy().tobytes() for name, of in tensors.items() if not name.endswith(":rng")}
+
+
+@pytest.mark.parametrize("between", ["policy", "critic"])
+def test_a_process_that_is_killed_between_the_two_updates_leaves_both_or_neither(
+    run: Path, tmp_path: Path, half_right: Path, between: str
+) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(run), str(half_right), "3", between], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    saved = store.versions(str(run / "state")), store.versions(str(run / "critic" / "state"))
+    assert saved == (([2, 3], [1, 2]) if between == "policy" else ([1, 2], [2, 3]))
+    lock = acquire(str(run), print)
+    both = both_of(str(run), half_right, lock.new_fence())
+    assert begin(both) == 2
+    assert 3 not in store.versions(str(run / "state")) + store.versions(str(run / "critic" / "state"))
+    both[0].update(2, batch_at(2), {})
+    both[1].update(2, batch_at(2))
+    found = saved_state(run, 3)
+    lock.release()
+    other = tmp_path / "undisturbed"
+    lock = acquire(str(other), print)
+    both = both_of(str(other), half_right, lock.new_fence())
+    assert begin(both) == 0
+    for step in range(3):
+        both[0].update(step, batch_at(step), {})
+        both[1].update(step, batch_at(step))
+    assert saved_state(other, 3) == found
+    assert store.versions(str(other / "state")) == store.versions(str(other / "critic" / "state")) == [2, 3]
+    lose()
+    lock.release()
+
+
+def test_a_run_goes_on_from_the_newest_step_of_which_all_checkpoints_are_whole(
+    both: tuple[Trainer, Critic], run: Path
+) -> None:
+    assert begin(both) == 0
+    for step in range(3):
+        both[0].update(step, batch_at(step), {})
+        both[1].update(step, batch_at(step))
+    torn = run / "critic" / "state" / "3" / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    assert begin(both) == 2
+    assert store.versions(str(run / "state")) == [2]
+
+
+def test_without_a_common_step_nothing_begins_anew(both: tuple[Trainer, Critic], run: Path) -> None:
+    assert begin(both) == 0
+    for step in range(3):
+        both[0].update(step, batch_at(step), {})
+        both[1].update(step, batch_at(step))
+    for step in (2, 3):
+        (run / "state" / str(step) / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointsLostError, match=r"has no checkpoint of version 3 or before"):
+        begin(both)
+    assert store.versions(str(run / "critic" / "state")) == [2, 3]
+
+
+def test_an_update_that_was_made_before_is_not_made_again(both: tuple[Trainer, Critic]) -> None:
+    begin(both)
+    learned = both[1].update(0, batch_at(0))
+    assert set(learned.metrics) == {
+        "critic/loss",
+        "critic/grad_norm",
+        "critic/explained_variance",
+        "critic/value_mean",
+    }
+    lose()
+    assert both[1].update(0, batch_at(5)) == learned
+
+
+def test_values_are_those_of_the_published_version(both: tuple[Trainer, Critic]) -> None:
+    begin(both)
+    valuer, rollouts = Valuer(CPU), batch_at(7).rollouts
+    first = both[1].publish(0).version
+    assert not valuer.value(first, rollouts).any()
+    for step in range(2):
+        both[1].update(step, batch_at(step))
+        version = both[1].publish(step + 1).version
+        found = valuer.value(version, rollouts)
+        learner = both[1]._learner(step + 1)[0]
+        packed = pack(rollouts, rows_of(rollouts, range(3)), learner.policy.device)
+        expected = np.zeros_like(found)
+        expected[packed.group, packed.sample, packed.token_index] = token_values(learner.policy, packed)
+        assert np.abs(found - expected).max() < 1e-5
+        assert found.any()
+    bare = replace(rollouts, problems=(), texts=(), logprobs=rollouts.logprobs[..., :0])
+    drop("values")  # as on another worker
+    assert valuer.value(version, bare).tobytes() == found.tobytes()
