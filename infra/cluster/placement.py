@@ -38,6 +38,9 @@ class PlacementConfig(BaseModel):
     )
     reward: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that run a reward model")
     train: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the policy")
+    value: tuple[str, ...] = Field(
+        ("TRAINER",), description="tags of the workers that score with the value model, of algorithms that have one"
+    )
     train_critic: tuple[str, ...] = Field(("TRAINER",), description="tags of the worker that updates the value model")
     evaluate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample for evaluations")
 
