@@ -98,4 +98,9 @@ class RewardModelConfig(FinetuneConfig):
     def _whole_model(self) -> Self:
         if self.policy.lora.rank:
             raise ValueError("policy.lora: a reward model is trained whole; leave it out")
+        if given := [name for name in ("system", "template") if getattr(self.problems, name, None) is not None]:
+            raise ValueError(
+                f"problems.{given[0]}: a reward model is given prompts as they are, whatever a policy is told; "
+                "leave it out"
+            )
         return self

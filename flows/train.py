@@ -56,7 +56,7 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one, as it was saved but for
     what ``config`` gives. When a trainer is lost with steps that no checkpoint holds, or the scheduler of a joined
     cluster, the run goes on from its newest checkpoint."""
-    whole = config = with_secrets(config)
+    whole = config = with_made_model(with_secrets(config), runs_uri())
     if resume is not None:
         saved, _ = resume_with(resume, runs_uri(), config, form=from_prefect())
         whole, resume = saved.config, saved.uri  # `newest` is another run by the time that this one goes on
@@ -168,7 +168,6 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
     """The run to train. One that this flow run has begun before, as Prefect starts it again, is resumed."""
     if resume is None and (resume := own_run_name(config, workplace)) is not None:
         config, _ = with_defaults(config)  # as they were chosen when it began
-    config = with_made_model(config, workplace.runs)
     if resume is not None:
         run, kept = resume_with(resume, workplace.runs, config, form=from_prefect())
         for line in kept:

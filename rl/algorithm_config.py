@@ -27,7 +27,9 @@ class KlConfig(BaseModel):
     shorthand: ClassVar[str] = "coefficient"
 
     coefficient: float = Field(0.0, ge=0, description="weight of the divergence; 0 for none, and no reference model")
-    estimator: Literal["k1", "k2", "k3"] = Field("k3", description="k1 = d, k2 = d^2/2, k3 = exp(-d)-1+d")
+    estimator: Literal["k1", "k2", "k3"] | None = Field(
+        None, description="k1 = d, k2 = d^2/2, k3 = exp(-d)-1+d; null takes k3 in the loss and k1 in the reward"
+    )
     in_reward: bool = Field(False, description="take it off the reward of each token; else it is added to the loss")
     target: float | None = Field(
         None, gt=0, description="nats per token that the coefficient is adapted towards after each step; none: fixed"
@@ -46,7 +48,17 @@ class KlConfig(BaseModel):
             raise ValueError(
                 "estimator: the gradient of k1 in the loss is 0 on average; give k2, k3, or in_reward true"
             )
+        elif self.in_reward and self.estimator not in (None, "k1"):
+            raise ValueError(
+                f"estimator: {self.estimator} in the reward punishes what has become less likely too, and leads away "
+                "from the reference; leave it out, or in_reward"
+            )
         return self
+
+    @property
+    def chosen(self) -> str:
+        """The estimator, with its default resolved."""
+        return self.estimator or ("k1" if self.in_reward else "k3")
 
 
 class CommonAlgorithmConfig(BaseModel):

@@ -127,7 +127,7 @@ class Batch:
     )
     values: Annotated[NDArray[np.float32] | None, "PGT", "f"] = None  # of the state before each token
     baseline: Annotated[NDArray[np.float32] | None, "P", "f"] = None  # reward of the greedy completion; NaN: failed
-    penalties: Annotated[NDArray[np.float32] | None, "PGT", "f"] = None  # taken off the reward at each token
+    penalties: Annotated[NDArray[np.float32] | None, "PGT", "f"] = None  # off the reward at each token, masked ones too
 
     def __len__(self) -> int:
         return len(self.rollouts.problems)
@@ -151,8 +151,7 @@ class Batch:
         """[P, G] rewards less the penalties of all tokens."""
         if self.penalties is None:
             return self.rewards
-        taken = np.where(self.rollouts.inside, self.penalties, 0).sum(axis=2, dtype=np.float32)
-        return np.asarray(self.rewards - taken)
+        return np.asarray(self.rewards - self.penalties.sum(axis=2, dtype=np.float32))
 
     def select(self, groups: Sequence[int]) -> "Batch":
         """The named groups, in the order given."""

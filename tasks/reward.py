@@ -1,13 +1,12 @@
 """The scores of reward models, added to what verifiers say: computed on workers that hold the models."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
 from infra.cluster.dispatch import Dispatch
-from infra.cluster.placement import check_placement, workers_with
+from infra.cluster.placement import check_placement
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.parts import MAX_REWARD
@@ -15,6 +14,7 @@ from rl.verifiers.spec import VerifierError, VerifierSpec
 from tasks.calls.reward import RewardModel
 
 CALL = "reward"
+PART = 8  # problems that a worker scores at a time
 
 
 def with_rewards(
@@ -69,9 +69,8 @@ def _scores(
     refused: Callable[[str], object],
 ) -> NDArray[np.float32]:
     """[p, G] of these rows."""
-    workers = len(workers_with(dispatch.client, dispatch.placement.tags(CALL)))
-    share = ceil(len(rows) / max(1, workers))
-    mine = [rows[at : at + share] for at in range(0, len(rows), share)]
+    # parts that depend on the rows alone: what is computed together rounds alike, whoever is there
+    mine = [rows[at : at + PART] for at in range(0, len(rows), PART)]
     parts = [
         (
             tuple(rollouts.problems[row] for row in some),

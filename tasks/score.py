@@ -61,7 +61,7 @@ def score(dispatch: Dispatch, collection: Collection, scores: Scores) -> None:
 class ReferenceLost(StoreError):  # noqa: N818
     """The version that is the reference cannot be read, and no published version mends that."""
 
-    remedy = "restore it, or go on without: --algorithm.kl.coefficient 0"
+    remedy = "restore it, or start a new run from the newest version"
 
 
 @dataclass(frozen=True)

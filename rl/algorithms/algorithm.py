@@ -63,10 +63,9 @@ class Algorithm(BaseModel, ABC):
     def estimates(self, batch: Batch) -> Floats:
         """[P, G, T] what the value model of an algorithm that needs `Batch.values` is trained towards, less these: the
         Monte-Carlo return less the value where it does not say otherwise."""
-        from rl.algorithms.gae import gae
+        from rl.algorithms.gae import monte_carlo
 
-        assert batch.values is not None
-        return gae(batch.rewards, batch.values, batch.rollouts.lengths, 1.0, 1.0, batch.penalties)
+        return monte_carlo(batch)
 
     def token_weights(self, lengths: NDArray[np.int32], max_tokens: int) -> Floats:
         """[P, G] weight of each token of a completion, by its `aggregation`, for completions of at most ``max_tokens``;
@@ -82,10 +81,10 @@ class Algorithm(BaseModel, ABC):
     def token_loss(self, tokens: Tokens) -> TokenLoss:
         """The terms of [N] tokens. Each follows from its own token alone, because tokens are taken in chunks."""
 
-    def token_mask(self, log_ratio: Floats) -> NDArray[np.bool_]:
-        """[M]: which tokens of a batch are learned from, by their log-ratios pi / old before its update. It is asked
-        where `masks_tokens`; the weights of the others stay as they are."""
-        return np.ones(len(log_ratio), dtype=np.bool_)
+    def token_mask(self, log_ratio: Floats, advantage: Floats) -> NDArray[np.bool_]:
+        """[M]: which tokens an optimizer step learns from, by their log-ratios pi / mu before it and their advantages.
+        It is asked where `masks_tokens`; the weights of the others stay as they are."""
+        return np.ones(np.broadcast(log_ratio, advantage).shape, dtype=np.bool_)
 
 
 def group_means(rewards: Floats) -> Floats:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.algorithms.algorithm import Floats
+from rl.records import Batch
 
 
 def gae(
@@ -35,3 +36,9 @@ def gae(
         found[..., t] = next_advantage = np.where(there[..., t], advantage, 0)
         next_value = np.where(there[..., t], values[..., t], 0)
     return found.astype(np.float32)
+
+
+def monte_carlo(batch: Batch) -> Floats:
+    """[P, G, T] the undiscounted return after each token, less its value."""
+    assert batch.values is not None
+    return gae(batch.rewards, batch.values, batch.rollouts.lengths, 1.0, 1.0, batch.penalties)

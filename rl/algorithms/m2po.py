@@ -12,28 +12,31 @@ from rl.records import Batch
 
 
 class M2po(Algorithm):
-    """Tokens of the largest log-ratios are left out, as few as bring the second moment of the others to a bound; the
-    others are not clipped."""
+    """Of the tokens that the step would take further from the old policy those of the largest log-ratios are left out,
+    as few as bring the second moment of the others to a bound; nothing is clipped."""
 
     summary: ClassVar[str] = "A = (r - mean) / std, tokens of outlying ratios left out"
     masks_tokens: ClassVar[bool] = True
 
     second_moment: float = Field(
-        0.04, gt=0, description="mean of log(pi/old)^2 over tokens; those with the largest are left out until it holds"
+        0.04,
+        gt=0,
+        description="mean of log(pi/mu)^2, of tokens that move further away; the largest are left out until it holds",
     )
 
     def advantages(self, batch: Batch) -> Floats:
         """A = (r - mean) / (std + 1e-6) of the group."""
         return standardised(batch.returns)
 
-    def token_mask(self, log_ratio: Floats) -> NDArray[np.bool_]:
-        """The M tokens less those of the largest log(rho)^2, of equal ones the later first, until the mean of it over
-        the rest is at most ``second_moment``."""
-        squares = log_ratio.astype(np.float64) ** 2
+    def token_mask(self, log_ratio: Floats, advantage: Floats) -> NDArray[np.bool_]:
+        """The M tokens less, of those with A log(rho) > 0, the ones of the largest log(rho)^2, of equal ones the later
+        first, until the mean of it over what is left of these is at most ``second_moment``."""
+        further = np.flatnonzero(advantage * log_ratio > 0)
+        squares = log_ratio[further].astype(np.float64) ** 2
         order = np.argsort(squares, kind="stable")
-        means = np.cumsum(squares[order]) / np.arange(1, len(order) + 1)
-        kept = np.zeros(len(order), dtype=np.bool_)
-        kept[order[means <= self.second_moment]] = True  # the means of growing squares grow
+        means = np.cumsum(squares[order]) / np.arange(1, len(order) + 1)  # the means of growing squares grow
+        kept = np.ones(len(log_ratio), dtype=np.bool_)
+        kept[further[order[means > self.second_moment]]] = False
         return kept
 
     def token_loss(self, tokens: Tokens) -> TokenLoss:

@@ -13,15 +13,18 @@ LEAST = 1e-6  # of a mean that advantages are divided by
 
 class MaxRl(Reinforce):
     """The advantage is divided by the mean reward in place of the deviation, so that with many completions the gradient
-    is that of log P(right): hard problems weigh more. For rewards that are not negative."""
+    is that of log P(right): hard problems weigh more."""
 
     summary: ClassVar[str] = "A = (r - mean) / mean(group), towards the likelihood of a right answer"
 
     def advantages(self, batch: Batch) -> Floats:
         """A = (r - mean) / mean of the group; 0 for a group whose mean reward is not positive, in which nothing was
-        right."""
+        right. Of rewards that are not negative A lies in [-1, n - 1], with n of them known; where penalties make others
+        it is held there."""
         means = group_means(batch.returns)
-        return np.where(means > LEAST, centred(batch.returns) / np.maximum(means, LEAST), 0).astype(np.float32)
+        others = (~np.isnan(batch.returns)).sum(axis=1, keepdims=True) - 1
+        found = np.where(means > LEAST, centred(batch.returns) / np.maximum(means, LEAST), 0)
+        return np.clip(found, -1, np.maximum(others, 0)).astype(np.float32)
 
 
 ALGORITHM = MaxRl

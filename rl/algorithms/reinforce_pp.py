@@ -20,9 +20,10 @@ class ReinforcePp(Algorithm):
 
     def advantages(self, batch: Batch) -> Floats:
         """A = (r - mean) / (std + 1e-8) over all known rewards of the batch, with the deviation of the sample."""
-        known = batch.returns[~np.isnan(batch.returns)]
+        returns = batch.returns.astype(np.float64)  # of equal rewards the deviation is 0, and not what rounding makes
+        known = returns[~np.isnan(returns)]
         mean, deviation = (known.mean(), known.std(ddof=1)) if known.size > 1 else (0.0, 1.0)
-        return np.nan_to_num((batch.returns - mean) / (deviation + 1e-8)).astype(np.float32)
+        return np.nan_to_num((returns - mean) / (deviation + 1e-8)).astype(np.float32)
 
     def token_loss(self, tokens: Tokens) -> TokenLoss:
         """-min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)."""

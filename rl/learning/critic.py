@@ -40,9 +40,17 @@ def value_loss(values: Tensor, before: Tensor, returns: Tensor, clip: float | No
 class CriticLearner(Optimized[ValueModel]):
     """A value model being trained."""
 
-    def update(self, batch: Batch, returns: NDArray[np.float32], config: CriticConfig) -> Learned:
+    def update(
+        self,
+        batch: Batch,
+        returns: NDArray[np.float32],
+        config: CriticConfig,
+        *,
+        seen: NDArray[np.float32] | None = None,
+    ) -> Learned:
         """Train towards the returns [P, G, T] of the tokens of completions with a verdict: GAE's advantages + the
-        batch's values. The version advances whatever happens.
+        batch's values. The version advances whatever happens. What the values explain is the variance of those that
+        were ``seen`` [P, G, T], Monte-Carlo ones: GAE's hold the values themselves.
 
         A non-finite loss or gradient is refused, and what was left of the batch with it: weights and optimizer stay,
         ``Learned.refused`` says why.
@@ -52,13 +60,20 @@ class CriticLearner(Optimized[ValueModel]):
         used = [int(group) for group in np.flatnonzero(lengths.any(axis=1))]
         learned = Learned(self.step + 1, applied=False)
         if used:
-            learned = self._learn(batch, used, returns, config)
+            learned = self._learn(batch, used, returns, returns if seen is None else seen, config)
         self.refusals = self.refusals + 1 if learned.refused else 0
         self.step += 1
         self.learned = replace(learned, refusals=self.refusals, groups=len(used))
         return self.learned
 
-    def _learn(self, batch: Batch, used: Sequence[int], returns: NDArray[np.float32], config: CriticConfig) -> Learned:
+    def _learn(
+        self,
+        batch: Batch,
+        used: Sequence[int],
+        returns: NDArray[np.float32],
+        seen: NDArray[np.float32],
+        config: CriticConfig,
+    ) -> Learned:
         values, rollouts = batch.values, batch.rollouts
         assert values is not None
         steps: list[OptimizerStep] = []
@@ -76,7 +91,7 @@ class CriticLearner(Optimized[ValueModel]):
             metrics={
                 "critic/loss": float(np.mean([step.loss for step in steps])),
                 "critic/grad_norm": float(np.mean([step.norm for step in steps])),  # before clipping
-                "critic/explained_variance": explained_variance(values[inside], returns[inside]),
+                "critic/explained_variance": explained_variance(values[inside], seen[inside]),
                 "critic/value_mean": float(values[inside].mean(dtype=np.float64)),
             },
         )

@@ -24,7 +24,7 @@ def shaped(batch: Batch, config: AlgorithmSpec, max_tokens: int, coefficient: fl
         rewards = rewards + overlong_penalty(of.lengths, max_tokens, buffer)
     learned_from = ~np.isnan(rewards) & (of.ended | (not config.mask_truncated))
     lengths = np.where(learned_from, of.lengths, 0).astype(np.int32)
-    penalties = kl_penalty(batch, config.kl.estimator, coefficient) if config.kl.in_reward else batch.penalties
+    penalties = kl_penalty(batch, config.kl.chosen, coefficient) if config.kl.in_reward else batch.penalties
     return replace(batch, rewards=rewards, penalties=penalties, rollouts=replace(of, lengths=lengths))
 
 

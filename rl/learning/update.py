@@ -76,26 +76,27 @@ class Update:
         self._step, self._temperature, self._max_tokens, self._coefficient = step, temperature, max_tokens, coefficient
         self._advantage = torch.zeros(batch.rollouts.tokens.shape)
         self._proximal: Floats | None = None
-        self._kept: Tensor | None = None
 
     def prepare(self, used: Sequence[int]) -> None:
-        """Compute what holds for all steps: the advantages of these groups, and log-probs before the first one where
-        something is read from them."""
-        rollouts = self.batch.rollouts
+        """Compute what holds for all steps: the advantages of these groups, and the proximal policy's log-probs."""
         found = torch.from_numpy(self._algorithm.advantages(self.batch.select(used)))
         self._advantage[used] = found if found.dim() == 3 else found[..., None].expand_as(self._advantage[used])
-        several = self.config.minibatches * self.config.epochs > 1
-        asked = self._algorithm.masks_tokens
-        if not asked and not (several and self.config.proximal == "recomputed"):
-            return
-        before = completion_logprobs(self._policy, rollouts, self._temperature, self._accumulation, used)
-        if several and self.config.proximal == "recomputed":
-            self._proximal = before
-        if asked:
-            inside = rollouts.inside & np.isin(np.arange(len(self.batch)), used)[:, None, None]
-            kept = np.ones(inside.shape, dtype=np.bool_)
-            kept[inside] = self._algorithm.token_mask((before - rollouts.logprobs)[inside])
-            self._kept = torch.from_numpy(kept)
+        if self.config.minibatches * self.config.epochs > 1 and self.config.proximal == "recomputed":
+            self._proximal = self._logprobs(used)
+
+    def _logprobs(self, groups: Sequence[int]) -> Floats:
+        """[P, G, T] of the policy as it is now."""
+        return completion_logprobs(self._policy, self.batch.rollouts, self._temperature, self._accumulation, groups)
+
+    def _kept(self, part: Sequence[int]) -> Tensor | None:
+        """[P, G, T]: which tokens of these groups the algorithm learns from, None for all."""
+        if not self._algorithm.masks_tokens:
+            return None
+        inside = self.batch.rollouts.inside & np.isin(np.arange(len(self.batch)), part)[:, None, None]
+        log_ratio = self._logprobs(part) - self.batch.rollouts.logprobs
+        kept = np.ones(inside.shape, dtype=np.bool_)
+        kept[inside] = self._algorithm.token_mask(log_ratio[inside], self._advantage.numpy()[inside])
+        return torch.from_numpy(kept)
 
     def objective(self, part: Sequence[int], progress: float) -> Objective:
         """That of an optimizer step on these groups, after ``progress`` of those of the batch."""
@@ -116,9 +117,9 @@ class Update:
             proximal=None if self._proximal is None else torch.from_numpy(self._proximal),
             alpha=alpha,
             importance_cap=config.importance_cap,
-            kept=self._kept,
+            kept=self._kept(part),
             reference=None if reference is None else torch.from_numpy(reference),
-            estimator=config.kl.estimator,
+            estimator=config.kl.chosen,
             coefficient=0.0 if config.kl.in_reward else self._coefficient,
             entropy=config.entropy,
         )

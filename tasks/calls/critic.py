@@ -14,6 +14,7 @@ from infra.cluster.timeline import waiting_for_weights
 from infra.home import rlvf_home
 from infra.weights.version import PolicyVersion
 from rl.algorithm_config import AlgorithmSpec
+from rl.algorithms.gae import monte_carlo
 from rl.config import PolicyConfig
 from rl.critic_config import CriticConfig
 from rl.records import Batch, Learned, Rollouts
@@ -49,8 +50,9 @@ class Critic(Trained["CriticLearner"]):
         def work(learner: "CriticLearner") -> Learned:
             learnt_from = shaped(batch, self.algorithm, self.sampling.limit, self.algorithm.kl.coefficient)
             assert learnt_from.values is not None
-            returns = self.algorithm.algorithm.estimates(learnt_from) + learnt_from.values
-            return learner.update(learnt_from, returns, self.critic)
+            algorithm, values = self.algorithm.algorithm, learnt_from.values
+            aim = algorithm.estimates(learnt_from) + values
+            return learner.update(learnt_from, aim, self.critic, seen=monte_carlo(learnt_from) + values)
 
         return self._advance(step, {}, work)
 

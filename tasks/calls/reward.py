@@ -37,15 +37,26 @@ class RewardModel:
         from rl.learning.supervised import answered
 
         policy, accumulation = resident(f"reward model {self.uri}", self, self._load)
-        shown = answered(policy, problems, texts, ended)
-        return scores(policy, accumulation, shown, BradleyTerry())[0].astype(np.float32)
+        # each answer once: of two that are the same, rounded in other company, one would seem better
+        asked = [
+            (row, text, bool(end)) for row, of in enumerate(texts) for text, end in zip(of, ended[row], strict=True)
+        ]
+        places = {answer: place for place, answer in enumerate(dict.fromkeys(asked))}
+        alone = [problems[row] for row, _, _ in places], [[text] for _, text, _ in places]
+        shown = answered(policy, *alone, np.array([[end] for _, _, end in places]))
+        found = scores(policy, accumulation, shown, BradleyTerry())[0].astype(np.float32)[:, 0]
+        return found[[places[answer] for answer in asked]].reshape(ended.shape)
 
     def _load(self) -> "tuple[Policy, Accumulation]":
-        from rl.learning.passes import Accumulation
+        from rl.learning.passes import Accumulation, Passes
         from rl.reward_model import load_reward_model
 
         with store.read_folder(self.uri) as folder:
             policy = load_reward_model(str(folder.path), PolicyConfig())
         for parameter in policy.model.parameters():
             parameter.requires_grad_(False)
-        return policy, Accumulation(policy, OptimizerConfig(checkpointing="off"))
+        config = OptimizerConfig(checkpointing="off")
+        accumulation = Accumulation(policy, config)
+        # not by what memory is free: as in rl.learning.scoring
+        accumulation.passes = Passes(Passes.wanted(policy, config).positions, checkpointing=True)
+        return policy, accumulation

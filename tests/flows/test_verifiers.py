@@ -276,6 +276,7 @@ def test_the_schema_is_one_that_a_form_can_be_made_of() -> None:
     assert {"$ref": "#/$defs/ProblemsConfig"} in schema["properties"]["mix"]["items"]["anyOf"]
     assert schema["$defs"]["ProblemsConfig"]["type"] == "object"
     assert set(schema["$defs"]["VerifierConfig"]["properties"]) == {
-        *("name", "seconds", "memory_mb", "sandbox", "network", "env", "reads", "truncated", "timeout_reward")
+        *("name", "seconds", "memory_mb", "sandbox", "network", "env", "reads", "truncated", "timeout_reward"),
+        *("reward_model", "reward_model_weight"),
     }
     assert np.isfinite(schema["$defs"]["ProblemsConfig"]["properties"]["weight"]["maximum"])

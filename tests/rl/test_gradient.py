@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.reinforce import Reinforce
 from rl.config import PolicyConfig
-from rl.learning import learner as learner_module
+from rl.learning import optimized as optimized_module
 from rl.learning import update as update_module
 from rl.learning.learner import Learner
 from rl.learning.optimized import loss_scale
@@ -204,7 +204,7 @@ def test_a_float16_gradient_of_a_large_batch_is_that_of_float64(
     monkeypatch.setattr(Reinforce, "token_weights", lambda _, of, __: np.full(of.shape, 1 / tokens, dtype=np.float32))
     errors = []
     for scale in (1.0, loss_scale(torch.float16, tokens)):
-        monkeypatch.setattr(learner_module, "loss_scale", lambda *_, scale=scale: scale)
+        monkeypatch.setattr(optimized_module, "loss_scale", lambda *_, scale=scale: scale)
         half = replace(make_policy("llama", eager=4.0), dtype=torch.float16)
         found = torch.cat([gradient.flatten() for gradient in gradient_of(Learner(half, PLAIN), batch)]).double()
         errors.append(float((found - expected).norm() / expected.norm()))
@@ -217,7 +217,7 @@ def test_a_scale_that_overflows_is_lowered_and_the_update_made(make_policy: Make
     found = []
     for scale in (2.0**4, 2.0**40):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(learner_module, "loss_scale", lambda *_, scale=scale: scale)
+            patch.setattr(optimized_module, "loss_scale", lambda *_, scale=scale: scale)
             half = replace(make_policy("llama", eager=4.0), dtype=torch.float16)
             learner = Learner(half, PLAIN)
             found.append(learner.update(batch, REINFORCE, 1.0))

@@ -64,7 +64,7 @@ RUN = "from flows.cli import main; main()"
         ("train --algoritm.name grpo", "unknown option --algoritm.name; did you mean --algorithm.name?"),
         ("export newest --dtype bfloat16", "--dtype bfloat16: is of merged weights; add --merge"),
         ("eval --sample 3", "unknown option --sample; did you mean --samples?"),
-        ("sft --resume x", "unknown option --resume"),
+        ("eval --resume x", "unknown option --resume"),
         ("train problems.csv", "unexpected argument 'problems.csv'; did you mean --problems problems.csv?"),
         ("eval a/*.jsonl.gz", "unexpected argument 'a/*.jsonl.gz'; did you mean --problems 'a/*.jsonl.gz'?"),
         ("train my.yaml", "unexpected argument 'my.yaml'; did you mean --config my.yaml?"),

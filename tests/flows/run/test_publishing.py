@@ -30,7 +30,7 @@ class Town:
             dispatch=SimpleNamespace(run=lambda *asked, **_: self.mended.append(asked)),
             display=SimpleNamespace(say=self.said.append),
         )
-        trainer: Any = SimpleNamespace(mend=None)
+        trainer: Any = SimpleNamespace(mend=None, call="train")
         tracker: Any = None
         self.publishing = Publishing(workplace, trainer, tracker, 0)
 

@@ -111,17 +111,33 @@ def test_every_algorithm_has_a_summary_and_a_docstring_with_its_source() -> None
 # -- what tokens are learned from
 
 
-@given(st.lists(st.floats(-2, 2), min_size=1, max_size=40))
-def test_m2po_leaves_out_the_fewest_tokens_that_bring_the_second_moment_to_its_bound(ratios: list[float]) -> None:
-    algorithm = AlgorithmSpec(name="m2po").algorithm
-    kept = algorithm.token_mask(np.float32(ratios))
-    squares = np.float32(ratios).astype(np.float64) ** 2
-    if kept.any():
-        assert squares[kept].mean() <= 0.04
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=40))
+def test_m2po_leaves_out_the_fewest_tokens_that_bring_the_second_moment_to_its_bound(
+    tokens: list[tuple[float, float]],
+) -> None:
+    ratios, advantages = np.float32(tokens).T
+    kept = AlgorithmSpec(name="m2po").algorithm.token_mask(ratios, advantages)
+    further = advantages * ratios > 0  # what is taken back towards the old policy does no harm
+    assert kept[~further].all()
+    squares = ratios.astype(np.float64) ** 2
+    if (kept & further).any():
+        assert squares[kept & further].mean() <= 0.04
     if not kept.all():
-        assert squares[~kept].min() >= squares[kept].max(initial=0)
-        with_one_more = np.append(squares[kept], squares[~kept].min())
+        assert squares[~kept].min() >= squares[kept & further].max(initial=0)
+        with_one_more = np.append(squares[kept & further], squares[~kept].min())
         assert with_one_more.mean() > 0.04
+
+
+def test_maxrl_is_bounded_where_penalties_make_the_mean_small() -> None:
+    penalties = np.full((1, 4, 1), 0.24975, np.float32)
+    found = of("maxrl", [[1, 0, 0, 0]], penalties=penalties)
+    np.testing.assert_allclose(found, [[3, -1, -1, -1]], atol=1e-4)
+    assert np.abs(of("maxrl", [[1, 0, 0, 0]])).max() == 3  # as without
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, 0.2, 1 / 3, -0.3])
+def test_a_batch_of_equal_rewards_teaches_reinforce_pp_nothing(reward: float) -> None:
+    assert np.abs(of("reinforce_pp", [[reward] * 8] * 31)).max() < 1e-6
 
 
 # -- GAE

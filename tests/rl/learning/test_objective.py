@@ -15,6 +15,7 @@ from rl.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
 from rl.learning.logprobs import completion_logprobs
 from rl.learning.objective import divergence
+from rl.learning.shaping import shaped
 from rl.learning.update import adapted, divided
 from rl.model.policy import Policy
 from rl.records import Batch
@@ -65,10 +66,11 @@ def normalised(rewards: list[float]) -> list[float]:
 def test_the_gradient_is_that_of_the_paper(name: str, sequences: Callable[..., Any]) -> None:
     policy, batch, model, pi, mu = sequences(spread=0.3 if name != "gspo" else 0.002)
     tokens = sum(len(one) for one in pi.values())
-    gaps = torch.cat([pi[at].detach() - mu[at] for at in pi])
+    # M2PO: the largest square that is kept, of tokens that move further away
+    gaps = torch.cat([(gap := pi[at].detach() - mu[at])[gap * normalised(REWARDS[at[0]])[at[1]] > 0] for at in pi])
     order = gaps.square().sort().values
     means = order.cumsum(0) / torch.arange(1, len(order) + 1)
-    edge = float(order[means <= 0.04][-1])  # M2PO: the largest square that is kept
+    edge = float(order[means <= 0.04][-1])
     total = torch.zeros((), dtype=torch.float64)
     for (p, g), of in pi.items():
         mean = sum(REWARDS[p]) / 4
@@ -90,7 +92,8 @@ def test_the_gradient_is_that_of_the_paper(name: str, sequences: Callable[..., A
                 s = (of - mu[p, g]).mean().exp()
                 total = total - torch.minimum(s * a, s.clamp(1 - 3e-4, 1 + 4e-4) * a) / len(pi)
             case "m2po":
-                kept = (of.detach() - mu[p, g]).square() <= edge + 1e-9
+                gap = of.detach() - mu[p, g]
+                kept = (gap * a <= 0) | (gap.square() <= edge + 1e-9)
                 total = total - (ratio * a * kept).sum() / tokens
             case _:
                 a = (REWARDS[p][g] - mean) * 4 / 3 if name == "rloo" else (REWARDS[p][g] - mean) / mean
@@ -227,6 +230,35 @@ def test_a_refused_step_ends_the_batch_and_leaves_the_steps_before_it(make_polic
     assert learner.optimizer_steps == 1
     alone.update(batch.select(order[0]), AlgorithmSpec(name="grpo"), 1.0)
     assert identical(weights(learner), weights(alone))
+
+
+def test_m2po_looks_anew_before_every_optimizer_step(make_policy: Make, drawn: Drawn) -> None:
+    """On-policy nothing is left out of the first step; what moved too far since is left out of later ones."""
+    policy = make_policy(eager=4.0)
+    fast = PLAIN.model_copy(update={"lr": 0.05, "clip_norm": 1e9})
+    learned = Learner(policy, fast).update(drawn(policy), AlgorithmSpec(name="m2po", epochs=4), 1.0)
+    assert learned.metrics["policy/masked_fraction"] > 0
+    once = Learner(make_policy(eager=4.0), fast).update(drawn(make_policy(eager=4.0)), AlgorithmSpec(name="m2po"), 1.0)
+    assert once.metrics["policy/masked_fraction"] == 0
+
+
+def test_a_masked_completion_has_its_divergence_in_the_mean_of_its_group(make_policy: Make, drawn: Drawn) -> None:
+    batch = drawn(make_policy(eager=4.0)).select([0])
+    ended = np.array([[True, False, True, True]])
+    batch = replace(batch, rollouts=replace(batch.rollouts, ended=ended))
+    reference = (batch.rollouts.logprobs - 1) * batch.rollouts.inside  # a divergence of 1 a token
+    config = AlgorithmSpec(mask_truncated=True, kl={"coefficient": 0.5, "in_reward": True})
+    made = shaped(replace(batch, reference_logprobs=reference), config, MAX_TOKENS, 0.5)
+    assert made.rollouts.lengths[0, 1] == 0
+    np.testing.assert_allclose(made.returns, batch.rewards - 0.5 * batch.rollouts.lengths, rtol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_only_the_estimator_that_pulls_back_may_be_in_the_reward(estimator: str) -> None:
+    with pytest.raises(ValueError, match=f"estimator: {estimator} in the reward .* leads away from the reference"):
+        AlgorithmSpec(kl={"coefficient": 0.1, "estimator": estimator, "in_reward": True})
+    assert AlgorithmSpec(kl={"coefficient": 0.1, "in_reward": True}).kl.chosen == "k1"
+    assert AlgorithmSpec(kl={"coefficient": 0.1}).kl.chosen == "k3"
 
 
 def test_groups_without_variance_teach_where_the_baseline_is_no_groups(make_policy: Make, drawn: Drawn) -> None:

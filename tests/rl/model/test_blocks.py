@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
-from rl.learning import learner as learner_module
 from rl.learning import passes
+from rl.learning import update as update_module
 from rl.learning.learner import Learner
 from rl.learning.packing import Packed, microbatches, pack, rows_of
 from rl.model import blocks
@@ -48,7 +48,7 @@ def test_an_update_in_blocks_is_the_update(
     whole, in_parts = (Learner(make_policy(name, eager=4.0), config) for _ in range(2))
     in_parts.accumulation.blocks = True
     rows: list[int] = []
-    scores = learner_module.token_scores
+    scores = update_module.token_scores
 
     def watched(policy: Policy, packed: Packed, *given: object, **more: object) -> object:
         rows.append(len(packed.tokens))
@@ -56,7 +56,7 @@ def test_an_update_in_blocks_is_the_update(
         return scores(policy, packed, *given, **more)
 
     expected = gradient_of(whole, batch)
-    monkeypatch.setattr(learner_module, "token_scores", watched)
+    monkeypatch.setattr(update_module, "token_scores", watched)
     found = gradient_of(in_parts, batch)
     assert sum(rows) == whole.learned.groups  # all completions of a group share a row
     for one, other in zip(found, expected, strict=True):
