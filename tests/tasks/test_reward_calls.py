@@ -1,0 +1,50 @@
+"""A reward model's scores: one for one answer, whoever it is scored beside."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infra.cluster.resident import drop
+from infra.storage import store
+from rl.config import PolicyConfig
+from rl.model.policy import Policy, save_policy
+from rl.model.tiny import build_model, build_tokenizer
+from rl.records import Problem
+from rl.reward_model import load_reward_model
+from tasks.calls.reward import RewardModel
+
+WORDS = ("1 + 2", "3", "12 * 4 + 7 - 9", "8 - 8", "2 * 2 * 2 * 2 * 2 * 2")
+PROBLEMS = [Problem(f"what is {row} plus 3?", f"{row} + 3", f"t:{row}") for row in range(6)]
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> RewardModel:
+    tokenizer = build_tokenizer()
+    save_policy(
+        Policy(build_model(len(tokenizer), 0, 0, 0), tokenizer, torch.device("cpu"), torch.float32), tmp_path / "start"
+    )
+    config = PolicyConfig(device="cpu", dtype="float32")
+    made = load_reward_model(str(tmp_path / "start"), config, master=True, fresh=True)
+    with torch.no_grad():
+        made.model.get_output_embeddings().weight.normal_()
+    save_policy(made, tmp_path / "made")
+    uri = str(tmp_path / "stored")
+    store.write_folder(uri, tmp_path / "made", meta={}, flat=True)
+    drop(f"reward model {uri}")
+    return RewardModel(uri, "")
+
+
+def test_answers_that_are_the_same_have_the_same_score(judge: RewardModel) -> None:
+    texts = [[WORDS[(row + sample // 2) % len(WORDS)] for sample in range(8)] for row in range(6)]
+    ended = np.ones((6, 8), dtype=np.bool_)
+    ended[0, 1] = False  # the same text, cut: another answer
+    found = judge.score(PROBLEMS, texts, ended)
+    for row in range(6):
+        by_text = {(text, end): score for text, end, score in zip(texts[row], ended[row], found[row], strict=True)}
+        assert [by_text[text, end] for text, end in zip(texts[row], ended[row], strict=True)] == found[row].tolist()
+        assert len(set(by_text.values())) == len(by_text)  # others have others
+    alone = np.concatenate([judge.score([PROBLEMS[row]], [texts[row]], ended[row : row + 1]) for row in range(6)])
+    np.testing.assert_allclose(found, alone, atol=1e-5)
+    assert found.dtype == np.float32
