@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
 from infra.security.secrets import masked
@@ -28,7 +28,8 @@ class ExampleSet:
         digest = hashlib.sha256()
         for side in (self.train, self.held_out):
             for each in side:
-                digest.update(json.dumps([each.prompt, each.completions], ensure_ascii=True).encode())
+                told = None if each.instructions is None else asdict(each.instructions)
+                digest.update(json.dumps([each.prompt, each.completions, told], ensure_ascii=True).encode())
             digest.update(b"\n")
         return digest.hexdigest()
 
@@ -37,8 +38,9 @@ class ExampleSet:
         return rows.draw(range(len(self.train)), seed, step, step * batch, batch, batch)
 
 
-def open_examples(config: ExamplesConfig, held_out: int | None) -> ExampleSet:
-    """The examples of the files that are named. Raises ProblemError and PathError."""
+def open_examples(config: ExamplesConfig, held_out: int | None, *, plain: bool = False) -> ExampleSet:
+    """The examples of the files that are named, all with ``plain`` prompts: those of chats with earlier turns are
+    refused. Raises ProblemError and PathError."""
     assert config.path is not None
     given = as_typed(config.path)
     try:
@@ -47,6 +49,11 @@ def open_examples(config: ExamplesConfig, held_out: int | None) -> ExampleSet:
         raise type(error)(str(error).replace(config.path, given)) from error
     if not found:
         raise ProblemError(f"{given}: no examples")
+    if plain and (told := next((each for each in found if each.instructions is not None), None)):
+        raise ProblemError(
+            f"{told.source}: has turns before its question; a reward model is given prompts as they are, so that it "
+            "would judge others than it has seen: give one question each"
+        )
     try:
         train, kept = rows.split(with_words(found, config.system, config.template), held_out)
     except ProblemError as error:

@@ -20,6 +20,7 @@ from infra.runs.record import RESULT
 from infra.security.printable import printable
 from infra.storage import place
 from infra.storage.usable import named_storage_errors, probe_storage
+from tasks.calls.tuner import REWARD_MODEL
 from tasks.example_set import open_examples
 
 F = TypeVar("F", bound=FinetuneConfig)
@@ -57,7 +58,7 @@ def train_on_examples(
             run = new_finetune(config, runs)
     config = run.config
     say_unused_up(config.cluster)
-    open_examples(config.problems, config.held_out)
+    open_examples(config.problems, config.held_out, plain=config.method == REWARD_MODEL)
     if not run.resumed:
         check_tracking(config.tracking)
         if place.local_path(run.uri) is None:

@@ -196,6 +196,11 @@ def test_what_contradicts_a_run_is_refused(lab: Any, files: Path) -> None:
         (["sft", "--problems", "same.jsonl"], "same.jsonl: line 2: completion is empty"),
         (["reward-model", "--problems", "same.jsonl"], "same.jsonl: line 1: chosen and rejected are the same, 'b'"),
         (["reward-model", "--problems", "pairs.jsonl", "--policy.lora", "4"], "policy.lora: a reward model is trained"),
+        (
+            ["reward-model", "--problems", "pairs.jsonl", "--problems.system", "be kind"],
+            "problems.system: a reward model is given prompts as they are",
+        ),
+        (["reward-model", "--problems", "chats.jsonl"], "chats.jsonl:1: has turns before its question"),
         (["dpo", "--problems", "pairs.jsonl", "--held_out", "60"], "pairs.jsonl: cannot hold out 60 of 60"),
         (["verify", "reward-model:r1"], "verifier: a reward model scores on the workers of a cluster"),
         (["dpo", "--resume", "never"], "is not a run on examples: it has no finetune.yaml"),
@@ -213,6 +218,8 @@ def test_a_mistake_is_one_line_before_anything_is_started(
 
     rows = [{"prompt": "a", "completion": "b", "chosen": "b", "rejected": "b"}, {"prompt": "c", "completion": " "}]
     (files / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    turns = [{"role": role, "content": role[0]} for role in ("user", "assistant", "user")]
+    (files / "chats.jsonl").write_text(json.dumps({"prompt": turns, "chosen": "b", "rejected": "c"}) + "\n")
     monkeypatch.chdir(files)
     monkeypatch.setenv("RLVF_HOME", str(tmp_path))
     with pytest.raises(SystemExit) as ended:
