@@ -18,7 +18,7 @@ from infra.storage.kinds import kind_of
 from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.algorithm_config import AlgorithmSpec
-from rl.config import MADE, OURS, TINY
+from rl.config import MADE, OURS, REWARD_MODEL, TINY
 from rl.verifiers.spec import VerifierSpec, is_file
 from tasks.named_set import open_verifier
 from tasks.own_algorithm import open_algorithm
@@ -108,10 +108,13 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[Program] 
     found = {}
     there = {each.name: each for each in opened}
     for setting, name in _programs(config):
+        foreign_judge = name.startswith(REWARD_MODEL) and not _own(name.removeprefix(REWARD_MODEL), uri)
         if is_file(name):
             found[setting] = _told(there[name]) if name in there else name
-        elif name.startswith(("http://", "https://")):
+        elif foreign_judge or name.startswith(("http://", "https://")):
             found[setting] = name
+    if config.verifier.reward_model is not None and not _own(config.verifier.reward_model, uri):
+        found["verifier.reward_model"] = config.verifier.reward_model
     if config.verifier.env:
         found["verifier.env"] = ", ".join(config.verifier.env)
     if config.verifier.reads:

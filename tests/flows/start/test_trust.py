@@ -140,6 +140,8 @@ def test_addresses_are_refused_too_unless_they_are_ones_own(elsewhere: str, sett
         ("verifier__env", "OPENAI_API_KEY,HF_TOKEN", "verifier.env OPENAI_API_KEY, HF_TOKEN"),
         ("verifier__reads", "~/.elan", "verifier.reads ~/.elan"),
         ("verifier__network", "true", "verifier.network true"),
+        ("verifier", "reward-model:s3://theirs/judge", "verifier reward-model:s3://theirs/judge"),
+        ("verifier__reward_model", "/home/ann/judge", "verifier.reward_model /home/ann/judge"),
         ("verifier__sandbox", "none", "verifier.sandbox none"),
         ("verifier__sandbox", "landlock", "verifier.sandbox landlock"),
     ],
