@@ -9,7 +9,7 @@ from typing import TypeVar
 from flows.commands.command import say
 from flows.commands.unused_up import say_unused_up
 from flows.commands.workplace import in_workplace
-from flows.finetune_config import FinetuneConfig
+from flows.finetune_config import FinetuneConfig, RewardModelConfig
 from flows.options.reading import add_options, read_config
 from flows.run.display import Display
 from flows.start.finetunes import is_finetune, new_finetune, resumed_finetune, with_made_model
@@ -20,7 +20,6 @@ from infra.runs.record import RESULT
 from infra.security.printable import printable
 from infra.storage import place
 from infra.storage.usable import named_storage_errors, probe_storage
-from tasks.calls.tuner import REWARD_MODEL
 from tasks.example_set import open_examples
 
 F = TypeVar("F", bound=FinetuneConfig)
@@ -58,7 +57,7 @@ def train_on_examples(
             run = new_finetune(config, runs)
     config = run.config
     say_unused_up(config.cluster)
-    open_examples(config.problems, config.held_out, plain=config.method == REWARD_MODEL)
+    open_examples(config.problems, config.held_out, plain=isinstance(config, RewardModelConfig))
     if not run.resumed:
         check_tracking(config.tracking)
         if place.local_path(run.uri) is None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prefect.runtime import flow_run
 
-from flows.finetune_config import DpoConfig, FinetuneConfig
+from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig
 from flows.run.artifacts import PrefectArtifacts
 from flows.run.diverged import stop_if_diverged
 from flows.run.hold import Hold
@@ -24,7 +24,7 @@ from infra.runs.mlflow_run import Page
 from infra.runs.record import METRICS, RESULT, begin_record, bring_record
 from infra.runs.tracking import Tracker
 from infra.storage import place
-from tasks.calls.tuner import REWARD_MODEL, Tuner
+from tasks.calls.tuner import Tuner
 from tasks.example_set import ExampleSet, open_examples
 from tasks.fit import check_examples, fit, measure, reference_scores
 
@@ -49,7 +49,7 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
     """The run, from its beginning or its newest checkpoint to its last step. ``source``: the weights that it starts
     from."""
     config, say = run.config, workplace.display.say
-    examples = open_examples(config.problems, config.held_out, plain=config.method == REWARD_MODEL)
+    examples = open_examples(config.problems, config.held_out, plain=isinstance(config, RewardModelConfig))
     if run.resumed:
         run.refuse_other_examples(examples)
     run = run.with_steps(examples)
