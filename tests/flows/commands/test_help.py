@@ -29,7 +29,14 @@ RUN = "from flows.cli import main; main()"
 )
 def test_help_is_there_without_the_heavy_libraries(words: list[str]) -> None:
     heavy = {"torch", "transformers", "prefect", "mlflow", "pandas", "matplotlib"}
-    if words and words[0] not in ("train", "sft", "dpo", "reward-model", "eval", "worker"):  # without words it is the help of all
+    if words and words[0] not in (
+        "train",
+        "sft",
+        "dpo",
+        "reward-model",
+        "eval",
+        "worker",
+    ):  # without words it is the help of all
         heavy.add("distributed")
     code = f"import atexit, sys; atexit.register(lambda: print({heavy!r} & sys.modules.keys(), file=sys.stderr)); {RUN}"
     (first,) = [command.first for command in commands() if [command.name] == words] or [()]
