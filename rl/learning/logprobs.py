@@ -50,14 +50,20 @@ def token_scores(
 def completion_logprobs(
     policy: Policy, rollouts: Rollouts, temperature: float, accumulation: Accumulation, groups: Sequence[int]
 ) -> NDArray[np.float32]:
-    """[P, G, T] log-probs of the completions of these groups under a policy; 0 beyond a completion's length, and in
-    other groups. Raises NoRoomError."""
+    """[P, G, T] log-probs of the completions of these groups under a policy, as `each_token` gives them."""
+    return each_token(rollouts, groups, accumulation, lambda packed: token_scores(policy, packed, temperature)[0])
+
+
+def each_token(
+    rollouts: Rollouts, groups: Sequence[int], accumulation: Accumulation, of: Callable[[Packed], Tensor]
+) -> NDArray[np.float32]:
+    """[P, G, T] what ``of`` gives for the [N] tokens of each forward pass; 0 beyond a completion's length, and in other
+    groups. Raises NoRoomError."""
     found = np.zeros(rollouts.tokens.shape, dtype=np.float32)
 
     def add(packed: Packed, _: bool) -> dict[str, float]:
-        logprobs = token_scores(policy, packed, temperature)[0]
         where = (packed.group, packed.sample, packed.token_index)
-        found[tuple(axis.cpu().numpy() for axis in where)] = logprobs.float().cpu().numpy()
+        found[tuple(axis.cpu().numpy() for axis in where)] = of(packed).float().cpu().numpy()
         return {}
 
     accumulation.add(rollouts, groups, add)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl.learning.logprobs import token_scores
+from rl.learning.logprobs import each_token, token_scores
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation, Passes
 from rl.model.memory import yield_memory
@@ -44,14 +44,11 @@ class Scoring:
         Raises:
             NoRoomError: not even one sequence at a time fits into the device's memory.
         """
-        found = np.zeros(rollouts.tokens.shape, np.float32)
 
-        def score(packed: Packed, _: bool) -> dict[str, float]:
+        def score(packed: Packed) -> Tensor:
             between_passes()
-            where = (each.cpu().numpy() for each in (packed.group, packed.sample, packed.token_index))
-            found[tuple(where)] = of(packed).float().cpu().numpy()
-            return {}
+            return of(packed)
 
-        self._accumulation.add(rollouts, range(len(rollouts.prompts)), score)
+        found = each_token(rollouts, range(len(rollouts.prompts)), self._accumulation, score)
         yield_memory(self.policy.device)
         return found
