@@ -10,13 +10,14 @@ from typing import Any, Self
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from infra.background import Background
 from infra.security.secrets import masked
+from infra.services.prefect_client import Serves, guarded_client
 
 TRIES = 3
 PAUSE_SECONDS = 1.0  # between two updates of the progress
@@ -26,8 +27,7 @@ END_SECONDS = 4.0  # for the last updates when Prefect is away
 class PrefectArtifacts:
     """A context manager. Writes in the background: no step waits for it, and a Prefect that is away costs a line."""
 
-    def __init__(self, run: str, say: Callable[[str], None], serves: Callable[[], bool] = lambda: True) -> None:
-        """`serves` says whether Prefect's server is there, and not a stranger's."""
+    def __init__(self, run: str, say: Callable[[str], None], serves: Serves) -> None:
         self._serves = serves
         self._flow_run = None if flow_run.id is None else UUID(str(flow_run.id))
         # the run's name is in the key, so that Prefect keeps no history of one run's progress under another's
@@ -90,7 +90,7 @@ class PrefectArtifacts:
         if not self._serves():
             raise OSError("its server is away")
         if self._client is None:
-            self._client = self._clients.enter_context(get_client(sync_client=True))
+            self._client = self._clients.enter_context(guarded_client(self._serves))
         return self._client
 
 

@@ -1,13 +1,12 @@
 """What a person asks of a run on Prefect's page while it goes on: pause, resume, cancel."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
@@ -17,6 +16,7 @@ from prefect.states import Cancelled
 from flows.run.display import Display
 from infra.cluster.calls import DispatchStoppedError
 from infra.cluster.dispatch import Dispatch
+from infra.services.prefect_client import Serves, guarded_client
 
 POLL_SECONDS = 1.0
 ANSWER_SECONDS = 10.0  # that the server gets
@@ -30,12 +30,12 @@ class CancelledOnPage(Abort):
 
 
 @contextmanager
-def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], bool]) -> Iterator[threading.Event]:
+def watch_run_state(dispatch: Dispatch, display: Display, serves: Serves) -> Iterator[threading.Event]:
     """Follow the state that a person sets on Prefect's page: it changes nothing by itself, and is polled once a second.
 
     While the run is paused no lease is handed out, those under way are taken back, and an update under way comes to its
     end. When the run is cancelled the work stops; yields the event that says so. What is stopped by that ends with
-    `CancelledOnPage`. `serves` says whether Prefect's server is there.
+    `CancelledOnPage`.
     """
     cancelled = threading.Event()
     cancelling: list[bool] = []  # whether the state found was not a last one
@@ -51,7 +51,7 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
         limits = {"timeout": ANSWER_SECONDS}
         with (
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-            get_client(sync_client=True, httpx_settings=limits) as client,
+            guarded_client(serves, **limits) as client,
         ):
             while not over.wait(POLL_SECONDS):
                 if not serves():
@@ -93,5 +93,5 @@ def watch_run_state(dispatch: Dispatch, display: Display, serves: Callable[[], b
         over.set()
         watching.join(END_SECONDS)
         if any(cancelling) and serves():  # a run that no Prefect worker supervises would be cancelling for ever
-            with get_client(sync_client=True) as client, suppress(httpx.HTTPError, PrefectException, OSError):
+            with guarded_client(serves) as client, suppress(httpx.HTTPError, PrefectException, OSError):
                 client.set_flow_run_state(UUID(identity), Cancelled(message="stopped; its steps are saved"), force=True)

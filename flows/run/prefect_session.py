@@ -9,7 +9,7 @@ from typing import Any, Self
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas import OrchestrationResult
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import SetStateStatus, StateAcceptDetails
@@ -22,6 +22,7 @@ from infra.process_identity import ProcessIdentity
 from infra.security.printable import printable
 from infra.security.secrets import masked
 from infra.services.prefect_api import GONE, UNFINISHED
+from infra.services.prefect_client import guard, guarded_client
 from infra.services.prefect_events import Outbox
 from infra.services.prefect_link import PrefectLink
 from infra.services.prefect_log import PrefectLog
@@ -80,9 +81,9 @@ class PrefectSession:
             time.sleep(POLL_SECONDS)
         return True
 
-    def serves(self) -> bool:
-        """Whether Prefect's server is there, and the one meant."""
-        return self._link is None or self._link.serves()
+    def serves(self, *, now: bool = False) -> bool:
+        """Whether Prefect's server is there, and the one meant; with ``now`` it has to prove that anew."""
+        return self._link is None or self._link.serves(now=now)
 
     def conclude(self, lines: Sequence[str]) -> None:
         """How the flow ended, for its log and as the message of its last state."""
@@ -97,7 +98,7 @@ class PrefectSession:
         with (
             suppress(httpx.HTTPError, PrefectException, OSError, ValueError),  # of another server, or just away
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-            get_client(sync_client=True, httpx_settings={"timeout": END_SECONDS}) as client,
+            guarded_client(self._link.serves, timeout=END_SECONDS) as client,
         ):
             run = client.read_flow_run(UUID(flow_run))
             if run.state is not None and run.state.type.value in UNFINISHED:
@@ -115,6 +116,7 @@ class PrefectSession:
         client = context.client
         if not isinstance(client, SyncPrefectClient) or "set_flow_run_state" in vars(client):
             return
+        guard(client, self._link.serves)
         told = client.set_flow_run_state
 
         def tell(flow_run_id: UUID | str, state: State[Any], force: bool = False) -> OrchestrationResult[Any]:

@@ -7,18 +7,17 @@ tell a stranger on its port.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import LogCreate
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
 from infra.security.printable import printable
 from infra.security.secrets import masked
+from infra.services.prefect_client import Serves, guarded_client
 
 PAUSE_SECONDS = 1.0  # between two requests
 KEPT = 2_000  # lines that wait; some hours of a run whose server is away
@@ -29,8 +28,8 @@ WARNING = "warning: "  # how such a line begins
 class PrefectLog:
     """Lines for the flow run that is named by `begin`, from `open` to `close`; `say` returns at once."""
 
-    def __init__(self, serves: Callable[[], bool]) -> None:
-        """`serves` says whether Prefect's server is there and the one meant; asked before each request."""
+    def __init__(self, serves: Serves) -> None:
+        """`serves` is asked before each request."""
         self._serves = serves
         self._flow_run: UUID | None = None
         self._waiting: deque[tuple[datetime, str]] = deque()
@@ -68,7 +67,7 @@ class PrefectLog:
 
     def _tell(self) -> None:
         # asked again in a second anyway
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), guarded_client(self._serves) as client:
             over = False
             while not over:
                 over = self._over.wait(PAUSE_SECONDS)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any
@@ -23,8 +23,7 @@ from infra.weights.version import SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Problem
 from tasks.calls.generator import BrokenPolicyError, Generator
-from tasks.collection import Collection
-from tasks.rollout_batch import RolloutBatch
+from tasks.collection import Collection, Lease
 from tests.processes import until
 
 EACH_STEP = [
@@ -244,34 +243,28 @@ def test_two_generators_make_the_run_that_one_makes(lab: Any) -> None:
 def test_a_run_that_diverges_is_stopped_with_its_weights_intact(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.run.diverged import DivergedError
 
-    batches: list[int] = []
-    collected = Collection.collected
-
-    def counted(self: Collection) -> RolloutBatch:
-        batch = collected(self)
-        batches.append(self.step)
-        return batch
-
-    monkeypatch.setattr(Collection, "collected", counted)
-    name = lab.new_name()
-    run = lab.run_folder(name)
+    sampled: list[int] = []
+    waves = Collection.waves
     _, pid = lab.worker("trainer")
 
-    def let_generation_run_ahead() -> None:
+    def counted(self: Collection) -> Iterator[list[Lease]]:
         """Five batches are sampled from version 0, the first update of which ruins the weights."""
-        until(lambda: lab.metrics(run, "eval/pass_at_1"))
-        os.kill(pid, SIGSTOP)
-        try:
-            until(lambda: len(batches) == 5)
-        finally:
+        yield from waves(self)
+        sampled.append(self.step)
+        if len(sampled) == 1:
+            os.kill(pid, SIGSTOP)
+        elif len(sampled) == 5:
             os.kill(pid, SIGCONT)
 
-    with ThreadPoolExecutor() as beside:
-        ahead = beside.submit(let_generation_run_ahead)
-        refused = r"3 updates in a row were refused: the \w+ of update 4 is not finite; low"
+    monkeypatch.setattr(Collection, "waves", counted)
+    name = lab.new_name()
+    run = lab.run_folder(name)
+    refused = r"3 updates in a row were refused: the \w+ of update 4 is not finite; low"
+    try:
         with pytest.raises(DivergedError, match=refused):
             lab.train(run=name, steps="20", staleness="4", optimizer__lr="1e30", optimizer__warmup_steps="0")
-        ahead.result()
+    finally:
+        os.kill(pid, SIGCONT)
     # the first update was finite, the others changed nothing
     digests = {lab.weights_digest(run, step) for step in store.versions(str(run / "state"))}
     assert len(digests) == 1

@@ -52,7 +52,7 @@ def test_prefect_away_costs_a_run_one_line(
     def away(*_: Any, **__: Any) -> Any:
         raise OSError("the server is away")
 
-    monkeypatch.setattr("flows.run.artifacts.get_client", away)
+    monkeypatch.setattr("flows.run.artifacts.guarded_client", away)
     assert lab.train(steps="3").steps == 3
     assert capsys.readouterr().err.count("warning: Prefect's page: the server is away") == 1
 

@@ -21,7 +21,7 @@ def books(run: Run, tracker: Any, said: list[str] | None = None) -> Bookkeeping:
     workplace = SimpleNamespace(
         display=SimpleNamespace(say=said.append),
         dispatch=Calls(cast("Any", SimpleNamespace(cluster=None, scheduler_comm=None)), PlacementConfig()),
-        prefect=SimpleNamespace(serves=lambda: False),
+        prefect=SimpleNamespace(serves=lambda **_: False),
     )
     return Bookkeeping(run, cast("Any", workplace), Path(run.uri), tracker, lambda: None, {})
 

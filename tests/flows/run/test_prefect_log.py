@@ -97,7 +97,7 @@ def test_lines_wait_for_their_flow_run_and_for_its_server(
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "hush-hush")
     there = [False]
-    log = opened(lab, lambda: there[0])
+    log = opened(lab, lambda **_: there[0])
     log.say("before it began")
     log.begin(UUID(of_a_flow_run))
     log.say("warning: hush-hush\x1b[2J")
@@ -111,7 +111,7 @@ def test_lines_wait_for_their_flow_run_and_for_its_server(
 
 
 def test_a_server_that_is_away_is_waited_for_no_longer_than_asked(lab: Any, of_a_flow_run: str) -> None:
-    log = opened(lab, lambda: False)
+    log = opened(lab, lambda **_: False)
     log.begin(UUID(of_a_flow_run))
     for line in range(3):
         log.say(f"line {line}")
@@ -123,7 +123,7 @@ def test_a_server_that_is_away_is_waited_for_no_longer_than_asked(lab: Any, of_a
 
 def test_a_log_that_nobody_wants_is_none(lab: Any, of_a_flow_run: str) -> None:
     with lab.prefect():  # whose settings say so
-        log = PrefectLog(lambda: True)
+        log = PrefectLog(lambda **_: True)
         log.open()
     log.begin(UUID(of_a_flow_run))
     log.say("a line")
