@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from rl.algorithms import ALGORITHMS, Algorithm
 from rl.algorithms.own import OwnAlgorithmError, own_algorithm
-from rl.graph import Graph, graph_of
+from rl.graph import Graph, GraphError, graph_of
 
 OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
 
@@ -207,9 +207,12 @@ class AlgorithmSpec(AlgorithmConfig):
 
     @property
     def graph(self) -> Graph:
-        """The calls of a step."""
-        return graph_of(self.algorithm, self.needs)
+        """The calls of a step. Raises OwnAlgorithmError."""
+        try:
+            return graph_of(self.algorithm, self.needs)
+        except GraphError as error:
+            raise OwnAlgorithmError(f"algorithm {self.name}: {error}") from None
 
     def buffer(self, max_tokens: int) -> int:
         """Tokens before the limit in which rewards fall."""
-        return int(self.algorithm.overlong * max_tokens) if self.overlong is None else self.overlong
+        return int(self.algorithm.overlong_share * max_tokens) if self.overlong is None else self.overlong

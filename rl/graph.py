@@ -84,8 +84,12 @@ class Graph:
 
 
 def graph_of(algorithm: Algorithm, needs: Iterable[str] = ()) -> Graph:
-    """The calls of a step of this algorithm, and of whatever else needs these fields."""
+    """The calls of a step of this algorithm, and of whatever else needs these fields. Raises GraphError for one that no
+    call makes."""
     needed = sorted({*algorithm.needs, *needs})
+    if unknown := [name for name in needed if name not in SCORES]:
+        near = get_close_matches(unknown[0], SCORES, n=1, cutoff=0)[0]
+        raise GraphError(f"needs {unknown[0]!r}, which no call makes; did you mean {near}?")
     read = ("rollouts", "rewards", *needed)
     calls = [GENERATE, VERIFY, *(SCORES[name] for name in needed), Call("train", "actor", read, ("learned",), "batch")]
     if "values" in needed:

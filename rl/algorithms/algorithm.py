@@ -51,21 +51,20 @@ class Algorithm(BaseModel, ABC):
     summary: ClassVar[str]  # one line, for `--help`
     needs: ClassVar[frozenset[str]] = frozenset()  # fields of `Batch` that it reads beside rollouts and rewards
     aggregation: ClassVar[Aggregation] = "token"
-    masks_tokens: ClassVar[bool] = False
     by_sequence: ClassVar[bool] = False  # whether its loss reads `Tokens.sequence_ratio`
     every_group: ClassVar[bool] = False  # whether it learns from groups whose rewards are all equal, too
-    overlong: ClassVar[float] = 0.0  # share of max_tokens in which rewards fall, where nothing else is given
+    overlong_share: ClassVar[float] = 0.0  # share of max_tokens in which rewards fall, where nothing else is given
 
     @abstractmethod
     def advantages(self, batch: Batch) -> Floats:
         """[P, G] or [P, G, T] advantages, of `Batch.returns`; an unknown reward is NaN, its advantage 0."""
 
-    def estimates(self, batch: Batch) -> Floats:
-        """[P, G, T] what the value model of an algorithm that needs `Batch.values` is trained towards, less these: the
-        Monte-Carlo return less the value where it does not say otherwise."""
-        from rl.algorithms.gae import monte_carlo
+    def value_targets(self, batch: Batch) -> Floats:
+        """[P, G, T] returns that the value model is trained towards, of an algorithm that needs `Batch.values`: the
+        Monte-Carlo ones where it does not say otherwise."""
+        from rl.algorithms.gae import returns_to_go
 
-        return monte_carlo(batch)
+        return returns_to_go(batch)
 
     def token_weights(self, lengths: NDArray[np.int32], max_tokens: int) -> Floats:
         """[P, G] weight of each token of a completion, by its `aggregation`, for completions of at most ``max_tokens``;
@@ -82,8 +81,8 @@ class Algorithm(BaseModel, ABC):
         """The terms of [N] tokens. Each follows from its own token alone, because tokens are taken in chunks."""
 
     def token_mask(self, log_ratio: Floats, advantage: Floats) -> NDArray[np.bool_]:
-        """[M]: which tokens an optimizer step learns from, by their log-ratios pi / mu before it and their advantages.
-        It is asked where `masks_tokens`; the weights of the others stay as they are."""
+        """[M]: which tokens an optimizer step learns from, by their log-ratios pi / mu before it and their advantages;
+        the weights of the others stay as they are. Where it is not overridden, the log-ratios are not computed."""
         return np.ones(np.broadcast(log_ratio, advantage).shape, dtype=np.bool_)
 
 

@@ -38,7 +38,8 @@ def gae(
     return found.astype(np.float32)
 
 
-def monte_carlo(batch: Batch) -> Floats:
-    """[P, G, T] the undiscounted return after each token, less its value."""
-    assert batch.values is not None
-    return gae(batch.rewards, batch.values, batch.rollouts.lengths, 1.0, 1.0, batch.penalties)
+def returns_to_go(batch: Batch) -> Floats:
+    """[P, G, T] Monte-Carlo returns: the reward less the penalties from each token on; 0 beyond a completion's length,
+    and of one whose reward is NaN."""
+    nothing = np.zeros(batch.rollouts.tokens.shape, np.float32)
+    return gae(batch.rewards, nothing, batch.rollouts.lengths, 1.0, 1.0, batch.penalties)

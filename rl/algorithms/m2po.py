@@ -16,7 +16,6 @@ class M2po(Algorithm):
     as few as bring the second moment of the others to a bound; nothing is clipped."""
 
     summary: ClassVar[str] = "A = (r - mean) / std, tokens of outlying ratios left out"
-    masks_tokens: ClassVar[bool] = True
 
     second_moment: float = Field(
         0.04,

@@ -27,7 +27,7 @@ class Ppo(Algorithm):
 
     def advantages(self, batch: Batch) -> Floats:
         """[P, G, T] GAE of the rewards at the last token and the penalties at each; whitened over all tokens."""
-        found = self.estimates(batch)
+        found = self._estimates(batch)
         if not self.whiten:
             return found
         inside = ~np.isnan(batch.rewards)[..., None] & batch.rollouts.inside
@@ -35,8 +35,11 @@ class Ppo(Algorithm):
         spread = of.std() + 1e-8 if of.size > 1 else 1.0
         return np.where(inside, (found - of.mean()) / spread, 0).astype(np.float32)
 
-    def estimates(self, batch: Batch) -> Floats:
-        """[P, G, T] GAE as it is: with the values, what the critic is trained towards."""
+    def value_targets(self, batch: Batch) -> Floats:
+        """[P, G, T] GAE + values: the lambda-returns."""
+        return np.asarray(self._estimates(batch) + batch.values, dtype=np.float32)
+
+    def _estimates(self, batch: Batch) -> Floats:
         assert batch.values is not None
         return gae(batch.rewards, batch.values, batch.rollouts.lengths, self.gamma, self.lam, batch.penalties)
 

@@ -43,14 +43,14 @@ class CriticLearner(Optimized[ValueModel]):
     def update(
         self,
         batch: Batch,
-        returns: NDArray[np.float32],
+        targets: NDArray[np.float32],
         config: CriticConfig,
         *,
-        seen: NDArray[np.float32] | None = None,
+        monte_carlo: NDArray[np.float32] | None = None,
     ) -> Learned:
-        """Train towards the returns [P, G, T] of the tokens of completions with a verdict: GAE's advantages + the
-        batch's values. The version advances whatever happens. What the values explain is the variance of those that
-        were ``seen`` [P, G, T], Monte-Carlo ones: GAE's hold the values themselves.
+        """Train towards the ``targets`` [P, G, T] of the tokens of completions with a verdict: see
+        `Algorithm.value_targets`. The version advances whatever happens. What the values explain is the variance of the
+        ``monte_carlo`` returns [P, G, T], where they are given: targets of GAE hold the values themselves.
 
         A non-finite loss or gradient is refused, and what was left of the batch with it: weights and optimizer stay,
         ``Learned.refused`` says why.
@@ -60,7 +60,7 @@ class CriticLearner(Optimized[ValueModel]):
         used = [int(group) for group in np.flatnonzero(lengths.any(axis=1))]
         learned = Learned(self.step + 1, applied=False)
         if used:
-            learned = self._learn(batch, used, returns, returns if seen is None else seen, config)
+            learned = self._learn(batch, used, targets, targets if monte_carlo is None else monte_carlo, config)
         self.refusals = self.refusals + 1 if learned.refused else 0
         self.step += 1
         self.learned = replace(learned, refusals=self.refusals, groups=len(used))
@@ -70,8 +70,8 @@ class CriticLearner(Optimized[ValueModel]):
         self,
         batch: Batch,
         used: Sequence[int],
-        returns: NDArray[np.float32],
-        seen: NDArray[np.float32],
+        targets: NDArray[np.float32],
+        monte_carlo: NDArray[np.float32],
         config: CriticConfig,
     ) -> Learned:
         values, rollouts = batch.values, batch.rollouts
@@ -80,7 +80,7 @@ class CriticLearner(Optimized[ValueModel]):
         for epoch in range(config.epochs):
             for part in divided(used, config.minibatches, self.step, epoch):
                 if not steps or not steps[-1].refused:
-                    steps.append(self._optimize(rollouts, part, values, returns, config.value_clip))
+                    steps.append(self._optimize(rollouts, part, values, targets, config.value_clip))
         inside = np.arange(values.shape[2]) < rollouts.lengths[..., None]
         refused = steps[-1].refused
         return Learned(
@@ -91,7 +91,7 @@ class CriticLearner(Optimized[ValueModel]):
             metrics={
                 "critic/loss": float(np.mean([step.loss for step in steps])),
                 "critic/grad_norm": float(np.mean([step.norm for step in steps])),  # before clipping
-                "critic/explained_variance": explained_variance(values[inside], seen[inside]),
+                "critic/explained_variance": explained_variance(values[inside], monte_carlo[inside]),
                 "critic/value_mean": float(values[inside].mean(dtype=np.float64)),
             },
         )
@@ -101,12 +101,12 @@ class CriticLearner(Optimized[ValueModel]):
         rollouts: Rollouts,
         part: Sequence[int],
         values: NDArray[np.float32],
-        returns: NDArray[np.float32],
+        targets: NDArray[np.float32],
         clip: float | None,
     ) -> OptimizerStep:
         """One optimizer step on the mean over the tokens of these groups."""
         device, count = self.policy.device, int(rollouts.lengths[list(part)].sum())
-        was, aim = (torch.from_numpy(each).to(device) for each in (values, returns))
+        was, aim = (torch.from_numpy(each).to(device) for each in (values, targets))
 
         def backward(scale: float) -> tuple[dict[str, float], str]:
             def add(packed: Packed, checkpointing: bool) -> dict[str, float]:

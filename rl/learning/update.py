@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl.algorithm_config import AlgorithmSpec, KlConfig
-from rl.algorithms.algorithm import Floats
+from rl.algorithms.algorithm import Algorithm, Floats
 from rl.learning.logprobs import completion_logprobs, token_scores
 from rl.learning.objective import Objective, interpolation
 from rl.learning.optimized import OptimizerStep
@@ -90,7 +90,7 @@ class Update:
 
     def _kept(self, part: Sequence[int]) -> Tensor | None:
         """[P, G, T]: which tokens of these groups the algorithm learns from, None for all."""
-        if not self._algorithm.masks_tokens:
+        if type(self._algorithm).token_mask is Algorithm.token_mask:
             return None
         inside = self.batch.rollouts.inside & np.isin(np.arange(len(self.batch)), part)[:, None, None]
         log_ratio = self._logprobs(part) - self.batch.rollouts.logprobs

@@ -14,7 +14,7 @@ from infra.cluster.timeline import waiting_for_weights
 from infra.home import rlvf_home
 from infra.weights.version import PolicyVersion
 from rl.algorithm_config import AlgorithmSpec
-from rl.algorithms.gae import monte_carlo
+from rl.algorithms.gae import returns_to_go
 from rl.config import PolicyConfig
 from rl.critic_config import CriticConfig
 from rl.records import Batch, Learned, Rollouts
@@ -49,10 +49,8 @@ class Critic(Trained["CriticLearner"]):
 
         def work(learner: "CriticLearner") -> Learned:
             learnt_from = shaped(batch, self.algorithm, self.sampling.limit, self.algorithm.kl.coefficient)
-            assert learnt_from.values is not None
-            algorithm, values = self.algorithm.algorithm, learnt_from.values
-            aim = algorithm.estimates(learnt_from) + values
-            return learner.update(learnt_from, aim, self.critic, seen=monte_carlo(learnt_from) + values)
+            targets = self.algorithm.algorithm.value_targets(learnt_from)
+            return learner.update(learnt_from, targets, self.critic, monte_carlo=returns_to_go(learnt_from))
 
         return self._advance(step, {}, work)
 

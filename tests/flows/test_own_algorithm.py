@@ -55,6 +55,11 @@ def test_the_algorithm_of_the_documentation_trains_on_the_cluster(
             r"has no advantages and no token_loss",
         ),
         (
+            "from rl.algorithms.reinforce import Reinforce\nclass Mine(Reinforce): needs = frozenset({'valuess'})\n",
+            "{}",
+            r"needs 'valuess', which no call makes; did you mean values\?",
+        ),
+        (
             "from rl.algorithms.reinforce import Reinforce\nclass Mine(Reinforce): pass\n",
             "{beta: 1}",
             r"algorithm.options.beta: Extra inputs are not permitted",

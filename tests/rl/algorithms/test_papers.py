@@ -24,7 +24,9 @@ WITH_GAPS = st.lists(st.lists(st.none() | EIGHTHS, min_size=4, max_size=4), min_
 
 
 def of(name: str, rewards: list[list[float]], **more: Any) -> NDArray[np.float32]:
-    return AlgorithmSpec(name=name).algorithm.advantages(judged(np.float32(rewards), **more))
+    """[P, G] advantages, by an algorithm, of completions of one token."""
+    found = AlgorithmSpec(name=name).algorithm.advantages(judged(np.float32(rewards), **more))
+    return found[..., 0] if found.ndim == 3 else found
 
 
 def by_hand(name: str, group: list[float], everything: list[float]) -> list[float]:
@@ -39,7 +41,7 @@ def by_hand(name: str, group: list[float], everything: list[float]) -> list[floa
             return [(reward - mean) / mean if mean else 0.0 for reward in group]
         case "reinforce_pp":
             whole = math.fsum(everything) / len(everything)
-            return [(reward - whole) / (statistics.stdev(everything) + 1e-8) for reward in group]
+            return [(reward - whole) / (statistics.pstdev(everything) + 1e-8) for reward in group]
         case _:
             return [(reward - mean) / (statistics.stdev(group) + 1e-6) for reward in group]
 
@@ -138,6 +140,23 @@ def test_maxrl_is_bounded_where_penalties_make_the_mean_small() -> None:
 @pytest.mark.parametrize("reward", [0.1, 0.7, 0.2, 1 / 3, -0.3])
 def test_a_batch_of_equal_rewards_teaches_reinforce_pp_nothing(reward: float) -> None:
     assert np.abs(of("reinforce_pp", [[reward] * 8] * 31)).max() < 1e-6
+
+
+def test_reinforce_pp_normalises_over_tokens_and_takes_off_what_is_still_to_be_paid() -> None:
+    random = np.random.default_rng(3)
+    lengths = [3, 1, 4, 2]
+    penalties = random.normal(size=(2, 2, 4)).astype(np.float32)
+    rollouts = Rollouts.padded([Problem("1", "1", "")] * 2, [[1]] * 2, [[2] * length for length in lengths])
+    batch = Batch(rollouts, np.float32([[1, math.nan], [0, 0.5]]), ((("",) * 2),) * 2, penalties=penalties)
+    found = AlgorithmSpec(name="reinforce_pp").algorithm.advantages(batch)
+    to_go = {}
+    for (index, reward), length in zip(np.ndenumerate(batch.rewards), lengths, strict=True):
+        for t in range(0 if math.isnan(reward) else length):
+            to_go[*index, t] = float(reward) - math.fsum(map(float, penalties[index][t:length]))
+    mean, deviation = statistics.fmean(to_go.values()), statistics.pstdev(to_go.values())
+    for index, advantage in np.ndenumerate(found):
+        expected = (to_go[index] - mean) / deviation if index in to_go else 0
+        assert advantage == pytest.approx(expected, abs=1e-5)
 
 
 # -- GAE
