@@ -84,7 +84,7 @@ class ReferenceScores:
 
         asked = [(self.version(step), bare(rollouts))]
         try:
-            ((_, found),) = dispatch.lease("reference", self.scorer.score, asked, order=(step,), check=check)
+            ((_, found),) = dispatch.lease(self.call.name, self.scorer.score, asked, order=(step,), check=check)
         except StoreError as error:
             raise ReferenceLost(f"the reference policy is missing or damaged: {error}") from error
         return found
@@ -118,7 +118,7 @@ class GreedyScores:
             return why
 
         generate = self.generator.generate
-        calls = leased(dispatch, "generate", generate, arguments, 1, check=check, mend=self.mend, order=(step,))
+        calls = leased(dispatch, self.call.name, generate, arguments, 1, check=check, mend=self.mend, order=(step,))
         ((_, greedy),) = calls
         return judged(dispatch, greedy, self.verifiers, order=(step,), refused=refused).rewards[:, 0]
 

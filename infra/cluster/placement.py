@@ -33,6 +33,9 @@ class PlacementConfig(BaseModel):
 
     generate: tuple[str, ...] = Field(("GENERATOR",), description="tags of the workers that sample completions")
     verify: tuple[str, ...] = Field(("VERIFIER",), description="tags of the workers that judge completions")
+    greedy: tuple[str, ...] = Field(
+        ("GENERATOR",), description="tags of the workers that sample the greedy completions of remax"
+    )
     reference: tuple[str, ...] = Field(
         ("GENERATOR",), description="tags of the workers that score completions under the reference policy"
     )

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from flows.planner.drawing import graph_named
+from flows.planner.measured import measured_step
 from flows.run.training import Training
+from infra.runs.record import read_record
 
 
 @pytest.mark.parametrize(
@@ -44,12 +47,17 @@ def test_remax_is_given_the_reward_of_a_greedy_completion_of_each_prompt(
         keep(training, step, batch)
 
     monkeypatch.setattr(Training, "keep", keeps)
-    run = Path(lab.train(algorithm="remax", steps="2").run)
+    run = Path(lab.train(algorithm="remax", steps="3").run)
     for step, batch in seen.items():
         assert batch.batch.baseline.shape == (4,)
         assert set(batch.batch.baseline.tolist()) <= {0.0, 1.0}
         assert lab.metrics(run, "reward/greedy")[step + 1] == batch.everything.baseline.mean()
-    assert list(seen) == [0, 1]
+    assert list(seen) == [0, 1, 2]
+    made = measured_step(
+        read_record(str(run), run), run.name
+    )  # by their own names, so that they can be placed and planned
+    assert set(made.calls) >= {call.name for call in graph_named("remax", kl=False).calls}
+    assert made.leases["greedy"] == made.leases["generate"]
 
 
 def test_ppo_trains_a_critic_beside_the_policy(lab: Any) -> None:
