@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from flows.finetune_config import DpoConfig, FinetuneConfig, SftConfig
@@ -71,6 +72,20 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_never_stopped(lab: Any, file
     assert lab.weights_digest(part, 6) == lab.weights_digest(whole, 6)
     name = f"{method.replace('-', '_')}/loss"
     assert lab.metrics(part, name) == lab.metrics(whole, name)
+
+
+def test_what_a_resume_does_not_give_is_as_it_was_saved(lab: Any, files: Path) -> None:
+    """As of a deployment: the command gives the flow all settings."""
+    from flows.sft import dpo
+
+    run = tune(lab, "dpo", files, steps="1", beta="0.3")
+    before = yaml.safe_load((run / "finetune.yaml").read_text())
+    with lab.prefect():
+        dpo(DpoConfig(steps=2), run.name)
+    assert json.loads((run / "result.json").read_text())["steps"] == 2
+    assert yaml.safe_load((run / "finetune.yaml").read_text()) == {**before, "steps": 2}
+    with lab.prefect(), pytest.raises(OptionError, match=r"cannot be resumed with beta: saved 0.3, now 0.2"):
+        dpo(DpoConfig(steps=3, beta=0.2), run.name)
 
 
 def test_a_policy_comes_to_prefer_what_is_chosen(lab: Any, files: Path) -> None:
