@@ -1,8 +1,8 @@
 """The configuration trees of the three flows, put together from leaves that stand beside the code that reads them."""
 
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from flows.options.config_tree import ConfigTree
 from infra.cluster.cluster_config import ClusterConfig
@@ -30,7 +30,29 @@ SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh wei
 MIX: tuple[ProblemsConfig, ...] = Field(
     (), description="further sets, each with the options of problems; every problem is drawn from one of all by weight"
 )
+RUN = Field(
+    None,
+    min_length=1,
+    description="name or URI of the new run; none makes a name under runs/ of $RLVF_STORAGE, else of $RLVF_HOME",
+)
 HELD_OUT = "held_out"  # as the path of an evaluation: the problems that are kept out of training
+
+
+def _with_whole_path(policy: PolicyConfig) -> PolicyConfig:
+    model = whole_path(policy.model)  # its workers stand elsewhere
+    return policy if model == policy.model else policy.model_copy(update={"model": model})
+
+
+def refuse_muon_of_adapters(policy: PolicyConfig, optimizer: OptimizerConfig) -> None:
+    """Raise ValueError where Muon would train adapters."""
+    if policy.lora.rank and optimizer.name == "muon":
+        raise ValueError(
+            "optimizer.name: 'muon' makes steps of matrices that are used whole, and an adapter is a product of two; "
+            "take adamw with policy.lora"
+        )
+
+
+TrainedPolicy = Annotated[PolicyConfig, AfterValidator(_with_whole_path)]
 
 
 class EvaluationConfig(ProblemsConfig):
@@ -150,13 +172,9 @@ class TrainConfig(ConfigTree):
         1, ge=0, le=64, description="versions that generation may run ahead of training; 0 is strictly on-policy"
     )
     seed: int = SEED
-    run: str | None = Field(
-        None,
-        min_length=1,
-        description="name or URI of the new run; none makes a name under runs/ of $RLVF_STORAGE, else of $RLVF_HOME",
-    )
+    run: str | None = RUN
     batch: BatchConfig = BatchConfig()
-    policy: PolicyConfig = PolicyConfig()
+    policy: TrainedPolicy = PolicyConfig()
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     critic: CriticConfig = CriticConfig()
@@ -168,12 +186,6 @@ class TrainConfig(ConfigTree):
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
 
-    @field_validator("policy")
-    @classmethod
-    def _whole_path(cls, policy: PolicyConfig) -> PolicyConfig:
-        model = whole_path(policy.model)  # its workers stand elsewhere
-        return policy if model == policy.model else policy.model_copy(update={"model": model})
-
     @model_validator(mode="after")
     def _public_base(self) -> Self:
         if self.sync.base == "public" and self.policy.model == TINY:
@@ -182,11 +194,7 @@ class TrainConfig(ConfigTree):
 
     @model_validator(mode="after")
     def _adapters(self) -> Self:
-        if self.policy.lora.rank and self.optimizer.name == "muon":
-            raise ValueError(
-                "optimizer.name: 'muon' makes steps of matrices that are used whole, and an adapter is a product of "
-                "two; take adamw with policy.lora"
-            )
+        refuse_muon_of_adapters(self.policy, self.optimizer)
         return self
 
     @model_validator(mode="after")

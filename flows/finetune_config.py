@@ -2,15 +2,15 @@
 
 from typing import ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from flows.config import WarmUpConfig
+from flows.config import RUN, TrainedPolicy, WarmUpConfig, refuse_muon_of_adapters
 from flows.options.config_tree import ConfigTree
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.tracking import TrackingConfig
-from rl.config import OURS, PolicyConfig, whole_path
+from rl.config import OURS, PolicyConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.problems.examples import DemonstrationsConfig, ExamplesConfig, PairsConfig
 
@@ -21,7 +21,7 @@ class FinetuneConfig(ConfigTree):
     method: ClassVar[str]  # the command
     first = ("problems", "policy", "steps", "run", "batch", "max_tokens", "optimizer", "held_out")
 
-    problems: ExamplesConfig = ExamplesConfig()
+    problems: ExamplesConfig
     held_out: int | None = Field(
         None,
         ge=0,
@@ -40,12 +40,8 @@ class FinetuneConfig(ConfigTree):
         0, ge=0, description="steps between two measurements on what is held out; 0: at the beginning and the end"
     )
     seed: int = Field(0, ge=0, lt=2**32, description="of the order of examples, and of fresh adapters")
-    run: str | None = Field(
-        None,
-        min_length=1,
-        description="name or URI of the new run; none makes a name under runs/ of $RLVF_STORAGE, else of $RLVF_HOME",
-    )
-    policy: PolicyConfig = PolicyConfig()
+    run: str | None = RUN
+    policy: TrainedPolicy = PolicyConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
@@ -53,18 +49,11 @@ class FinetuneConfig(ConfigTree):
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
 
-    @field_validator("policy")
-    @classmethod
-    def _whole_path(cls, policy: PolicyConfig) -> PolicyConfig:
-        model = whole_path(policy.model)  # its workers stand elsewhere
-        return policy if model == policy.model else policy.model_copy(update={"model": model})
-
     @model_validator(mode="after")
     def _of_use(self) -> Self:
         if self.policy.engine != OURS:
             raise ValueError("policy.engine: nothing is generated here; leave it out")
-        if self.policy.lora.rank and self.optimizer.name == "muon":
-            raise ValueError("optimizer.name: 'muon' makes steps of matrices that are used whole; take adamw with lora")
+        refuse_muon_of_adapters(self.policy, self.optimizer)
         return self
 
 

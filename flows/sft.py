@@ -9,14 +9,17 @@ from flows.run.artifacts import PrefectArtifacts
 from flows.run.failure import name_the_cause
 from flows.run.finetuning import FinetuneResult, finetune
 from flows.run.hold import TrainerLost
+from flows.run.page import from_prefect
 from flows.run.recovery import Progress, with_recovery
 from flows.run.workplace import Workplace, open_workplace
 from flows.start.finetunes import new_finetune, resumed_finetune, with_made_model
 from flows.start.preflight import check_model
+from flows.start.resume import laid_over, set_leaves
 from flows.start.runs import with_secrets
 from infra.cluster.calls import DispatchStoppedError
 from infra.cluster.machine import cores
 from infra.cluster.training_lock import TrainingLock
+from infra.home import runs_uri
 from rl.config import TINY
 from tasks.calls.warm_up import WarmUp
 from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri
@@ -61,13 +64,16 @@ def reward_model(config: RewardModelConfig, resume: str | None = None) -> str:
 
 
 def finetuned(config: FinetuneConfig, resume: str | None) -> FinetuneResult:
-    """The training on examples: a new run, or with ``resume`` the rest of that one, as ``config`` has it: it is the
-    saved one with what is given otherwise. It goes on where a trainer or a scheduler was lost."""
-    config = with_secrets(config)
-    progress = Progress()
+    """The training on examples: a new run, or with ``resume`` the rest of that one, as it was saved but for what
+    ``config`` gives. It goes on where a trainer or a scheduler was lost."""
+    config, progress, saved = with_secrets(config), Progress(), None
+    if resume is not None:
+        given = set_leaves(config, form=from_prefect())
+        saved = resumed_finetune(type(config), resume, runs_uri(), laid_over(type(config), given))
+        config = with_secrets(saved.config)
     with open_workplace(config.cluster, config.placement) as workplace:
-        if resume is not None:
-            run = resumed_finetune(type(config), resume, workplace.runs, lambda _: config)
+        if saved is not None:
+            run = replace(saved, config=config)
         else:
             config = with_made_model(config, workplace.runs)
             if note := check_model(config.policy.model, workplace.runs):

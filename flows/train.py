@@ -4,7 +4,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from prefect import flow
-from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import flow_run
 
@@ -15,6 +14,7 @@ from flows.report.summary import outcome
 from flows.run.diverged import stop_if_diverged
 from flows.run.failure import name_the_cause
 from flows.run.models import both
+from flows.run.page import from_prefect
 from flows.run.recovery import Progress, with_recovery
 from flows.run.training import Training
 from flows.run.workplace import Workplace, open_workplace
@@ -181,12 +181,6 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
     run = new_run(config.model_copy(update={"run": name_of(config)}), workplace.runs, "resume: ")
     refuse_odd_files(run.uri)
     return replace(run, flow_run=flow_run.id)
-
-
-def from_prefect() -> bool:
-    """Whether the run was asked for at Prefect, by its form, its API or its command."""
-    context = FlowRunContext.get()
-    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
 
 
 def own_run_name(config: TrainConfig, workplace: Workplace) -> str | None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import flows
 from flows.config import EvalConfig, TrainConfig
-from flows.finetune_config import SftConfig
+from flows.finetune_config import DpoConfig, RewardModelConfig, SftConfig
 from infra import disk
 from infra.services.prefect_server import prefect_api
 from infra.services.supervisor import ServiceError
 
-NAMES = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")
+NAMES = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-dpo/train", "rlvf-reward-model/train", "rlvf-eval/scheduled")
 
 
 def manifest() -> Path:
@@ -87,5 +87,7 @@ class Registration:
 
 def _digest() -> str:
     """A digest of all that the deployments are made from."""
-    schemas = [model.model_json_schema() for model in (TrainConfig, SftConfig, EvalConfig)]
+    schemas = [
+        model.model_json_schema() for model in (TrainConfig, SftConfig, DpoConfig, RewardModelConfig, EvalConfig)
+    ]
     return hashlib.sha256(manifest().read_bytes() + json.dumps(schemas, sort_keys=True).encode()).hexdigest()

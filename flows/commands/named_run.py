@@ -1,6 +1,6 @@
 """The run that a command reads, and where it writes what it makes of it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from infra.storage.faults import FORBIDDEN, FULL
 from infra.storage.usable import named_storage_errors
 
 
-def named_run(name: str) -> str:
-    """The URI of the run of that name or URI; refuses one whose files are not plain ones.
+def named_run(name: str, known: Callable[[str, str], str] = known_run) -> str:
+    """The URI of the run of that name or URI, as it is `known` by that and the URI of the home's runs; refuses one
+    whose files are not plain ones.
 
     Raises:
         NotARun: there is none; the message has the names that are most like it.
@@ -21,7 +22,7 @@ def named_run(name: str) -> str:
     if "://" not in name:
         say_unused_up()
     with named_storage_errors(name if "://" in name else runs_uri()):
-        uri = known_run(name, runs_uri())
+        uri = known(name, runs_uri())
     refuse_odd_files(uri)
     return uri
 

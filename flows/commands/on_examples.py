@@ -4,6 +4,7 @@ import argparse
 import json
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from flows.commands.command import say
@@ -74,8 +75,10 @@ def train_on_examples(
         if is_finetune(run.uri) and not isinstance(error, ValueError):
             say(f"stopped; go on with: rlvf {kind.method} --resume {shlex.quote(run.name)}")
         raise
+    figures = json.loads(place.read_text(place.join(run.uri, RESULT), 2**20))
+    if figures.get("report") and Path(figures["report"]).exists():
+        say(f"report: {figures['report']}")
     if given.json:
-        figures = json.loads(place.read_text(place.join(run.uri, RESULT), 2**20))
         print(json.dumps({name: figures[name] for name in ("run", "policy", "steps", "held_out", "before", "after")}))
     else:
         print(printable(str(place.local_path(policy) or policy)))

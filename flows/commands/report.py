@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flows.commands.command import Command
 from flows.commands.named_run import named_run, written_to
+from flows.start.finetunes import known_run_or_finetune
 from flows.start.runs import local_folder
 from infra.home import rlvf_home
 from infra.interrupts import put_off
@@ -30,7 +31,7 @@ def _run(given: argparse.Namespace) -> None:
         from flows.report.html import REPORT, write_report
         from infra.runs.record import read_record
 
-    uri = named_run(given.run)
+    uri = named_run(given.run, known_run_or_finetune)
     folder = local_folder(uri, rlvf_home())
     out = Path(given.out).expanduser() if given.out else folder / REPORT
     if out.is_dir():

@@ -52,12 +52,12 @@ def drawn(charts: Iterable[Chart]) -> list[Chart]:
     return found
 
 
-def title_of(config: Mapping[str, Any], name: str) -> str:
-    """What was trained on what, and how; else the run's name."""
+def title_of(config: Mapping[str, Any], name: str, by: str = "") -> str:
+    """What was trained on what, and how (`by` its algorithm, unless told); else the run's name."""
     parts = (
-        _named(config, "policy", "model"),
-        _named(config, "problems", "path"),
-        _named(config, "algorithm", "name") or _named(config, "loss", "name"),
+        named(config, "policy", "model"),
+        named(config, "problems", "path"),
+        by or named(config, "algorithm", "name") or named(config, "loss", "name"),
     )
     model, problems, loss = (PurePosixPath(part).name for part in parts)
     return f"{model} on {problems}, {loss}" if model else name
@@ -90,46 +90,46 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
             ),
         )
     names = {name for line in record.metrics for name in line.metrics}
-    yield from _lines(
+    yield from lines(
         "sampled", "Held out, sampled", "Mean reward of sampled completions, and how many problems one of them solves.",
         record, {"reward": "eval/reward_sampled", "pass rate": "eval/sampled", "pass@k": "eval/pass_at_k"},
     )  # fmt: skip
     sets = sorted(name.split("/")[1] for name in names if name.startswith("reward/") and name.endswith("/mean"))
     sets = [name for name in sets if name != "mean"]
-    yield from _lines(
+    yield from lines(
         "sets", "Problem sets", "Mean reward of each.", record, {name: f"reward/{name}/mean" for name in sets}
     )
     parts = sorted(name.partition("/")[2] for name in names if name.startswith("reward/") and name.count("/") == 1)
-    yield from _lines(
+    yield from lines(
         "parts", "Parts of the reward", "Mean of each.", record,
         {name: f"reward/{name}" for name in parts if name not in TOTALS},
     )  # fmt: skip
     evals = sorted(name.split("/")[1] for name in names if name.startswith("eval/") and name.endswith("/reward"))
-    yield from _lines(
+    yield from lines(
         "evals", "Further evaluations", "Mean reward, greedy.", record,
         {name: f"eval/{name}/reward" for name in evals if name != "reward"},
     )  # fmt: skip
-    yield from _lines(
+    yield from lines(
         "entropy", "Entropy", "Of the distribution that tokens are drawn from. Where it falls to 0 early, all samples "
         "of a prompt become alike and nothing is left to learn from.",
         record, {"entropy": "policy/entropy"}, unit="nats per token",
     )  # fmt: skip
-    yield from _lines(
+    yield from lines(
         "lengths", "Completions", "Their mean length.", record, {"length": "completion/tokens_mean"}, unit="tokens"
     )
-    yield from _lines(
+    yield from lines(
         "shares", "Shares", "Completions cut at the token limit; tokens whose ratio was cut; completions that no "
         "verifier could judge.",
         record,
         {"truncated": "completion/truncated", "clipped": "policy/clip_fraction", "unjudged": "reward/error_rate"},
         share=True,
     )  # fmt: skip
-    yield from _lines(
+    yield from lines(
         "kl", "KL", "Between the policy that sampled and the one that learned from it, before the update, by token.",
         record, {"mismatch": "policy/mismatch_kl"}, unit="nats per token",
     )  # fmt: skip
-    yield from _lines("gradient", "Gradient norm", "Before clipping.", record, {"norm": "policy/grad_norm"})
-    yield from _lines(
+    yield from lines("gradient", "Gradient norm", "Before clipping.", record, {"norm": "policy/grad_norm"})
+    yield from lines(
         "groups", "Groups", "Generated for a step, and trained on: only those whose rewards differ teach.",
         record, {"generated": "groups/generated", "trained on": "groups/used"}, unit="groups",
     )  # fmt: skip
@@ -155,7 +155,7 @@ def machines(record: Record) -> Iterator[Chart]:
         yield Chart(
             "workers",
             "What the workers did",
-            f"Of {_duration(whole)}, the last session. Waiting for work is time in which a worker had nothing to do."
+            f"Of {duration(whole)}, the last session. Waiting for work is time in which a worker had nothing to do."
             + shown,
             lambda path: worker_picture(path, worker_shares(spans), title="share of each worker's time"),
         )
@@ -200,27 +200,33 @@ def figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, st
         ("pass rate", "eval/pass_at_1", f"{count}held-out problems, greedy, share with reward 1"),
         ("pass rate, sampled", "eval/sampled", f"{count}held-out problems, as in training"),
     )
-    training = "reward in training", _span(record, "reward/mean"), "first and last step"
+    training = "reward in training", first_to_last(record.curve("reward/mean")), "first and last step"
     evaluated = {step for _, metric, _ in held_out for step in record.curve(metric)}
     untrained = ", before training" if evaluated == {0} else ""  # it was stopped: that is not its result
     if untrained:
         yield training
     for what, metric, note in held_out:
-        if found := _span(record, metric):
+        if found := first_to_last(record.curve(metric)):
             others = "; figures of another evaluation are left out" if record.has_other_plans(metric) else ""
             yield what, found, note + untrained + others
     if not untrained:
         yield training
-    if entropy := _span(record, "policy/entropy"):
+    if entropy := first_to_last(record.curve("policy/entropy")):
         yield "entropy", entropy, "nats per token, first and last step"
-    if lengths := _span(record, "completion/tokens_mean", "{:.0f}"):
+    if lengths := first_to_last(record.curve("completion/tokens_mean"), "{:.0f}"):
         cut = list(record.curve("completion/truncated").values())
         yield "tokens", lengths, f"per completion; {cut[-1]:.0%} cut at the limit in the last step" if cut else ""
+    yield from effort(record, config)
+
+
+def effort(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(what, value, more about it) of steps, time and lost calls."""
     yield "steps", f"{record.steps[-1]} of {config.get('steps', '?')}", ""
     if seconds := list(filter(math.isfinite, record.curve("perf/step_seconds").values())):
-        yield "time", _duration(sum(seconds)), f"in steps; {sorted(seconds)[len(seconds) // 2]:.2f} s each (median)"
-    if paces := sorted(record.curve("perf/rollouts_per_second").values()):
-        yield "rollouts/s", f"{paces[len(paces) // 2]:.0f}", "median step"
+        yield "time", duration(sum(seconds)), f"in steps; {sorted(seconds)[len(seconds) // 2]:.2f} s each (median)"
+    for what in ("rollouts", "examples"):
+        if paces := sorted(filter(math.isfinite, record.curve(f"perf/{what}_per_second").values())):
+            yield f"{what}/s", f"{paces[len(paces) // 2]:.0f}", "median step"
     lost = record.about.get("lost") or {}
     by_call = ", ".join(f"{count} × {call}" for call, count in lost.items())
     yield "lost calls", str(sum(lost.values())), by_call or "no worker died"
@@ -240,7 +246,7 @@ def traffic(record: Record) -> Iterator[tuple[str, str, str]]:
             yield name, f"{_middle(spent):.2g} s", f"{note}, all generators together (median step)"
 
 
-def _lines(
+def lines(
     name: str,
     title: str,
     words: str,
@@ -261,9 +267,9 @@ def _lines(
         yield Chart(name, title, words, lambda path: line_picture(path, curves, title=title, unit=unit, share=share))
 
 
-def _span(record: Record, metric: str, form: str = "{:.3f}") -> str:
+def first_to_last(curve: Mapping[int, float], form: str = "{:z.3f}") -> str:
     """The first and the last value that are known; empty where there is none."""
-    values = [form.format(value) for value in record.curve(metric).values() if math.isfinite(value)]
+    values = [form.format(value) for value in curve.values() if math.isfinite(value)]
     return " → ".join(values if len(values) < 2 else (values[0], values[-1]))
 
 
@@ -276,12 +282,12 @@ def _middle(curve: Mapping[int, float]) -> float:
     return sorted(curve.values())[len(curve) // 2] if curve else 0.0
 
 
-def _named(config: Mapping[str, Any], section: str, leaf: str) -> str:
+def named(config: Mapping[str, Any], section: str, leaf: str) -> str:
     found = config.get(section, "")
     return str(found.get(leaf, "")) if isinstance(found, Mapping) else str(found)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

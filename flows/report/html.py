@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,20 @@ import yaml
 from pydantic import BaseModel
 
 from flows.options.plain_yaml import load_yaml
+from flows.report import finetuned
 from flows.report.charts import drawn, figures, learning, machines, reward, title_of, traffic
 from flows.report.graph_chart import graph_chart
 from flows.report.run_pictures import worker_shares
+from flows.start.finetunes import SETTINGS
 from flows.start.saved import MOST_BYTES
-from infra.runs.checkpoints import CONFIG
+from infra.runs.checkpoints import CONFIG, MODEL
 from infra.runs.record import Record
 from infra.runs.rollouts import Row, kept_steps, read_rollouts
 from infra.security.secrets import masked
 from infra.storage import place
 
 DASHBOARD = "Dask dashboard"  # the name of a link that is dead when its run has ended
-REPORT, PICTURE, GRAPH = "report.html", "reward.png", "graph.png"
+REPORT, PICTURE, LOSS, GRAPH = "report.html", "reward.png", "loss.png", "graph.png"
 TEMPLATES = Path(__file__).parent / "templates"
 SAMPLED_STEPS, SAMPLES = 3, 6  # steps of which completions are shown, completions of each
 CUT = 1500  # characters of a text that are shown
@@ -56,7 +59,7 @@ class Text:
 
 
 def write_report(run_uri: str, record: Record, out: Path) -> Path:
-    """Write the report of a run to ``out`` and the picture of its reward beside it; returns ``out``.
+    """Write the report of a run to ``out`` and the picture of its reward, or of its loss, beside it; returns ``out``.
 
     Raises:
         NothingToReport: no step is logged yet.
@@ -66,11 +69,12 @@ def write_report(run_uri: str, record: Record, out: Path) -> Path:
     name = run_uri.rstrip("/").rpartition("/")[2]
     if not record.steps:
         raise NothingToReport(f"{run_uri} has no step to report yet; try again when one is logged")
-    config = _config(run_uri)
+    method = finetuned.method_of(record)
+    config = _config(run_uri, method)
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     stem = "" if out.name == REPORT else f"{out.stem}-"
-    reward(title_of(config, name), record).draw(out.parent / f"{stem}{PICTURE}")
+    draw_picture(run_uri, record, out.parent / f"{stem}{picture_name(record)}")
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -81,35 +85,67 @@ def write_report(run_uri: str, record: Record, out: Path) -> Path:
         uri=masked(run_uri),
         about=masked(dict(record.about)),
         status=status,
-        figures=list(figures(record, config)),
-        learning=drawn(learning(title_of(config, name), record)),
-        machines=drawn(machines(record)),
-        graph=drawn(graph_chart(config, record, name)),
         traffic=list(traffic(record)),
-        samples=list(_samples(run_uri, record.steps[-1])),
         shares=worker_shares(record.sessions[-1]) if record.sessions else {},
         reasons=_reasons(record),
         links=_links(record, status),
+        settings=CONFIG if method is None else SETTINGS,
         config=masked(yaml.safe_dump(config, sort_keys=False, allow_unicode=True)),
-        resume=f"rlvf train --resume {shlex.quote(masked(run_uri))}",
+        resume=f"rlvf {method or 'train'} --resume {shlex.quote(masked(run_uri))}",
         made=_moment(datetime.now(UTC).timestamp()),
         moment=_moment,
+        **(_trained if method is None else partial(_finetuned, method))(run_uri, name, config, record),
     )
     # a file of the run may hold half of a character
     place.write_bytes(str(out), page.encode("utf-8", "replace"))
     return out
 
 
-def draw_reward(run_uri: str, record: Record, path: Path) -> None:
-    """Draw the picture of the reward alone."""
-    name = run_uri.rstrip("/").rpartition("/")[2]
-    reward(title_of(_config(run_uri), name), record).draw(path)
+def _trained(run_uri: str, name: str, config: Mapping[str, Any], record: Record) -> dict[str, Any]:
+    """What the page shows of a run that learns from rewards alone."""
+    return {
+        "figures": list(figures(record, config)),
+        "learning": drawn(learning(title_of(config, name), record)),
+        "uses": None,
+        "samples": list(_samples(run_uri, record.steps[-1])),
+        "machines": drawn(machines(record)),
+        "graph": drawn(graph_chart(config, record, name)),
+    }
+
+
+def _finetuned(method: str, run_uri: str, name: str, config: Mapping[str, Any], record: Record) -> dict[str, Any]:
+    """What the page shows of a run on examples alone."""
+    return {
+        "figures": list(finetuned.figures(method, record, config)),
+        "learning": drawn(finetuned.learning(method, title_of(config, name, method), record)),
+        "uses": masked(finetuned.uses(method, run_uri)),
+        "model": masked(place.join(run_uri, MODEL)),
+        "samples": None,
+        "machines": drawn(finetuned.work(record)),
+        "graph": [],
+    }
+
+
+def picture_name(record: Record) -> str:
+    """Of the picture beside the report."""
+    return PICTURE if finetuned.method_of(record) is None else LOSS
+
+
+def draw_picture(run_uri: str, record: Record, path: Path) -> None:
+    """Draw the picture of the reward, or of the loss, alone."""
+    name, method = run_uri.rstrip("/").rpartition("/")[2], finetuned.method_of(record)
+    config = _config(run_uri, method)
+    title = title_of(config, name, method or "")
+    chart = reward(title, record) if method is None else finetuned.loss(method, title, record)
+    chart.draw(path)
 
 
 def draw_graph(run_uri: str, record: Record, path: Path) -> bool:
-    """Draw the picture of a step's calls alone; returns whether the timeline says enough."""
+    """Draw the picture of a step's calls alone; returns whether it is a run of such, and the timeline says enough."""
+    if finetuned.method_of(record) is not None:
+        return False
     name = run_uri.rstrip("/").rpartition("/")[2]
-    for chart in graph_chart(_config(run_uri), record, name):
+    for chart in graph_chart(_config(run_uri, None), record, name):
         chart.draw(path)
         return True
     return False
@@ -123,9 +159,9 @@ def _links(record: Record, status: str) -> dict[str, Any]:
     return links
 
 
-def _config(run_uri: str) -> Mapping[str, Any]:
+def _config(run_uri: str, method: str | None) -> Mapping[str, Any]:
     try:
-        found = load_yaml(place.read(place.join(run_uri, CONFIG), MOST_BYTES) or b"")
+        found = load_yaml(place.read(place.join(run_uri, CONFIG if method is None else SETTINGS), MOST_BYTES) or b"")
     except (yaml.YAMLError, UnicodeDecodeError):
         return {}  # a report of what there is; resuming such a run is refused with words
     return masked(found) if isinstance(found, Mapping) else {}

@@ -41,23 +41,26 @@ def reward_curve(
     held_out: Sequence[tuple[int, float]] = (),
     title: str,
     label: str = "mean reward",
+    held_out_label: str = "held out, greedy",
+    to_one: bool = True,
 ) -> None:
     """Draw one run: the mean reward of each step pale, its mean over `smooth` consecutive steps dark.
 
     `held_out` are (step, mean reward of greedy completions) on problems kept out of training. A reward that is not
-    finite is a gap. `label` is what is plotted. Raises ValueError where steps and sampled differ in length.
+    finite is a gap. `label` is what is plotted: of a reward the axis reaches `to_one` whatever it was, of a loss not.
+    Raises ValueError where steps and sampled differ in length.
     """
     if len(steps) != len(sampled):
-        raise ValueError(f"{len(steps)} steps and {len(sampled)} rewards: one of each is needed")
+        raise ValueError(f"{len(steps)} steps and {len(sampled)} values: one of each is needed")
     known = [value for value in (*sampled, *(value for _, value in held_out)) if math.isfinite(value)]
-    figure, axes = _rewards(title, label, known)
+    figure, axes = _from_zero(title, label, known, 1.0 if to_one else 0.0)
     if len(steps) < 2:  # a line needs two
         axes.set_xlim(0, max((1, *steps)))
     dot = "." if len(steps) < smooth else None
     axes.plot(steps, sampled, color=BLUE, alpha=0.3, linewidth=1.1, marker=dot, label="each step")
     means = trailing_means(sampled, smooth)
     axes.plot(steps, means, color=BLUE, linewidth=2.4, label=f"mean of {smooth} steps")
-    _name_end(axes, steps, means, BLUE)
+    _name_end(axes, steps, means, BLUE, ".2f" if to_one else ".2g")
     if held_out:
         at, rates = zip(*held_out, strict=True)
         axes.plot(
@@ -71,7 +74,7 @@ def reward_curve(
             markeredgecolor="white",
             clip_on=False,
             zorder=4,
-            label="held out, greedy",
+            label=held_out_label,
         )
     if path.suffix == ".svg":
         legend(axes)
@@ -79,7 +82,10 @@ def reward_curve(
         return
     low, high = axes.get_ylim()
     ends_low = bool(known) and known[-1] < low + 0.4 * (high - low)
-    axes.legend(loc="upper left" if ends_low else "lower right", frameon=False, labelcolor=INK)
+    if to_one:
+        axes.legend(loc="upper left" if ends_low else "lower right", frameon=False, labelcolor=INK)
+    else:  # a loss falls
+        axes.legend(loc="upper right", frameon=False, labelcolor=INK)
     save(figure, path)
 
 
@@ -102,22 +108,22 @@ def blank(title: str, height: float = SIZE_INCHES[1]) -> "tuple[Figure, Axes]":
     return figure, axes
 
 
-def _rewards(title: str, label: str, known: Sequence[float]) -> "tuple[Figure, Axes]":
-    """An empty picture whose y-axis spans 0 to 1 and all ``known`` rewards."""
+def _from_zero(title: str, label: str, known: Sequence[float], reach: float) -> "tuple[Figure, Axes]":
+    """An empty picture whose y-axis spans 0 to ``reach`` and all ``known`` values."""
     figure, axes = blank(title)
     axes.set_ylabel(label, color=INK)
-    low, high = min([0.0, *known]), max([1.0, *known])
+    low, high = min([0.0, *known]), max([reach, *known]) or 1.0
     axes.set_ylim(low * 1.05, high * 1.005)
-    if (low, high) == (0, 1):
+    if (low, high, reach) == (0, 1, 1):
         axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     return figure, axes
 
 
-def _name_end(axes: "Axes", steps: Sequence[int], means: Sequence[float], color: str) -> None:
+def _name_end(axes: "Axes", steps: Sequence[int], means: Sequence[float], color: str, form: str) -> None:
     """Write the last mean at the end of its line."""
     known = [(step, mean) for step, mean in zip(steps, means, strict=True) if math.isfinite(mean)]
     if known:
-        label = f"{known[-1][1]:.2f}"
+        label = f"{known[-1][1]:{form}}"
         axes.annotate(
             label, known[-1], (14, 0), textcoords="offset points", color=color, fontweight="bold", va="center",
             annotation_clip=False,

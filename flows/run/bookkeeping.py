@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from prefect.runtime import flow_run
 
-from flows.report.html import DASHBOARD, GRAPH, PICTURE, REPORT, draw_graph, draw_reward, write_report
+from flows.report.html import DASHBOARD, GRAPH, REPORT, draw_graph, draw_picture, picture_name, write_report
 from flows.report.summary import prefect_page
 from flows.run.artifacts import PrefectArtifacts
-from flows.run.hold import Lost
+from flows.run.hold import Held, Lost
 from flows.run.workplace import Workplace
-from flows.start.runs import Run
 from flows.start.tracked import save_mlflow_run
 from infra.background import Background
 from infra.cluster import timeline
@@ -25,6 +24,7 @@ from infra.cluster.placement import offers
 from infra.disk import sweep_files
 from infra.runs.record import (
     ABOUT,
+    EVERY_STEP,
     METRICS,
     TAIL,
     TIMELINE,
@@ -35,7 +35,7 @@ from infra.runs.record import (
     versions,
 )
 from infra.runs.rollouts import remove_rollouts_after, write_rollouts
-from infra.runs.tracking import Tracker
+from infra.runs.tracking import Tracker, TrackingConfig
 from infra.security.secrets import masked
 from infra.services.links import keyed
 from infra.storage import place
@@ -45,13 +45,23 @@ from tasks.rollout_batch import RolloutBatch
 SEND_SECONDS = 60.0  # between two copies of the record of a run that lies elsewhere
 
 
+class Kept(Held, Protocol):
+    """A run, as its books see it."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def tracking(self) -> TrackingConfig: ...
+
+
 class Bookkeeping:
     """A context manager within the tracker's. Its faults are said and end no run; a step costs a millisecond and a
     small file in the run's storage. Exiting makes the report, however the run ended."""
 
     def __init__(
         self,
-        run: Run,
+        run: Kept,
         workplace: Workplace,
         folder: Path,
         tracker: Tracker,
@@ -59,7 +69,7 @@ class Bookkeeping:
         held_out: Mapping[str, int],
     ) -> None:
         """`check` raises once the run is another's: nothing is written then. `held_out` is how many problems of each
-        set the run is evaluated on."""
+        set, or examples, the run is evaluated on."""
         self._check = check
         self._run, self._workplace, self._folder, self._tracker = run, workplace, folder, tracker
         self._background = Background(
@@ -149,7 +159,7 @@ class Bookkeeping:
     def go_back(self, step: int) -> None:
         """Remove what is kept and logged of steps after ``step``, the newest checkpoint's: they are made again. Where
         the metrics do not reach it, say so."""
-        logged = self._tracker.last_step("reward/mean") or 0
+        logged = max(self._tracker.last_step(metric) or 0 for metric in EVERY_STEP)
         if logged < step - 1:  # what is logged of the step itself is in its checkpoint
             self._workplace.display.say(
                 f"warning: the newest checkpoint is of step {step}, and {_steps_are(logged + 1, step - 1)} missing "
@@ -196,9 +206,9 @@ class Bookkeeping:
 
     def keep(self, step: int, batch: RolloutBatch) -> None:
         """Keep the completions that make the version after ``step``, before the update that might fail on them."""
-        every = self._run.config.tracking.rollouts_every
+        every = self._run.tracking.rollouts_every
         if every and (step + 1) % every == 0:
-            write = RetryPolicy(self._run.config.sync.patience)
+            write = RetryPolicy(self._run.patience)
             self._submit(
                 "keeping rollouts", lambda: write(lambda: write_rollouts(self._run.uri, step + 1, batch.rows()))
             )
@@ -206,7 +216,7 @@ class Bookkeeping:
     def step(self, step: int) -> dict[str, float]:
         """Note that ``step`` is done; returns the metrics of what generators have fetched, and how long they waited."""
         spans = self._write_spans()
-        self._artifacts.progress(step, self._run.config.steps, last=step == self._run.config.steps)
+        self._artifacts.progress(step, self._run.steps, last=step == self._run.steps)
         if self._copied is None or time.monotonic() - self._sent > SEND_SECONDS:
             self._background.offer("copying the record", self._send)
         fetched = defaultdict[str, float](float)
@@ -233,11 +243,11 @@ class Bookkeeping:
         record = read_record(self._run.uri, self._folder)
         if not record.steps:
             return  # there is nothing to show
-        picture, path = self._folder / PICTURE, self._folder / REPORT
+        picture, path = self._folder / picture_name(record), self._folder / REPORT
         if draw_graph(self._run.uri, record, self._folder / GRAPH):
             self._tracker.log_picture(self._folder / GRAPH)
-        if not self._run.config.tracking.report:
-            draw_reward(self._run.uri, record, picture)
+        if not self._run.tracking.report:
+            draw_picture(self._run.uri, record, picture)
             self._tracker.log_picture(picture)
             return
         write_report(self._run.uri, record, path)

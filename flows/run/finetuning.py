@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from prefect.runtime import flow_run
 
 from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig
-from flows.run.artifacts import PrefectArtifacts
+from flows.report.html import REPORT
+from flows.run.bookkeeping import Bookkeeping
 from flows.run.diverged import stop_if_diverged
 from flows.run.hold import Hold
 from flows.run.recovery import Progress
@@ -42,6 +43,7 @@ class FinetuneResult:
     before: dict[str, float]  # at version 0; empty where nothing is held out
     after: dict[str, float]
     seconds: float  # of this session
+    report: str | None  # None where tracking.report is false
     page: Page
 
 
@@ -89,15 +91,17 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
                 run_name=run.name,
                 run_id=mlflow_run(run.uri),
                 owner=mlflow_owner(run.uri),
-                params=config.model_dump(mode="json"),
+                params={"method": config.method, **config.model_dump(mode="json")},
                 local=folder / METRICS,
                 check=hold.check,
             )
         )
         save_mlflow_run(run.uri, tracker.run_id)
         run.save(examples)
-        page = stack.enter_context(PrefectArtifacts(run.name, say, workplace.prefect.serves))
-        tracker.go_back(begun.step)
+        sizes = {examples.name: len(examples.held_out)} if examples.held_out else {}
+        books = stack.enter_context(Bookkeeping(run, workplace, folder, tracker, hold.check, sizes))
+        stack.callback(hold.end)
+        books.go_back(begun.step)
         if run.resumed:
             say(f"going on from step {begun.step} of {run.steps}")
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
@@ -122,7 +126,8 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
             learned = fit(workplace.dispatch, tuner, step, tuple(examples.train[row] for row in rows), known)
             seconds = time.perf_counter() - began
             pace = {"perf/step_seconds": seconds, "perf/examples_per_second": len(rows) / seconds}
-            tracker.log(learned.step, {**learned.metrics, **pace})
+            tracker.log(learned.step, {**learned.metrics, **pace, **books.step(learned.step)})
+            books.logged()
             progress.made(learned.step)
             if learned.said:
                 say(f"step {learned.step}: {learned.said}")
@@ -130,7 +135,6 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
             shown = {name.partition("/")[2]: of for name, of in learned.metrics.items()}
             told = {name: of for name, of in shown.items() if name in ("loss", "accuracy")}
             workplace.display.step(learned.step, note="", **told)
-            page.progress(learned.step, run.steps, last=learned.step == run.steps)
             if learned.step == run.steps or (config.evaluate_every and learned.step % config.evaluate_every == 0):
                 evaluate(learned.step)
         hold.check()
@@ -142,6 +146,7 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
             before=found.get(0, {}),
             after=found.get(run.steps, {}),
             seconds=time.perf_counter() - progress.began,
+            report=str(folder / REPORT) if config.tracking.report else None,
             page=tracker.page(),
         )
         text = json.dumps({**asdict(result), "flow_run": str(flow_run.id or "")}, indent=2)

@@ -75,6 +75,10 @@ class Hold:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
+    def end(self) -> None:
+        """Nothing is waited for any more."""
+        self.ending = True
+
     def check(self) -> None:
         """Raise LockLostError or TrainingLockLostError. A storage that is away is waited for, unless the run is
         `ending`: what would be written there fails then by itself."""

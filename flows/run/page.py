@@ -8,6 +8,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.schemas.objects import StateType
+from prefect.context import FlowRunContext
 from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -27,6 +28,12 @@ ENDED = {StateType.CANCELLING, StateType.CANCELLED, StateType.CRASHED, StateType
 class CancelledOnPage(Abort):
     """The run was cancelled on Prefect's page; its checkpoints are there. Prefect takes an `Abort` as the end of a flow
     whose state is settled: an ordinary exception would make the run a failed one."""
+
+
+def from_prefect() -> bool:
+    """Whether the run was asked for at Prefect, by its form, its API or its command."""
+    context = FlowRunContext.get()
+    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
 
 
 @contextmanager

@@ -143,7 +143,7 @@ class Training:
     ) -> None:
         if kind is not None:
             self.workplace.dispatch.stop()  # the tasks that generate ahead would keep the flow from ending
-        self._hold.ending = True
+        self._hold.end()
         try:
             self._hold.check()
         except Lost as lost:  # and whatever the work raised is because of it

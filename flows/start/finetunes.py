@@ -11,10 +11,11 @@ from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, 
 from flows.options.plain_yaml import load_yaml
 from flows.options.reading import OptionError, differences, read_config, to_yaml
 from flows.start.defaults import with_rate
-from flows.start.runs import meant, new_name, without_secrets
+from flows.start.runs import NEWEST, known_run, meant, new_name, without_secrets
 from flows.start.whole_paths import whole_problems
 from infra import disk
-from infra.runs.checkpoints import MODEL, NotARun, is_run, resolve_run, state_uri
+from infra.runs.checkpoints import CONFIG, MODEL, NotARun, is_run, resolve_run, state_uri
+from infra.runs.tracking import TrackingConfig
 from infra.storage import place, store
 from infra.storage.typed import read_typed
 from infra.weights.version import SyncConfig
@@ -51,6 +52,10 @@ class Finetune(Generic[F]):
     @property
     def patience(self) -> float:
         return SyncConfig().patience
+
+    @property
+    def tracking(self) -> TrackingConfig:
+        return self.config.tracking
 
     @property
     def begun(self) -> bool:
@@ -94,6 +99,25 @@ def json_of(examples: ExampleSet) -> str:
 def is_finetune(uri: str) -> bool:
     """Whether a run lies there that was trained on examples."""
     return place.exists(place.join(uri, SETTINGS))
+
+
+def known_run_or_finetune(name: str, home_runs: str) -> str:
+    """The URI of a run of that name, which exists, whether it learns from rewards or from examples; of `newest`, of the
+    newest one that has made a step. Raises NotARun."""
+    if name != NEWEST:
+        uri = resolve_run(name, home_runs)
+        return uri if is_finetune(uri) else known_run(name, home_runs)
+    written = {uri: place.modified(place.join(uri, SETTINGS)) for uri in place.folders(home_runs)}
+    tuned = {uri: when for uri, when in written.items() if when is not None and any(store.versions(state_uri(uri)))}
+    if not tuned:
+        return known_run(name, home_runs)
+    newest = max(tuned, key=tuned.__getitem__)
+    try:
+        trained = known_run(name, home_runs)
+    except NotARun:
+        return newest
+    when = place.modified(place.join(trained, CONFIG))
+    return newest if when is None or when < tuned[newest] else trained
 
 
 def new_finetune(config: F, home_runs: str) -> Finetune[F]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -16,6 +16,8 @@ from flows.start.trust import trusted
 from flows.start.whole_paths import with_whole_paths
 from infra.runs.checkpoints import resolve_run, state_uri
 from infra.storage import store
+
+C = TypeVar("C", bound=BaseModel)
 
 UNNAMED = "\0unnamed"  # a model that nobody can name, no folder either
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
@@ -98,15 +100,8 @@ def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = 
         NotTrustedError: what it brings is not `trusted`.
         OptionError: a change contradicts what the run has learned so far.
     """
-    options = known_options(TrainConfig)
-    sent = dict(flatten(options, config.model_dump(mode="json", exclude_unset=True)))
-    given = dict(flatten(options, config.model_dump(mode="json", exclude_unset=True, exclude_defaults=form)))
-
-    def over(base: Mapping[str, Any]) -> TrainConfig:
-        whole = nest({**dict(flatten(options, base)), **given})
-        return read_config(TrainConfig, file=None, overrides={}, base=whole)
-
-    run = resumed(name, home_runs, over)
+    sent, given = set_leaves(config), set_leaves(config, form=form)
+    run = resumed(name, home_runs, laid_over(TrainConfig, given))
     trusted(run)  # before anything that it names is asked: its model has the number of parameters
     run = replace(run, config=with_defaults(run.config)[0])
     if run.saved is not None and run.config.steps in store.versions(state_uri(run.uri)):
@@ -119,6 +114,23 @@ def resume_with(name: str, home_runs: str, config: TrainConfig, *, form: bool = 
         if before[path] != unchanged[path]
     ]
     return run, sorted(kept)
+
+
+def set_leaves(config: BaseModel, *, form: bool = False) -> dict[str, Any]:
+    """What is set in ``config`` by dotted path; with ``form`` the defaults are left out, as Prefect's form sends them
+    unasked."""
+    given = config.model_dump(mode="json", exclude_unset=True, exclude_defaults=form)
+    return dict(flatten(known_options(type(config)), given))
+
+
+def laid_over(kind: type[C], given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], C]:
+    """What makes a configuration of saved settings and these, which are by dotted path."""
+
+    def over(base: Mapping[str, Any]) -> C:
+        whole = nest({**dict(flatten(known_options(kind), base)), **given})
+        return read_config(kind, file=None, overrides={}, base=whole)
+
+    return over
 
 
 def _plain(value: Any) -> Any:

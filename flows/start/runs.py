@@ -20,6 +20,7 @@ from flows.start.whole_paths import with_whole_paths
 from infra import disk
 from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
 from infra.runs.remains import has_versions
+from infra.runs.tracking import TrackingConfig
 from infra.security.secrets import hidden, revealed
 from infra.storage import place
 from infra.storage.typed import read_typed
@@ -56,6 +57,14 @@ class Run:
     @property
     def patience(self) -> float:
         return self.config.sync.patience
+
+    @property
+    def steps(self) -> int:
+        return self.config.steps
+
+    @property
+    def tracking(self) -> TrackingConfig:
+        return self.config.tracking
 
     @property
     def begun(self) -> bool:

@@ -12,6 +12,9 @@ from urllib.parse import quote
 
 TAG = "mlflow.note.content"
 REWARDS = ("reward/mean", "eval/reward")
+EXAMPLES = """Training of **{model}** on the examples of **{problems}** by `rlvf {method}`.
+
+First [the loss]({chart}) of each step and on what is held out. The artifact `report.html` shows more on one page."""
 TEXT = """Reinforcement learning of **{model}** on **{problems}** by **{loss}**.
 
 First [`reward/mean` (of each step) and `eval/reward` (held-out problems)]({chart}), then `policy/entropy`,
@@ -20,11 +23,15 @@ First [`reward/mean` (of each step) and `eval/reward` (held-out problems)]({char
 
 def description(params: Mapping[str, str], experiment_id: str, run_id: str) -> str | None:
     """Markdown; None if it is no training run."""
-    named = [params.get(name) for name in ("policy.model", "problems.path", "algorithm.name")]
+    named = [params.get(name) for name in ("policy.model", "problems.path", "algorithm.name", "method")]
     # no Markdown of a file's name
-    model, problems, loss = (re.sub(r"[^\w.:/ -]", "_", name or "") for name in named)
+    model, problems, loss, method = (re.sub(r"[^\w.:/ -]", "_", name or "") for name in named)
     if not model:
         return None
+    if method:  # on examples, by that command
+        prefix = method.replace("-", "_")
+        losses = chart_of(experiment_id, run_id, (f"{prefix}/loss", f"{prefix}/held_out_loss"))
+        return EXAMPLES.format(model=model, problems=problems, method=method, chart=losses)
     return TEXT.format(model=model, problems=problems, loss=loss, chart=chart_of(experiment_id, run_id, REWARDS))
 
 

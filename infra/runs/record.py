@@ -28,6 +28,7 @@ TAIL = "tail"  # folder of what was added to the files since they were copied
 METRICS, TIMELINE, ABOUT, RESULT = "metrics.jsonl", "timeline.jsonl", "about.json", "result.json"
 EVALUATIONS = "evaluations"  # folder of the results of `rlvf eval`
 LARGEST = 1e100  # of a figure
+EVERY_STEP = ("reward/mean", "sft/loss", "dpo/loss", "reward_model/loss")  # a run logs one of these at each step
 FORMER = {"groups/generated": "groups/drawn"}  # what older versions called a metric
 PACKAGES = "rlvf torch transformers safetensors numpy distributed prefect mlflow fsspec s3fs".split()
 
@@ -73,7 +74,8 @@ class Record:
     @property
     def steps(self) -> list[int]:
         """The steps that were logged."""
-        return list(self.curve("reward/mean"))
+        curves = (self.curve(metric) for metric in EVERY_STEP)
+        return list(next(filter(None, curves), {}))
 
 
 def read_record(run_uri: str, folder: Path) -> Record:

@@ -13,6 +13,7 @@ import psutil
 from infra.security.secrets import without_userinfo
 from infra.services.supervisor import MARK, BackOff, Program, Service, ServiceError
 
+DEPLOYMENTS = "rlvf/train  rlvf-sft/warm-up  rlvf-dpo/train  rlvf-reward-model/train  rlvf-eval/scheduled"
 TITLES = {
     "prefect": "Prefect server",
     "mlflow": "MLflow server",

@@ -15,7 +15,7 @@ from infra.services.addresses import Addresses, Up, write_up
 from infra.services.http import proves
 from infra.services.kept_port import KeptPort
 from infra.services.of_home import STOPPING, held, take_down_leftovers
-from infra.services.part import TITLES, Part, Row
+from infra.services.part import DEPLOYMENTS, TITLES, Part, Row
 from infra.services.passwords import auth_of
 from infra.services.ports import Ports
 from infra.services.prefect_api import POOL, PrefectApi
@@ -114,7 +114,7 @@ class Stack:
         """The services as a table."""
         state = "registered" if self._deployed else "waiting"
         own = [Row(TITLES[part.name], part.state, part.address.removesuffix("/api")) for part in self._parts]
-        extra = [Row(TITLES["deployments"], state, "rlvf/train  rlvf-sft/warm-up  rlvf-eval/scheduled")]
+        extra = [Row(TITLES["deployments"], state, DEPLOYMENTS)]
         return [*self._foreign, *own, *extra, Row("storage", "used", self.config.storage)]
 
     def keep_up(self, show: Callable[[list[Row], bool], None]) -> None:

@@ -4,6 +4,7 @@ A prompt or a completion is text, or a chat: a list of turns `{"role": ..., "con
 come before the prompt as in its template; a completion is the last one.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -143,9 +144,9 @@ class ExamplesConfig(BaseModel):
     )
 
     @property
+    @abstractmethod
     def columns(self) -> ExampleColumns:
         """Where its examples are."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _places(self) -> Self:

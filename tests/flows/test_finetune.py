@@ -11,50 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, SftConfig
+from flows.finetune_config import DpoConfig, FinetuneConfig, SftConfig
 from flows.options.reading import OptionError, read_config
 from flows.start.finetunes import resumed_finetune, with_made_model
 from rl.problems.tables import ProblemError
 from rl.verifiers.spec import VerifierError
+from tests.flows.on_examples import tune, write_examples
 from tests.processes import until
-
-KINDS: dict[str, type[FinetuneConfig]] = {"sft": SftConfig, "dpo": DpoConfig, "reward-model": RewardModelConfig}
-SUMS = [(a, b) for a in range(2, 14) for b in range(20, 25)]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Demonstrations and pairs whose difference is easily learned."""
-    folder = tmp_path_factory.mktemp("examples")
-    shown = [{"question": f"take {a} from {b}.", "response": f"{b} - {a}"} for a, b in SUMS]
-    pairs = [{"prompt": f"add {a} and {b}.", "chosen": f"{a} + {b}", "rejected": f"{a} * {b}"} for a, b in SUMS]
-    for name, rows in (("shown", shown), ("pairs", pairs)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def tune(lab: Any, method: str, files: Path, resume: str | None = None, **changes: str) -> Path:
-    """Run the flow in this process; returns the run's folder."""
-    from flows import sft as flows
-
-    lab.settle()
-    name = changes.get("run") or resume or lab.new_name()
-    options = {
-        "problems": str(files / ("shown.jsonl" if method == "sft" else "pairs.jsonl")),
-        "policy": str(lab.policy),
-        "cluster.scheduler": lab.client.scheduler.address,
-        "batch": "8",
-        "optimizer.lr": "1e-3",
-        "tracking.system_metrics": "false",
-        "run": name,
-        **{option.replace("__", "."): value for option, value in changes.items()},
-    }
-    with lab.prefect():
-        config = read_config(KINDS[method], file=None, overrides=options)
-        getattr(flows, method.replace("-", "_"))(config, resume)
-    return lab.run_folder(name)
+    return write_examples(tmp_path_factory.mktemp("examples"))
 
 
 def test_demonstrations_are_learned(lab: Any, files: Path) -> None:
@@ -101,6 +72,20 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_never_stopped(lab: Any, file
     assert lab.weights_digest(part, 6) == lab.weights_digest(whole, 6)
     name = f"{method.replace('-', '_')}/loss"
     assert lab.metrics(part, name) == lab.metrics(whole, name)
+
+
+def test_what_a_resume_does_not_give_is_as_it_was_saved(lab: Any, files: Path) -> None:
+    """As of a deployment: the command gives the flow all settings."""
+    from flows.sft import dpo
+
+    run = tune(lab, "dpo", files, steps="1", beta="0.3")
+    before = yaml.safe_load((run / "finetune.yaml").read_text())
+    with lab.prefect():
+        dpo(DpoConfig(steps=2), run.name)
+    assert json.loads((run / "result.json").read_text())["steps"] == 2
+    assert yaml.safe_load((run / "finetune.yaml").read_text()) == {**before, "steps": 2}
+    with lab.prefect(), pytest.raises(OptionError, match=r"cannot be resumed with beta: saved 0.3, now 0.2"):
+        dpo(DpoConfig(steps=3, beta=0.2), run.name)
 
 
 def test_a_policy_comes_to_prefer_what_is_chosen(lab: Any, files: Path) -> None:

@@ -3,30 +3,35 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from flows.config import EvalConfig, TrainConfig
-from flows.finetune_config import SftConfig
+from flows.finetune_config import DpoConfig, RewardModelConfig, SftConfig
 from flows.run.failure import cause
 from infra.cluster.training_lock import training_lock
+from tests.flows.on_examples import write_examples
 from tests.processes import MARK, marked, started, until
 
 MANIFEST = Path(__file__).parents[3] / "prefect.yaml"
-CONFIGS = {"rlvf/train": TrainConfig, "rlvf-sft/warm-up": SftConfig, "rlvf-eval/scheduled": EvalConfig}
+CONFIGS = {
+    "rlvf/train": TrainConfig,
+    "rlvf-sft/warm-up": SftConfig,
+    "rlvf-dpo/train": DpoConfig,
+    "rlvf-reward-model/train": RewardModelConfig,
+    "rlvf-eval/scheduled": EvalConfig,
+}
 
 SMALL = {
     "steps": 1,
@@ -141,6 +146,8 @@ def test_the_newest_run_is_evaluated_every_day(server: Server) -> None:
         ("rlvf/train", {"stepz": 1}, "stepz"),
         ("rlvf/train", {"verifier": 3}, "config.verifier"),
         ("rlvf-sft/warm-up", {"warm_up": {"batch": "many"}}, "config.warm_up.batch"),
+        ("rlvf-dpo/train", {"beta": 0}, "config.beta"),
+        ("rlvf-reward-model/train", {"beta": 0.1}, "beta"),
         ("rlvf-eval/scheduled", {"samples": 0}, "config.samples"),
     ],
 )
@@ -171,6 +178,28 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
 
 
 @pytest.mark.slow
+def test_a_worker_trains_on_pairs_and_goes_on_with_that(server: Server, lab: Any) -> None:
+    home = lab.fresh_home(server.folder / "pairs")
+    pairs = write_examples(home) / "pairs.jsonl"
+    here = {"policy": str(lab.policy), "cluster": {"scheduler": lab.client.scheduler.address}}
+    config = here | {"problems": str(pairs), "run": "preferred", "steps": 1, "tracking": {"system_metrics": False}}
+    form = {"steps": 2, "beta": 0.1, "problems": None, "batch": 32}  # with the defaults that it shows
+    for asked in ({"config": config | {"beta": 0.3}}, {"config": form, "resume": "preferred"}):
+        lab.settle()
+        path = f"deployments/{server.deployment('rlvf-dpo/train')['id']}/create_flow_run"
+        flow_run = server.api(path, parameters=asked)["id"]
+        with server.prefect("worker", "start", "--pool", "rlvf", "--run-once", RLVF_HOME=str(home)) as worker:
+            out, _ = worker.communicate(timeout=240)
+        state = server.api(f"flow_runs/{flow_run}")["state"]
+        assert state["type"] == "COMPLETED", f"{state}\n{out}"
+    run = home / "runs" / "preferred"
+    assert json.loads((run / "result.json").read_text())["steps"] == 2
+    saved = yaml.safe_load((run / "finetune.yaml").read_text())
+    assert (saved["beta"], saved["problems"]) == (0.3, {"path": str(pairs)})
+    assert (run / "report.html").exists()
+
+
+@pytest.mark.slow
 def test_two_trainings_at_once_wait_for_their_turns(server: Server, lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(server.folder / "queue")
     here = {"policy": str(lab.policy), "cluster": {"scheduler": lab.client.scheduler.address}}
@@ -189,86 +218,6 @@ def test_two_trainings_at_once_wait_for_their_turns(server: Server, lab: Any, tm
         assert worker.wait(120) == 0
     states = [server.api(f"flow_runs/{run}")["state"]["type"] for run in runs]
     assert states == ["COMPLETED", "COMPLETED"], log.read_text()
-
-
-@dataclass(frozen=True)
-class Launched:
-    """What a Prefect worker starts, for a flow whose module does as it says."""
-
-    process: subprocess.Popen[str]
-    pid: Path  # where the module writes its process
-    state: Callable[[], Any]
-
-
-@pytest.fixture
-def launched(lab: Any, tmp_path: Path) -> Iterator[Callable[[str], Launched]]:
-    with ExitStack() as running:
-
-        def launch(source: str) -> Launched:
-            pid = tmp_path / "pid"
-            (tmp_path / "module_of_a_flow.py").write_text(
-                f"import os, signal, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n{source}\n"
-            )
-            flow = lab.api("flows/", {"name": "of a test"})["id"]
-            run = lab.api("flow_runs/", {"flow_id": flow, "state": {"type": "PENDING"}})["id"]
-            process = running.enter_context(
-                started(
-                    *(sys.executable, "-P", "-m", "infra.services.launch", "module_of_a_flow:train"),
-                    env={**os.environ, **lab.access, "PYTHONPATH": str(tmp_path), "PREFECT__FLOW_RUN_ID": run},
-                )
-            )
-            return Launched(process, pid, lambda: lab.api(f"flow_runs/{run}")["state"])
-
-        yield launch
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        pytest.param(
-            "import nosuchmodule",
-            "Crashed: ModuleNotFoundError: No module named 'nosuchmodule' (",
-            marks=pytest.mark.slow,
-        ),
-        ("train = 3", "Crashed: TypeError: "),  # no flow, says the engine
-        pytest.param("raise SystemExit('no license')", "Crashed: SystemExit: no license", marks=pytest.mark.slow),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "Crashed: its process was ended by SIGKILL; where nobody did that,"),
-        pytest.param("os._exit(3)", "Crashed: its process ended with exit code 3", marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_that_crashes_before_its_flow_begins_says_why(
-    launched: Callable[[str], Launched], source: str, said: str
-) -> None:
-    run = launched(source)
-    until(lambda: run.state()["type"] == "CRASHED")
-    named = run.state()
-    assert named["name"].startswith(said), named
-    if source.startswith("import"):  # once is enough: it takes its time
-        until(lambda: run.state()["name"] == "Crashed", about=lambda: str(run.state()))  # what the page filters by
-        assert run.process.wait(60) == 0  # the worker has nothing to add
-        assert run.state()["message"] == named["message"] == named["name"].removeprefix("Crashed: ")
-
-
-def test_who_stops_a_run_stops_its_engine(launched: Callable[[str], Launched]) -> None:
-    asked = launched("time.sleep(100)")
-    until(lambda: asked.pid.exists() and bool(asked.pid.read_text()))
-    asked.process.terminate()
-    assert asked.process.wait(90) == 128 + signal.SIGTERM
-    assert asked.state()["type"] == "PENDING"  # whoever asked says what that means
-
-
-def test_an_engine_ends_with_the_process_that_its_worker_knows(launched: Callable[[str], Launched]) -> None:
-    killed = launched("time.sleep(100)")
-    until(lambda: killed.pid.exists() and bool(killed.pid.read_text()))
-    killed.process.kill()
-
-    def ended() -> bool:
-        try:
-            return psutil.Process(int(killed.pid.read_text())).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    until(ended)
 
 
 def test_a_failed_state_is_named_after_its_cause() -> None:

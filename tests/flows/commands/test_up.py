@@ -36,7 +36,7 @@ PLANTED = {
     "AWS_SECRET_ACCESS_KEY": "planted-aws",
     "PREFECT_SERVER_API_AUTH_STRING": "someone:planted-prefect",
 }
-DEPLOYMENTS = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-eval/scheduled")
+DEPLOYMENTS = ("rlvf/train", "rlvf-sft/warm-up", "rlvf-dpo/train", "rlvf-reward-model/train", "rlvf-eval/scheduled")
 
 
 def asked(scheduler: str, home: Path) -> Seen:
