@@ -140,8 +140,9 @@ def learn(training: Training, step: int, batch: RolloutBatch) -> Learned:
     dispatch, criticism = training.workplace.dispatch, training.criticism
     if criticism is None:
         return update(dispatch, training.trainer, step, batch.batch, batch.figures())
-    criticised = train_critic.submit(dispatch, criticism.critic, step, batch.batch)
+    criticised = train_critic.submit(dispatch, criticism.critic, step, batch.batch, criticism.kl_coefficient)
     learned = update(dispatch, training.trainer, step, batch.batch, batch.figures())
+    criticism.kl_coefficient = learned.kl_coefficient
     return both(learned, criticised.result(), criticism.scores.age(step))
 
 

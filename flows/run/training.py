@@ -184,7 +184,7 @@ class Training:
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
-        self.criticism = criticism_of(self.workplace, config, critic, self.tracker, begun.step)
+        self.criticism = criticism_of(self.workplace, config, critic, self.tracker, begun)
         by = self.generator, self.publishing, self.admission, self.problems.verifiers
         self.scores = scores_of(config, self.trainer, self.workplace, *by)
         if self.criticism is not None:
