@@ -11,7 +11,6 @@ from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.tracking import TrackingConfig
 from infra.weights.version import SyncConfig
 from rl.algorithm_config import AlgorithmConfig
-from rl.algorithms import ALGORITHMS
 from rl.config import (
     COLDEST_SERVED,
     OURS,
@@ -195,16 +194,6 @@ class TrainConfig(ConfigTree):
     @model_validator(mode="after")
     def _adapters(self) -> Self:
         refuse_muon_of_adapters(self.policy, self.optimizer)
-        return self
-
-    @model_validator(mode="after")
-    def _returns_of_the_critic(self) -> Self:
-        kl, of = self.algorithm.kl, ALGORITHMS.get(self.algorithm.name)
-        if of is not None and "values" in of.needs and kl.in_reward and kl.target is not None:
-            raise ValueError(
-                f"algorithm.kl.target: with in_reward and the critic of {self.algorithm.name}, which is told of the "
-                "coefficient that is given alone; leave out one of target and in_reward"
-            )
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from flows.sft import kept_warm_up, sft
 from flows.start.defaults import with_defaults
 from flows.start.finetunes import with_made_model
 from flows.start.preflight import check_model
+from flows.start.references import check_reference, with_named_reference
 from flows.start.resume import resume_with
 from flows.start.runs import Run, begun_by, new_name, new_run, with_secrets
 from flows.start.trust import refuse_odd_files
@@ -56,7 +57,8 @@ def train(config: TrainConfig, resume: str | None = None) -> TrainResult:
     """Train a policy: a new run, or with ``resume`` (a run's name or URI) the rest of that one, as it was saved but for
     what ``config`` gives. When a trainer is lost with steps that no checkpoint holds, or the scheduler of a joined
     cluster, the run goes on from its newest checkpoint."""
-    whole = config = with_made_model(with_secrets(config), runs_uri())
+    config = with_made_model(with_secrets(config), runs_uri())
+    whole = config = with_named_reference(config, runs_uri())
     if resume is not None:
         saved, _ = resume_with(resume, runs_uri(), config, form=from_prefect())
         whole, resume = saved.config, saved.uri  # `newest` is another run by the time that this one goes on
@@ -138,8 +140,9 @@ def learn(training: Training, step: int, batch: RolloutBatch) -> Learned:
     dispatch, criticism = training.workplace.dispatch, training.criticism
     if criticism is None:
         return update(dispatch, training.trainer, step, batch.batch, batch.figures())
-    criticised = train_critic.submit(dispatch, criticism.critic, step, batch.batch)
+    criticised = train_critic.submit(dispatch, criticism.critic, step, batch.batch, criticism.kl_coefficient)
     learned = update(dispatch, training.trainer, step, batch.batch, batch.figures())
+    criticism.kl_coefficient = learned.kl_coefficient
     return both(learned, criticised.result(), criticism.scores.age(step))
 
 
@@ -173,8 +176,9 @@ def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) ->
         for line in kept:
             workplace.display.say(line)
         return run
-    if note := check_model(config.policy.model, workplace.runs):
-        workplace.display.say(note)
+    for note in (check_model(config.policy.model, workplace.runs), check_reference(config, workplace.runs)):
+        if note:
+            workplace.display.say(note)
     config, chosen = with_defaults(config)
     for line in chosen:
         workplace.display.say(line)

@@ -17,6 +17,7 @@ from rl.algorithms.own import OwnAlgorithmError, own_algorithm
 from rl.graph import Graph, GraphError, graph_of
 
 OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
+START = "start"  # as the reference: what a run starts from
 
 
 class KlConfig(BaseModel):
@@ -34,6 +35,12 @@ class KlConfig(BaseModel):
     target: float | None = Field(
         None, gt=0, description="nats per token that the coefficient is adapted towards after each step; none: fixed"
     )
+    reference: str = Field(
+        START,
+        min_length=1,
+        description="the reference model: start, what the run starts from; RUN:STEP, a version that another run has "
+        "published (RUN: its newest), or the model of a run on examples; or as policy.model, with the same tokenizer",
+    )
     reference_every: int = Field(
         0, ge=0, description="the reference follows the policy every so many steps; 0: it stays the start"
     )
@@ -41,7 +48,8 @@ class KlConfig(BaseModel):
     @model_validator(mode="after")
     def _has_an_effect(self) -> Self:
         if not self.coefficient:
-            given = next((name for name in ("target", "in_reward", "reference_every") if getattr(self, name)), None)
+            fields, names = type(self).model_fields, ("target", "in_reward", "reference", "reference_every")
+            given = next((name for name in names if getattr(self, name) != fields[name].default), None)
             if given is not None:
                 raise ValueError(f"{given}: needs a coefficient above 0")
         elif self.estimator == "k1" and not self.in_reward:
@@ -52,6 +60,11 @@ class KlConfig(BaseModel):
             raise ValueError(
                 f"estimator: {self.estimator} in the reward punishes what has become less likely too, and leads away "
                 "from the reference; leave it out, or in_reward"
+            )
+        if self.reference != START and self.reference_every:
+            raise ValueError(
+                f"reference: {self.reference} stays as it is, and with reference_every the reference is the policy of "
+                "a step; leave out one of them"
             )
         return self
 

@@ -170,6 +170,7 @@ class Learned:
     said: str = ""  # of memory that is short, for people
     groups: int = 0  # that it trained on
     metrics: Mapping[str, float] = field(default_factory=dict)  # what is logged of it: docs/metrics.md
+    kl_coefficient: float | None = None  # of the divergence from the reference, for the next update; a policy's
     seconds: float = 0.0
 
 

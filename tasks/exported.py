@@ -4,7 +4,7 @@ merged into it."""
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from safetensors import safe_open
@@ -16,6 +16,7 @@ from infra.runs.checkpoints import MODEL
 from infra.storage import place, store
 from infra.storage.manifest import NotThere
 from infra.storage.store import Folder
+from infra.weights.chain import stored_version
 from infra.weights.mirror import Mirror
 from infra.weights.pin import newest_pinned
 from infra.weights.quantization import restored
@@ -32,18 +33,25 @@ PATIENCE = 60.0  # seconds that the storage may be away
 
 
 def export(
-    run_uri: str, policy: PolicyConfig, public: str | None, out: Path, *, merge: bool, dtype: str
+    run_uri: str,
+    policy: PolicyConfig,
+    public: str | None,
+    out: Path,
+    *,
+    merge: bool,
+    dtype: str,
+    step: int | None = None,
 ) -> tuple[Path, int, str]:
-    """Write the result of a run, or its newest version where that is newer, to the folder ``out``, which appears when
-    it is whole, or to one beside it where something has appeared there meanwhile; returns the one, the version's step,
-    and the type of most of the weights. ``public`` is the model that the run started from, where every machine loads
-    that itself; with ``merge`` its adapters are added to it, and the weights are of ``dtype``, by `auto` that of the
-    frozen ones.
+    """Write the result of a run, or its newest version where that is newer, or version ``step``, to the folder ``out``,
+    which appears when it is whole, or to one beside it where something has appeared there meanwhile; returns the one,
+    the version's step, and the type of most of the weights. ``public`` is the model that the run started from, where
+    every machine loads that itself; with ``merge`` its adapters are added to it, and the weights are of ``dtype``, by
+    `auto` that of the frozen ones.
 
     Raises NotThere, Torn, BaseDamaged, and OtherBaseError where the model is another than the adapters were trained on.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _newest(run_uri, policy, public) as (step, files, weights), disk.temporary_beside(out) as made:
+    with _version(run_uri, policy, public, step) as (step, files, weights), disk.temporary_beside(out) as made:
         if merge and policy.lora.rank:
             with base_of(run_uri, public, PATIENCE) as base:
                 _merge(base, policy.lora, files.path, weights, made, dtype)
@@ -56,22 +64,22 @@ def export(
 
 
 @contextmanager
-def _newest(
-    run_uri: str, policy: PolicyConfig, public: str | None
+def _version(
+    run_uri: str, policy: PolicyConfig, public: str | None, step: int | None
 ) -> Iterator[tuple[int, Folder, dict[str, Tensor] | None]]:
-    """The newest version: its step, a folder with all of its files but perhaps the weights, and these where they are
-    not in it."""
-    if (result := _result(run_uri)) is not None:
-        with store.read_folder(place.join(run_uri, MODEL)) as found:
-            yield result, found, None
+    """The newest version, or that of this ``step``: its step, a folder with all of its files but perhaps the weights,
+    and these where they are not in it."""
+    if (result := _result(run_uri)) is not None and step in (None, result):
+        with store.read_folder(place.join(run_uri, MODEL)) as kept:
+            yield result, kept, None
         return
-    with newest_pinned(run_uri) as version:
+    weights = place.join(run_uri, "weights")
+    # an older version cannot be pinned: it is gone where the run trains meanwhile and needs it no more
+    with newest_pinned(run_uri) if step is None else nullcontext(stored_version(weights, step)) as version:
         model = None if public is None or policy.lora.rank else public_model(public, policy)
-        mirror = Mirror(
-            place.join(run_uri, "weights"), patience=PATIENCE, cache=rlvf_home() / "cache" / "weights", public=model
-        )
-        with mirror.at(version) as weights:
-            yield version.step, mirror.root_folder, dict(restored(weights))
+        mirror = Mirror(weights, patience=PATIENCE, cache=rlvf_home() / "cache" / "weights", public=model)
+        with mirror.at(version) as found:
+            yield version.step, mirror.root_folder, dict(restored(found))
 
 
 def _most_common_type(folder: Path) -> str:

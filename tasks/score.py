@@ -22,6 +22,7 @@ from tasks.calls.scorer import Scorer
 from tasks.collection import Collection, Lease
 from tasks.generate import Admission
 from tasks.mending import Mend, leased, no_mend
+from tasks.reference import ReferenceLost
 from tasks.verify import judged
 
 AT_ONCE = 64  # leases that wait for their score, at most
@@ -56,12 +57,6 @@ def score(dispatch: Dispatch, collection: Collection, scores: Scores) -> None:
     with ThreadPoolExecutor(AT_ONCE, scores.call.name) as threads:
         for scored in as_completed([threads.submit(of, *each) for each in collection.arrivals(scores.call)]):
             scored.result()
-
-
-class ReferenceLost(StoreError):  # noqa: N818
-    """The version that is the reference cannot be read, and no published version mends that."""
-
-    remedy = "restore it, or start a new run from the newest version"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ from tasks.calls.critic import Critic
 
 
 @task(name="train_critic", task_run_name="train critic {step}", cache_policy=NO_CACHE)
-def train_critic(dispatch: Dispatch, critic: Critic, step: int, batch: Batch) -> Learned:
-    """Make version ``step + 1`` of the critic, from a batch with values. When this returns, its checkpoint is durable
-    if ``checkpoint.every`` makes one of this version."""
-    return dispatch.run("train_critic", critic.update, step, batch)
+def train_critic(
+    dispatch: Dispatch, critic: Critic, step: int, batch: Batch, kl_coefficient: float | None = None
+) -> Learned:
+    """Make version ``step + 1`` of the critic, from a batch with values, whose returns are those that the policy learns
+    from: see `Critic.update`. When this returns, its checkpoint is durable if ``checkpoint.every`` makes one of this
+    version."""
+    return dispatch.run("train_critic", critic.update, step, batch, kl_coefficient)

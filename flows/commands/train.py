@@ -25,6 +25,7 @@ from flows.start.preflight import (
     check_tracking,
     check_verifiers_here,
 )
+from flows.start.references import check_reference, with_named_reference
 from flows.start.resume import resume_run
 from flows.start.runs import Run, new_run, without_secrets
 from flows.start.trust import refuse_odd_files, trusted
@@ -97,7 +98,7 @@ def _run(given: argparse.Namespace) -> None:
         config = read_config(TrainConfig, file=given.config, overrides=given.overrides)
         say_unused_up(config.cluster)
         with named_storage_errors(config.run if config.run and "://" in config.run else runs):
-            run = new_run(with_made_model(config, runs), runs)
+            run = new_run(with_named_reference(with_made_model(config, runs), runs), runs)
         refuse_odd_files(run.uri)  # a folder may be there before its run is
         if local_path(run.uri) is None:
             probe_storage(run.uri, answered=True)
@@ -108,6 +109,7 @@ def _run(given: argparse.Namespace) -> None:
     if not run.resumed or run.config.sync.base == "public":  # a run holds all else that it goes on with
         check_model(run.config.policy.model, runs)
     if not run.resumed:
+        check_reference(run.config, runs)
         check_configuration_here(run.config, problems_to_check(opened.problems, opened.plans))
     began = time.monotonic()
     try:

@@ -18,13 +18,14 @@ from tasks.calls.trainer import Trainer
 from tasks.value import ValueScores
 
 
-@dataclass(frozen=True)
+@dataclass
 class Criticism:
     """The critic of a run while it goes on."""
 
     critic: Critic
     publishing: Publishing  # of its versions
     scores: ValueScores
+    kl_coefficient: float | None  # that the policy's next update takes; None before the first
 
 
 def policy_trainer(
@@ -76,14 +77,15 @@ def critic_trainer(trainer: Trainer, config: TrainConfig) -> Critic | None:
 
 
 def criticism_of(
-    workplace: Workplace, config: TrainConfig, critic: Critic | None, tracker: Tracker, step: int
+    workplace: Workplace, config: TrainConfig, critic: Critic | None, tracker: Tracker, begun: Begun
 ) -> Criticism | None:
-    """The critic, once it is at version ``step``, which is published."""
+    """The critic, once it is at the version that has ``begun``, which is published."""
     if critic is None:
         return None
-    publishing = Publishing(workplace, critic, tracker, step)
+    publishing = Publishing(workplace, critic, tracker, begun.step)
     valuer = Valuer(config.policy, config.sync.patience)
-    return Criticism(critic, publishing, ValueScores(valuer, publishing.newest, config.staleness, publishing.mend))
+    scores = ValueScores(valuer, publishing.newest, config.staleness, publishing.mend)
+    return Criticism(critic, publishing, scores, begun.learned and begun.learned.kl_coefficient)
 
 
 def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) -> Begun:

@@ -32,6 +32,7 @@ class Opened:
             VerifierError: a verifier that does not exist.
             OwnAlgorithmError: an algorithm that cannot be used.
             NotTrustedError: one of a resumed run is not what was trusted.
+            ValueError: the algorithm has a critic and the resumed run none, or the other way round.
         """
         config = run.config
         problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
@@ -41,7 +42,9 @@ class Opened:
         found = cls(run, problems, plans(config, problems), algorithm)
         if run.resumed:
             refuse_swapped(run, [*found.verifiers.values(), algorithm])
-        _ = algorithm.algorithm  # whose code runs here, now that it is known
+        needs = algorithm.needs  # whose code runs here, now that it is known
+        if run.resumed:
+            run.refuse_other_models(critic="values" in needs)
         return found
 
     @property

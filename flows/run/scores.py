@@ -1,29 +1,56 @@
 """The scores that a run makes of its rollouts, as the graph of its calls says."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from flows.config import TrainConfig
 from flows.run.publishing import Publishing
+from flows.run.workplace import Workplace
+from flows.start.references import reference_source
+from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion
+from rl.algorithm_config import START
 from rl.graph import SCORES, Graph
+from rl.lora_config import LoraConfig
 from rl.verifiers.spec import VerifierSpec
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Reference, Scorer
+from tasks.calls.trainer import Trainer
+from tasks.calls.weights import Weights
 from tasks.generate import Admission
+from tasks.reference import OtherModel
 from tasks.score import GreedyScores, ReferenceScores, Scores
 
 
 def reference_of(config: TrainConfig, graph: Graph) -> Reference | None:
-    """Which versions are the reference policy; None where nothing needs one."""
-    if SCORES["reference_logprobs"] not in graph.scores:
+    """Which versions are the reference policy; None where nothing needs one, or it is another model."""
+    if SCORES["reference_logprobs"] not in graph.scores or config.algorithm.kl.reference != START:
         return None
     return Reference(config.algorithm.kl.reference_every, config.staleness)
 
 
+def other_model(config: TrainConfig, run_uri: str, fence: Fence) -> OtherModel | None:
+    """The reference where it is no version of the run."""
+    name, source = config.algorithm.kl.reference, None
+    if name == START:
+        return None
+    with suppress(ValueError):  # a new run was refused then; one that goes on has a copy
+        source = reference_source(name)
+    return OtherModel(name, source, run_uri, config.sync.patience, fence)
+
+
+def check_other_model(workplace: Workplace, config: TrainConfig, run_uri: str, fence: Fence) -> None:
+    """Have the trainer's worker refuse a reference that cannot score what the policy samples, before the run exists."""
+    if (other := other_model(config, run_uri, fence)) is not None:
+        workplace.display.stage("check the reference")
+        workplace.dispatch.run("train", other.check, config.policy.model)
+
+
 def scores_of(
     config: TrainConfig,
-    graph: Graph,
+    trainer: Trainer,
+    workplace: Workplace,
     generator: Generator,
     publishing: Publishing,
     admission: Admission,
@@ -31,6 +58,7 @@ def scores_of(
 ) -> list[Scores]:
     """Those that are made of each lease beside its verification."""
     scores: list[Scores] = []
+    graph, call = trainer.algorithm.graph, SCORES["reference_logprobs"]
     if (greedy := SCORES["baseline"]) in graph.scores:
         alone = replace(generator, greedy=True, samples=1)
         scores.append(GreedyScores(greedy, alone, publishing.newest, admission, verifiers, publishing.mend))
@@ -40,5 +68,12 @@ def scores_of(
             return publishing.version(reference.version(step))
 
         scorer = Scorer(generator.weights, config.sampling.temperature)
-        scores.append(ReferenceScores(SCORES["reference_logprobs"], scorer, version))
+        scores.append(ReferenceScores(call, scorer, version))
+    elif call in graph.scores and (other := other_model(config, trainer.run_uri, trainer.fence)) is not None:
+        stored, damaged = workplace.dispatch.run("train", other.stored)
+        if damaged:
+            workplace.display.say(f"warning: {damaged}")
+        whole = config.policy.model_copy(update={"lora": LoraConfig()})
+        scorer = Scorer(Weights(whole, patience=config.sync.patience), config.sampling.temperature)
+        scores.append(ReferenceScores(call, scorer, lambda _: stored))
     return scores

@@ -25,7 +25,7 @@ from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
-from flows.run.scores import scores_of
+from flows.run.scores import check_other_model, scores_of
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_tiny
 from flows.start.edited import edited, save_sources
@@ -98,6 +98,7 @@ class Training:
         asked = self.config.policy, self.config.optimizer, problems, limit, self._hold.fence
         for note in self.workplace.dispatch.run("train", check_policy, *asked):
             self.workplace.display.say(note)
+        check_other_model(self.workplace, self.config, self.run.uri, self._hold.fence)
 
     def __enter__(self) -> Self:
         self._folder = local_folder(self.run.uri, self.workplace.home)
@@ -183,9 +184,9 @@ class Training:
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
-        self.criticism = criticism_of(self.workplace, config, critic, self.tracker, begun.step)
+        self.criticism = criticism_of(self.workplace, config, critic, self.tracker, begun)
         by = self.generator, self.publishing, self.admission, self.problems.verifiers
-        self.scores = scores_of(config, self.algorithm.graph, *by)
+        self.scores = scores_of(config, self.trainer, self.workplace, *by)
         if self.criticism is not None:
             self.scores.append(self.criticism.scores)
         self._advice.begin(logged := read_metrics(self._folder / METRICS))

@@ -16,6 +16,7 @@ from flows.start.trust import trusted
 from flows.start.whole_paths import with_whole_paths
 from infra.runs.checkpoints import resolve_run, state_uri
 from infra.storage import store
+from rl.algorithms import ALGORITHMS
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -80,7 +81,22 @@ def refuse_contradictions(name: str, saved: TrainConfig, now: TrainConfig) -> No
         line for line in differences(saved, without_secrets(now)) if not line.partition(":")[0].startswith(MAY_CHANGE)
     ]
     if contradicting:
-        raise OptionError(f"{name} cannot be resumed with {', '.join(contradicting)}; leave it out, or start a new run")
+        why = _of_critics(saved.algorithm.name, now.algorithm.name)
+        said = f"{', '.join(contradicting)}{why}"
+        raise OptionError(f"{name} cannot be resumed with {said}; leave it out, or start a new run")
+
+
+def _of_critics(was: str, now: str) -> str:
+    """Why these two algorithms, where both are built in, do not follow each other; empty where no critic stands in the
+    way."""
+    had, has = ("values" in of.needs if (of := ALGORITHMS.get(name)) else None for name in (was, now))
+    if had is None or has is None or had == has:
+        return ""
+    return (
+        f" ({now} needs a critic that has learned from every step, and the run has none)"
+        if has
+        else (f" ({now} has no critic, and the run's would not learn from its steps)")
+    )
 
 
 def refuse_unused_rate(name: str, saved: TrainConfig, now: TrainConfig, dashes: str = "") -> None:

@@ -18,11 +18,11 @@ from flows.start.saved import whole_text
 from flows.start.tracked import TRACKING
 from flows.start.whole_paths import with_whole_paths
 from infra import disk
-from infra.runs.checkpoints import CONFIG, NotARun, is_run, require_run, resolve_run
+from infra.runs.checkpoints import CONFIG, CRITIC, NotARun, is_run, require_run, resolve_run, state_uri
 from infra.runs.remains import has_versions
 from infra.runs.tracking import TrackingConfig
 from infra.security.secrets import hidden, revealed
-from infra.storage import place
+from infra.storage import place, store
 from infra.storage.typed import read_typed
 from infra.storage.usable import PROBE
 from infra.weights.version import PolicyVersion, newest_version, published
@@ -101,6 +101,18 @@ class Run:
                     f"{self.name} cannot be resumed: the problems of {paths[name]} are not those that it was trained "
                     f"on ({counts}); restore the file, or start a new run"
                 )
+
+    def refuse_other_models(self, critic: bool) -> None:
+        """Raise ValueError if the run has been trained without the ``critic`` that its algorithm has now, or with one
+        that it has no more: the two would be of different steps."""
+        if not store.versions(state_uri(self.uri)) or has_versions(place.join(self.uri, CRITIC)) == critic:
+            return
+        now, was = ("has a critic", "without one") if critic else ("has no critic", "with one")
+        restore = f"its folder {CRITIC}, if it had one" if critic else "the algorithm as it was"
+        raise ValueError(
+            f"{self.name} cannot be resumed: {self.config.algorithm.name} {now}, and the run was trained {was}; "
+            f"restore {restore}, or start a new run from {self.uri}/model"
+        )
 
 
 def local_folder(uri: str, home: Path) -> Path:

@@ -17,7 +17,7 @@ from infra.security.printable import printable
 from infra.storage.kinds import kind_of
 from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
-from rl.algorithm_config import AlgorithmSpec
+from rl.algorithm_config import START, AlgorithmSpec
 from rl.config import MADE, OURS, REWARD_MODEL, TINY
 from rl.verifiers.spec import VerifierSpec, is_file
 from tasks.named_set import open_verifier
@@ -132,6 +132,9 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[Program] 
     model = shown.policy.model
     if model != TINY and not (_is_path(model) and _own(model, uri)):  # a name at the hub may be a private one
         found["policy.model"] = model
+    reference = shown.algorithm.kl.reference
+    if reference != START and not (_is_path(reference) and _own(reference, uri)):
+        found["algorithm.kl.reference"] = reference
     if shown.policy.engine != OURS:  # is sent prompts, and told where weights lie
         found["policy.engine"] = shown.policy.engine
     if shown.tracking.uri is not None:

@@ -14,6 +14,7 @@ from infra.storage.store import Folder
 
 CONFIG = "config.yaml"
 MODEL = "model"  # the folder of a run's result
+CRITIC = "critic"  # the folder of its value model, with checkpoints and versions of its own
 BEST = "model-best"  # the folder of the version with the best evaluation, in Hugging Face layout
 
 

@@ -43,7 +43,9 @@ class Learner(Optimized[Policy]):
         self.refusals = self.refusals + 1 if learned.refused else 0
         self.step += 1
         metrics = {"groups/used": len(used), **learned.metrics}
-        self.learned = replace(learned, refusals=self.refusals, groups=len(used), metrics=metrics)
+        self.learned = replace(
+            learned, refusals=self.refusals, groups=len(used), metrics=metrics, kl_coefficient=self.kl_coefficient
+        )
         return self.learned
 
     def _learn(self, update: Update, used: list[int]) -> Learned:

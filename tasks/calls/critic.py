@@ -12,6 +12,7 @@ from infra.cluster.cancellation import cancellation_check
 from infra.cluster.resident import drop, resident
 from infra.cluster.timeline import waiting_for_weights
 from infra.home import rlvf_home
+from infra.runs.checkpoints import CRITIC
 from infra.weights.version import PolicyVersion
 from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms.gae import returns_to_go
@@ -37,18 +38,20 @@ class Critic(Trained["CriticLearner"]):
 
     role: ClassVar[str] = "critic"
     call: ClassVar[str] = "train_critic"
-    folder: ClassVar[str] = "critic"
+    folder: ClassVar[str] = CRITIC
 
     algorithm: AlgorithmSpec
     critic: CriticConfig
 
-    def update(self, step: int, batch: Batch) -> Learned:
+    def update(self, step: int, batch: Batch, kl_coefficient: float | None = None) -> Learned:
         """The critic's update: make version ``step + 1`` from ``step``, by a batch with values, and save it, if it is
-        its turn; if it was made before, return the record of that update."""
+        its turn; if it was made before, return the record of that update. ``kl_coefficient``: that by which the policy
+        is updated meanwhile, where it is adapted; None before the first update."""
         from rl.learning.shaping import shaped
 
         def work(learner: "CriticLearner") -> Learned:
-            learnt_from = shaped(batch, self.algorithm, self.sampling.limit, self.algorithm.kl.coefficient)
+            coefficient = self.algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
+            learnt_from = shaped(batch, self.algorithm, self.sampling.limit, coefficient)
             targets = self.algorithm.algorithm.value_targets(learnt_from)
             return learner.update(learnt_from, targets, self.critic, monte_carlo=returns_to_go(learnt_from))
 

@@ -1,21 +1,28 @@
 """Runs whose rollouts are scored under a reference policy while they are made."""
 
+import json
+import shutil
 import threading
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from flows.run.training import Training
 from infra.cluster.timeline import Span, read_sessions
-from infra.weights.chain import stored_version
+from infra.storage import store
+from infra.weights.chain import read_edges, stored_version
 from rl.algorithms.reinforce import Reinforce
 from rl.records import Batch
+from tasks.reference import OtherTokensError
 from tests.flows.accidents import kill_in_call
 from tests.flows.test_train import task_runs
+from tests.processes import until
 
 Batches = dict[int, Batch]
 
@@ -131,3 +138,68 @@ def test_the_reference_of_adapters_is_the_frozen_model(lab: Any, batches: Batche
     check_scores(batches[2], lab.policy)
     assert batches[2].reference_logprobs is not None
     assert np.abs(batches[2].reference_logprobs - batches[2].rollouts.logprobs).max() > 1e-3
+
+
+def test_a_version_of_another_run_is_the_reference_whatever_becomes_of_that_run(lab: Any, batches: Batches) -> None:
+    first = Path(lab.train(steps="2", staleness="0", optimizer__lr="1e-3").run)
+    kl = {"algorithm__kl": "0.05", "algorithm__kl__reference": f"{first.name}:1", "staleness": "0"}
+    run = Path(lab.train(steps="2", **kl).run)
+    assert f"reference: {first}:1" in (run / "config.yaml").read_text()
+    kept, trained = (load_file(at / "model.safetensors") for at in (run / "reference" / "v0", first / "state" / "1"))
+    assert all(torch.equal(kept[name], value) for name, value in trained.items() if name in kept)
+    for step in (0, 1):
+        check_scores(batches[step], run / "reference" / "v0")
+    apart = batches[0].reference_logprobs
+    assert apart is not None
+    assert np.abs(apart - batches[0].rollouts.logprobs).max() > 1e-3  # unlike the start
+    shutil.rmtree(first)
+    lab.train(resume=str(run), steps="3", **(kl | {"algorithm__kl__reference": f"{first}:1"}))
+    check_scores(batches[2], run / "reference" / "v0")
+
+
+def test_a_reference_with_other_tokens_is_refused_before_the_run_is_written(lab: Any, tmp_path: Path) -> None:
+    name = lab.new_name()
+    other = shutil.copytree(lab.policy, tmp_path / "other")
+    tokens = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    a, b = sorted(vocabulary, key=vocabulary.__getitem__)[-2:]
+    vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+    (other / "tokenizer.json").write_text(json.dumps(tokens))
+    with pytest.raises(OtherTokensError, match=r"other': has other tokens than policy\.model "):
+        lab.train(steps="1", run=name, algorithm__kl="0.1", algorithm__kl__reference=str(other))
+    assert not (lab.run_folder(name) / "config.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_reference_that_follows_is_there_after_pruning_and_a_kill(lab: Any) -> None:
+    """Version 3 is the reference of step 4, from which the killed run goes on, and no other reader needs it by then."""
+    steps = 10
+    options = {
+        "algorithm": "ppo",
+        "algorithm__kl": "0.1",
+        "algorithm__kl__reference_every": "3",
+        "staleness": "0",
+        "optimizer__lr": "1e-3",
+        "checkpoint__every": "4",
+        "checkpoint__keep_last": "1",
+    }
+    whole = Path(lab.train(steps=str(steps), **options).run)
+    there = {edge.makes.step for edge in read_edges(str(whole / "weights"))}
+    assert there & {1, 2, 4, 5} == set()  # pruned
+    assert stored_version(str(whole / "weights"), 9).step == 9
+    name = lab.new_name()
+    run = lab.run_folder(name)
+    with lab.command("train", options=lab.options(run=name, steps="500", **options)) as command:
+        until(lambda: 7 in lab.metrics(run, "groups/used") or command.process.poll() is not None)
+        command.signal_group(SIGKILL)
+        assert command.finish()[0] == -SIGKILL
+    newest = store.versions(str(run / "state"))[-1]
+    reached = max(lab.metrics(run, "groups/used"))
+    total = max(steps, reached)
+    assert newest == reached // 4 * 4
+    lab.train(resume=str(run), steps=str(total), **options)
+    if total > steps:
+        lab.train(resume=str(whole), steps=str(total), **options)
+    assert lab.metrics(run, "loss/kl_reference") == lab.metrics(whole, "loss/kl_reference")
+    for of in (".", "critic"):
+        assert lab.weights_digest(run / of, total) == lab.weights_digest(whole / of, total)

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,12 +117,10 @@ def begin(both: tuple[Trainer, Critic]) -> int:
     return begin_together(here, *both).step
 
 
-def saved_state(run: Path, step: int) -> dict[str, bytes]:
+def saved_state(run: Path, step: int, of: Sequence[str] = ("state", "critic/state")) -> dict[str, bytes]:
     """Weights and optimizers of both models, by name; the random state is of the process."""
     files = [
-        folder / str(step) / name
-        for folder in (run / "state", run / "critic" / "state")
-        for name in ("model.safetensors", "optimizer.safetensors")
+        run / folder / str(step) / name for folder in of for name in ("model.safetensors", "optimizer.safetensors")
     ]
     tensors = {f"{file.relative_to(run)}:{name}": of for file in files for name, of in load_file(file).items()}
     return {name: of.numpy().tobytes() for name, of in tensors.items() if not name.endswith(":rng")}
@@ -213,3 +211,43 @@ def test_values_are_those_of_the_published_version(both: tuple[Trainer, Critic])
     bare = replace(rollouts, problems=(), texts=(), logprobs=rollouts.logprobs[..., :0])
     drop("values")  # as on another worker
     assert valuer.value(version, bare).tobytes() == found.tobytes()
+
+
+def test_returns_are_less_by_the_coefficient_that_was_adapted(run: Path, tmp_path: Path, half_right: Path) -> None:
+    """As of a critic whose coefficient is given as that number."""
+    lock = acquire(str(run), print)
+    kl = {"coefficient": 0.1, "in_reward": True, "target": 0.01}
+    trainer, critic = both_of(str(run), half_right, lock.new_fence())
+    adapted = AlgorithmSpec.model_validate({"name": "ppo", "kl": kl})
+    both = replace(trainer, algorithm=adapted), replace(critic, algorithm=adapted)
+    assert begin(both) == 0
+    coefficient: float | None = None
+    taken = []
+    for step in range(3):
+        scored = replace(batch_at(step), reference_logprobs=batch_at(step).rollouts.logprobs - 1.0)
+        learned = both[0].update(step, scored, {})
+        both[1].update(step, scored, coefficient)
+        taken.append(learned.metrics["loss/kl_coefficient"])
+        assert coefficient in (None, taken[-1])
+        coefficient = learned.kl_coefficient
+    assert coefficient is not None
+    assert taken[0] == 0.1
+    assert len({*taken, coefficient}) == 4
+    lose()
+    assert both[0].begin().learned == learned  # what a resume goes on with
+    found = saved_state(run, 3)
+    lock.release()
+    other = tmp_path / "given"
+    lock = acquire(str(other), print)
+    _, critic = both_of(str(other), half_right, lock.new_fence())
+    lose()
+    critic.begin()
+    for step, given in enumerate(taken):
+        fixed = AlgorithmSpec.model_validate({"name": "ppo", "kl": {"coefficient": given, "in_reward": True}})
+        scored = replace(batch_at(step), reference_logprobs=batch_at(step).rollouts.logprobs - 1.0)
+        lose()
+        replace(critic, algorithm=fixed).update(step, scored)
+    lock.release()
+    lose()
+    of_critic = {name: of for name, of in found.items() if name.startswith("critic/")}
+    assert saved_state(other, 3, ("critic/state",)) == of_critic

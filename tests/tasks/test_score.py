@@ -26,8 +26,9 @@ from rl.records import Rollouts
 from tasks.calls.scorer import Scorer
 from tasks.calls.weights import Weights
 from tasks.collection import Collection
+from tasks.reference import ReferenceLost
 from tasks.rollout_batch import RolloutBatch
-from tasks.score import ReferenceLost, ReferenceScores, score
+from tasks.score import ReferenceScores, score
 from tests.tasks.batches import ALL, config, problem_set, rollouts, verdicts
 
 REFERENCE = SCORES["reference_logprobs"]

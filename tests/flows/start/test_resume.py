@@ -99,3 +99,45 @@ def test_a_finished_run_may_be_gone_on_with_as_it_was_and_not_at_another_rate(sa
     for rate in (None, 1e-4):
         with pytest.raises(OptionError, match=r"^optimizer.lr: mine has made all of its 2 steps; give more steps, too"):
             gone_on(tuned, {"optimizer": {"lr": rate}}, form=False)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("grpo", "ppo", "(ppo needs a critic that has learned from every step, and the run has none)"),
+        ("ppo", "grpo", "(grpo has no critic, and the run's would not learn from its steps)"),
+    ],
+)
+def test_a_run_goes_on_neither_with_a_critic_that_it_had_not_nor_without_the_one_that_it_had(
+    saved: Run, was: str, now: str, why: str
+) -> None:
+    Run(saved.uri, changed(saved, algorithm=was), resumed=False).save_config()
+    with pytest.raises(OptionError) as refused:
+        resume_with("mine", str(Path(saved.uri).parent), TrainConfig.model_validate({"algorithm": now}))
+    said = f"algorithm.name: saved '{was}', now '{now}' {why}"
+    assert str(refused.value) == f"mine cannot be resumed with {said}; leave it out, or start a new run"
+
+
+@pytest.mark.parametrize("critic", [True, False])
+def test_an_algorithm_that_was_edited_to_have_a_critic_or_none_does_not_go_on(
+    saved: Run, tmp_path: Path, critic: bool
+) -> None:
+    def store_at(uri: str) -> None:
+        (made := tmp_path / "made").mkdir()
+        (made / "weights").write_text("w")
+        store.write_folder(uri, made, move=True)
+
+    saved.refuse_other_models(critic=critic)  # nothing was trained yet
+    if not critic:
+        store_at(f"{saved.uri}/critic/state/2")
+        saved.refuse_other_models(critic=False)
+    store_at(f"{saved.uri}/state/2")
+    saved.refuse_other_models(critic=not critic)
+    with pytest.raises(ValueError, match="mine cannot be resumed: reinforce has") as refused:
+        saved.refuse_other_models(critic=critic)
+    said = (
+        "a critic, and the run was trained without one; restore its folder critic, if it had one"
+        if critic
+        else "no critic, and the run was trained with one; restore the algorithm as it was"
+    )
+    assert f"reinforce has {said}, or start a new run from {saved.uri}/model" in str(refused.value)
