@@ -18,6 +18,7 @@ from infra.storage.kinds import kind_of
 from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.algorithm_config import START, AlgorithmSpec
+from rl.algorithms import ALGORITHMS
 from rl.config import MADE, OURS, REWARD_MODEL, TINY
 from rl.verifiers.spec import VerifierSpec, is_file
 from tasks.named_set import open_verifier
@@ -109,7 +110,7 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[Program] 
     there = {each.name: each for each in opened}
     for setting, name in _programs(config):
         foreign_judge = name.startswith(REWARD_MODEL) and not _own(name.removeprefix(REWARD_MODEL), uri)
-        if is_file(name):
+        if _is_code(setting, name):
             found[setting] = _told(there[name]) if name in there else name
         elif foreign_judge or name.startswith(("http://", "https://")):
             found[setting] = name
@@ -153,6 +154,12 @@ def _programs(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield f"verifier {each.verifier} of {each.path}", each.verifier  # by both, as a path may be there twice
 
 
+def _is_code(setting: str, name: str) -> bool:
+    """Whether it is a text that is run: an algorithm that is none of ours, however its path looks, or a verifier's
+    file."""
+    return name not in ALGORITHMS if setting == ALGORITHM else is_file(name)
+
+
 def _open(setting: str, name: str, config: TrainConfig) -> Program:
     return open_algorithm(config.algorithm) if setting == ALGORITHM else open_verifier(name, config.verifier)
 
@@ -166,7 +173,7 @@ def _all_opened(config: TrainConfig, opened: Iterable[Program]) -> list[Program]
     """These, and those of the configuration that are not among them."""
     there = {each.name: each for each in opened}
     for setting, name in _programs(config):
-        if is_file(name) and name not in there:
+        if _is_code(setting, name) and name not in there:
             there[name] = _open(setting, name, config)
     return list(there.values())
 
