@@ -19,23 +19,26 @@ def drawn(seed: int, groups: int = 3, samples: int = 4, tokens: int = 7) -> Draw
     return random.normal(size=(groups, samples)).astype(np.float32), values, lengths
 
 
-def by_definition(reward: float, values: list[float], gamma: float, lam: float) -> list[float]:
+def by_definition(reward: float, values: list[float], penalties: list[float], gamma: float, lam: float) -> list[float]:
     """A_t = sum_l (gamma lam)^l delta_{t+l} (equation 16)."""
-    deltas = [
-        (reward if t == len(values) - 1 else 0.0) + (gamma * values[t + 1] if t + 1 < len(values) else 0.0) - values[t]
-        for t in range(len(values))
-    ]
+    rewards = [-penalty for penalty in penalties]
+    if rewards:
+        rewards[-1] += reward
+    after = [*values[1:], 0.0]
+    deltas = [rewards[t] + gamma * after[t] - values[t] for t in range(len(values))]
     return [sum((gamma * lam) ** (u - t) * deltas[u] for u in range(t, len(deltas))) for t in range(len(deltas))]
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.floats(0, 1))
 def test_it_is_the_sum_of_all_later_errors(seed: int, gamma: float, lam: float) -> None:
     rewards, values, lengths = drawn(seed)
-    found = gae(rewards, values, lengths, gamma, lam)
+    penalties = np.random.default_rng(seed).normal(size=values.shape).astype(np.float32)
+    found = gae(rewards, values, lengths, gamma, lam, penalties)
     assert found.dtype == np.float32
     for index, length in np.ndenumerate(lengths):
-        expected = by_definition(float(rewards[index]), values[index][:length].tolist(), gamma, lam)
-        np.testing.assert_allclose(found[index][:length], expected, rtol=1e-6, atol=1e-6)
+        of = values[index][:length].tolist(), penalties[index][:length].tolist()
+        expected = by_definition(float(rewards[index]), *of, gamma, lam)
+        np.testing.assert_allclose(found[index][:length], expected, rtol=1e-6, atol=1e-5)
         assert not found[index][length:].any()
 
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 from rl.algorithms.algorithm import Tokens
-from rl.algorithms.gae import gae
 from rl.records import Batch, Problem, Rollouts
 from tests.rl.updates import judged
 
@@ -159,38 +158,7 @@ def test_reinforce_pp_normalises_over_tokens_and_takes_off_what_is_still_to_be_p
         assert advantage == pytest.approx(expected, abs=1e-5)
 
 
-# -- GAE
-
-
-def reference_gae(reward: float, values: list[float], penalties: list[float], gamma: float, lam: float) -> list[float]:
-    """Equation 16 as the sum that it stands for, in float64."""
-    count = len(values)
-    rewards = [-penalty for penalty in penalties]
-    rewards[-1] += reward
-    after = [*values[1:], 0.0]
-    deltas = [rewards[t] + gamma * after[t] - values[t] for t in range(count)]
-    return [math.fsum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, count)) for t in range(count)]
-
-
-@given(st.integers(1, 6), st.integers(1, 6), st.floats(0.5, 1), st.floats(0, 1), st.integers(0, 1000))
-def test_gae_is_the_discounted_sum_of_residuals(first: int, second: int, gamma: float, lam: float, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    values, penalties = random.normal(size=(2, 1, 2, 6)).astype(np.float32)
-    lengths, rewards = np.int32([[first, second]]), np.float32([[1.0, -0.5]])
-    found = gae(rewards, values, lengths, gamma, lam, penalties)
-    for g, length in enumerate((first, second)):
-        given_ = values[0, g, :length].tolist(), penalties[0, g, :length].tolist()
-        expected = reference_gae(float(rewards[0, g]), *given_, gamma, lam)
-        np.testing.assert_allclose(found[0, g, :length], expected, atol=1e-4)
-        assert not found[0, g, length:].any()
-
-
-def test_with_lambda_one_gae_is_the_return_less_the_value() -> None:
-    values = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
-    lengths, rewards = np.int32([[5, 2, 1], [3, 3, 4]]), np.float32([[1, 0, 0.5], [2, math.nan, -1]])
-    found = gae(rewards, values, lengths, 1.0, 1.0)
-    inside = (np.arange(5) < lengths[..., None]) & ~np.isnan(rewards)[..., None]
-    np.testing.assert_allclose(found, np.where(inside, rewards[..., None] - values, 0), atol=1e-6)
+# -- PPO
 
 
 def test_ppo_with_a_zero_critic_is_reinforce_without_a_baseline() -> None:
