@@ -57,9 +57,7 @@ class OtherModel:
     from."""
 
     name: str  # as a person calls it
-    source: (
-        str | RunVersion | None
-    )  # what transformers loads, or a URI of such a folder; None: it is not there any more
+    source: str | RunVersion | None  # str: as `weights_of` takes it; None: it is not there any more
     run_uri: str
     patience: float  # seconds that the storage may be away
     fence: Fence
@@ -98,9 +96,10 @@ class OtherModel:
         """The run's copy, stored now where there is none yet or it is missing or damaged; and a line where that was so.
         Raises ReferenceLost where nothing can take its place."""
         uri, record = place.join(self.run_uri, FOLDER, "v0"), place.join(self.run_uri, DIGEST)
-        kept = read_typed(record, str, "restore it, or start a new run")
+        patient = RetryPolicy(self.patience)
+        kept = patient(read_typed, record, str, "restore it, or start a new run")
         try:
-            RetryPolicy(self.patience)(store.check_whole, uri)
+            patient(store.check_whole, uri)
             version = published_version(uri)
             if kept not in (None, version.digest):
                 raise Torn(f"{uri} is another model than was stored there")
@@ -109,8 +108,8 @@ class OtherModel:
             damaged = "" if kept is None else one_line(error)
             version = self._store(uri, kept, damaged)
         if kept is None:
-            self.fence.check()
-            place.write_text(record, json.dumps(version.digest) + "\n")
+            patient(self.fence.check)
+            patient(place.write_text, record, json.dumps(version.digest) + "\n")
         return version, damaged and f"{damaged}; the reference was stored anew from {masked(self.name)}"
 
     @property

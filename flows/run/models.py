@@ -85,7 +85,8 @@ def criticism_of(
     publishing = Publishing(workplace, critic, tracker, begun.step)
     valuer = Valuer(config.policy, config.sync.patience)
     scores = ValueScores(valuer, publishing.newest, config.staleness, publishing.mend)
-    return Criticism(critic, publishing, scores, begun.learned and begun.learned.kl_coefficient)
+    coefficient = None if begun.learned is None else begun.learned.kl_coefficient
+    return Criticism(critic, publishing, scores, coefficient)
 
 
 def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) -> Begun:
