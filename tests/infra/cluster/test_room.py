@@ -295,3 +295,16 @@ def test_a_slow_build_holds_up_nobody_else() -> None:
     making.join(90)
     assert not making.is_alive()
     assert (one.parked, two.parked) == (True, True)
+
+
+def test_the_old_version_is_gone_before_the_new_one_is_built() -> None:
+    with using("one", 0, Accelerated, again=True) as model:
+        old = weakref.ref(model)
+    del model
+
+    def build() -> Accelerated:
+        assert old() is None
+        return Accelerated()
+
+    with using("one", 1, build, again=True):
+        pass
