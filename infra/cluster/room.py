@@ -80,13 +80,18 @@ class Slot:
         """Whether it is a model where it computes."""
         return self.device is not None and self.at == self.device.name
 
+    @property
+    def size(self) -> int:
+        """Bytes: of a model as last measured, of another object its `nbytes`, if it has some."""
+        kept = self.kept
+        return self.nbytes if self.device is not None else getattr(kept[0], "nbytes", 0) if kept else 0
+
     def takes(self, memory: str) -> int:
         """Bytes that it takes of a memory."""
         if self.device is None:
-            kept = self.kept
-            return getattr(kept[0], "nbytes", 0) if kept and memory == MACHINE else 0
+            return self.size if memory == MACHINE else 0
         shared = memory == MACHINE and self.on_device and not self.device.apart
-        return self.nbytes if self.at == memory or shared else 0
+        return self.size if self.at == memory or shared else 0
 
     def empty(self) -> None:
         """Let go of the object."""
@@ -212,4 +217,4 @@ def _memories(device: Device) -> set[str]:
 
 def listed(slots: Iterable[Slot]) -> str:
     """Names and sizes, for people."""
-    return ", ".join(f"{slot.name} ({slot.nbytes / GB:.3g} GB)" for slot in slots)
+    return ", ".join(f"{slot.name} ({slot.size / GB:.3g} GB)" for slot in slots)

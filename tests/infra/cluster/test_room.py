@@ -175,13 +175,18 @@ def test_nothing_is_parked_where_the_machine_has_no_room(monkeypatch: pytest.Mon
     assert [resident_now(name) for name in ("values", "reference")] == [None, other]
 
 
-def test_other_objects_count_for_the_machine_s_memory_and_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_objects_count_for_the_machine_s_memory_and_stay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("RLVF_MODELS_GB_CPU", "100")
     mirror = resident("mirror", 0, lambda: Accelerated(60 * GB))
     use("one", Accelerated(device=CPU), again=True)
     use("two", Accelerated(device=CPU), again=True)
     assert resident_now("one") is None
     assert resident_now("mirror") is mirror
+    said = "cpu has 100 GB for models, and those that stay take more: mirror (60 GB), two (60 GB)"
+    use("two", Accelerated(60 * GB, CPU), key=1)
+    assert said in [each.getMessage() for each in caplog.records]
 
 
 def test_where_a_model_does_not_come_back_it_stays_where_it_was() -> None:
