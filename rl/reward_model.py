@@ -4,6 +4,7 @@ They are what transformers calls a model for sequence classification with one la
 of either kind is taken, and made.
 """
 
+import weakref
 from types import MethodType
 from typing import Any
 
@@ -72,7 +73,8 @@ def _with_head(policy: Policy, path: str, *, fresh: bool) -> Policy:
         with torch.no_grad():
             head.weight.zero_()
     model.generation_config = None  # which a language model has, to be saved with it
-    model.get_output_embeddings = MethodType(_head, model)
+    # not a hold on itself, with which its memory would wait for a garbage collection
+    model.get_output_embeddings = MethodType(_head, weakref.proxy(model))
     model.eval()
     return policy
 

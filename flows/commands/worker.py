@@ -67,6 +67,12 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", help="what computes (auto)"
     )
     command.add_argument("--threads", metavar="N", type=int, help="of each generator and trainer (divides the cores)")
+    command.add_argument(
+        "--memory",
+        metavar="GB",
+        type=float,
+        help="of models that each of them keeps on the device at a time (80%% of it, divided among them)",
+    )
     command.add_argument("--host", metavar="A", help="the address that the other machines reach this one at")
     command.add_argument("--insecure", action="store_true", help="join without TLS over a network")
     command.add_argument(
@@ -78,6 +84,8 @@ def _run(given: argparse.Namespace) -> None:
     home = rlvf_home()
     if given.threads is not None and given.threads < 1:
         raise ValueError(f"--threads {given.threads}: give at least 1")
+    if given.memory is not None and not given.memory > 0:
+        raise ValueError(f"--memory {given.memory:g}: give a number of GB above 0")
     if given.bundle is not None:
         install_bundle(Path(given.bundle), home)
     chosen = os.environ.get("RLVF_STORAGE")  # before that of the bundle, which may be outdated
@@ -110,7 +118,7 @@ def _run(given: argparse.Namespace) -> None:
     storage = storage_checks(chosen, seen.services, os.environ.get("RLVF_STORAGE"), address.host, 0.01)
     _report([*cluster_checks(seen, address, home, host), *storage])
     named = given.roles or default_roles(seen)
-    processes = roles(machine, device, named, given.threads)
+    processes = roles(machine, device, named, given.threads, given.memory)
     _refuse_namesakes(seen, [role.name for role in processes], machine, host, lambda: ask(address, home))
     membership = Membership(
         address,
@@ -154,7 +162,9 @@ def default_roles(seen: Seen) -> tuple[str, ...]:
     return ("GENERATOR", "VERIFIER") if has_trainer else ("GENERATOR", "VERIFIER", "TRAINER")
 
 
-def roles(machine: str, device: str, named: Sequence[str], threads: int | None) -> list[Role]:
+def roles(
+    machine: str, device: str, named: Sequence[str], threads: int | None, memory: float | None = None
+) -> list[Role]:
     """One process per role: a generator and a trainer in one would hold two models and alternate. They divide the
     cores and the device's memory; a verifier needs one core."""
     computing = sum(role != "VERIFIER" for role in named)
@@ -166,6 +176,7 @@ def roles(machine: str, device: str, named: Sequence[str], threads: int | None) 
             1 if role == "VERIFIER" else share,
             IMPORTS[role],
             1 if role == "VERIFIER" else computing,
+            None if role == "VERIFIER" else memory,
         )
         for role in ROLES
         if role in named

@@ -38,11 +38,11 @@ def workers(
     models = [("GENERATOR", config.generators), ("REFERENCE", config.references), ("CRITIC", config.critics)]
     computing = 1 + sum(count for _, count in models)
     threads = config.threads or max(1, cores() // computing)
-    roles = [Role("trainer", (device, "TRAINER"), threads, warm.get("TRAINER", ()), computing)]
+    roles = [Role("trainer", (device, "TRAINER"), threads, warm.get("TRAINER", ()), computing, config.memory)]
     for tag, count in models:
         for index in range(count):
             name = f"{tag.lower()}-{index}"
-            roles.append(Role(name, (device, tag), threads, warm.get(tag, ()), computing))
+            roles.append(Role(name, (device, tag), threads, warm.get(tag, ()), computing, config.memory))
     for index in range(config.verifiers):
         roles.append(Role(f"verifier-{index}", ("CPU", "VERIFIER"), 1, warm.get("VERIFIER", ())))
     return {role.name: {"cls": RoleNanny, "options": role_options(role, LOCALHOST, log_dir)} for role in roles}

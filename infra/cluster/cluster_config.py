@@ -28,6 +28,12 @@ class ClusterConfig(BaseModel):
     threads: int | None = Field(
         None, description="threads of each process that computes with a model; none divides the cores among them", ge=1
     )
+    memory: float | None = Field(
+        None,
+        description="GB of models that each of them keeps on its device at a time, by turns where they take more; none "
+        "takes 80% of it, divided among the processes",
+        gt=0,
+    )
     device: Literal["auto", "cuda", "mps", "cpu"] = Field(
         "auto", description="the device tag of the local processes that compute with a model"
     )

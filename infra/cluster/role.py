@@ -18,7 +18,7 @@ from distributed import Nanny, Status, Worker
 
 from infra.cluster import pace
 from infra.cluster.placement import METRIC
-from infra.cluster.settings import DEVICE_PROCESSES, MEASURED, measured_file
+from infra.cluster.settings import DEVICE_PROCESSES, MEASURED, MODELS_GB, measured_file
 from infra.logs import log_at
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Role:
     threads: int
     warm: Sequence[str]  # the modules that are imported before the first call
     sharing: int = 1  # processes of the machine that compute on its device, itself included
+    memory: float | None = None  # GB of models on its device at a time
 
 
 class RoleWorker(Worker):
@@ -128,6 +129,7 @@ def role_options(role: Role, host: str, log_dir: Path | None) -> dict[str, Any]:
             "TOKENIZERS_PARALLELISM": "false",
             DEVICE_PROCESSES: str(role.sharing),
             MEASURED: measured_file(),
+            **({} if role.memory is None else {f"{MODELS_GB}{role.tags[0]}": str(role.memory)}),
         },
         "worker_class": RoleWorker,
         "log_file": None if log_dir is None else str(log_dir / f"{role.name}.log"),

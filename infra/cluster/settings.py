@@ -28,6 +28,9 @@ DASK_SETTINGS = {
 }
 
 DEVICE_PROCESSES = "RLVF_DEVICE_PROCESSES"  # in a worker's environment: how many of the machine's compute on its device
+MODELS_GB = (
+    "RLVF_MODELS_GB_"  # and a device's tag, in the environment: GB of models that a process keeps at a time there
+)
 MEASURED = "RLVF_MEASURED"  # in the environment: the file that keeps what this machine's processor is measured to do
 DASHBOARD_PORT = "RLVF_DASHBOARD_PORT"  # in the environment of a scheduler whose page others know to be there
 

@@ -56,6 +56,11 @@ class Mirror:
         self._ahead: threading.Thread | None = None
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(each.nbytes for each in list(self._weights.values()))  # others may add to them meanwhile
+
+    @property
     def root(self) -> Path:
         """A folder of this process with the files beside the weights: the model's configuration and its tokenizer."""
         return self.root_folder.path

@@ -85,6 +85,11 @@ class Publisher:
         self._thread = ThreadPoolExecutor(1, "publisher")
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the weights that it holds."""
+        return sum(each.nbytes for each in self._weights.values())
+
+    @property
     def has_published(self) -> bool:
         """Whether it has published a version, and holds it."""
         return self._version is not None

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rl.learning.optimizers import build_optimizers, restore_state, state_bytes, state_tensors
+from rl.learning.optimizers import OptimizedMemory, build_optimizers, restore_state, standing_bytes, state_tensors
 from rl.learning.passes import Accumulation, Passes
 from rl.model.memory import room_for
 from rl.model.policy import Policy, read_weights, save_policy
@@ -74,13 +74,13 @@ class Optimized(Generic[M]):
         self.decay = 1.0  # share of the learning rate that the next update takes: see rl.learning.schedules
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizers = build_optimizers(policy, config)
+        self.memory = OptimizedMemory(policy, self.optimizers)
         self.accumulation = Accumulation(policy, config)
 
     @property
     def standing(self) -> int:
-        """Bytes that the first update takes and keeps: of gradients, and of the optimizer's state."""
-        gradients = sum(p.numel() * p.element_size() for p in self.parameters if p.grad is None)
-        return gradients + sum(state_bytes(optimizer) for optimizer in self.optimizers if not optimizer.state)
+        """Bytes that the next update takes and keeps."""
+        return standing_bytes(self.parameters, self.optimizers)
 
     def optimizer_step(self, scale: float = 1.0, *, loss_scale: float = 1.0) -> float:
         """Divide the gradient by ``loss_scale``, clip it, take one optimizer step at ``scale`` times the learning rate,

@@ -1,10 +1,12 @@
 """Optimizers of a policy's parameters."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 
+from rl.model.parking import ModelMemory
 from rl.model.policy import Policy
 from rl.optimizer_config import OptimizerConfig
 
@@ -60,6 +62,31 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of the state that it makes at its first step, and keeps."""
     count: int = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     return {"AdamW": 8, "Muon": 4, "AdamW8bit": 2}[type(optimizer).__name__] * count
+
+
+def standing_bytes(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> int:
+    """Bytes that the next update takes and keeps: of gradients, and at the first one of the optimizers' state."""
+    gradients = sum(p.numel() * p.element_size() for p in parameters if p.grad is None)
+    return gradients + sum(state_bytes(optimizer) for optimizer in optimizers if not optimizer.state)
+
+
+class OptimizedMemory(ModelMemory):
+    """A model with the state of its optimizers; its size is that of the next update."""
+
+    def __init__(self, policy: Policy, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        super().__init__(policy.model, policy.device)
+        self._optimizers = optimizers
+        self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + standing_bytes(self._parameters, self._optimizers)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from super()._tensors()
+        for optimizer in self._optimizers:
+            for state in list(optimizer.state.values()):  # an update may add to it meanwhile
+                yield from (each for each in list(state.values()) if isinstance(each, Tensor))
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from rl.learning.logprobs import each_token, token_scores
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation, Passes
 from rl.model.memory import yield_memory
+from rl.model.parking import ModelMemory
 from rl.model.policy import Policy
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Rollouts
@@ -28,6 +29,11 @@ class Scoring:
         self._accumulation = Accumulation(policy, config)
         # nothing is kept for a backward pass: all layers count as checkpointed, and out of memory passes get shorter
         self._accumulation.passes = Passes(Passes.wanted(policy, config).positions, checkpointing=True)
+
+    @property
+    def memory(self) -> ModelMemory:
+        """What its policy holds."""
+        return self.policy.memory
 
     def logprobs(
         self, rollouts: Rollouts, temperature: float, between_passes: Callable[[], None] = lambda: None

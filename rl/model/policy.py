@@ -16,6 +16,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from rl.model import processor
 from rl.model.lora import ADAPTERS, Base, adapters_of, base_weights, save_lora
+from rl.model.parking import ModelMemory
 from rl.model.prompting import prompt_tokens, turn_end
 from rl.model.rounding import Types, all_in, rounded
 from rl.records import Instructions
@@ -43,6 +44,11 @@ class Policy:
     def text(self) -> PretrainedConfig:
         """The language model's part of the configuration; a model that also sees or hears has others."""
         return self.model.config.get_text_config()
+
+    @cached_property
+    def memory(self) -> ModelMemory:
+        """What it holds; with an optimizer, ask that which has both."""
+        return ModelMemory(self.model, self.device)
 
     @property
     def outputs(self) -> int:

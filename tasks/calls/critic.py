@@ -1,6 +1,7 @@
 """The critic on its workers: one trains the value model beside the policy, others or the same one score with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -19,12 +20,14 @@ from rl.algorithms.gae import returns_to_go
 from rl.config import PolicyConfig
 from rl.critic_config import CriticConfig
 from rl.records import Batch, Learned, Rollouts
+from tasks.calls.held import held
 from tasks.calls.start import load_start
 from tasks.calls.trained import Trained
 
 if TYPE_CHECKING:
     from rl.learning.critic import CriticLearner
     from rl.learning.scoring import Scoring
+    from rl.model.parking import ModelMemory
     from rl.model.value import ValueModel
 
 
@@ -79,6 +82,10 @@ class _Resident:
     scoring: "Scoring"
     version: PolicyVersion
 
+    @property
+    def memory(self) -> "ModelMemory":
+        return self.model.memory
+
 
 @dataclass(frozen=True)
 class Valuer:
@@ -93,8 +100,8 @@ class Valuer:
         from rl.learning.critic import token_values
 
         check = cancellation_check()
-        at = self._resident(version, check)
-        found = at.scoring.scores(rollouts, lambda packed: token_values(at.model, packed), between_passes=check)
+        with self._resident(version, check) as at:
+            found = at.scoring.scores(rollouts, lambda packed: token_values(at.model, packed), between_passes=check)
         if not np.isfinite(found).all():
             raise BrokenCriticError(
                 f"critic {version} ({version.uri}) gives values that are not finite: its weights are broken, or its "
@@ -102,7 +109,8 @@ class Valuer:
             )
         return found
 
-    def _resident(self, version: PolicyVersion, check: Callable[[], None]) -> _Resident:
+    @contextmanager
+    def _resident(self, version: PolicyVersion, check: Callable[[], None]) -> Iterator[_Resident]:
         from infra.weights.mirror import Mirror
         from infra.weights.quantization import restored
         from rl.learning.scoring import Scoring
@@ -120,15 +128,16 @@ class Valuer:
             return _Resident(model, Scoring(model), version)
 
         key = self.policy.model_copy(update={"model": ""}), versions, version.files
-        with waiting_for_weights() as waiting:
-            kept = resident("values", key, load)
-            if kept.version != version:
-                try:
-                    with mirror.at(version, check) as found:
-                        kept.model.load_weights(restored(found))
-                except BaseException:
-                    drop("values")  # the weights may be a mixture of two versions
-                    raise
-                kept.version = version
-            waiting.fetched.add(mirror.take_fetched())
-        return kept
+        with ExitStack() as stack:
+            with waiting_for_weights() as waiting:
+                kept = stack.enter_context(held("values", key, load, again=True))
+                if kept.version != version:
+                    try:
+                        with mirror.at(version, check) as found:
+                            kept.model.load_weights(restored(found))
+                    except BaseException:
+                        drop("values")  # the weights may be a mixture of two versions
+                        raise
+                    kept.version = version
+                waiting.fetched.add(mirror.take_fetched())
+            yield kept

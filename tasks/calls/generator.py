@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,16 +11,19 @@ import numpy as np
 
 from infra.cluster import pace
 from infra.cluster.cancellation import cancellation_check
-from infra.cluster.resident import drop, resident, resident_now
+from infra.cluster.resident import drop, resident_now
 from infra.cluster.timeline import waiting_for_weights
 from infra.storage import place, store
 from infra.weights.version import PolicyVersion, weights_uri
 from rl.config import OURS, PolicyConfig, SamplingConfig
 from rl.records import Problem, Rollouts
 from rl.sampling.server import Server
+from tasks.calls.held import held
 from tasks.calls.weights import Weights, versions_of
 
 if TYPE_CHECKING:
+    from infra.weights.mirror import Mirror
+    from rl.model.parking import ModelMemory
     from rl.model.policy import Policy
     from rl.sampling.slots import Slots
 
@@ -35,6 +38,11 @@ class Sampler:
     policy: "Policy"
     slots: "Slots"  # what its leases so far have shown
     version: PolicyVersion
+
+    @property
+    def memory(self) -> "ModelMemory":
+        """What its policy holds."""
+        return self.policy.memory
 
 
 class BrokenPolicyError(RuntimeError):
@@ -77,8 +85,7 @@ class Generator:
                 rollouts = generate_served(self, version, step, groups, problems, check)
             pace.note(rollouts.generated_tokens, rollouts.seconds)
             return rollouts
-        with _alone(check):
-            sampler = self._sampler(version, check)
+        with _alone(check), self._sampler(version, check) as sampler:
             rollouts = sample(
                 sampler.policy,
                 version.step,
@@ -102,9 +109,9 @@ class Generator:
             )
         return rollouts
 
-    def _sampler(self, version: PolicyVersion, check: Callable[[], None]) -> Sampler:
+    @contextmanager
+    def _sampler(self, version: PolicyVersion, check: Callable[[], None]) -> Iterator[Sampler]:
         """The resident sampler, with this version's weights."""
-        from infra.weights.quantization import restored
         from rl.sampling.slots import Slots
 
         weights = self.weights
@@ -114,27 +121,40 @@ class Generator:
             policy = weights.load(mirror, version, check)
             return Sampler(policy, Slots(policy), version)
 
-        with waiting_for_weights() as waiting:
-            key = weights.key(version)
-            sampler = resident("sampler", key, load)
-            if sampler.version != version:
-                try:
-                    with mirror.at(version, check) as found:
-                        sampler.policy.load_weights(restored(found))
-                except ValueError:  # another architecture
+        with ExitStack() as stack:
+            with waiting_for_weights() as waiting:
+                key = weights.key(version)
+                sampler = stack.enter_context(held("sampler", key, load, again=True))
+                if not _brought(sampler, mirror, version, check):
+                    del sampler  # two would not fit
+                    stack.close()
                     drop("sampler")
-                    sampler = resident("sampler", key, load)
-                except BaseException:
-                    drop("sampler")  # the weights may be a mixture of two versions
-                    raise
-                sampler.version = version
-            waiting.fetched.add(mirror.take_fetched())
-        return sampler
+                    sampler = stack.enter_context(held("sampler", key, load, again=True))
+                waiting.fetched.add(mirror.take_fetched())
+            yield sampler
 
     @property
     def weights(self) -> Weights:
         """Where its versions come from."""
         return Weights(self.policy, self.public, self.patience)
+
+
+def _brought(sampler: Sampler, mirror: "Mirror", version: PolicyVersion, check: Callable[[], None]) -> bool:
+    """Bring it to this version; False where that is of another architecture."""
+    from infra.weights.quantization import restored
+
+    if sampler.version == version:
+        return True
+    try:
+        with mirror.at(version, check) as found:
+            sampler.policy.load_weights(restored(found))
+    except ValueError:
+        return False
+    except BaseException:
+        drop("sampler")  # the weights may be a mixture of two versions
+        raise
+    sampler.version = version
+    return True
 
 
 def check_server(policy: PolicyConfig) -> None:

@@ -7,15 +7,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.cluster.resident import resident
 from infra.storage import store
 from rl.config import PolicyConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
+from tasks.calls.held import held
 
 if TYPE_CHECKING:
     from rl.learning.passes import Accumulation
+    from rl.model.parking import ModelMemory
     from rl.model.policy import Policy
+
+
+@dataclass(frozen=True)
+class _Resident:
+    """A worker's resident reward model."""
+
+    policy: "Policy"
+    accumulation: "Accumulation"
+
+    @property
+    def memory(self) -> "ModelMemory":
+        return self.policy.memory
 
 
 @dataclass(frozen=True)
@@ -36,18 +49,18 @@ class RewardModel:
         from rl.learning.objectives import BradleyTerry
         from rl.learning.supervised import answered
 
-        policy, accumulation = resident(f"reward model {self.uri}", self, self._load)
         # each answer once: of two that are the same, rounded in other company, one would seem better
         asked = [
             (row, text, bool(end)) for row, of in enumerate(texts) for text, end in zip(of, ended[row], strict=True)
         ]
         places = {answer: place for place, answer in enumerate(dict.fromkeys(asked))}
         alone = [problems[row] for row, _, _ in places], [[text] for _, text, _ in places]
-        shown = answered(policy, *alone, np.array([[end] for _, _, end in places]))
-        found = scores(policy, accumulation, shown, BradleyTerry())[0].astype(np.float32)[:, 0]
+        with held(f"reward model {self.uri}", self, self._load, again=True) as at:
+            shown = answered(at.policy, *alone, np.array([[end] for _, _, end in places]))
+            found = scores(at.policy, at.accumulation, shown, BradleyTerry())[0].astype(np.float32)[:, 0]
         return found[[places[answer] for answer in asked]].reshape(ended.shape)
 
-    def _load(self) -> "tuple[Policy, Accumulation]":
+    def _load(self) -> _Resident:
         from rl.learning.passes import Accumulation, Passes
         from rl.reward_model import load_reward_model
 
@@ -59,4 +72,4 @@ class RewardModel:
         accumulation = Accumulation(policy, config)
         # not by what memory is free: as in rl.learning.scoring
         accumulation.passes = Passes(Passes.wanted(policy, config).positions, checkpointing=True)
-        return policy, accumulation
+        return _Resident(policy, accumulation)

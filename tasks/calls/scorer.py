@@ -1,5 +1,6 @@
 """A scorer: log-probs of completions under a policy version that is not trained, such as the reference of a KL."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -7,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.cluster.cancellation import cancellation_check
-from infra.cluster.resident import resident
 from infra.cluster.timeline import waiting_for_weights
 from infra.weights.version import PolicyVersion
 from rl.records import Rollouts
 from tasks.calls.generator import BrokenPolicyError
+from tasks.calls.held import held
 from tasks.calls.weights import Weights
 
 if TYPE_CHECKING:
@@ -51,17 +52,19 @@ class Scorer:
             NoRoomError: one sequence does not fit into the device's memory.
         """
         check = cancellation_check()
-        with waiting_for_weights() as waiting:
-            mirror = self.weights.copy(version)  # let go of after loading: what is frozen needs no differences
+        with ExitStack() as stack:
+            with waiting_for_weights() as waiting:
+                mirror = self.weights.copy(version)  # let go of after loading: what is frozen needs no differences
 
-            def load() -> "Scoring":
-                from rl.learning.scoring import Scoring
+                def load() -> "Scoring":
+                    from rl.learning.scoring import Scoring
 
-                return Scoring(self.weights.load(mirror, version, check))
+                    return Scoring(self.weights.load(mirror, version, check))
 
-            scoring = resident("reference", (self.weights.key(version), version.id), load)
-            waiting.fetched.add(mirror.take_fetched())
-        found = scoring.logprobs(rollouts, self.temperature, between_passes=check)
+                key = self.weights.key(version), version.id
+                scoring = stack.enter_context(held("reference", key, load, again=True))
+                waiting.fetched.add(mirror.take_fetched())
+            found = scoring.logprobs(rollouts, self.temperature, between_passes=check)
         if not np.isfinite(found).all():
             raise BrokenPolicyError(
                 f"reference {version} ({version.uri}) gives log-probs that are not finite: its weights are broken, or "

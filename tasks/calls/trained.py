@@ -5,7 +5,8 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -28,6 +29,7 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.learning.schedules import decayed
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Learned
+from tasks.calls.held import held
 
 if TYPE_CHECKING:
     from infra.weights.difference import Weights
@@ -95,31 +97,30 @@ class Trained(ABC, Generic[L]):
         self._check()
         drop(self.role)
         drop_publisher(self.role)
-        learner, warnings = self._learner(None, at_most)
-        if at_most is not None:
-            RetryPolicy(self.sync.patience)(checkpoints.forget_after, self.model_uri, learner.step, self.fence)
-        saved = store.read_manifest(place.join(checkpoints.state_uri(self.model_uri), str(learner.step)))
-        figures: Any = saved.meta["figures"]
-        model = learner.policy.model
-        embedding: Any = model.get_input_embeddings()
-        trained = sum(parameter.numel() for parameter in learner.parameters)
-        return Begun(
-            learner.step,
-            learner.learned,
-            figures,
-            tuple(warnings),
-            len(embedding.weight),
-            parameters=model.num_parameters(),
-            trained=trained,
-        )
+        with self._learner(None, at_most) as (learner, warnings):
+            if at_most is not None:
+                RetryPolicy(self.sync.patience)(checkpoints.forget_after, self.model_uri, learner.step, self.fence)
+            saved = store.read_manifest(place.join(checkpoints.state_uri(self.model_uri), str(learner.step)))
+            figures: Any = saved.meta["figures"]
+            model = learner.policy.model
+            embedding: Any = model.get_input_embeddings()
+            trained = sum(parameter.numel() for parameter in learner.parameters)
+            return Begun(
+                learner.step,
+                learner.learned,
+                figures,
+                tuple(warnings),
+                len(embedding.weight),
+                parameters=model.num_parameters(),
+                trained=trained,
+            )
 
     def _advance(self, step: int, figures: Mapping[str, float], work: Callable[[L], Learned]) -> Learned:
         """Version ``step + 1`` from ``step`` by ``work``, saved if it is its turn, with ``figures``; the record of the
         update that made it, also where that was before."""
         started = time.perf_counter()
         self._check()  # the resident learner may be that of the session which took the run
-        with learning:
-            learner, _ = self._learner(step)
+        with learning, self._learner(step) as (learner, _):
             if learner.step == step + 1:
                 assert learner.learned is not None  # every update leaves its record
                 return learner.learned
@@ -138,7 +139,8 @@ class Trained(ABC, Generic[L]):
         """Publish version ``step``, of the last update or the one before. The next update may run meanwhile."""
         self._check()
         with learning:
-            weights = self._weights_at(step, self._learner(step)[0])
+            with self._learner(step) as (learner, _):
+                weights = self._weights_at(step, learner)
             publisher = resident(publisher_of(self.role), self._published_by(), self._publisher)
         leave_thread()
         return publisher.publish(step, weights)
@@ -149,7 +151,10 @@ class Trained(ABC, Generic[L]):
         self._check()
         with learning:
             publisher = resident(publisher_of(self.role), self._published_by(), self._publisher)
-            weights = None if publisher.has_published else self._weights_at(step, self._learner(None)[0])
+            weights = None
+            if not publisher.has_published:
+                with self._learner(None) as (learner, _):
+                    weights = self._weights_at(step, learner)
         leave_thread()
         if weights is not None:  # this process is new
             publisher.publish(step, weights)
@@ -158,11 +163,11 @@ class Trained(ABC, Generic[L]):
     def keep(self, step: int) -> None:
         """Have a checkpoint of version ``step``, the last."""
         self._check()
-        learner, _ = self._learner(step)
-        assert learner.step == step
-        if step % self.checkpoint.every:
-            with learning:
-                self._save(learner, {})
+        with self._learner(step) as (learner, _):
+            assert learner.step == step
+            if step % self.checkpoint.every:
+                with learning:
+                    self._save(learner, {})
 
     @abstractmethod
     def _fresh(self) -> L:
@@ -181,7 +186,8 @@ class Trained(ABC, Generic[L]):
         """Raise LockLostError if another session has the run by now."""
         RetryPolicy(self.sync.patience)(self.fence.check)
 
-    def _learner(self, step: int | None, at_most: int | None = None) -> tuple[L, list[str]]:
+    @contextmanager
+    def _learner(self, step: int | None, at_most: int | None = None) -> Iterator[tuple[L, list[str]]]:
         """The resident learner at version ``step`` or the one after it, from the newest checkpoint if it must be loaded
         (whatever that holds if ``step`` is None), with the warnings that loading gave. A run without a checkpoint
         begins with version 0, which becomes its first. Raises StepsLostError, CheckpointsLostError and BaseLost."""
@@ -210,13 +216,16 @@ class Trained(ABC, Generic[L]):
             reserve(learner.standing, learner.policy.device)
             return learner
 
-        learner = resident(self.role, self, load)
-        if step is not None and learner.step not in (step, step + 1):
-            drop(self.role)
-            learner = resident(self.role, self, load)
+        with held(self.role, self, load, again=False) as learner:
+            if step is None or learner.step in (step, step + 1):
+                yield learner, warnings
+                return
+        del learner  # two would not fit
+        drop(self.role)
+        with held(self.role, self, load, again=False) as learner:
             if learner.step not in (step, step + 1):
                 raise self._steps_lost(learner.step, step)
-        return learner, warnings
+            yield learner, warnings
 
     def _steps_lost(self, newest: int, needed: int) -> StepsLostError:
         return StepsLostError(
@@ -238,9 +247,9 @@ class Trained(ABC, Generic[L]):
         from infra.weights.publisher import Publisher
         from rl.model.policy import save_files
 
-        learner, _ = self._learner(None)
         files = Path(tempfile.mkdtemp(dir=disk.own_folder()))  # not a hold on the policy, which may be replaced
-        save_files(learner.policy, files)
+        with self._learner(None) as (learner, _):
+            save_files(learner.policy, files)
         return Publisher(
             self.model_uri,
             self.sync,

@@ -51,12 +51,11 @@ class Trainer(Trained["Learner"]):
         """Store version ``step``, the trainer's last, for everybody who loads models with transformers; returns where.
         With the result of a run, its checkpoint is there too."""
         self._check()
-        learner, _ = self._learner(step)
-        assert learner.step == step
         uri = place.join(self.run_uri, name)
         if name == MODEL:
             self.keep(step)
-        with learning, store.scratch(self.run_uri) as folder:
+        with learning, self._learner(step) as (learner, _), store.scratch(self.run_uri) as folder:
+            assert learner.step == step
             self._write(learner.policy, folder)
             said = {"step": step, **(meta or {})}
             store.write_folder(uri, folder, meta=said, move=True, fence=self.fence, flat=True)  # for whoever copies it

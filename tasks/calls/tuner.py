@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.cluster.resident import drop, resident
+from infra.cluster.resident import drop
 from infra.runs.checkpoints import CheckpointConfig
 from infra.storage.fence import Fence
 from infra.weights.version import SyncConfig
@@ -17,6 +17,7 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.problems.examples import Example
 from rl.records import Learned
+from tasks.calls.held import held
 from tasks.calls.start import weights_of
 from tasks.calls.trainer import Trainer
 
@@ -89,18 +90,18 @@ class Tuner(Trainer):
         from rl.learning.supervised import as_rollouts
 
         self._check()
-        learner, _ = self._learner(step)
-        if learner.step != step:
-            raise self._steps_lost(learner.step, step)
-        shown = as_rollouts(learner.policy, examples, self.max_tokens)
-        return measured(learner.policy, learner.accumulation, shown, self._objective, reference)
+        with self._learner(step) as (learner, _):
+            if learner.step != step:
+                raise self._steps_lost(learner.step, step)
+            shown = as_rollouts(learner.policy, examples, self.max_tokens)
+            return measured(learner.policy, learner.accumulation, shown, self._objective, reference)
 
     def check(self, examples: Sequence[Example]) -> int:
         """How many of their completions are cut. Raises ValueError for one that there is no room for."""
         from rl.learning.supervised import as_rollouts
 
-        learner, _ = self._learner(None)
-        return int((~as_rollouts(learner.policy, examples, self.max_tokens).ended).sum())
+        with self._learner(None) as (learner, _):
+            return int((~as_rollouts(learner.policy, examples, self.max_tokens).ended).sum())
 
     def start_scores(self, examples: Sequence[Example]) -> NDArray[np.float64]:
         """[P, G]: log-likelihoods under the start model, of adapters the frozen one. It stays loaded until `begin`."""
@@ -114,9 +115,9 @@ class Tuner(Trainer):
                 return load_policy(path, self.policy, master=True, check=False)
 
         drop("learner")
-        policy = resident("start model", (self.source, self.policy), load)
-        shown = as_rollouts(policy, examples, self.max_tokens)
-        return scores(policy, Accumulation(policy, self.optimizer), shown, self._objective)[0]
+        with held("start model", (self.source, self.policy), load, again=True) as policy:
+            shown = as_rollouts(policy, examples, self.max_tokens)
+            return scores(policy, Accumulation(policy, self.optimizer), shown, self._objective)[0]
 
     @property
     def _objective(self) -> "Objective":

@@ -5,11 +5,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from infra.cluster.resident import drop, resident
+from infra.cluster.resident import drop
 from infra.storage import store
 from rl.config import PolicyConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.problems.made import grammar
+from tasks.calls.held import held
 
 if TYPE_CHECKING:
     from rl.learning.learner import Learner
@@ -45,19 +46,19 @@ class WarmUp:
         from rl.learning.supervised import demonstrations, imitate
 
         began = time.monotonic()
-        learner = resident("warm-up", self, self._fresh)
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         loss = math.nan
         try:
-            while learner.step < at_least or (learner.step < self.steps and time.monotonic() - began < seconds):
-                problems = grammar.to_warm_up(self.seed, learner.step, self.batch)
-                left = 1 - learner.step / self.steps
-                loss = imitate(learner, demonstrations(learner.policy, problems), scale=max(left, 0.05))
-                learner.step += 1
+            with held("warm-up", self, self._fresh, again=False) as learner:
+                while learner.step < at_least or (learner.step < self.steps and time.monotonic() - began < seconds):
+                    problems = grammar.to_warm_up(self.seed, learner.step, self.batch)
+                    left = 1 - learner.step / self.steps
+                    loss = imitate(learner, demonstrations(learner.policy, problems), scale=max(left, 0.05))
+                    learner.step += 1
+                return learner.step, loss
         finally:
             torch.set_num_threads(before)
-        return learner.step, loss
 
     def keep(self, uri: str) -> None:
         """Store the finished warm-up and let go of its learner."""
@@ -66,7 +67,8 @@ class WarmUp:
 
         self.updates(self.steps)
         with store.scratch(uri.rpartition("/")[0]) as folder:
-            save_policy(resident("warm-up", self, self._fresh).policy, folder)
+            with held("warm-up", self, self._fresh, again=False) as learner:
+                save_policy(learner.policy, folder)
             keep_whole(uri, folder)
         drop("warm-up")
 

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +39,20 @@ def test_a_language_model_is_no_reward_model(make_policy: Make, tmp_path: Path) 
     save_policy(make_policy(), tmp_path)
     with pytest.raises(UnknownModelError, match=r"is no reward model: it has no weights for score\.weight"):
         load_reward_model(str(tmp_path), CPU)
+
+
+def test_one_that_nobody_holds_is_gone_at_once(make_policy: Make, tmp_path: Path) -> None:
+    """Its memory does not wait for a garbage collection."""
+    save_policy(make_policy(), tmp_path)
+    gc.disable()
+    try:
+        made = load_reward_model(str(tmp_path), CPU, fresh=True)
+        assert made.model.get_output_embeddings() is made.model.score
+        weights = [weakref.ref(parameter) for parameter in made.model.parameters()]
+        del made
+        assert not any(weight() is not None for weight in weights)
+    finally:
+        gc.enable()
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

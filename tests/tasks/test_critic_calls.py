@@ -202,10 +202,10 @@ def test_values_are_those_of_the_published_version(both: tuple[Trainer, Critic])
         both[1].update(step, batch_at(step))
         version = both[1].publish(step + 1).version
         found = valuer.value(version, rollouts)
-        learner = both[1]._learner(step + 1)[0]
-        packed = pack(rollouts, rows_of(rollouts, range(3)), learner.policy.device)
-        expected = np.zeros_like(found)
-        expected[packed.group, packed.sample, packed.token_index] = token_values(learner.policy, packed)
+        with both[1]._learner(step + 1) as (learner, _):
+            packed = pack(rollouts, rows_of(rollouts, range(3)), learner.policy.device)
+            expected = np.zeros_like(found)
+            expected[packed.group, packed.sample, packed.token_index] = token_values(learner.policy, packed)
         assert np.abs(found - expected).max() < 1e-5
         assert found.any()
     bare = replace(rollouts, problems=(), texts=(), logprobs=rollouts.logprobs[..., :0])

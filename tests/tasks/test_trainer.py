@@ -102,8 +102,8 @@ def test_a_trainer_takes_what_updates_keep_before_a_generator_asks_what_is_free(
     mine.begin()
     lose()
     mine.begin()
-    learner = mine._learner(None)[0]
-    assert taken == [12 * sum(parameter.numel() for parameter in learner.parameters)] * 2
+    with mine._learner(None) as (learner, _):
+        assert taken == [12 * sum(parameter.numel() for parameter in learner.parameters)] * 2
 
 
 def test_a_run_that_was_killed_between_two_checkpoints_makes_its_steps_again(

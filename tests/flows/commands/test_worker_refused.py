@@ -28,6 +28,9 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "no certificates in" in refused(["worker", "tls://127.0.0.1:9"], capsys)
     assert "no address of a scheduler" in refused(["worker", "http://h"], capsys)
     assert "--threads 0: give at least 1" in refused(["worker", "tcp://h", "--threads", "0"], capsys)
+    for memory in ("0", "-1", "nan"):
+        line = refused(["worker", "tcp://h", f"--memory={memory}"], capsys)
+        assert f"--memory {memory}: give a number of GB above 0" in line
     assert "give a short name" in refused(["worker", "tcp://h", "--name", "../x"], capsys)
     assert "give a short name" in refused(["certs", "a/b"], capsys)
     assert "certs needs the name of the other machine" in refused(["certs"], capsys)
@@ -113,6 +116,8 @@ def test_roles_are_processes_that_divide_the_cores(monkeypatch: pytest.MonkeyPat
     assert [role.threads for role in roles("box", "CPU", ("GENERATOR", "TRAINER", "VERIFIER"), None)] == [4, 4, 1]
     assert [role.threads for role in roles("box", "CPU", ("GENERATOR", "TRAINER"), 3)] == [3, 3]
     assert [role.sharing for role in roles("box", "CUDA", ("GENERATOR", "TRAINER", "VERIFIER"), None)] == [2, 2, 1]
+    three = roles("box", "CUDA", ("GENERATOR", "TRAINER", "VERIFIER"), None, 20)
+    assert [role.memory for role in three] == [20, 20, None]
 
 
 def test_the_first_machine_also_trains() -> None:
