@@ -1,4 +1,4 @@
-"""Workers that share the cores of a machine: how many other programs leave them, as a run's timeline shows."""
+"""Workers that share the cores of a machine with each other and with other programs, as a run's timeline shows."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from infra.cluster.timeline import Span
 
 NEWEST = 2000  # spans that are looked at
 JITTER = 0.02  # share of a call that it may wait for a core where nobody else computes
-LEAST = 0.05  # of the cores are left to them, at least
+MOST = 64.0  # cores that other programs may want
 ROUNDS = 20  # of halving what is not known
 
 
@@ -32,26 +32,26 @@ def wanted(spans: Sequence[Span]) -> float:
     return computing / own if own and computing else 1.0
 
 
-def left_cores(spans: Sequence[Span], machine: Mapping[str, Machine]) -> dict[str, float]:
-    """The cores of each machine that other programs leave to its workers: with that many, calls beside each other
-    would have waited as long for a core as they did."""
+def load(spans: Sequence[Span], machine: Mapping[str, Machine]) -> dict[str, float]:
+    """The cores of each machine that other programs want: with them, calls beside each other would have waited as long
+    for a core as they did. 0 where they waited for none, or the system does not tell."""
     by_machine: dict[Machine, list[Span]] = defaultdict(list)
     for span in spans[-NEWEST:]:
         if span.worker in machine:
             by_machine[machine[span.worker]].append(span)
-    return {at.name: _left(at.cores, together) for at, together in by_machine.items()}
+    return {at.name: _others(at.cores, together) for at, together in by_machine.items()}
 
 
-def _left(cores: float, spans: Sequence[Span]) -> float:
+def _others(cores: float, spans: Sequence[Span]) -> float:
     beside = list(_beside(spans, cores))
     waited = sum(span.delayed for span in spans)
     waited -= JITTER * sum(span.end - span.start for span in spans)
-    least, most = LEAST * cores, cores
-    if _waits(beside, most) >= waited:
-        return most
+    least, most = 0.0, MOST
+    if _waits(beside, cores, least) >= waited:
+        return least
     for _ in range(ROUNDS):
         middle = (least + most) / 2
-        least, most = (middle, most) if _waits(beside, middle) > waited else (least, middle)
+        least, most = (middle, most) if _waits(beside, cores, middle) < waited else (least, middle)
     return most
 
 
@@ -77,6 +77,6 @@ def _beside(spans: Sequence[Span], cores: float) -> Iterator[tuple[float, dict[s
             wants.pop(worker, None)
 
 
-def _waits(beside: Sequence[tuple[float, dict[str, float]]], cores: float) -> float:
+def _waits(beside: Sequence[tuple[float, dict[str, float]]], cores: float, others: float) -> float:
     """Seconds that they would have waited for a core."""
-    return sum(seconds * sum(1 - pace for pace in rates(wants, cores).values()) for seconds, wants in beside)
+    return sum(seconds * sum(1 - pace for pace in rates(wants, cores, others).values()) for seconds, wants in beside)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import mean, median
 
-from flows.planner.contention import Machine, left_cores, own_seconds, wanted
+from flows.planner.contention import Machine, load, own_seconds, wanted
 from infra.cluster.costs import Costs, Work
 from infra.cluster.timeline import Span
 from infra.runs.record import Record
@@ -46,7 +46,8 @@ class MeasuredStep:
     logging: float  # seconds from an update to the next one: bookkeeping
     busy: Mapping[str, float]  # seconds of each worker a step, its waits for weights included, those for cores not
     machine: Mapping[str, str]  # of each worker, where it is known
-    cores: Mapping[str, float]  # of each machine, that other programs left
+    cores: Mapping[str, float]  # of each machine
+    others: Mapping[str, float]  # cores of each machine that other programs wanted
     computed: Mapping[str, float]  # seconds of cores a step, by machine
 
     def taken(self, call: str) -> float:
@@ -87,9 +88,11 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
     for (call, _), each in by_pair.items():
         count[call] += len(each)
     machines = _machines(record)
+    warm_from = next(span.end for span in spans if span.call == "train")  # of the first step, in which all is loaded
     calls: dict[str, dict[str, Measured]] = defaultdict(dict)
     waiting: dict[str, dict[str, float]] = defaultdict(dict)
     busy: dict[str, float] = defaultdict(float)
+    computed: dict[str, float] = defaultdict(float)
     for (call, worker), each in sorted(by_pair.items()):
         warm = each[1:] or each
         wants = min(wanted(warm), machines[worker].cores) if worker in machines else wanted(warm)
@@ -97,10 +100,10 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
         calls[call][worker] = Measured(working, wants, len(each), len(each) / count[call])
         waiting[call][worker] = mean(span.loading for span in warm) * len(each) / steps
         if call != "publish":  # it runs beside other work
-            busy[worker] += calls[call][worker].seconds * len(each) / steps + waiting[call][worker]
-    computed: dict[str, float] = defaultdict(float)
-    for worker, at in machines.items():
-        computed[at.name] += sum(span.computing for span in spans if span.worker == worker and span.call != "publish")
+            taken = working * len(each) / steps
+            busy[worker] += taken + waiting[call][worker]
+            if worker in machines:
+                computed[machines[worker].name] += wants * taken
     published = [span.end - span.start for span in spans if span.call == "publish"]
     publishing = median(published) if published else 0.0
     logged = [each for each in record.curve("perf/log_seconds").values() if isfinite(each)][-steps:]
@@ -115,8 +118,9 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
         logging=logging,
         busy=dict(busy),
         machine={worker: at.name for worker, at in machines.items()},
-        cores=left_cores([span for span in spans if span.call != "publish"], machines),
-        computed={name: seconds / steps for name, seconds in computed.items()},
+        cores={at.name: at.cores for at in machines.values()},
+        others=load([span for span in spans if span.call != "publish" and span.start >= warm_from], machines),
+        computed=dict(computed),
     )
 
 
@@ -181,10 +185,10 @@ def costs_of(
                 computing={worker: median(each.computing for _, each in _warm(by)) for worker, by in found.items()},
             )
         )
-    cores: dict[str, list[float]] = defaultdict(list)
+    wanted_by_others: dict[str, list[float]] = defaultdict(list)
     for one in runs:
-        for name, left in one.cores.items():
-            cores[name].append(left)
+        for name, cores in one.others.items():
+            wanted_by_others[name].append(cores)
     return Costs(
         tuple(works),
         max(1, round(step.leases["generate"])),
@@ -192,7 +196,8 @@ def costs_of(
         memory,
         {pair: max(waited) for pair, waited in fetching.items()},
         {worker: name for one in runs for worker, name in one.machine.items()},
-        {name: median(left) for name, left in cores.items()},
+        {name: cores for one in runs for name, cores in one.cores.items()},
+        {name: median(each) for name, each in wanted_by_others.items()},
         median(one.handing_over for one in runs),
         median(one.logging for one in runs),
     )

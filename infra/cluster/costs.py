@@ -44,7 +44,8 @@ class Costs:
     memory: Mapping[str, float] = field(default_factory=dict)  # bytes, by worker
     fetching: Mapping[tuple[str, str], float] = field(default_factory=dict)  # seconds for a new version: (held, worker)
     machine: Mapping[str, str] = field(default_factory=dict)  # that a worker shares with others
-    cores: Mapping[str, float] = field(default_factory=dict)  # that their calls have together, by machine
+    cores: Mapping[str, float] = field(default_factory=dict)  # of a machine
+    others: Mapping[str, float] = field(default_factory=dict)  # cores of a machine that other programs want
     handing_over: float = 0.0  # seconds between an update's end and the first call of the step that waits for it
     logging: float = 0.0  # seconds between an update's end and the next update
 

@@ -2,7 +2,8 @@
 
 This is what `infra.cluster.leases` and Dask do, in a model of a few lines: calls of an earlier step come first, leases
 are pulled, a call for the whole batch waits for all of its leases, and batch k begins when version k − staleness is
-there. Workers that share the cores of a machine slow each other down. (ReaL judges its plans by unrolled steps too:
+there. Workers that share the cores of a machine slow each other down, and other programs
+them. (ReaL judges its plans by unrolled steps too:
 arXiv 2406.14088, section 5.)
 """
 
@@ -140,7 +141,8 @@ class _Simulation:
             machines[self._costs.machine.get(worker, worker)][worker] = running.wants
         for machine, wants in machines.items():
             cores = self._costs.cores.get(machine)
-            paces = dict.fromkeys(wants, 1.0) if cores is None else rates(wants, cores)
+            others = self._costs.others.get(machine, 0.0)
+            paces = dict.fromkeys(wants, 1.0) if cores is None else rates(wants, cores, others)
             for worker, pace in paces.items():
                 running = self._running[worker]
                 if running.pace != pace:

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from flows.planner.calls import planned_calls
+from flows.planner.contention import Machine, load
 from flows.planner.drawing import graph_named
 from flows.planner.measured import NothingMeasuredError, costs_of, measured_step, present_places
 from flows.planner.memory import memory, sizes
+from infra.cluster.timeline import Span
 from infra.runs.record import read_record
 from tests.flows.planner.kept_run import keep_run
 
@@ -73,7 +75,18 @@ def test_waits_for_a_core_are_no_work_and_tell_how_many_others_leave(tmp_path: P
     assert step.calls["generate"]["slow"].computing == pytest.approx(1.0)
     assert step.calls["verify"]["judge"].computing == 1.0  # nothing is known of it
     assert set(step.machine.values()) == {"m"}
-    assert step.cores["m"] < 1.5
+    assert step.cores == {"m": 2}
+    assert step.others["m"] > 1
+
+
+def test_calls_that_wait_for_each_other_s_cores_tell_of_no_other_program() -> None:
+    machine = {name: Machine("m", 2) for name in "abc"}
+    beside = [Span(name, "generate", 100.0, 103.0, computing=2.0, delayed=1.0) for name in "abc"]
+    assert load(beside, machine) == {"m": 0.0}
+    alone = [Span("a", "generate", 100.0, 102.0, computing=2.0)]
+    assert load(alone, machine) == {"m": 0.0}
+    waiting = [Span("a", "generate", 100.0, 104.0, computing=2.0, delayed=2.0)]  # as beside three others of two cores
+    assert load(waiting, machine)["m"] == pytest.approx(3, abs=0.3)
 
 
 def test_greedy_completions_are_leases_of_generate() -> None:

@@ -27,6 +27,7 @@ def test_whoever_wants_little_has_it_and_the_others_share_the_rest() -> None:
     assert rates({"a": 1.0, "b": 1.0, "c": 1.0}, 2) == pytest.approx(dict.fromkeys("abc", 2 / 3))
     assert rates({"slow": 1 / 3, "b": 1.0, "c": 1.0}, 2) == pytest.approx({"slow": 1.0, "b": 5 / 6, "c": 5 / 6})
     assert rates({"four": 4.0, "one": 1.0}, 4) == pytest.approx({"four": 0.8, "one": 0.8})
+    assert rates({"a": 1.0, "b": 1.0}, 2, others=2.0) == pytest.approx({"a": 0.5, "b": 0.5})
     assert rates({"idle": 0.0, "a": 3.0}, 2) == pytest.approx({"idle": 1.0, "a": 2 / 3})
 
 
