@@ -54,18 +54,19 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     if bool(given.run) == given.probe:
         raise ValueError("name a run that has trained (--run newest), or measure with --probe: one of both")
+    named: list[str] = []
     if given.probe:
         if given.apply and given.config is None:
             raise ValueError("--apply: name the file to write with --config FILE.yaml, as probes belong to no run")
         config = read_config(TrainConfig, file=given.config, overrides=given.overrides)
-        uris = _probe(config)
     else:
         if given.overrides:
             raise ValueError(f"--{next(iter(given.overrides))}: a run has its own settings; leave it out, or --probe")
-        uris = [named_run(name) for name in given.run]
-        config = saved_config(uris[0])
+        named = [named_run(name) for name in given.run]
+        config = saved_config(named[0])
     if given.most_stale is not None and given.most_stale < config.staleness:
         raise ValueError(f"--most_stale {given.most_stale}: give at least the staleness of now, {config.staleness}")
+    uris = _probe(config) if given.probe else named
     records = [read_record(uri, local_folder(uri, rlvf_home())) for uri in uris]
     steps = [measured_step(record, uri) for record, uri in zip(records, uris, strict=True)]
     found = _proposal(config, records, steps, given.most_stale, probed=given.probe)

@@ -75,7 +75,12 @@ def made(config: TrainConfig, hear: Callable[[str], object] = lambda _: None) ->
         words = [sys.executable, "-c", "from flows.cli import main; main()", "train", "--config", str(path), "--json"]
         with Path(folder, "out").open("w+") as out:
             with subprocess.Popen(words, stdout=out, stderr=subprocess.PIPE, text=True, errors="replace") as process:
-                why = _told(process, hear)
+                try:
+                    why = _told(process, hear)
+                except BaseException:  # an interrupt, which the terminal alone sends to both
+                    process.terminate()
+                    process.wait()
+                    raise
             out.seek(0)
             printed = out.read()
     if process.returncode:

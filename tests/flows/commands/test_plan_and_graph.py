@@ -113,6 +113,7 @@ def test_a_plan_that_was_not_asked_for_well_is_refused(refused: Callable[..., st
     assert refused("plan", "--probe", "--run", str(run)).endswith("one of both")
     assert refused("plan", "--run", str(run), "--steps", "3").startswith("--steps: a run has its own settings")
     assert refused("plan", "--probe", "--apply").startswith("--apply: name the file to write with --config")
+    assert refused("plan", "--probe", "--most_stale", "0").startswith("--most_stale 0: give")
     assert refused("plan", "--run", str(run), "--most_stale", "0").endswith("give at least the staleness of now, 1")
     (run / "about.json").write_text('{"status": "running"}')
     assert "goes on; stop it first" in refused("plan", "--run", str(run), "--apply")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.config import TrainConfig
@@ -79,3 +80,14 @@ def test_a_probe_that_is_refused_says_why(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(ProbeRefusedError, match=r"probe-y: .*none\.csv"):
         made(config, heard.append)
     assert "none.csv" in heard[-1]
+
+
+def test_a_probe_ends_with_what_asked_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path))
+
+    def hear(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(changed_config(TrainConfig(), {"run": "probe-z"}), hear)
+    assert [child for child in psutil.Process().children() if "train" in child.cmdline()] == []
