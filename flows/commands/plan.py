@@ -152,6 +152,7 @@ def _words(found: Proposal, where: str | None) -> str:
         f"leases     {found.leases} a step, of up to {found.lease} problems; at most {flying} in flight "
         f"(staleness {found.best.staleness})"
     )
+    rows += [f"load       {line}: plan again when that has changed" for line in found.load]
     if found.unknown:
         how = "no lease came to them" if found.measured is None else "rlvf plan --probe"
         rows.append(f"unknown    {'; '.join(found.unknown)}: not measured, so not planned with ({how})")
@@ -181,6 +182,7 @@ def _as_json(found: Proposal, where: str | None) -> dict[str, object]:
         "lease": found.lease,
         "staleness": found.best.staleness,
         "changes": [{"options": dict(each.options), "gain": each.gain} for each in found.changes],
+        "load": list(found.load),
         "unknown": list(found.unknown),
         "written": where,
     }

@@ -12,6 +12,7 @@ from infra.cluster.placement import WORKER
 from infra.cluster.plan import Plan, plan, predicted
 
 LEASES = (0.5, 1, 2, 4)  # times those of now
+LOADED = 0.1  # share of a machine's cores that others may want before it is said
 WORTH = 0.02  # share of the step that a change has to save
 
 
@@ -36,6 +37,7 @@ class Proposal:
     then: Mapping[str, float]  # the same of the plan
     leases: int  # a step, of the plan
     lease: int  # problems in one
+    load: tuple[str, ...]  # machines whose cores other programs wanted, in words
     unknown: tuple[str, ...]  # calls and the workers on which they were not measured
 
     @property
@@ -96,6 +98,7 @@ def propose(
         _shares(costs, best),
         costs.leases,
         lease,
+        _load(costs),
         _unknown(costs, tags or {}),
     )
 
@@ -137,6 +140,14 @@ def _shares(costs: Costs, step: MeasuredStep | Plan) -> dict[str, float]:
         if len(workers := costs.sharing(machine)) > 1:
             shares[f"the cores of {listed(workers)}"] = step.computed.get(machine, 0.0) / (cores * step.seconds)
     return shares
+
+
+def _load(costs: Costs) -> tuple[str, ...]:
+    return tuple(
+        f"other programs wanted {costs.others[machine]:.2g} cores beside {listed(workers)}, which share {cores:g}"
+        for machine, cores in costs.cores.items()
+        if costs.others.get(machine, 0.0) > LOADED * cores and (workers := costs.sharing(machine))
+    )
 
 
 def _change(options: Mapping[str, object], before: Plan, after: Plan) -> Change:
