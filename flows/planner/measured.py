@@ -37,7 +37,7 @@ class Measured:
 class MeasuredStep:
     """A step as it was, in the mean."""
 
-    seconds: float  # wall time, the median
+    seconds: float  # wall time: the median, but for the first, which loads, and the last, beside which nothing is begun
     steps: int  # that the spans cover
     calls: Mapping[str, Mapping[str, Measured]]  # by call and worker
     waiting: Mapping[str, Mapping[str, float]]  # seconds a step that a call waited for weights, by worker
@@ -109,7 +109,7 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
     logged = [each for each in record.curve("perf/log_seconds").values() if isfinite(each)][-steps:]
     logging = median(logged) if logged else 0.0
     return MeasuredStep(
-        seconds=median(seconds[1:]),
+        seconds=median(seconds[1:-1]),
         steps=steps,
         calls={call: dict(by) for call, by in calls.items()},
         waiting=dict(waiting),

@@ -101,18 +101,26 @@ def settings(folder: Path) -> TrainConfig:
     )
 
 
+def slept(seconds: float) -> float:
+    """Sleep so long, or longer; returns how long it was."""
+    began = time.perf_counter()
+    time.sleep(max(0.0, seconds))
+    return time.perf_counter() - began
+
+
 @contextmanager
 def slowed(pid: int) -> Iterator[None]:
-    """Let a process run a third of the time."""
+    """Let a process run a third of the time, also where this one wakes up too late."""
     over = threading.Event()
 
     def slow() -> None:
+        ran = stopped = 0.0  # seconds so far
         with suppress(ProcessLookupError):
             while not over.is_set():
                 os.kill(pid, signal.SIGSTOP)
-                time.sleep((TIMES - 1) * SLICE)
+                stopped += slept((TIMES - 1) * (ran + SLICE) - stopped)
                 os.kill(pid, signal.SIGCONT)
-                time.sleep(SLICE)
+                ran += slept(max(SLICE, stopped / (TIMES - 1) - ran))
 
     thread = threading.Thread(target=slow, daemon=True)
     thread.start()
