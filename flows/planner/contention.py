@@ -43,9 +43,12 @@ def load(spans: Sequence[Span], machine: Mapping[str, Machine]) -> dict[str, flo
 
 
 def _others(cores: float, spans: Sequence[Span]) -> float:
-    beside = list(_beside(spans, cores))
-    waited = sum(span.delayed for span in spans)
-    waited -= JITTER * sum(span.end - span.start for span in spans)
+    alike: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in spans:
+        alike[span.worker, span.call].append(span)
+    wanted_by = {pair: min(cores, wanted(each)) for pair, each in alike.items()}
+    beside = list(_beside(spans, wanted_by))
+    waited = sum(span.delayed - JITTER * (span.end - span.start) for span in spans)
     least, most = 0.0, MOST
     if _waits(beside, cores, least) >= waited:
         return least
@@ -55,12 +58,10 @@ def _others(cores: float, spans: Sequence[Span]) -> float:
     return most
 
 
-def _beside(spans: Sequence[Span], cores: float) -> Iterator[tuple[float, dict[str, float]]]:
+def _beside(
+    spans: Sequence[Span], wanted_by: Mapping[tuple[str, str], float]
+) -> Iterator[tuple[float, dict[str, float]]]:
     """Seconds, and the cores that each worker wants in them."""
-    alike: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in spans:
-        alike[span.worker, span.call].append(span)
-    wanted_by = {pair: min(cores, wanted(each)) for pair, each in alike.items()}
     moments = sorted(
         [(span.start, True, at) for at, span in enumerate(spans)]
         + [(span.end, False, at) for at, span in enumerate(spans)]

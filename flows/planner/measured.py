@@ -88,7 +88,6 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
     for (call, _), each in by_pair.items():
         count[call] += len(each)
     machines = _machines(record)
-    warm_from = next(span.end for span in spans if span.call == "train")  # of the first step, in which all is loaded
     calls: dict[str, dict[str, Measured]] = defaultdict(dict)
     waiting: dict[str, dict[str, float]] = defaultdict(dict)
     busy: dict[str, float] = defaultdict(float)
@@ -119,9 +118,21 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
         busy=dict(busy),
         machine={worker: at.name for worker, at in machines.items()},
         cores={at.name: at.cores for at in machines.values()},
-        others=load([span for span in spans if span.call != "publish" and span.start >= warm_from], machines),
+        others=_others(spans, machines),
         computed=dict(computed),
     )
+
+
+def _others(spans: Sequence[Span], machines: Mapping[str, Machine]) -> dict[str, float]:
+    """The cores that other programs wanted of each machine in the median step, of those that `seconds` is of."""
+    ends = [span.end for span in spans if span.call == "train"]
+    steps = zip(ends[:-1], ends[1:-1] or ends[1:], strict=False)
+    found: dict[str, list[float]] = defaultdict(list)
+    for began, ended in steps:
+        ours = [span for span in spans if span.call != "publish" and began <= span.end < ended]
+        for name, wanted_by_others in load(ours, machines).items():
+            found[name].append(wanted_by_others)
+    return {name: median(each) for name, each in found.items()}
 
 
 def _machines(record: Record) -> dict[str, Machine]:
