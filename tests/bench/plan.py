@@ -5,9 +5,9 @@ work takes three times as long, whatever it is. Probes measure each call on each
 predicted and run, the last of them a bad one, and the plan that improves that. All run in one cluster, in turns, so
 that a load of the machine that comes and goes meets all of them; figures are medians over the turns.
 
-`predicted` is what `rlvf plan` would say. `same load` is the same with the cores that other programs wanted during
-that run, as its timeline tells: what is off there is the planner's fault, not that of a machine whose load changes. On
-a quiet machine with two cores it takes some 8 minutes.
+`predicted` is what `rlvf plan` would say. `same load` is the same with the load by other programs during those runs,
+estimated from their own waits for a core: no forecast, but it shows how much of an error is a load that has changed. On
+a quiet machine with two cores it should take some 8 minutes.
 
 python -m tests.bench.plan [--steps 6] [--turns 2] [--json]
 """
