@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from flows.commands.named_run import named_run
 from flows.config import TrainConfig
 from flows.options.reading import add_options, read_config
 from flows.planner.applied import apply_to_file, apply_to_run, settings, written
+from flows.planner.calls import places_by_tags, planned_calls
 from flows.planner.drawing import graph_of_config
 from flows.planner.measured import MeasuredStep, measured_step
 from flows.planner.memory import memory, sizes
-from flows.planner.proposal import Proposal, propose
+from flows.planner.proposal import Proposal, busiest, propose
 from flows.start.runs import local_folder
 from flows.start.saved import saved_config
-from infra.cluster.costs import Places
 from infra.home import rlvf_home
 from infra.interrupts import put_off
 from infra.runs.record import Record, read_record
@@ -53,19 +54,22 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     if bool(given.run) == given.probe:
         raise ValueError("name a run that has trained (--run newest), or measure with --probe: one of both")
+    named: list[str] = []
     if given.probe:
         if given.apply and given.config is None:
             raise ValueError("--apply: name the file to write with --config FILE.yaml, as probes belong to no run")
         config = read_config(TrainConfig, file=given.config, overrides=given.overrides)
-        uris, probed = _probe(config)
     else:
         if given.overrides:
             raise ValueError(f"--{next(iter(given.overrides))}: a run has its own settings; leave it out, or --probe")
-        uris, probed = [named_run(name) for name in given.run], None
-        config = saved_config(uris[0])
+        named = [named_run(name) for name in given.run]
+        config = saved_config(named[0])
+    if given.most_stale is not None and given.most_stale < config.staleness:
+        raise ValueError(f"--most_stale {given.most_stale}: give at least the staleness of now, {config.staleness}")
+    uris = _probe(config) if given.probe else named
     records = [read_record(uri, local_folder(uri, rlvf_home())) for uri in uris]
     steps = [measured_step(record, uri) for record, uri in zip(records, uris, strict=True)]
-    found = _proposal(config, records, steps, probed, given.most_stale)
+    found = _proposal(config, records, steps, given.most_stale, probed=given.probe)
     changes = settings(found.changes)
     where = None
     if given.apply and changes:
@@ -80,64 +84,89 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _proposal(
-    config: TrainConfig, records: list[Record], steps: list[MeasuredStep], probed: Places | None, most: int | None
+    config: TrainConfig, records: list[Record], steps: list[MeasuredStep], most: int | None, *, probed: bool
 ) -> Proposal:
-    graph = graph_of_config(config.algorithm, steps[0].calls)
+    made = {call for step in steps for call in step.calls}
+    graph = graph_of_config(config.algorithm, made)
     room = {name: size for record in records for name, size in memory(record).items()}
     staleness = range(config.staleness + 1, 1 + (config.staleness if most is None else most))
+    said = {name: frozenset(tags) for record in records for name, tags in record.about.get("workers", {}).items()}
+    calls = planned_calls(graph, made)
     return propose(
-        graph,
+        calls,
         config,
         steps[0],
         size=sizes(graph, records[0]),
         memory=room,
         others=steps[1:],
         staleness=staleness,
-        probed=probed,
+        tags=said,
+        probed=places_by_tags(config.placement, said, [call.name for call in calls]) if probed else None,
     )
 
 
-def _probe(config: TrainConfig) -> tuple[list[str], Places]:
-    """The URIs of the probes, and the placement of now."""
+def _probe(config: TrainConfig) -> list[str]:
+    """The URIs of the probes."""
     with put_off():
-        from flows.planner.probe import made, places_by_tags, probes, tags_of_workers  # with Dask
+        from flows.planner.probe import ProbeError, made, probes, tags_of_workers  # with Dask
 
     tags = tags_of_workers(config.cluster)
+    places_by_tags(config.placement, tags, [call.name for call in planned_calls(graph_of_config(config.algorithm), ())])
     name = f"probe-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    uris = []
-    for probe in probes(config, tags, name):
-        say(f"{probe.run}: {probe.steps} steps")
-        uris.append(made(probe))
+    uris: list[str] = []
+    failed: ProbeError | None = None
+    wanted = list(probes(config, tags, name))
+    for number, probe in enumerate(wanted, 1):
+        say(f"probe {number} of {len(wanted)}, {probe.run}: {probe.steps} steps")
+        try:
+            uris.append(made(probe, lambda line: say(f"  {line}")))
+        except ProbeError as error:  # of these workers: others are planned with
+            say(f"{error}; it is left out")
+            failed = error
+    if failed is not None and not uris:
+        raise failed
     say(f"the probes stay, for other questions: rlvf plan {' '.join(f'--run {shlex.quote(uri)}' for uri in uris)}")
-    graph = graph_of_config(config.algorithm)
-    return uris, places_by_tags(config.placement, tags, [call.name for call in graph.calls])
+    return uris
 
 
 def _words(found: Proposal, where: str | None) -> str:
     how = "simulated" if found.measured is None else "measured"
-    rows = [f"now        {found.now:.3g} s a step ({how}); {found.bottleneck} is the bottleneck"]
+    rows = [f"now        {found.now:.3g} s a step ({how}); {_bottleneck(found.busy)}"]
     rows += [f"           {worker} busy {share:.0%}" for worker, share in _busiest_first(found.busy)]
     if not found.changes:
         rows.append("plan       none is better by more than 2%: it stays")
     else:
-        shares = {worker: seconds / found.best.seconds for worker, seconds in found.best.busy.items()}
         rows.append(
             f"plan       {found.seconds:.3g} s a step (predicted), {found.now / found.seconds:.2f} times faster; then "
-            f"{found.best.bottleneck} is the bottleneck"
+            f"{_bottleneck(found.then)}"
         )
-        rows += [f"           {worker} busy {share:.0%}" for worker, share in _busiest_first(shares)]
+        rows += [f"           {worker} busy {share:.0%}" for worker, share in _busiest_first(found.then)]
         for change in found.changes:
             options = " ".join(written(path, value) for path, value in change.options.items())
             rows.append(f"set        {options}   ({change.gain:.2f} times)")
+    rows += [
+        f"{'' if n else 'places':10s} {call}: {', '.join(by)}" for n, (call, by) in enumerate(found.best.places.items())
+    ]
+    flying = found.leases * (found.best.staleness + 1)
+    rows.append(
+        f"leases     {found.leases} a step, of up to {found.lease} problems; at most {flying} in flight "
+        f"(staleness {found.best.staleness})"
+    )
+    rows += [f"load       {line}: plan again when that has changed" for line in found.load]
     if found.unknown:
-        rows.append(f"unknown    {'; '.join(found.unknown)}: not measured, so not planned with (rlvf plan --probe)")
+        how = "no lease came to them" if found.measured is None else "rlvf plan --probe"
+        rows.append(f"unknown    {'; '.join(found.unknown)}: not measured, so not planned with ({how})")
     if where is not None:
         rows.append(f"written    {where}")
     return "\n".join(rows)
 
 
-def _busiest_first(shares: dict[str, float] | object) -> list[tuple[str, float]]:
-    assert isinstance(shares, dict)
+def _bottleneck(shares: Mapping[str, float]) -> str:
+    """The words for what is busiest."""
+    return f"{(name := busiest(shares))} {'are' if name.startswith('the cores') else 'is'} the bottleneck"
+
+
+def _busiest_first(shares: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(shares.items(), key=lambda one: -one[1])
 
 
@@ -146,10 +175,14 @@ def _as_json(found: Proposal, where: str | None) -> dict[str, object]:
         "step_seconds": found.now,
         "measured": found.measured is not None,
         "planned_seconds": found.seconds,
-        "bottleneck": found.bottleneck,
+        "bottleneck": busiest(found.busy),
         "busy": dict(found.busy),
         "places": found.best.places,
+        "leases": found.leases,
+        "lease": found.lease,
+        "staleness": found.best.staleness,
         "changes": [{"options": dict(each.options), "gain": each.gain} for each in found.changes],
+        "load": list(found.load),
         "unknown": list(found.unknown),
         "written": where,
     }

@@ -1,19 +1,20 @@
 """What a run has measured of each call: from its timeline and metrics.
 
 Of the last session, from its first lease to its last update: a model's check, export and evaluation are no part of a
-step. The first call of each worker is left out of what a call takes: it imports, loads and compiles.
+step. The first call of each worker is left out of what a call takes: it imports, loads and compiles; and so are waits
+for weights and for a core, which other calls and programs cause.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import mean, median
 
+from flows.planner.contention import Machine, load, own_seconds, wanted
 from infra.cluster.costs import Costs, Work
 from infra.cluster.timeline import Span
 from infra.runs.record import Record
-from rl.graph import Graph
 
 FEWEST = 3  # steps that figures are taken from
 
@@ -26,7 +27,8 @@ class NothingMeasuredError(ValueError):
 class Measured:
     """One call on one worker."""
 
-    seconds: float  # of one lease, or one batch, without waiting for weights: the mean
+    seconds: float  # of one lease, or one batch, without waits for weights and cores: the mean
+    computing: float  # cores that it used in them
     count: int  # of them
     share: float  # of the call's leases
 
@@ -35,13 +37,18 @@ class Measured:
 class MeasuredStep:
     """A step as it was, in the mean."""
 
-    seconds: float  # wall time, the median
+    seconds: float  # wall time: the median, but for the first, which loads, and the last, beside which nothing is begun
     steps: int  # that the spans cover
     calls: Mapping[str, Mapping[str, Measured]]  # by call and worker
     waiting: Mapping[str, Mapping[str, float]]  # seconds a step that a call waited for weights, by worker
     leases: Mapping[str, float]  # a step
-    handing_over: float  # seconds from an update to the next call: bookkeeping, and publication
-    busy: Mapping[str, float]  # seconds of each worker a step, its waits for weights included
+    handing_over: float  # seconds from an update to the first call with its version: publication beside bookkeeping
+    logging: float  # seconds from an update to the next one: bookkeeping
+    busy: Mapping[str, float]  # seconds of each worker a step, its waits for weights included, those for cores not
+    machine: Mapping[str, str]  # of each worker, where it is known
+    cores: Mapping[str, float]  # of each machine
+    others: Mapping[str, float]  # cores of each machine that other programs wanted
+    computed: Mapping[str, float]  # seconds of cores a step, by machine
 
     def taken(self, call: str) -> float:
         """Seconds of all workers a step."""
@@ -80,26 +87,58 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
     count: dict[str, int] = defaultdict(int)
     for (call, _), each in by_pair.items():
         count[call] += len(each)
+    machines = _machines(record)
     calls: dict[str, dict[str, Measured]] = defaultdict(dict)
     waiting: dict[str, dict[str, float]] = defaultdict(dict)
     busy: dict[str, float] = defaultdict(float)
+    computed: dict[str, float] = defaultdict(float)
     for (call, worker), each in sorted(by_pair.items()):
         warm = each[1:] or each
-        calls[call][worker] = Measured(mean(map(_working, warm)), len(each), len(each) / count[call])
+        wants = min(wanted(warm), machines[worker].cores) if worker in machines else wanted(warm)
+        working = max(mean(map(own_seconds, warm)), mean(span.computing for span in warm) / wants)
+        calls[call][worker] = Measured(working, wants, len(each), len(each) / count[call])
         waiting[call][worker] = mean(span.loading for span in warm) * len(each) / steps
         if call != "publish":  # it runs beside other work
-            busy[worker] += calls[call][worker].seconds * len(each) / steps + waiting[call][worker]
+            taken = working * len(each) / steps
+            busy[worker] += taken + waiting[call][worker]
+            if worker in machines:
+                computed[machines[worker].name] += wants * taken
     published = [span.end - span.start for span in spans if span.call == "publish"]
+    publishing = median(published) if published else 0.0
     logged = [each for each in record.curve("perf/log_seconds").values() if isfinite(each)][-steps:]
+    logging = median(logged) if logged else 0.0
     return MeasuredStep(
-        seconds=median(seconds[1:]),
+        seconds=median(seconds[1:-1]),
         steps=steps,
         calls={call: dict(by) for call, by in calls.items()},
         waiting=dict(waiting),
         leases={call: number / steps for call, number in count.items()},
-        handing_over=(median(published) if published else 0.0) + (median(logged) if logged else 0.0),
+        handing_over=max(publishing, logging),
+        logging=logging,
         busy=dict(busy),
+        machine={worker: at.name for worker, at in machines.items()},
+        cores={at.name: at.cores for at in machines.values()},
+        others=_others(spans, machines),
+        computed=dict(computed),
     )
+
+
+def _others(spans: Sequence[Span], machines: Mapping[str, Machine]) -> dict[str, float]:
+    """The cores that other programs wanted of each machine in the median step, of those that `seconds` is of."""
+    ends = [span.end for span in spans if span.call == "train"]
+    steps = zip(ends[:-1], ends[1:-1] or ends[1:], strict=False)
+    found: dict[str, list[float]] = defaultdict(list)
+    for began, ended in steps:
+        ours = [span for span in spans if span.call != "publish" and began <= span.end < ended]
+        for name, wanted_by_others in load(ours, machines).items():
+            found[name].append(wanted_by_others)
+    return {name: median(each) for name, each in found.items()}
+
+
+def _machines(record: Record) -> dict[str, Machine]:
+    """The machine of each worker that said which it is."""
+    said: Mapping[str, tuple[str, int]] = record.about.get("machines", {})
+    return {worker: Machine(name, cores) for worker, (name, cores) in said.items() if name and cores > 0}
 
 
 def _of_steps(spans: Sequence[Span]) -> list[Span]:
@@ -120,58 +159,71 @@ def _judges(span: Span, evaluations: Iterable[Span]) -> bool:
     return span.call == "verify" and any(0 <= span.start - one.end < 0.05 for one in evaluations)
 
 
-def _working(span: Span) -> float:
-    return span.end - span.start - span.loading
-
-
 def costs_of(
-    graph: Graph,
+    calls: Iterable[Work],
     step: MeasuredStep,
     *,
     memory: Mapping[str, float],
     size: Mapping[str, float],
     others: Iterable[MeasuredStep] = (),
 ) -> Costs:
-    """The costs of the graph's calls on the workers that were measured: by this run, and by `others` with the same
+    """The costs of the calls on the workers that were measured: by this run, and by `others` with the same
     leases, such as probes. `memory`: bytes by worker; `size`: bytes by what is held.
 
     Raises:
-        NothingMeasuredError: a call of the graph was not made.
+        NothingMeasuredError: one of the calls was not made.
     """
     works: list[Work] = []
     fetching: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for call in graph.calls:
-        seconds: dict[str, float] = {}
-        for one in (*others, step):
-            for worker, found in one.calls.get(call.name, {}).items():
-                seconds[worker] = found.seconds * one.leases[call.name]
-        if not seconds:
-            raise NothingMeasuredError(f"the run made no call {call.name}, so there is nothing to plan with")
-        works.append(Work(call.name, call.model, call.each, graph.before(call), call.trains, seconds))
-        for one in (*others, step):
+    runs = (*others, step)
+    for call in calls:
+        found: dict[str, list[tuple[MeasuredStep, Measured]]] = defaultdict(list)
+        for one in runs:
+            for worker, each in one.calls.get(call.name, {}).items():
+                found[worker].append((one, each))
             for worker, waited in one.waiting.get(call.name, {}).items():
                 if call.model is not None and not call.trains:
                     fetching[call.model, worker].append(waited)
+        if not found:
+            raise NothingMeasuredError(f"the run made no call {call.name}, so there is nothing to plan with")
+        works.append(
+            replace(
+                call,
+                seconds={
+                    worker: median(each.seconds * one.leases[call.name] for one, each in _warm(by))
+                    for worker, by in found.items()
+                },
+                computing={worker: median(each.computing for _, each in _warm(by)) for worker, by in found.items()},
+            )
+        )
+    wanted_by_others: dict[str, list[float]] = defaultdict(list)
+    for one in runs:
+        for name, cores in one.others.items():
+            wanted_by_others[name].append(cores)
     return Costs(
         tuple(works),
         max(1, round(step.leases["generate"])),
         size,
         memory,
         {pair: max(waited) for pair, waited in fetching.items()},
-        step.handing_over,
+        {worker: name for one in runs for worker, name in one.machine.items()},
+        {name: cores for one in runs for name, cores in one.cores.items()},
+        {name: median(each) for name, each in wanted_by_others.items()},
+        median(one.handing_over for one in runs),
+        median(one.logging for one in runs),
     )
 
 
-def present_places(graph: Graph, step: MeasuredStep) -> dict[str, tuple[str, ...]]:
+def _warm(found: Sequence[tuple[MeasuredStep, Measured]]) -> Sequence[tuple[MeasuredStep, Measured]]:
+    """Those of more than the first call of a worker, if there are any."""
+    return [(one, each) for one, each in found if each.count > 1] or found
+
+
+def present_places(calls: Iterable[Work], step: MeasuredStep) -> dict[str, tuple[str, ...]]:
     """The workers of each call, as it was. Of a call for the whole batch, the one that had it most."""
     found = {}
-    for call in graph.calls:
+    for call in calls:
         by = step.calls[call.name]
         most = max(sorted(by), key=lambda worker: by[worker].count)
         found[call.name] = (most,) if call.each == "batch" else step.place(call.name)
     return found
-
-
-def busiest(busy: Mapping[str, float]) -> str:
-    """The worker with the most seconds."""
-    return max(sorted(busy), key=busy.__getitem__)

@@ -1,34 +1,38 @@
 """Probes: a few steps of training for each worker that could train; every other call goes to all that can do it.
 
 They are runs like any other, named `probe-…`, of the real work on the real links; the first call of each worker is left
-out of what is measured (`flows.planner.measured`).
+out of what is measured (`flows.planner.measured`). A critic is trained on the worker after the one that trains the
+policy, so that each of them trains each once, and each beside the other.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from flows.config import TrainConfig
 from flows.options.reading import to_yaml
+from flows.planner.calls import COMPUTING, JUDGING, able
 from flows.planner.measured import FEWEST
 from infra.cluster.cluster import workers
 from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
-from infra.cluster.costs import Places
 from infra.cluster.placement import WORKER, PlacementConfig
 from infra.cluster.reach import parse_address
 from infra.home import rlvf_home
 from infra.services.scheduler import ask
 
 STEPS = FEWEST + 2
-COMPUTING = ("GENERATOR", "TRAINER", "REFERENCE", "CRITIC")  # tags of workers that run models
-TRAINED = ("train", "train_critic")  # calls that one worker has at a time
+REFUSED = 2  # exit code of a command for the user's mistake
 
 
 class ProbeError(RuntimeError):
-    """A probe that did not come to its end."""
+    """A probe that did not come to its end, on these workers."""
+
+
+class ProbeRefusedError(ValueError):
+    """A probe that was refused for its settings, as all would be."""
 
 
 def tags_of_workers(config: ClusterConfig) -> dict[str, frozenset[str]]:
@@ -43,14 +47,15 @@ def tags_of_workers(config: ClusterConfig) -> dict[str, frozenset[str]]:
 
 def probes(config: TrainConfig, tags: Mapping[str, frozenset[str]], name: str) -> Iterator[TrainConfig]:
     """The configurations of the probes, one for each worker that may train."""
-    computing = [f"{WORKER}{worker}" for worker in sorted(tags) if tags[worker] & set(COMPUTING)]
-    judging = [f"{WORKER}{worker}" for worker in sorted(tags) if "VERIFIER" in tags[worker]]
+    computing = [f"{WORKER}{worker}" for worker in able("train", tags)]
+    judging = [f"{WORKER}{worker}" for worker in able("verify", tags)]
     if not computing or not judging:
-        lacking = " or ".join(COMPUTING) if not computing else "VERIFIER"
+        lacking = " or ".join(JUDGING if computing else COMPUTING)
         raise ValueError(f"no worker of the cluster offers {lacking}; see rlvf status")
-    for trainer in computing:
+    for at, trainer in enumerate(computing):
         placement = dict.fromkeys(config.placement.calls, computing)
-        placement |= {"verify": judging, "train": [trainer], "train_critic": [trainer], "value": [trainer]}
+        critic = computing[(at + 1) % len(computing)]
+        placement |= {"verify": judging, "train": [trainer], "train_critic": [critic]}
         changed: dict[str, object] = {
             "steps": STEPS,
             "run": f"{name}-{trainer.removeprefix(WORKER)}",
@@ -61,25 +66,36 @@ def probes(config: TrainConfig, tags: Mapping[str, frozenset[str]], name: str) -
         yield config.model_copy(update=changed)
 
 
-def made(config: TrainConfig) -> str:
-    """The URI of a run of this configuration, as `rlvf train` makes it in a process of its own. Raises ProbeError."""
+def made(config: TrainConfig, hear: Callable[[str], object] = lambda _: None) -> str:
+    """The URI of a run of this configuration, as `rlvf train` makes it in a process of its own; `hear` gets each line
+    that it says. Raises ProbeError and ProbeRefusedError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe.yaml")
         path.write_text(to_yaml(config), encoding="utf-8")
         words = [sys.executable, "-c", "from flows.cli import main; main()", "train", "--config", str(path), "--json"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ProbeError(f"{config.run} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
-    return str(json.loads(done.stdout.splitlines()[-1])["run"])
+        with Path(folder, "out").open("w+") as out:
+            with subprocess.Popen(words, stdout=out, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+                try:
+                    why = _told(process, hear)
+                except BaseException:  # an interrupt, which the terminal alone sends to both
+                    process.terminate()
+                    process.wait()
+                    raise
+            out.seek(0)
+            printed = out.read()
+    if process.returncode:
+        if process.returncode == REFUSED:
+            raise ProbeRefusedError(f"{config.run}: {why}")
+        raise ProbeError(f"{config.run} failed: {why}")
+    return str(json.loads(printed.splitlines()[-1])["run"])
 
 
-def places_by_tags(placement: PlacementConfig, tags: Mapping[str, frozenset[str]], calls: Iterable[str]) -> Places:
-    """The workers that a placement means, of each of the calls; of training the first of them."""
-    found: dict[str, tuple[str, ...]] = {}
-    for call in calls:
-        needs = placement.tags(call)
-        named = {need.removeprefix(WORKER) for need in needs if need.startswith(WORKER)}
-        plain = {need for need in needs if not need.startswith(WORKER)}
-        able = tuple(worker for worker in sorted(tags) if plain <= tags[worker] and (not named or worker in named))
-        found[call] = able[:1] if call in TRAINED else able
-    return found
+def _told(process: "subprocess.Popen[str]", hear: Callable[[str], object]) -> str:
+    """The last line that it writes to stderr until its end, where it says what was wrong."""
+    last = "no word"
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text := line.strip().removeprefix("rlvf: "):
+            last = text
+            hear(text)
+    return last

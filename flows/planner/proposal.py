@@ -1,17 +1,18 @@
 """Where a run's calls should run: the plan, why, and the options that do it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flows.config import TrainConfig
-from flows.planner.measured import MeasuredStep, busiest, costs_of, present_places
-from infra.cluster.costs import Costs, Places
+from flows.planner.calls import Tags, able
+from flows.planner.measured import MeasuredStep, costs_of, present_places
+from infra.cluster.costs import Costs, Places, Work, listed
 from infra.cluster.placement import WORKER
 from infra.cluster.plan import Plan, plan, predicted
-from rl.graph import Graph
 
 LEASES = (0.5, 1, 2, 4)  # times those of now
+LOADED = 0.1  # share of a machine's cores that others may want before it is said
 WORTH = 0.02  # share of the step that a change has to save
 
 
@@ -32,13 +33,12 @@ class Proposal:
     present: Plan  # that placement, simulated
     best: Plan
     changes: tuple[Change, ...]
-    busy: Mapping[str, float]  # share of the step in which each worker is busy now: measured where it was
+    busy: Mapping[str, float]  # share of the step in which each worker, and a machine's cores, are busy now, by name
+    then: Mapping[str, float]  # the same of the plan
+    leases: int  # a step, of the plan
+    lease: int  # problems in one
+    load: tuple[str, ...]  # machines whose cores other programs wanted, in words
     unknown: tuple[str, ...]  # calls and the workers on which they were not measured
-
-    @property
-    def bottleneck(self) -> str:
-        """The busiest worker now."""
-        return busiest(self.busy)
 
     @property
     def now(self) -> float:
@@ -52,7 +52,7 @@ class Proposal:
 
 
 def propose(
-    graph: Graph,
+    calls: Iterable[Work],
     config: TrainConfig,
     step: MeasuredStep,
     *,
@@ -60,17 +60,20 @@ def propose(
     memory: Mapping[str, float],
     others: Sequence[MeasuredStep] = (),
     staleness: Sequence[int] = (),
+    tags: Tags | None = None,
     probed: Places | None = None,
 ) -> Proposal:
     """The best placement, size of leases and, of those given, staleness: of each what it adds to the one before.
 
     A smaller lease is proposed where fewer workers wait for the last one; a lease's own cost (its call, padding) is not
     known from a run with one size, so that one twice as small must save WORTH of the step, and one twice as large may
-    not cost any. `probed`: the placement of now, where the steps are those of probes and not of it. Raises PlanError,
+    not cost any. `tags`: of the workers, for what is unknown of them. `probed`: the placement of now, where
+    the steps are those of probes and not of it; workers of which nothing is known are left out of it. Raises PlanError,
     NothingMeasuredError.
     """
-    costs = costs_of(graph, step, memory=memory, size=size, others=others)
-    places = present_places(graph, step) if probed is None else probed
+    calls = tuple(calls)
+    costs = costs_of(calls, step, memory=memory, size=size, others=others)
+    places = present_places(calls, step) if probed is None else _known(costs, probed)
     present = predicted(replace(costs, memory={}), places, config.staleness)  # it has run, so it fits
     changes: list[Change] = []
     best = plan(costs, config.staleness, places)
@@ -78,17 +81,31 @@ def propose(
         changes.append(_change(placement(costs, places, best.places), present, best))
     else:
         best = present
-    costs, best = _leases(costs, config, best, changes)
+    costs, best, lease = _leases(costs, config, best, changes)
     for versions in sorted(set(staleness) - {config.staleness}):
         other = plan(costs, versions, best.places)
         if other.seconds < best.seconds * (1 - WORTH):
             moved = placement(costs, best.places, other.places)
             changes.append(_change({"staleness": versions, **moved}, best, other))
             best = other
-    seconds, busy = (step.seconds, step.busy) if probed is None else (present.seconds, present.busy)
-    shares = {worker: each / seconds for worker, each in busy.items()}
     measured = step.seconds if probed is None else None
-    return Proposal(measured, present, best, tuple(changes), shares, _unknown(costs))
+    return Proposal(
+        measured,
+        present,
+        best,
+        tuple(changes),
+        _shares(costs, step if probed is None else present),
+        _shares(costs, best),
+        costs.leases,
+        lease,
+        _load(costs),
+        _unknown(costs, tags or {}),
+    )
+
+
+def busiest(busy: Mapping[str, float]) -> str:
+    """The one with the greatest share."""
+    return max(sorted(busy), key=busy.__getitem__)
 
 
 def placement(costs: Costs, before: Places, after: Places) -> dict[str, object]:
@@ -100,30 +117,50 @@ def placement(costs: Costs, before: Places, after: Places) -> dict[str, object]:
     }
 
 
-def _leases(costs: Costs, config: TrainConfig, best: Plan, changes: list[Change]) -> tuple[Costs, Plan]:
-    """The costs and the plan with as many leases as are best for this placement."""
-    found, now = (costs, best), best
+def _leases(costs: Costs, config: TrainConfig, best: Plan, changes: list[Change]) -> tuple[Costs, Plan, int]:
+    """The costs and the plan with leases of the size that is best for this placement, and that size."""
+    found = costs, best, config.batch.lease
     for times in LEASES:
         lease = math.ceil(config.batch.lease / times)
         if lease > config.batch.prompts or lease == config.batch.lease:
             continue
         other = replace(costs, leases=max(1, round(costs.leases * config.batch.lease / lease)))
-        one = predicted(replace(other, memory={}), now.places, now.staleness)
+        one = predicted(replace(other, memory={}), best.places, best.staleness)
         if one.seconds < found[1].seconds * (1 - WORTH):
-            found = other, one
-    if found[1] is not now:
-        lease = math.ceil(config.batch.lease * costs.leases / found[0].leases)
-        changes.append(_change({"batch.lease": lease}, now, found[1]))
+            found = other, one, lease
+    if found[1] is not best:
+        changes.append(_change({"batch.lease": found[2]}, best, found[1]))
     return found
+
+
+def _shares(costs: Costs, step: MeasuredStep | Plan) -> dict[str, float]:
+    """The share of the step in which each worker is busy, and those cores that several share."""
+    shares = {worker: seconds / step.seconds for worker, seconds in step.busy.items()}
+    for machine, cores in costs.cores.items():
+        if len(workers := costs.sharing(machine)) > 1:
+            shares[f"the cores of {listed(workers)}"] = step.computed.get(machine, 0.0) / (cores * step.seconds)
+    return shares
+
+
+def _load(costs: Costs) -> tuple[str, ...]:
+    return tuple(
+        f"other programs wanted {costs.others[machine]:.2g} cores beside {listed(workers)}, which share {cores:g}"
+        for machine, cores in costs.cores.items()
+        if costs.others.get(machine, 0.0) > LOADED * cores and (workers := costs.sharing(machine))
+    )
 
 
 def _change(options: Mapping[str, object], before: Plan, after: Plan) -> Change:
     return Change(options, after.seconds, before.seconds / after.seconds)
 
 
-def _unknown(costs: Costs) -> tuple[str, ...]:
+def _known(costs: Costs, places: Places) -> Places:
+    return {call.name: tuple(w for w in places[call.name] if w in call.seconds) for call in costs.calls}
+
+
+def _unknown(costs: Costs, tags: Tags) -> tuple[str, ...]:
     return tuple(
         f"{call.name} on {', '.join(missing)}"
         for call in costs.calls
-        if (missing := sorted(set(costs.workers) - set(call.seconds)))
+        if (missing := sorted(set(able(call.name, tags) if tags else costs.workers) - set(call.seconds)))
     )

@@ -99,6 +99,7 @@ class Bookkeeping:
                 url, command = prefect_page(str(flow_run.id))
                 links["Prefect"] = [url, _served_by(command)]
             timeline.begin_session(self._folder / TIMELINE)
+            present = offers(dispatch.client)
             before = read_record(self._run.uri, self._folder).about if self._run.resumed else {}
             began, sessions = before.get("began"), before.get("sessions", 1)
             self._note(
@@ -109,8 +110,9 @@ class Bookkeeping:
                 changes=before.get("changes", []),
                 links=links,
                 versions=versions(),
-                workers={offer.name: sorted(offer.resources) for offer in offers(dispatch.client)},
-                memory_gb={offer.name: offer.memory_gb for offer in offers(dispatch.client) if offer.memory_gb},
+                workers={offer.name: sorted(offer.resources) for offer in present},
+                memory_gb={offer.name: offer.memory_gb for offer in present if offer.memory_gb},
+                machines={offer.name: [offer.machine, offer.cores] for offer in present if offer.cores},
             )
             self._stack = stack.pop_all()
         return self

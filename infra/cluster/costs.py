@@ -22,11 +22,16 @@ class Work:
     before: tuple[str, ...]  # calls that write what it reads
     trains: bool
     seconds: Mapping[str, float]  # by worker that may run it: of one whole step's work, were it alone with it
+    computing: Mapping[str, float] = field(default_factory=dict)  # cores that it uses there meanwhile; else one
 
     @property
     def holds(self) -> str | None:
         """What a worker keeps in memory for it: a model, which takes more where it is trained."""
         return f"{self.model} in training" if self.model is not None and self.trains else self.model
+
+    def wants(self, worker: str) -> float:
+        """The cores that it uses on this worker, were it alone."""
+        return self.computing.get(worker, 1.0)
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,20 @@ class Costs:
     size: Mapping[str, float] = field(default_factory=dict)  # bytes of what is held, by `Work.holds`
     memory: Mapping[str, float] = field(default_factory=dict)  # bytes, by worker
     fetching: Mapping[tuple[str, str], float] = field(default_factory=dict)  # seconds for a new version: (held, worker)
-    handing_over: float = 0.0  # seconds between an update's end and the next update, or first call, with its version
+    machine: Mapping[str, str] = field(default_factory=dict)  # that a worker shares with others
+    cores: Mapping[str, float] = field(default_factory=dict)  # of a machine
+    others: Mapping[str, float] = field(default_factory=dict)  # cores of a machine that other programs want
+    handing_over: float = 0.0  # seconds between an update's end and the first call of the step that waits for it
+    logging: float = 0.0  # seconds between an update's end and the next update
 
     @property
     def workers(self) -> tuple[str, ...]:
         """All that may run a call."""
         return tuple(sorted({worker for call in self.calls for worker in call.seconds}))
+
+    def sharing(self, machine: str) -> tuple[str, ...]:
+        """The workers that share this machine's cores."""
+        return tuple(worker for worker in self.workers if self.machine.get(worker) == machine)
 
     def call(self, name: str) -> Work:
         """The call of that name."""

@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -46,6 +47,13 @@ def detect_device() -> str:
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def machine_name() -> str:
+    """The same of all processes that share this machine's cores, in containers too; another after its next start."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else f"{uuid.getnode():x}"
 
 
 @cache

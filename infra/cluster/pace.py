@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import Worker, get_worker
 
-from infra.cluster.machine import detect_device, this_machine, versions
+from infra.cluster.machine import detect_device, machine_name, this_machine, versions
 from infra.cluster.placement import DEVICES, METRIC
 from infra.storage.retry_policy import waits
 
@@ -46,6 +46,7 @@ def report(worker: Worker) -> dict[str, Any]:
         "device": machine.name,
         "memory_gb": machine.memory_gb,
         "cores": machine.cores,
+        "machine": machine_name(),
         "versions": versions(),
         "waits": waits(),
     }

@@ -97,6 +97,8 @@ class Offer:
     waits: str = field(default="", compare=False)  # the error of its storage, while that is away
     source: str = field(default="", compare=False)  # the digest of its source; empty where it has not said
     memory_gb: float = field(default=0.0, compare=False)  # of its device; 0 where it has not said
+    machine: str = field(default="", compare=False)  # the same of all that share its cores; empty where it has not said
+    cores: int = field(default=0, compare=False)  # of the machine
 
     def satisfies(self, tags: Collection[str]) -> bool:
         """Whether it offers all of the tags, and is one of the workers that they name, if they name any."""
@@ -126,6 +128,8 @@ def _offer(address: str, worker: Mapping[str, Any]) -> Offer:
         str(said.get("waits", "")),
         str(announced(said.get("versions", {}))),
         float(said.get("memory_gb", 0.0)),
+        str(said.get("machine", "")),
+        int(said.get("cores", 0)),
     )
 
 

@@ -4,6 +4,7 @@ With steps that overlap, the busiest worker is what counts. A mixed integer prog
 finds shares x of each call's work and what each worker holds (y), for the smallest T such that
 
     Σ_c t[c,w]·x[c,w] + Σ_m f[m,w]·y[m,w] ≤ T     each worker's seconds a step, with those for new weights
+    Σ_c,w k[c,w]·t[c,w]·x[c,w] ≤ cores[h]·T       what the workers of a machine compute, k cores at a time
     Σ_w x[c,w] = 1,  x[c,w] ≤ y[m(c),w]           all of the work, where its model is
     Σ_m size[m]·y[m,w] ≤ memory[w]                x ∈ {0, 1} of a call for the whole batch
 
@@ -47,13 +48,9 @@ class Plan:
     places: Places
     staleness: int
     seconds: float  # a step
-    busy: Mapping[str, float]  # seconds of each worker a step
+    busy: Mapping[str, float]  # seconds of each worker a step, without those in which it has no core
+    computed: Mapping[str, float]  # seconds of its cores that each machine computes a step
     shares: Mapping[str, Mapping[str, float]]  # of each call's work, by worker
-
-    @property
-    def bottleneck(self) -> str:
-        """The busiest worker."""
-        return max(self.busy, key=lambda worker: self.busy[worker])
 
 
 def relaxed(costs: Costs) -> Relaxed:
@@ -76,6 +73,13 @@ def relaxed(costs: Costs) -> Relaxed:
         if worker in costs.memory:
             kept = {at["y", one, w]: costs.size.get(one, 0.0) / costs.memory[worker] for one, w in held if w == worker}
             rows.append((kept, -np.inf, 1.0))
+    for machine, cores in costs.cores.items():
+        load = {
+            at["x", call.name, w]: call.seconds[w] * call.wants(w)
+            for call, w in pairs
+            if costs.machine.get(w) == machine
+        }
+        rows.append(({0: -cores, **load}, -np.inf, 0.0))
     for call in costs.calls:
         rows.append(({at["x", call.name, worker]: 1.0 for worker in call.seconds}, 1.0, 1.0))
     for call, worker in pairs:
@@ -123,7 +127,7 @@ def predicted(costs: Costs, places: Places, staleness: int) -> Plan:
                 f"{listed(held)} ({amount(needs)}) do not fit on {worker}, which has {amount(costs.memory[worker])}"
             )
     found = simulate(costs, places, staleness)
-    return Plan(places, staleness, found.seconds, found.busy, found.shares)
+    return Plan(places, staleness, found.seconds, found.busy, found.computed, found.shares)
 
 
 def plan(costs: Costs, staleness: int, present: Places | None = None) -> Plan:

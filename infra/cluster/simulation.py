@@ -2,7 +2,9 @@
 
 This is what `infra.cluster.leases` and Dask do, in a model of a few lines: calls of an earlier step come first, leases
 are pulled, a call for the whole batch waits for all of its leases, and batch k begins when version k − staleness is
-there. (ReaL judges its plans by unrolled steps too: arXiv 2406.14088, section 5.)
+there. Workers that share the cores of a machine slow each other down, and other programs
+them. (ReaL judges its plans by unrolled steps too:
+arXiv 2406.14088, section 5.)
 """
 
 import heapq
@@ -11,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.cluster.costs import Costs, Places, Work
+from infra.cluster.fair_share import rates
 
+NEXT_UPDATE, NEXT_STEP = "next update", "next step"  # what may begin, in place of a worker's name
 STEPS = 8  # that are looked at, after those at the beginning
 
 
@@ -20,7 +24,8 @@ class Simulated:
     """A step in the long run."""
 
     seconds: float
-    busy: Mapping[str, float]  # seconds of each worker a step, its waits for weights included
+    busy: Mapping[str, float]  # seconds of each worker a step, its waits for weights included, those for cores not
+    computed: Mapping[str, float]  # seconds of its cores that each machine computes a step
     shares: Mapping[str, Mapping[str, float]]  # of each call's work, by worker
 
 
@@ -34,6 +39,18 @@ class _Item:
     at: int  # the call's place in the order
 
 
+@dataclass
+class _Running:
+    """An item on its worker."""
+
+    item: _Item
+    wants: float  # cores
+    left: float  # seconds that it takes from `since` on, were it alone
+    since: float
+    pace: float = 0.0  # seconds of it that are done in one
+    number: int = 0  # of the event that is its end as things are
+
+
 def simulate(costs: Costs, places: Places, staleness: int, steps: int = STEPS) -> Simulated:
     """The mean of `steps` steps, once `staleness` + 1 of them have filled the pipeline."""
     return _Simulation(costs, places, staleness, steps).run()
@@ -45,35 +62,39 @@ class _Simulation:
         self._first, self._last = staleness + 1, staleness + 1 + steps  # the steps that count
         self._idle = {worker for workers in places.values() for worker in workers}
         self._ready: list[_Item] = []  # a heap
-        self._early: list[_Item] = []  # calls for a batch, before the one before it is handed over
-        self._coming: list[tuple[float, int, str, _Item | None]] = []  # a heap: when, number, worker; or a step begins
-        self._begun = self._handed_over = self._number = 0
+        self._early: list[_Item] = []  # calls for a batch, before the one before it is logged
+        self._coming: list[tuple[float, int, str]] = []  # a heap: when, number, worker; or what may begin
+        self._running: dict[str, _Running] = {}  # by worker
+        self._begun = self._logged = self._number = 0
         self._left: dict[tuple[int, str], int] = {}  # leases undone, by step and call
         self._arrived: Counter[tuple[int, int, int]] = Counter()  # calls done that one waits for: step, call, lease
         self._trained: list[float] = []  # when each version was there
         self._version: dict[tuple[str, str], int] = {}  # of what is held, by worker
         self._busy: dict[str, float] = defaultdict(float)
+        self._computed: dict[str, float] = defaultdict(float)
         self._done: dict[str, Counter[str]] = defaultdict(Counter)
 
     def run(self) -> Simulated:
         for _ in range(self._staleness + 1):
             self._begin(0.0)
         while len(self._trained) < self._last:
-            now, _, worker, item = heapq.heappop(self._coming)
-            if item is None:
-                self._handed_over += 1
+            now, number, worker = heapq.heappop(self._coming)
+            if worker == NEXT_STEP:
                 self._begin(now)
+            elif worker == NEXT_UPDATE:
+                self._logged += 1
                 early, self._early = self._early, []
                 for each in early:
                     self._queue(_Item(each.step, now, each.lease, each.at))
-            else:
-                self._end(worker, item, now)
+            elif worker in self._running and self._running[worker].number == number:  # as things still are
+                self._end(worker, self._running.pop(worker).item, now)
             if not self._coming or self._coming[0][0] > now:  # all that ends at this moment has ended
                 self._hand_out(now)
         counted = self._last - self._first
         return Simulated(
             (self._trained[-1] - self._trained[self._first - 1]) / counted,
             {worker: seconds / counted for worker, seconds in sorted(self._busy.items())},
+            {machine: seconds / counted for machine, seconds in sorted(self._computed.items())},
             {name: {w: n / by.total() for w, n in sorted(by.items())} for name, by in self._done.items()},
         )
 
@@ -100,18 +121,39 @@ class _Simulation:
                 nobody.append(item)
                 continue
             worker = min(idle, key=lambda each, call=call: (call.seconds[each], each))  # type: ignore[misc]
-            seconds = call.seconds[worker] / self._count(call) + self._fetching(call, worker)
             self._idle.remove(worker)
-            self._later(now + seconds, worker, item)
+            seconds = call.seconds[worker] / self._count(call)
+            fetching = self._fetching(call, worker)
+            self._running[worker] = _Running(item, call.wants(worker), seconds + fetching, now)
             if self._first <= item.step < self._last:
-                self._busy[worker] += seconds
+                self._busy[worker] += seconds + fetching
+                if worker in self._costs.machine:
+                    self._computed[self._costs.machine[worker]] += call.wants(worker) * seconds
                 self._done[call.name][worker] += 1
         for item in nobody:
             heapq.heappush(self._ready, item)
+        self._pace(now)
 
-    def _later(self, when: float, worker: str = "", item: _Item | None = None) -> None:
+    def _pace(self, now: float) -> None:
+        """Say when each item ends as things are now: by the cores that it has, beside what runs on its machine."""
+        machines: dict[str, dict[str, float]] = defaultdict(dict)
+        for worker, running in self._running.items():
+            machines[self._costs.machine.get(worker, worker)][worker] = running.wants
+        for machine, wants in machines.items():
+            cores = self._costs.cores.get(machine)
+            others = self._costs.others.get(machine, 0.0)
+            paces = dict.fromkeys(wants, 1.0) if cores is None else rates(wants, cores, others)
+            for worker, pace in paces.items():
+                running = self._running[worker]
+                if running.pace != pace:
+                    running.left -= running.pace * (now - running.since)
+                    running.since, running.pace = now, pace
+                    running.number = self._later(now + max(0.0, running.left) / pace, worker)
+
+    def _later(self, when: float, worker: str) -> int:
         self._number += 1
-        heapq.heappush(self._coming, (when, self._number, worker, item))
+        heapq.heappush(self._coming, (when, self._number, worker))
+        return self._number
 
     def _fetching(self, call: Work, worker: str) -> float:
         """Seconds that the worker waits for a newer version of the call's model; it has the first one."""
@@ -130,7 +172,8 @@ class _Simulation:
                 self._follow(at, call, item, now)
         if done.trains and not any(self._left[item.step, call.name] for call in self._costs.calls if call.trains):
             self._trained.append(now)
-            self._later(now + self._costs.handing_over)
+            self._later(now + self._costs.logging, NEXT_UPDATE)
+            self._later(now + self._costs.handing_over, NEXT_STEP)
 
     def _follow(self, at: int, call: Work, item: _Item, now: float) -> None:
         """Queue what reads from this item, once all else that it reads is there."""
@@ -144,7 +187,7 @@ class _Simulation:
 
     def _queue(self, item: _Item) -> None:
         """A batch is trained on after the one before it."""
-        early = self._costs.calls[item.at].each == "batch" and item.step > self._handed_over
+        early = self._costs.calls[item.at].each == "batch" and item.step > self._logged
         if early:
             self._early.append(item)
         else:

@@ -39,6 +39,8 @@ class Span:
     fetched: Annotated[int, Field(ge=0)] = 0  # bytes of weights that its worker has read since the call before
     downloading: Moment = 0.0  # seconds to read them, and
     applying: Moment = 0.0  # to apply them, be it beside other work
+    computing: Moment = 0.0  # seconds of cores that its process has used, and
+    delayed: Moment = 0.0  # that its thread was ready and had none (0 where not Linux), waits for weights left out
     lost: bool = False  # the worker died or vanished in it
 
 
@@ -75,6 +77,8 @@ class Loading:
 
     seconds: float = 0.0
     fetched: Fetched = field(default_factory=Fetched)
+    computing: float = 0.0  # seconds of cores in them, see Span
+    delayed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Measured(Generic[T]):
     address: str
     seconds: float
     loading: Loading
+    computing: float = 0.0  # see Span
+    delayed: float = 0.0
 
     def span(self, call: str, end: float) -> Span:
         """The span of the call, which came back at `end`."""
@@ -99,6 +105,8 @@ class Measured(Generic[T]):
             fetched=of.bytes,
             downloading=of.download_seconds,
             applying=of.apply_seconds,
+            computing=self.computing,
+            delayed=self.delayed,
         )
 
 
@@ -115,20 +123,39 @@ def measured(function: Callable[..., T], *args: Any) -> Measured[T]:
     from distributed import get_worker  # here, because it takes half a second to import, and records are read without
 
     _current.loading = loading = Loading()
-    began = time.perf_counter()
+    began, computed, waited = time.perf_counter(), time.process_time(), _without_core()
     result = function(*args)
     worker = get_worker()
-    return Measured(result, worker_name(worker.name), worker.address, time.perf_counter() - began, loading)
+    return Measured(
+        result,
+        worker_name(worker.name),
+        worker.address,
+        time.perf_counter() - began,
+        loading,
+        max(0.0, time.process_time() - computed - loading.computing),
+        max(0.0, _without_core() - waited - loading.delayed),
+    )
+
+
+def _without_core() -> float:
+    """Seconds that this thread has been ready and had no core, ever; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @contextmanager
 def waiting_for_weights() -> Iterator[Loading]:
     """Count the time inside as waiting for weights, of the call that this thread runs."""
     loading, began = _current.loading, time.perf_counter()
+    computed, waited = time.process_time(), _without_core()
     try:
         yield loading
     finally:
         loading.seconds += time.perf_counter() - began
+        loading.computing += time.process_time() - computed
+        loading.delayed += _without_core() - waited
 
 
 # -- at the caller

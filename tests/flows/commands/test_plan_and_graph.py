@@ -87,6 +87,9 @@ def test_a_plan_says_what_holds_a_step_up_and_what_to_set(said: Said, run: Path)
     text = said("plan", "--run", str(run))
     assert "4 s a step (measured); slow is the bottleneck" in text
     assert "set        --placement.generate worker:fast" in text
+    assert "places     generate: fast\n           verify: judge\n           train: trainer\n" in text
+    assert "leases     4 a step, of up to " in text
+    assert "8 in flight (staleness 1)" in text
     assert "unknown    generate on judge, trainer" in text
     found = json.loads(said("plan", "--run", str(run), "--json"))
     assert found["bottleneck"] == "slow"
@@ -110,5 +113,7 @@ def test_a_plan_that_was_not_asked_for_well_is_refused(refused: Callable[..., st
     assert refused("plan", "--probe", "--run", str(run)).endswith("one of both")
     assert refused("plan", "--run", str(run), "--steps", "3").startswith("--steps: a run has its own settings")
     assert refused("plan", "--probe", "--apply").startswith("--apply: name the file to write with --config")
+    assert refused("plan", "--probe", "--most_stale", "0").startswith("--most_stale 0: give")
+    assert refused("plan", "--run", str(run), "--most_stale", "0").endswith("give at least the staleness of now, 1")
     (run / "about.json").write_text('{"status": "running"}')
     assert "goes on; stop it first" in refused("plan", "--run", str(run), "--apply")

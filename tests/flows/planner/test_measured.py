@@ -1,12 +1,16 @@
 """What is read from a run's timeline is what the run did."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from flows.planner.calls import planned_calls
+from flows.planner.contention import Machine, load
 from flows.planner.drawing import graph_named
 from flows.planner.measured import NothingMeasuredError, costs_of, measured_step, present_places
 from flows.planner.memory import memory, sizes
+from infra.cluster.timeline import Span
 from infra.runs.record import read_record
 from tests.flows.planner.kept_run import keep_run
 
@@ -24,22 +28,83 @@ def test_a_step_is_what_its_calls_took_without_cold_starts_and_what_is_no_step(t
     assert step.taken("verify") == pytest.approx(4 * 0.25)  # not what judged the evaluation
     # of 10 leases the first is left out, and every other one waits for weights
     assert step.waiting["generate"]["fast"] == pytest.approx(2 * 0.5 * 4 / 9)
-    assert step.handing_over == pytest.approx(0.125 + 0.0625)
+    assert step.handing_over == pytest.approx(0.125)  # bookkeeping goes on beside it
+    assert step.logging == pytest.approx(0.0625)
     assert step.busy["trainer"] == pytest.approx(1.0)  # what is published beside it does not count
 
 
 def test_costs_are_of_a_whole_step_s_work(tmp_path: Path) -> None:
     run, other = keep_run(tmp_path / "run"), keep_run(tmp_path / "other", generate={"third": 2.0})
     step, more = (measured_step(read_record(str(one), one), str(one)) for one in (run, other))
-    graph = graph_named("grpo", kl=False)
-    costs = costs_of(graph, step, memory={}, size={}, others=[more])
+    calls = planned_calls(graph_named("grpo", kl=False), step.calls)
+    costs = costs_of(calls, step, memory={}, size={}, others=[more])
     assert costs.leases == 4
     assert costs.call("generate").seconds == pytest.approx({"fast": 4.0, "slow": 12.0, "third": 4.0})
-    assert costs.call("verify").seconds == pytest.approx({"judge": 1.0})
+    assert costs.call("verify").seconds == pytest.approx({"judge": 0.75})  # between 4 verdicts a step and 2
     assert costs.call("train").before == ("generate", "verify")
-    assert present_places(graph, step) == {"generate": ("fast", "slow"), "verify": ("judge",), "train": ("trainer",)}
+    assert present_places(calls, step) == {"generate": ("fast", "slow"), "verify": ("judge",), "train": ("trainer",)}
     with pytest.raises(NothingMeasuredError, match="the run made no call reference"):
-        costs_of(graph_named("grpo", kl=True), step, memory={}, size={})
+        costs_of(planned_calls(graph_named("grpo", kl=True), ()), step, memory={}, size={})
+
+
+def test_what_several_runs_measured_is_their_median_without_first_calls(tmp_path: Path) -> None:
+    kept = [keep_run(tmp_path / f"{seconds}", generate={"fast": seconds}) for seconds in (1.0, 2.0, 9.0)]
+    cold = keep_run(tmp_path / "cold", generate={"fast": 1.0})
+    lines = (cold / "timeline.jsonl").read_text().splitlines()
+    only = next(line for line in lines if '"generate"' in line)
+    kept_lines = [line for line in lines if '"generate"' not in line or line == only]
+    (cold / "timeline.jsonl").write_text("\n".join(kept_lines))
+    steps = [measured_step(read_record(str(one), one), str(one)) for one in (*kept, cold)]
+    calls = planned_calls(graph_named("grpo", kl=False), steps[0].calls)
+    costs = costs_of(calls, steps[0], memory={}, size={}, others=steps[1:])
+    assert costs.call("generate").seconds == pytest.approx({"fast": 2 * 2.0})
+
+
+def test_waits_for_a_core_are_no_work_and_tell_how_many_others_leave(tmp_path: Path) -> None:
+    """Each lease takes 1 s of a core and as long again for another one to be free."""
+    machines = dict.fromkeys(("fast", "slow", "judge", "trainer"), ("m", 2))
+    run = keep_run(tmp_path / "run", machines=machines)
+    spans = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+    for one in spans:
+        if one.get("call") == "generate":
+            took = one["end"] - one["start"] - one.get("loading", 0.0)
+            one |= {"computing": took / 2, "delayed": took / 2}
+    (run / "timeline.jsonl").write_text("".join(json.dumps(one) + "\n" for one in spans))
+    step = measured_step(read_record(str(run), run), str(run))
+    assert step.calls["generate"]["slow"].seconds == pytest.approx(1.5)
+    assert step.calls["generate"]["slow"].computing == pytest.approx(1.0)
+    assert step.calls["verify"]["judge"].computing == 1.0  # nothing is known of it
+    assert set(step.machine.values()) == {"m"}
+    assert step.cores == {"m": 2}
+    assert step.others["m"] > 1
+
+
+def test_calls_that_wait_for_each_other_s_cores_tell_of_no_other_program() -> None:
+    machine = {name: Machine("m", 2) for name in "abc"}
+    beside = [Span(name, "generate", 100.0, 103.0, computing=2.0, delayed=1.0) for name in "abc"]
+    assert load(beside, machine) == {"m": 0.0}
+    alone = [Span("a", "generate", 100.0, 102.0, computing=2.0)]
+    assert load(alone, machine) == {"m": 0.0}
+    waiting = [Span("a", "generate", 100.0, 104.0, computing=2.0, delayed=2.0)]  # as beside three others of two cores
+    assert load(waiting, machine)["m"] == pytest.approx(3, abs=0.3)
+
+
+def test_greedy_completions_are_leases_of_generate() -> None:
+    calls = {call.name: call for call in planned_calls(graph_named("remax", kl=False), ["generate", "verify", "train"])}
+    assert set(calls) == {"generate", "verify", "train"}
+    assert calls["train"].before == ("generate", "verify")
+
+
+def test_a_reward_model_scores_what_is_verified() -> None:
+    calls = planned_calls(graph_named("ppo", kl=True), ["generate", "verify", "reward"])
+    by_name = {call.name: call for call in calls}
+    assert by_name["reward"].before == ("verify",)
+    assert "reward" in by_name["train"].before
+    assert "reward" in by_name["train_critic"].before
+    seen: set[str] = set()
+    for call in calls:
+        assert set(call.before) <= seen
+        seen.add(call.name)
 
 
 def test_memory_is_what_the_workers_announced_and_the_weights_are(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.config import TrainConfig
 from flows.planner.applied import changed_config
-from flows.planner.probe import ProbeError, made, places_by_tags, probes, tags_of_workers
+from flows.planner.calls import able, places_by_tags
+from flows.planner.probe import ProbeRefusedError, made, probes, tags_of_workers
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 
@@ -27,6 +29,26 @@ def test_each_worker_that_can_trains_once_and_all_do_the_rest() -> None:
     assert one.steps == 5
 
 
+def test_each_worker_trains_a_critic_once_beside_another_s_policy() -> None:
+    three = TAGS | {"c": frozenset({"CPU", "CRITIC"})}
+    found = [(probe.placement.train, probe.placement.train_critic) for probe in probes(TrainConfig(), three, "x")]
+    assert found == [
+        (("worker:a",), ("worker:b",)),
+        (("worker:b",), ("worker:c",)),
+        (("worker:c",), ("worker:a",)),
+    ]
+    for probe in probes(TrainConfig(), three, "x"):
+        for call in ("value", "reference", "reward", "generate"):
+            assert probe.placement.tags(call) == ("worker:a", "worker:b", "worker:c")
+    (alone,) = probes(TrainConfig(), {name: TAGS[name] for name in ("a", "judge")}, "x")
+    assert alone.placement.train == alone.placement.train_critic == ("worker:a",)
+
+
+def test_judges_judge_and_the_others_run_models() -> None:
+    assert able("verify", TAGS) == ("judge",)
+    assert able("train", TAGS) == able("value", TAGS) == ("a", "b")
+
+
 def test_the_workers_of_a_local_cluster_are_those_that_would_be_started() -> None:
     tags = tags_of_workers(ClusterConfig(generators=2, device="cpu"))
     assert {name for name in tags if "GENERATOR" in tags[name]} == {"generator-0", "generator-1"}
@@ -40,6 +62,8 @@ def test_a_placement_means_these_workers() -> None:
     assert found == {"generate": ("a", "b"), "verify": ("a", "judge"), "train": ("b",)}
     named = PlacementConfig(generate=("CUDA", "worker:a", "worker:b"))
     assert places_by_tags(named, TAGS, ["generate"]) == {"generate": ("b",)}
+    with pytest.raises(ValueError, match=r"placement\.value: no worker offers CRITIC; see rlvf status"):
+        places_by_tags(PlacementConfig(value=("CRITIC",)), TAGS, ["value"])
 
 
 def test_a_cluster_without_what_a_step_needs_is_refused() -> None:
@@ -49,8 +73,21 @@ def test_a_cluster_without_what_a_step_needs_is_refused() -> None:
         list(probes(TrainConfig(), {"judge": TAGS["judge"]}, "x"))
 
 
-def test_a_probe_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_probe_that_is_refused_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLVF_HOME", str(tmp_path))
     config = changed_config(TrainConfig(), {"problems.path": "none.csv", "run": "probe-y"})
-    with pytest.raises(ProbeError, match=r"probe-y failed: rlvf: .*none\.csv"):
-        made(config)
+    heard: list[str] = []
+    with pytest.raises(ProbeRefusedError, match=r"probe-y: .*none\.csv"):
+        made(config, heard.append)
+    assert "none.csv" in heard[-1]
+
+
+def test_a_probe_ends_with_what_asked_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLVF_HOME", str(tmp_path))
+
+    def hear(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(changed_config(TrainConfig(), {"run": "probe-z"}), hear)
+    assert [child for child in psutil.Process().children() if "train" in child.cmdline()] == []

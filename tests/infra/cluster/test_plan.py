@@ -1,5 +1,6 @@
 """Placements against brute force, and against steps that a person can add up."""
 
+from dataclasses import replace
 from itertools import chain, combinations, product
 
 import numpy as np
@@ -50,6 +51,10 @@ def by_force(costs: Costs) -> float:
             held = {call.holds for call in costs.calls if worker in places[call.name]}
             fixed.append(-sum(costs.fetching.get((one, worker), 0.0) for one in held if one is not None))
             loads.append([call.seconds[w] if w == worker else 0.0 for call, w in columns] + [-1.0])
+        for machine, cores in costs.cores.items():
+            here = [w for w in WORKERS if costs.machine.get(w) == machine]
+            loads.append([call.seconds[w] * call.wants(w) if w in here else 0.0 for call, w in columns] + [-cores])
+            fixed.append(0.0)
         sums = [[float(call is each) for each, _ in columns] + [0.0] for call in costs.calls]
         goal = [0.0] * len(columns) + [1.0]
         found = linprog(goal, A_ub=loads, b_ub=fixed, A_eq=sums, b_eq=[1.0] * len(sums))
@@ -69,6 +74,8 @@ MANY = st.dictionaries(st.sampled_from(WORKERS), st.floats(0.1, 10), min_size=3,
     SECONDS,
     st.dictionaries(st.sampled_from(WORKERS), st.sampled_from([1 * GB, 3 * GB, 5 * GB]), max_size=4),
     st.dictionaries(st.tuples(st.just("actor"), st.sampled_from(WORKERS)), st.floats(0, 5), max_size=4),
+    st.dictionaries(st.sampled_from(WORKERS), st.just("m"), max_size=4),
+    st.sampled_from([0.5, 1.0, 2.0]),
 )
 def test_the_program_finds_the_best_of_all_placements(
     generate: dict[str, float],
@@ -76,14 +83,16 @@ def test_the_program_finds_the_best_of_all_placements(
     train: dict[str, float],
     memory: dict[str, float],
     fetching: dict[tuple[str, str], float],
+    machine: dict[str, str],
+    cores: float,
 ) -> None:
     calls = (
-        work("generate", generate),
+        replace(work("generate", generate), computing={"a": 0.5, "b": 2.0}),
         work("reference", score, "generate", model="reference"),
         work("train", train, "generate", "reference", batch=True),
     )
     size = {"actor": 1 * GB, "reference": 2 * GB, "actor in training": 4 * GB}
-    costs = Costs(calls, 4, size, memory, fetching)
+    costs = Costs(calls, 4, size, memory, fetching, machine, {"m": cores})
     least = by_force(costs)
     if least == np.inf:
         with pytest.raises(PlanError, match="fit"):
@@ -100,11 +109,11 @@ def test_the_program_finds_the_best_of_all_placements(
 
 
 @settings(max_examples=8, deadline=None)
-@given(SECONDS, SECONDS, SECONDS, st.sampled_from([0, 1, 3]))
+@given(SECONDS, SECONDS, SECONDS, st.sampled_from([0, 1, 3]), st.sampled_from([1.0, 2.0, 9.0]))
 def test_no_simulated_step_is_shorter_than_the_bound(
-    generate: dict[str, float], verify: dict[str, float], train: dict[str, float], staleness: int
+    generate: dict[str, float], verify: dict[str, float], train: dict[str, float], staleness: int, cores: float
 ) -> None:
-    costs = step(generate, verify, train)
+    costs = step(generate, verify, train, machine=dict.fromkeys("abc", "m"), cores={"m": cores})
     # the first and the last of the steps that are looked at share what lies between them and others
     assert plan(costs, staleness).seconds >= relaxed(costs).seconds * (1 - 1.5 * staleness / 8) - 1e-9
 
@@ -119,8 +128,9 @@ def _some(generator: np.random.Generator) -> dict[str, float]:
 def test_the_plan_is_the_best_of_all_placements(staleness: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.cluster.plan.FEW", few)  # 0: by changes of one worker, as where placements are many
     generator, ratios = np.random.default_rng(staleness), []
-    for _ in range(8):
-        costs = step(_some(generator), _some(generator), _some(generator))
+    for number in range(8):
+        shared = {"machine": dict.fromkeys("abc", "m"), "cores": {"m": 1.5}} if number % 2 else {}
+        costs = step(_some(generator), _some(generator), _some(generator), **shared)
         best = min(
             simulate(costs, {"generate": g, "verify": v, "train": (t,)}, staleness).seconds
             for g in subsets(tuple(sorted(costs.call("generate").seconds)))

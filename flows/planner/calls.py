@@ -1,0 +1,52 @@
+"""The calls of a step as the cluster places them."""
+
+from collections.abc import Iterable, Mapping
+
+from infra.cluster.costs import Places, Work
+from infra.cluster.placement import WORKER, PlacementConfig
+from rl.graph import SCORES, Graph
+
+GREEDY = SCORES["baseline"].name  # leases of `generate` and `verify`, which place it
+REWARD = "reward"  # scores of a reward model, of what is verified; no call of the graph
+COMPUTING = ("GENERATOR", "TRAINER", "REFERENCE", "CRITIC")  # tags of workers that run models
+JUDGING = ("VERIFIER",)
+TRAINED = ("train", "train_critic")  # calls that one worker has at a time
+Tags = Mapping[str, frozenset[str]]  # of each worker
+
+
+def able(call: str, tags: Tags) -> tuple[str, ...]:
+    """The workers that may be given a call: those that are there to judge, or to run models."""
+    wanted = set(JUDGING if call == "verify" else COMPUTING)
+    return tuple(worker for worker in sorted(tags) if tags[worker] & wanted)
+
+
+def places_by_tags(placement: PlacementConfig, tags: Tags, calls: Iterable[str]) -> Places:
+    """The workers that a placement means, of each of the calls; of training the first of them. Raises ValueError for a
+    call without any."""
+    found: dict[str, tuple[str, ...]] = {}
+    for call in calls:
+        needs = placement.tags(call)
+        named = {need.removeprefix(WORKER) for need in needs if need.startswith(WORKER)}
+        plain = {need for need in needs if not need.startswith(WORKER)}
+        fit = tuple(worker for worker in sorted(tags) if plain <= tags[worker] and (not named or worker in named))
+        if not fit:
+            raise ValueError(f"placement.{call}: no worker offers {' and '.join(needs)}; see rlvf status")
+        found[call] = fit[:1] if call in TRAINED else fit
+    return found
+
+
+def planned_calls(graph: Graph, made: Iterable[str]) -> tuple[Work, ...]:
+    """Those of the graph, and reward models' where they are among the calls that were `made`, each after those that it
+    reads from; on no workers yet."""
+    found = []
+    rewards = REWARD in set(made)
+    for call in graph.calls:
+        if call.name == GREEDY:
+            continue
+        before = dict.fromkeys("generate" if name == GREEDY else name for name in graph.before(call))
+        if rewards and "verify" in before:
+            before[REWARD] = None
+        found.append(Work(call.name, call.model, call.each, tuple(before), call.trains, {}))
+        if rewards and call.name == "verify":
+            found.append(Work(REWARD, "reward model", "lease", (call.name,), trains=False, seconds={}))
+    return tuple(found)

@@ -1,0 +1,83 @@
+"""Workers that share the cores of a machine with each other and with other programs, as a run's timeline shows."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from infra.cluster.fair_share import rates
+from infra.cluster.timeline import Span
+
+NEWEST = 2000  # spans that are looked at
+JITTER = 0.02  # share of a call that it may wait for a core where nobody else computes
+MOST = 64.0  # cores that other programs may want
+ROUNDS = 20  # of halving what is not known
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of workers."""
+
+    name: str
+    cores: float
+
+
+def own_seconds(span: Span) -> float:
+    """What it took without waits for weights and for a core."""
+    return max(0.0, span.end - span.start - span.loading - span.delayed)
+
+
+def wanted(spans: Sequence[Span]) -> float:
+    """The cores that these calls of one kind used when they had them; one where that is not known."""
+    own, computing = sum(map(own_seconds, spans)), sum(span.computing for span in spans)
+    return computing / own if own and computing else 1.0
+
+
+def load(spans: Sequence[Span], machine: Mapping[str, Machine]) -> dict[str, float]:
+    """The cores of each machine that other programs want: with them, calls beside each other would have waited as long
+    for a core as they did. 0 where they waited for none, or the system does not tell."""
+    by_machine: dict[Machine, list[Span]] = defaultdict(list)
+    for span in spans[-NEWEST:]:
+        if span.worker in machine:
+            by_machine[machine[span.worker]].append(span)
+    return {at.name: _others(at.cores, together) for at, together in by_machine.items()}
+
+
+def _others(cores: float, spans: Sequence[Span]) -> float:
+    alike: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in spans:
+        alike[span.worker, span.call].append(span)
+    wanted_by = {pair: min(cores, wanted(each)) for pair, each in alike.items()}
+    beside = list(_beside(spans, wanted_by))
+    waited = sum(span.delayed - JITTER * (span.end - span.start) for span in spans)
+    least, most = 0.0, MOST
+    if _waits(beside, cores, least) >= waited:
+        return least
+    for _ in range(ROUNDS):
+        middle = (least + most) / 2
+        least, most = (middle, most) if _waits(beside, cores, middle) < waited else (least, middle)
+    return most
+
+
+def _beside(
+    spans: Sequence[Span], wanted_by: Mapping[tuple[str, str], float]
+) -> Iterator[tuple[float, dict[str, float]]]:
+    """Seconds, and the cores that each worker wants in them."""
+    moments = sorted(
+        [(span.start, True, at) for at, span in enumerate(spans)]
+        + [(span.end, False, at) for at, span in enumerate(spans)]
+    )
+    wants: dict[str, float] = {}
+    before = 0.0
+    for moment, begins, at in moments:
+        if wants and moment > before:
+            yield moment - before, dict(wants)
+        before, worker = moment, spans[at].worker
+        if begins:
+            wants[worker] = wanted_by[worker, spans[at].call]
+        else:
+            wants.pop(worker, None)
+
+
+def _waits(beside: Sequence[tuple[float, dict[str, float]]], cores: float, others: float) -> float:
+    """Seconds that they would have waited for a core."""
+    return sum(seconds * sum(1 - pace for pace in rates(wants, cores, others).values()) for seconds, wants in beside)
