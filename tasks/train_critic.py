@@ -12,4 +12,4 @@ from tasks.calls.critic import Critic
 def train_critic(dispatch: Dispatch, critic: Critic, step: int, batch: Batch) -> Learned:
     """Make version ``step + 1`` of the critic, from a batch with values. When this returns, its checkpoint is durable
     if ``checkpoint.every`` makes one of this version."""
-    return dispatch.run("train_critic", critic.update, step, batch)
+    return dispatch.run("train_critic", critic.advance, step, batch)

@@ -42,7 +42,7 @@ class Critic(Trained["CriticLearner"]):
     algorithm: AlgorithmSpec
     critic: CriticConfig
 
-    def update(self, step: int, batch: Batch) -> Learned:
+    def advance(self, step: int, batch: Batch) -> Learned:
         """The critic's update: make version ``step + 1`` from ``step``, by a batch with values, and save it, if it is
         its turn; if it was made before, return the record of that update."""
         from rl.learning.shaping import shaped
