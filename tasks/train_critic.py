@@ -13,6 +13,6 @@ def train_critic(
     dispatch: Dispatch, critic: Critic, step: int, batch: Batch, kl_coefficient: float | None = None
 ) -> Learned:
     """Make version ``step + 1`` of the critic, from a batch with values, whose returns are those that the policy learns
-    from: see `Critic.update`. When this returns, its checkpoint is durable if ``checkpoint.every`` makes one of this
+    from: see `Critic.advance`. When this returns, its checkpoint is durable if ``checkpoint.every`` makes one of this
     version."""
-    return dispatch.run("train_critic", critic.update, step, batch, kl_coefficient)
+    return dispatch.run("train_critic", critic.advance, step, batch, kl_coefficient)

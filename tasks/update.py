@@ -14,4 +14,4 @@ from tasks.calls.trainer import Trainer
 def update(dispatch: Dispatch, trainer: Trainer, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
     """Make version ``step + 1`` on the trainer. When this returns, its checkpoint is durable if
     ``checkpoint.every`` makes one of this version, with ``figures`` of the batch in it."""
-    return dispatch.run("train", trainer.update, step, batch, figures)
+    return dispatch.run("train", trainer.advance, step, batch, figures)

@@ -22,21 +22,21 @@ def of(
     dispatch: Dispatch, trainer: Trainer, generator: Generator, version: PolicyVersion, batch: Batch,
     problems: tuple[Problem, ...], texts: tuple[tuple[str, ...], ...], verifiers: dict[str, VerifierSpec],
 ) -> None:
-    dispatch.run("train", trainer.update, 3, batch, {"reward/mean": 0.5})
+    dispatch.run("train", trainer.advance, 3, batch, {"reward/mean": 0.5})
     dispatch.run("train", trainer.publish, 3, background="publish")
     items: Sequence[Arguments] = [(version, 3, range(2), problems)]
     dispatch.lease("generate", generator.generate, items)
     dispatch.lease("verify", judge, [(problems, texts, verifiers)])
     dispatch.tell("generate", prefetch, version)
-    made: int = dispatch.run("train", trainer.update, 3, batch, {}).step
+    made: int = dispatch.run("train", trainer.advance, 3, batch, {}).step
 
-    dispatch.run("train", trainer.update, batch, 3, {})  # wrong
-    dispatch.run("train", trainer.update, 3, batch)  # wrong
+    dispatch.run("train", trainer.advance, batch, 3, {})  # wrong
+    dispatch.run("train", trainer.advance, 3, batch)  # wrong
     dispatch.run("train", trainer.publish, version, background="publish")  # wrong
     dispatch.lease("generate", generator.generate, [(3, version, range(2), problems)])  # wrong
     dispatch.lease("verify", judge, [(texts, problems, verifiers)])  # wrong
     dispatch.tell("generate", prefetch, 3)  # wrong
-    reward: float = dispatch.run("train", trainer.update, 3, batch, {})  # wrong
+    reward: float = dispatch.run("train", trainer.advance, 3, batch, {})  # wrong
 """
 
 

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +79,8 @@ def write_report(run_uri: str, record: Record, out: Path) -> Path:
         lstrip_blocks=True,
     )  # fmt: skip
     status = _status(record, config)
+    of = run_uri, name, config, record
+    shown = _trained(*of) if method is None else _finetuned(method, *of)
     page = environment.get_template("report.html.j2").render(
         name=name,
         uri=masked(run_uri),
@@ -94,7 +95,7 @@ def write_report(run_uri: str, record: Record, out: Path) -> Path:
         resume=f"rlvf {method or 'train'} --resume {shlex.quote(masked(run_uri))}",
         made=_moment(datetime.now(UTC).timestamp()),
         moment=_moment,
-        **(_trained if method is None else partial(_finetuned, method))(run_uri, name, config, record),
+        **shown,
     )
     # a file of the run may hold half of a character
     place.write_bytes(str(out), page.encode("utf-8", "replace"))

@@ -17,7 +17,7 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 from infra.cluster.calls import Calls, DispatchError, DispatchStoppedError, poisoned
 from infra.cluster.crew import Crew
 from infra.cluster.placement import Offer
-from infra.cluster.schedule import Item, Lease, Schedule
+from infra.cluster.schedule import Assignment, Item, Schedule
 from infra.cluster.timeline import Measured, Span
 from infra.errors import mark_worker
 
@@ -47,7 +47,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Out:
-    """A lease that a worker has."""
+    """An assignment that a worker has."""
 
     batch: _Batch
     worker: Offer
@@ -68,7 +68,7 @@ class LeaseQueue:
         self._crew = Crew(calls, call, patience)
         self._schedule = Schedule(late_after)
         self._batches: dict[int, _Batch] = {}
-        self._out: dict[Lease, _Out] = {}
+        self._out: dict[Assignment, _Out] = {}
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._numbers = itertools.count(1)  # of batches
         self._lock = threading.Lock()  # of the next
@@ -82,7 +82,7 @@ class LeaseQueue:
         check: Callable[[int, Any], str] | None,
         at_once: tuple[type[Exception], ...],
     ) -> Iterator[tuple[int, Any]]:
-        """`(index, result)` of every item, as they come in; closing the iterator cancels its leases."""
+        """`(index, result)` of every item, as they come in; closing the iterator cancels its assignments."""
         batch = _Batch(next(self._numbers), function, items, order, check, at_once)
         self._tell(partial(self._add, batch))
         try:
@@ -115,7 +115,7 @@ class LeaseQueue:
                     return
 
     def _turn(self) -> None:
-        """Hand out leases, and handle the next event."""
+        """Hand out assignments, and handle the next event."""
         if self._batches:
             if not self._calls.going.is_set():
                 self._forget(self._schedule.take_back())
@@ -151,67 +151,67 @@ class LeaseQueue:
             if not self._batches:
                 self._calls.lacking.pop(self._call, None)
 
-    def _back(self, lease: Lease) -> None:
-        """A lease's future is done, or lost; called in a thread of Dask's."""
-        self._calls.silent.discard(lease.worker)
-        self._events.put(partial(self._finished, lease, time.time()))
+    def _back(self, assigned: Assignment) -> None:
+        """An assignment's future is done, or lost; called in a thread of Dask's."""
+        self._calls.silent.discard(assigned.worker)
+        self._events.put(partial(self._finished, assigned, time.time()))
 
-    def _finished(self, lease: Lease, moment: float) -> None:
-        """A lease's future is done, or lost: fetch what it holds."""
-        if (out := self._out.get(lease)) is None:
+    def _finished(self, assigned: Assignment, moment: float) -> None:
+        """An assignment's future is done, or lost: fetch what it holds."""
+        if (out := self._out.get(assigned)) is None:
             return  # it was taken back, or its worker had vanished before
-        self._calls.silent.discard(lease.worker)  # it may have come back while it was found to be late
-        if out.future.status in ("finished", "error") and lease.late:
+        self._calls.silent.discard(assigned.worker)  # it may have come back while it was found to be late
+        if out.future.status in ("finished", "error") and assigned.late:
             self._calls.say(f"{out.worker.name} came back with {self._call} after {time.time() - out.since:.0f} s")
         if out.future.status == "finished":
-            self._schedule.finished(lease, time.monotonic())
+            self._schedule.finished(assigned, time.monotonic())
             self._hand_out()  # before the result is fetched: the worker need not wait for that
         fetching = self._calls.fetch(out.future)
-        fetching.add_done_callback(lambda done: self._events.put(partial(self._fetched, lease, moment, done)))
+        fetching.add_done_callback(lambda done: self._events.put(partial(self._fetched, assigned, moment, done)))
 
-    def _fetched(self, lease: Lease, moment: float, fetching: "concurrent.futures.Future[Measured[Any]]") -> None:
-        """A lease's result is here, or its error."""
-        if (out := self._out.get(lease)) is None:
+    def _fetched(self, assigned: Assignment, at: float, fetched: "concurrent.futures.Future[Measured[Any]]") -> None:
+        """An assignment's result is here, or its error."""
+        if (out := self._out.get(assigned)) is None:
             return
         try:
-            back = fetching.result()
+            back = fetched.result()
         except (KilledWorker, NoValidWorkerError):
-            self._lose(lease)
+            self._lose(assigned)
             self._crew.changed()
             return
         except FutureCancelledError as error:
             raise self._calls.cancelled(self._call, error) from None
         except Exception as error:  # noqa: BLE001 - what the function raised
-            self._failed(lease, out, error)
+            self._failed(assigned, out, error)
             return
-        self._drop(lease)
-        self._calls.timeline.add(back.span(self._call, moment))
+        self._drop(assigned)
+        self._calls.timeline.add(back.span(self._call, at))
         check = out.batch.check
-        if check is not None and self._schedule.wants(lease) and (why := check(lease.item.index, back.result)):
-            self._schedule.give_back(lease)
+        if check is not None and self._schedule.wants(assigned) and (why := check(assigned.item.index, back.result)):
+            self._schedule.give_back(assigned)
             self._calls.exclusions.refuse(self._call, out.worker, why)
             self._leave_out(out.worker)
             return
-        first, others = self._schedule.done(lease)
+        first, others = self._schedule.done(assigned)
         self._forget(others)
         self._unawait()
         if first:
-            out.batch.returned.put((lease.item.index, back.result))
+            out.batch.returned.put((assigned.item.index, back.result))
 
-    def _failed(self, lease: Lease, out: _Out, error: Exception) -> None:
+    def _failed(self, assigned: Assignment, out: _Out, error: Exception) -> None:
         """The function raised `error`. Another worker tries the item, if there is one: it may be this worker's fault.
         What two workers raise ends the batch, and so does at once an error that its caller acts upon (`at_once`)."""
-        self._drop(lease)
-        if not self._schedule.wants(lease):  # another has done it
-            self._schedule.done(lease)
+        self._drop(assigned)
+        if not self._schedule.wants(assigned):  # another has done it
+            self._schedule.done(assigned)
             return
         mark_worker(error, out.worker.name)
-        self._schedule.give_back(lease)
-        failed = self._schedule.failed[lease.item]
-        if not isinstance(error, out.batch.at_once) and failed <= {lease.worker}:
+        self._schedule.give_back(assigned)
+        failed = self._schedule.failed[assigned.item]
+        if not isinstance(error, out.batch.at_once) and failed <= {assigned.worker}:
             self._poll()  # a worker that has gone meanwhile does not try it
-            if any(offer.address != lease.worker for offer in self._crew.capable):
-                failed.add(lease.worker)
+            if any(offer.address != assigned.worker for offer in self._crew.capable):
+                failed.add(assigned.worker)
                 self._calls.exclusions.fail(self._call, out.worker, error)
                 self._leave_out(out.worker)
                 return
@@ -228,73 +228,73 @@ class LeaseQueue:
     # -- leases on workers
 
     def _poll(self) -> None:
-        """Ask which workers are present, and lose the leases of the others. Raises PlacementError as `Crew.poll`."""
+        """Ask which workers are present, and lose assignments of the others. Raises PlacementError as `Crew.poll`."""
         present = self._crew.poll()
-        for lease in [lease for lease in self._out if lease.worker not in present]:
-            if lease in self._out:  # its batch may have been given up for another
-                self._lose(lease)
+        for assigned in [assigned for assigned in self._out if assigned.worker not in present]:
+            if assigned in self._out:  # its batch may have been given up for another
+                self._lose(assigned)
 
     def _hand_out(self) -> None:
         workers = {offer.address: offer for offer in self._crew.capable}
-        for lease in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent):
-            batch = self._batches.get(lease.item.batch)
+        for assigned in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent):
+            batch = self._batches.get(assigned.item.batch)
             if batch is None:
-                continue  # it was given up for the lease before
+                continue  # it was given up for the assignment before
             try:
-                # Pinned and strict: Dask forgets the tags too when it may use other workers. A lease on an address
-                # that vanished is noticed at the next poll, because Dask itself would wait for it to come back.
+                # Pinned and strict: Dask forgets the tags too when it may use other workers. One on an address that
+                # vanished is noticed at the next poll, because Dask itself would wait for it to come back.
                 future = self._calls.submit(
                     self._call,
                     batch.function,
-                    *batch.items[lease.item.index],
+                    *batch.items[assigned.item.index],
                     priority=-batch.order[0] if batch.order else 0,
-                    worker=lease.worker,
+                    worker=assigned.worker,
                 )
             except DispatchError:
                 raise
             except Exception as error:  # noqa: BLE001 - its arguments: the caller's own
-                self._schedule.give_back(lease)
+                self._schedule.give_back(assigned)
                 self._fail(batch, error)
                 continue
-            self._out[lease] = _Out(batch, workers[lease.worker], future, time.time())
+            self._out[assigned] = _Out(batch, workers[assigned.worker], future, time.time())
             future.add_done_callback(  # type: ignore[no-untyped-call]
-                lambda _, lease=lease: self._back(lease)
+                lambda _, assigned=assigned: self._back(assigned)
             )
-            self._say_late(lease)
+            self._say_late(assigned)
 
-    def _say_late(self, copy: Lease) -> None:
-        """Say which late worker's item was leased a second time, as `copy`."""
-        for lease, out in self._out.items():
-            if lease.late and lease.item == copy.item and lease.worker not in self._calls.silent:
-                self._calls.silent.add(lease.worker)
+    def _say_late(self, copy: Assignment) -> None:
+        """Say which late worker's item was assigned a second time, as `copy`."""
+        for assigned, out in self._out.items():
+            if assigned.late and assigned.item == copy.item and assigned.worker not in self._calls.silent:
+                self._calls.silent.add(assigned.worker)
                 self._calls.say(
                     f"{out.worker.name} has not come back with {self._call} for {time.time() - out.since:.0f} s: "
                     f"{self._out[copy].worker.name} does the same, and the first result counts"
                 )
 
-    def _lose(self, lease: Lease) -> None:
-        """The lease's worker is gone: its item is handed out anew, or its batch fails after `attempts` deaths."""
-        out = self._drop(lease)
+    def _lose(self, assigned: Assignment) -> None:
+        """The assignment's worker is gone: its item is handed out anew, or its batch fails after `attempts` deaths."""
+        out = self._drop(assigned)
         self._calls.cancel([out.future])  # also if it was done: its result is being fetched, and is lost
-        self._calls.silent.discard(lease.worker)
+        self._calls.silent.discard(assigned.worker)
         self._calls.count(self._call)
         self._calls.timeline.add(Span(out.worker.name, self._call, out.since, time.time(), lost=True))
-        self._schedule.give_back(lease)
-        self._schedule.deaths[lease.item] += 1
-        if self._schedule.deaths[lease.item] >= self._attempts and lease.item.batch in self._batches:
+        self._schedule.give_back(assigned)
+        self._schedule.deaths[assigned.item] += 1
+        if self._schedule.deaths[assigned.item] >= self._attempts and assigned.item.batch in self._batches:
             self._fail(out.batch, poisoned(self._call, self._attempts))
 
-    def _drop(self, lease: Lease) -> _Out:
-        out = self._out.pop(lease)
+    def _drop(self, assigned: Assignment) -> _Out:
+        out = self._out.pop(assigned)
         self._calls.forget(out.future)
         return out
 
-    def _forget(self, leases: Sequence[Lease]) -> None:
-        """Cancel these leases on their workers."""
-        self._calls.forget(*(self._out.pop(lease).future for lease in leases if lease in self._out))
+    def _forget(self, assignments: Sequence[Assignment]) -> None:
+        """Cancel these assignments on their workers."""
+        self._calls.forget(*(self._out.pop(assigned).future for assigned in assignments if assigned in self._out))
 
     def _unawait(self) -> None:
-        """Stop waiting for the leases of late workers whose item another worker has done."""
-        for lease, out in self._out.items():
-            if not self._schedule.wants(lease):
+        """Stop waiting for the assignments of late workers whose item another worker has done."""
+        for assigned, out in self._out.items():
+            if not self._schedule.wants(assigned):
                 self._calls.unawait(out.future)

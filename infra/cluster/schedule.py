@@ -23,7 +23,7 @@ class Item:
 
 
 @dataclass(eq=False)
-class Lease:
+class Assignment:
     """One item on one worker. Times are seconds of any clock that only goes forward."""
 
     item: Item
@@ -33,7 +33,7 @@ class Lease:
     late: bool = False  # another worker has the item too
 
     def waited(self, now: float) -> float:
-        """Seconds since the lease began, or its worker had done it."""
+        """Seconds since the assignment began, or its worker had done it."""
         return now - (self.since if self.finished is None else self.finished)
 
 
@@ -41,15 +41,15 @@ class Schedule:
     """Every item: waiting, held by workers, or done."""
 
     def __init__(self, late_after: float) -> None:
-        """`late_after`: no lease is late before so many seconds."""
+        """`late_after`: no assignment is late before so many seconds."""
         self.late_after = late_after
-        self.leases: list[Lease] = []  # whose result has not come in
+        self.assignments: list[Assignment] = []  # whose result has not come in
         self.deaths: Counter[Item] = Counter()
         self.failed: defaultdict[Item, set[str]] = defaultdict(set)  # workers on which it raised
         self._waiting: list[Item] = []  # a heap
         self._open: set[Item] = set()  # not done
         self._took = Durations()  # by worker
-        self._took_late: dict[str, float] = {}  # seconds of a late lease: all that is known of some workers
+        self._took_late: dict[str, float] = {}  # seconds of a late assignment: all that is known of some workers
 
     def add(self, items: Iterable[Item]) -> None:
         """Queue items."""
@@ -57,15 +57,15 @@ class Schedule:
             self._open.add(item)
             heapq.heappush(self._waiting, item)
 
-    def hand_out(self, workers: Sequence[str], now: float, silent: Collection[str] = ()) -> list[Lease]:
-        """The new leases of idle workers; `silent` ones get none."""
-        held = {lease.worker for lease in self.leases if lease.finished is None}
+    def hand_out(self, workers: Sequence[str], now: float, silent: Collection[str] = ()) -> list[Assignment]:
+        """The new assignments of idle workers; `silent` ones get none."""
+        held = {assigned.worker for assigned in self.assignments if assigned.finished is None}
         answering = [worker for worker in workers if worker not in silent]
         made = []
         for worker in answering:
             if worker not in held and (item := self._next(worker, answering, now)) is not None:
-                made.append(Lease(item, worker, now))
-                self.leases.append(made[-1])
+                made.append(Assignment(item, worker, now))
+                self.assignments.append(made[-1])
         return made
 
     def _next(self, worker: str, workers: Sequence[str], now: float) -> Item | None:
@@ -83,8 +83,8 @@ class Schedule:
         if self._waiting and (overdue is None or self._waiting[0] <= overdue):
             found = heapq.heappop(self._waiting)
         elif overdue is not None:
-            for lease in self._of(overdue):
-                lease.late = True
+            for assigned in self._of(overdue):
+                assigned.late = True
         for item in for_others:
             heapq.heappush(self._waiting, item)
         return found
@@ -101,45 +101,45 @@ class Schedule:
         return any(other not in tried for other in workers)
 
     def _overdue(self, now: float) -> list[Item]:
-        """Items all of whose leases are late."""
-        out = {lease.item for lease in self.leases} & self._open
+        """Items all of whose assignments are late."""
+        out = {assigned.item for assigned in self.assignments} & self._open
         return [item for item in out if all(at.waited(now) > self.limit(at.worker) for at in self._of(item))]
 
-    def _of(self, item: Item) -> list[Lease]:
-        return [lease for lease in self.leases if lease.item == item]
+    def _of(self, item: Item) -> list[Assignment]:
+        return [assigned for assigned in self.assignments if assigned.item == item]
 
     def limit(self, worker: str) -> float:
-        """Seconds after which a lease of this worker is late: by its own leases, a late one of its, all workers'."""
+        """Seconds after which an assignment of this worker is late: by its own, a late one of its, all workers'."""
         longest = self._took.longest(worker)
         if longest is None:
             longest = self._took_late.get(worker, self._took.longest())
         return late_after(longest, self.late_after)
 
-    def finished(self, lease: Lease, now: float) -> None:
-        """The lease's worker has done it, and may have the next one."""
-        if lease.late:
-            self._took_late[lease.worker] = now - lease.since
+    def finished(self, assigned: Assignment, now: float) -> None:
+        """The assignment's worker has done it, and may have the next one."""
+        if assigned.late:
+            self._took_late[assigned.worker] = now - assigned.since
         else:
-            self._took.add(lease.worker, now - lease.since)
-        lease.finished, lease.late = now, False
+            self._took.add(assigned.worker, now - assigned.since)
+        assigned.finished, assigned.late = now, False
 
-    def wants(self, lease: Lease) -> bool:
-        """Whether the lease's result would be the first of its item."""
-        return lease.item in self._open
+    def wants(self, assigned: Assignment) -> bool:
+        """Whether the assignment's result would be the first of its item."""
+        return assigned.item in self._open
 
-    def done(self, lease: Lease) -> tuple[bool, list[Lease]]:
-        """The lease's result is here: whether it is the first of its item, and other leases of it to be cancelled."""
-        self.leases.remove(lease)
-        if lease.item not in self._open:
+    def done(self, assigned: Assignment) -> tuple[bool, list[Assignment]]:
+        """The assignment's result is here: whether it is the first of its item, and others of it to be cancelled."""
+        self.assignments.remove(assigned)
+        if assigned.item not in self._open:
             return False, []
-        self._open.remove(lease.item)
-        return True, self._let_go(lambda other: other.item == lease.item)
+        self._open.remove(assigned.item)
+        return True, self._let_go(lambda other: other.item == assigned.item)
 
-    def give_back(self, lease: Lease) -> None:
-        """Requeue the item of a failed lease, unless another worker has it."""
-        self.leases.remove(lease)
-        if lease.item in self._open and not self._of(lease.item):
-            heapq.heappush(self._waiting, lease.item)
+    def give_back(self, assigned: Assignment) -> None:
+        """Requeue the item of a failed assignment, unless another worker has it."""
+        self.assignments.remove(assigned)
+        if assigned.item in self._open and not self._of(assigned.item):
+            heapq.heappush(self._waiting, assigned.item)
 
     def unsettled(self, batch: int) -> list[str]:
         """The workers on which undone items of this batch failed, one entry per item; its failures are forgotten."""
@@ -147,21 +147,25 @@ class Schedule:
         failed = {item: self.failed.pop(item) for item in mine}
         return [worker for item, workers in failed.items() if item in self._open for worker in workers]
 
-    def withdraw(self, batch: int) -> list[Lease]:
-        """Drop the items of a batch; the leases to be cancelled."""
+    def withdraw(self, batch: int) -> list[Assignment]:
+        """Drop the items of a batch; the assignments to be cancelled."""
         self._open = {item for item in self._open if item.batch != batch}
-        return self._let_go(lambda lease: lease.item.batch == batch)
+        return self._let_go(lambda assigned: assigned.item.batch == batch)
 
-    def take_back(self) -> list[Lease]:
-        """Requeue every item that a worker has in time; the leases to be cancelled."""
+    def take_back(self) -> list[Assignment]:
+        """Requeue every item that a worker has in time; the assignments to be cancelled."""
         taken = self._let_go(lambda _: True)
-        for item in {lease.item for lease in taken} & self._open:
+        for item in {assigned.item for assigned in taken} & self._open:
             if not self._of(item):
                 heapq.heappush(self._waiting, item)
         return taken
 
-    def _let_go(self, of: Callable[[Lease], bool]) -> list[Lease]:
-        """Remove those of the leases that are not late. A late worker keeps its lease until it answers."""
-        gone = [lease for lease in self.leases if of(lease) and lease.finished is None and not lease.late]
-        self.leases = [lease for lease in self.leases if lease not in gone]
+    def _let_go(self, of: Callable[[Assignment], bool]) -> list[Assignment]:
+        """Remove those of the assignments that are not late. A late worker keeps its assignment until it answers."""
+        gone = [
+            assigned
+            for assigned in self.assignments
+            if of(assigned) and assigned.finished is None and not assigned.late
+        ]
+        self.assignments = [assigned for assigned in self.assignments if assigned not in gone]
         return gone

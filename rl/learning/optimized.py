@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import AliasChoices, Field, TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -27,7 +27,8 @@ class _State:
     """What is counted; a field that another version of this file knew is passed over."""
 
     step: int
-    applied: int  # optimizer steps
+    # older files call it applied
+    optimizer_steps: Annotated[int, Field(validation_alias=AliasChoices("optimizer_steps", "applied"))]
     refusals: int
     learned: Learned | None
     kl_coefficient: float | None = None
@@ -168,6 +169,6 @@ class Optimized(Generic[M]):
             parameter = self.parameters[int(index)]
             restore_state(self.optimizer_of(parameter), parameter, name, value)
         state = _STATE.validate_json((folder / "learner.json").read_bytes())
-        self.step, self.optimizer_steps = state.step, state.applied
+        self.step, self.optimizer_steps = state.step, state.optimizer_steps
         self.refusals, self.learned, self.kl_coefficient = state.refusals, state.learned, state.kl_coefficient
         self.accumulation.passes = state.passes if state.given == self._given else None

@@ -46,7 +46,7 @@ class Critic(Trained["CriticLearner"]):
     algorithm: AlgorithmSpec
     critic: CriticConfig
 
-    def update(self, step: int, batch: Batch, kl_coefficient: float | None = None) -> Learned:
+    def advance(self, step: int, batch: Batch, kl_coefficient: float | None = None) -> Learned:
         """The critic's update: make version ``step + 1`` from ``step``, by a batch with values, and save it, if it is
         its turn; if it was made before, return the record of that update. ``kl_coefficient``: that by which the policy
         is updated meanwhile, where it is adapted; None before the first update."""

@@ -34,7 +34,7 @@ class Trainer(Trained["Learner"]):
     seed: int = 0  # of fresh adapters
     reference: Reference | None = None  # which versions must stay for it; None without one
 
-    def update(self, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
+    def advance(self, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
         """Make version ``step + 1`` from ``step`` and save it, if it is its turn; if it was made before, return
         the record of that update.
 

@@ -20,7 +20,7 @@ def check_steps(lab: Any, run: Path, steps: int = STEPS, home: Path | None = Non
     assert list(lab.metrics(run, "eval/pass_at_1"))[:: len(lab.metrics(run, "eval/pass_at_1")) - 1] == [0, steps]
     learner = json.loads((run / "state" / str(steps) / "learner.json").read_text())
     assert learner["step"] == steps
-    assert learner["applied"] == sum(groups > 0 for groups in used.values()) > 0
+    assert learner["optimizer_steps"] == sum(groups > 0 for groups in used.values()) > 0
     mlflow, logged = lab.mlflow(run, home)
     assert logged.info.status == "FINISHED"
     for name in ("reward/mean", "groups/used"):

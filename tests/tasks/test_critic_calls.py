@@ -47,9 +47,9 @@ trainer.begin(0)
 for step in range(steps):
     last = step == steps - 1
     if between == "policy" or not last:
-        trainer.update(step, batch_at(step), {})
+        trainer.advance(step, batch_at(step), {})
     if between == "critic" or not last:
-        critic.update(step, batch_at(step))
+        critic.advance(step, batch_at(step))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -138,8 +138,8 @@ def test_a_process_that_is_killed_between_the_two_updates_leaves_both_or_neither
     both = both_of(str(run), half_right, lock.new_fence())
     assert begin(both) == 2
     assert 3 not in store.versions(str(run / "state")) + store.versions(str(run / "critic" / "state"))
-    both[0].update(2, batch_at(2), {})
-    both[1].update(2, batch_at(2))
+    both[0].advance(2, batch_at(2), {})
+    both[1].advance(2, batch_at(2))
     found = saved_state(run, 3)
     lock.release()
     other = tmp_path / "undisturbed"
@@ -147,8 +147,8 @@ def test_a_process_that_is_killed_between_the_two_updates_leaves_both_or_neither
     both = both_of(str(other), half_right, lock.new_fence())
     assert begin(both) == 0
     for step in range(3):
-        both[0].update(step, batch_at(step), {})
-        both[1].update(step, batch_at(step))
+        both[0].advance(step, batch_at(step), {})
+        both[1].advance(step, batch_at(step))
     assert saved_state(other, 3) == found
     assert store.versions(str(other / "state")) == store.versions(str(other / "critic" / "state")) == [2, 3]
     lose()
@@ -160,8 +160,8 @@ def test_a_run_goes_on_from_the_newest_step_of_which_all_checkpoints_are_whole(
 ) -> None:
     assert begin(both) == 0
     for step in range(3):
-        both[0].update(step, batch_at(step), {})
-        both[1].update(step, batch_at(step))
+        both[0].advance(step, batch_at(step), {})
+        both[1].advance(step, batch_at(step))
     torn = run / "critic" / "state" / "3" / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
     assert begin(both) == 2
@@ -171,8 +171,8 @@ def test_a_run_goes_on_from_the_newest_step_of_which_all_checkpoints_are_whole(
 def test_without_a_common_step_nothing_begins_anew(both: tuple[Trainer, Critic], run: Path) -> None:
     assert begin(both) == 0
     for step in range(3):
-        both[0].update(step, batch_at(step), {})
-        both[1].update(step, batch_at(step))
+        both[0].advance(step, batch_at(step), {})
+        both[1].advance(step, batch_at(step))
     for step in (2, 3):
         (run / "state" / str(step) / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointsLostError, match=r"has no checkpoint of version 3 or before"):
@@ -182,7 +182,7 @@ def test_without_a_common_step_nothing_begins_anew(both: tuple[Trainer, Critic],
 
 def test_an_update_that_was_made_before_is_not_made_again(both: tuple[Trainer, Critic]) -> None:
     begin(both)
-    learned = both[1].update(0, batch_at(0))
+    learned = both[1].advance(0, batch_at(0))
     assert set(learned.metrics) == {
         "critic/loss",
         "critic/grad_norm",
@@ -190,7 +190,7 @@ def test_an_update_that_was_made_before_is_not_made_again(both: tuple[Trainer, C
         "critic/value_mean",
     }
     lose()
-    assert both[1].update(0, batch_at(5)) == learned
+    assert both[1].advance(0, batch_at(5)) == learned
 
 
 def test_values_are_those_of_the_published_version(both: tuple[Trainer, Critic]) -> None:
@@ -199,7 +199,7 @@ def test_values_are_those_of_the_published_version(both: tuple[Trainer, Critic])
     first = both[1].publish(0).version
     assert not valuer.value(first, rollouts).any()
     for step in range(2):
-        both[1].update(step, batch_at(step))
+        both[1].advance(step, batch_at(step))
         version = both[1].publish(step + 1).version
         found = valuer.value(version, rollouts)
         with both[1]._learner(step + 1) as (learner, _):

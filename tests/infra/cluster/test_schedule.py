@@ -102,7 +102,7 @@ def test_a_copy_that_is_not_needed_any_more_is_let_go() -> None:
     assert schedule.hand_out(["c"], UNMEASURED_SECONDS + 2) == []  # the copy is not late
     schedule.finished(slow, UNMEASURED_SECONDS + 3)
     assert schedule.done(slow) == (True, [copy])
-    assert schedule.leases == []
+    assert schedule.assignments == []
 
 
 def test_a_result_that_does_not_come_is_made_by_another_worker() -> None:
@@ -123,7 +123,7 @@ def test_what_was_given_up_is_let_go_but_by_a_late_worker(late: bool) -> None:
         leases += schedule.hand_out(["b"], 100)
     gone = schedule.withdraw(0)
     assert gone == leases[-1:]
-    assert schedule.leases == ([leases[0]] if late else [])
+    assert schedule.assignments == ([leases[0]] if late else [])
     schedule.add(items(1, (1,), 2))
     assert [lease.worker for lease in schedule.hand_out(["a", "b"], 101)] == (["b"] if late else ["a", "b"])
 
@@ -141,7 +141,7 @@ def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_
     added: list[Item] = []
 
     def come_back(at: int) -> None:
-        lease = schedule.leases[at % len(schedule.leases)]
+        lease = schedule.assignments[at % len(schedule.assignments)]
         schedule.finished(lease, now)
         first, others = schedule.done(lease)
         counted[lease.item] += first
@@ -160,21 +160,21 @@ def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_
         elif what == "drop" and batches:
             dropped.add(number % batches)
             schedule.withdraw(number % batches)
-        elif schedule.leases and what == "answer":
+        elif schedule.assignments and what == "answer":
             come_back(number)
-        elif schedule.leases:
-            schedule.give_back(schedule.leases[number % len(schedule.leases)])
-        before = {lease.item for lease in schedule.leases}
+        elif schedule.assignments:
+            schedule.give_back(schedule.assignments[number % len(schedule.assignments)])
+        before = {lease.item for lease in schedule.assignments}
         made = schedule.hand_out(WORKERS[:workers], now)
         left = {item for item in added if item.batch not in dropped and not counted[item]}
         waiting = left - before - {lease.item for lease in made}
         fresh = [lease.item for lease in made if lease.item not in before]
         assert all(item <= other for item in fresh for other in waiting)
         assert fresh == sorted(fresh)
-        held = [lease.worker for lease in schedule.leases if lease.finished is None]
+        held = [lease.worker for lease in schedule.assignments if lease.finished is None]
         assert len(held) == len(set(held))
         assert not waiting or len(held) == workers
-    assert schedule.leases == []
+    assert schedule.assignments == []
     assert {item for item in added if item.batch not in dropped} <= set(counted.elements())
     assert all(times <= 1 for times in counted.values())
 
@@ -186,7 +186,7 @@ def test_what_failed_on_a_worker_is_for_another_one_while_that_is_there() -> Non
     schedule.failed[failed.item].add("a")
     schedule.give_back(failed)
     assert names(schedule.hand_out(["a", "b"], 1)) == [("a", (1,), 2)]  # b is at work, and gets it next
-    (last,) = [lease for lease in schedule.leases if lease.worker == "a"]
+    (last,) = [lease for lease in schedule.assignments if lease.worker == "a"]
     schedule.failed[last.item].add("a")
     schedule.give_back(last)
     assert schedule.hand_out(["a", "b"], 2) == []
@@ -218,9 +218,9 @@ def test_a_worker_on_which_everything_fails_tries_each_item_once_and_others_do_t
     for at, wait in [*happenings, *[(row, False) for row in range(40)]]:
         now += 1000 * wait
         schedule.hand_out(WORKERS[:workers], now)
-        if not schedule.leases:
+        if not schedule.assignments:
             break
-        lease = schedule.leases[at % len(schedule.leases)]
+        lease = schedule.assignments[at % len(schedule.assignments)]
         if lease.worker == "a" and schedule.wants(lease):
             tried[lease.item] += 1
             schedule.failed[lease.item].add("a")
