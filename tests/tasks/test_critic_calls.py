@@ -225,8 +225,8 @@ def test_returns_are_less_by_the_coefficient_that_was_adapted(run: Path, tmp_pat
     taken = []
     for step in range(3):
         scored = replace(batch_at(step), reference_logprobs=batch_at(step).rollouts.logprobs - 1.0)
-        learned = both[0].update(step, scored, {})
-        both[1].update(step, scored, coefficient)
+        learned = both[0].advance(step, scored, {})
+        both[1].advance(step, scored, coefficient)
         taken.append(learned.metrics["loss/kl_coefficient"])
         assert coefficient in (None, taken[-1])
         coefficient = learned.kl_coefficient
@@ -246,7 +246,7 @@ def test_returns_are_less_by_the_coefficient_that_was_adapted(run: Path, tmp_pat
         fixed = AlgorithmSpec.model_validate({"name": "ppo", "kl": {"coefficient": given, "in_reward": True}})
         scored = replace(batch_at(step), reference_logprobs=batch_at(step).rollouts.logprobs - 1.0)
         lose()
-        replace(critic, algorithm=fixed).update(step, scored)
+        replace(critic, algorithm=fixed).advance(step, scored)
     lock.release()
     lose()
     of_critic = {name: of for name, of in found.items() if name.startswith("critic/")}

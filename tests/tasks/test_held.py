@@ -80,8 +80,8 @@ def run(folder: Path, start: Path, judge: RewardModel, monkeypatch: pytest.Monke
                 scores = scorer.score(first, rollouts), valuer.value(values, rollouts)
                 rewards = judge.score(problems, rollouts.texts, rollouts.ended)
                 bits += [each.tobytes() for each in (rollouts.tokens, rollouts.logprobs, *scores, rewards)]
-            trainer.update(step, batch_at(step), {})
-            critic.update(step, batch_at(step))
+            trainer.advance(step, batch_at(step), {})
+            critic.advance(step, batch_at(step))
         lose()
         lock.release()
     return Seen(bits, saved_state(folder, STEPS), loads, len(parks))

@@ -203,7 +203,7 @@ def test_adapters_of_another_run_are_merged(run: Path, tmp_path: Path, fence: Fe
         fence=lock.new_fence(),
     )
     trainer.begin()
-    assert trainer.update(0, batch_at(0), {}).applied
+    assert trainer.advance(0, batch_at(0), {}).applied
     trainer.publish(1)
     drop_publisher("learner")
     drop("learner")
