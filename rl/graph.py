@@ -6,7 +6,7 @@ when that is complete. Nothing here knows a cluster.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal
@@ -41,8 +41,9 @@ class Call:
 
 GENERATE = Call("generate", "actor", ("problems",), ("rollouts",), "lease")
 VERIFY = Call("verify", None, ("rollouts",), ("rewards", "reasons"), "lease")
+REWARD = Call("reward", "reward", ("rollouts", "reasons"), ("rewards",), "lease")  # adds its scores to a program's
 SCORES = {  # by the field that an algorithm declares to need
-    "baseline": Call("greedy", "actor", ("problems",), ("baseline",), "lease"),
+    "baseline": Call("greedy", "actor", ("rollouts",), ("baseline",), "lease"),
     "reference_logprobs": Call("reference", "reference", ("rollouts",), ("reference_logprobs",), "lease"),
     "values": Call("value", "critic", ("rollouts",), ("values",), "lease"),
 }
@@ -75,7 +76,7 @@ class Graph:
     @property
     def scores(self) -> tuple[Call, ...]:
         """The calls that are made of each lease beside its verification."""
-        return tuple(call for call in self.calls if call.each == "lease" and call not in (GENERATE, VERIFY))
+        return tuple(call for call in self.calls if call in SCORES.values())
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -83,7 +84,7 @@ class Graph:
         return tuple(dict.fromkeys(call.model for call in self.calls if call.model is not None))
 
 
-def graph_of(algorithm: Algorithm, needs: Iterable[str] = ()) -> Graph:
+def graph_of(algorithm: Algorithm, needs: Iterable[str] = (), *, reward_model: bool = False) -> Graph:
     """The calls of a step of this algorithm, and of whatever else needs these fields. Raises GraphError for one that no
     call makes."""
     needed = sorted({*algorithm.needs, *needs})
@@ -91,7 +92,9 @@ def graph_of(algorithm: Algorithm, needs: Iterable[str] = ()) -> Graph:
         near = get_close_matches(unknown[0], SCORES, n=1, cutoff=0)[0]
         raise GraphError(f"needs {unknown[0]!r}, which no call makes; did you mean {near}?")
     read = ("rollouts", "rewards", *needed)
-    calls = [GENERATE, VERIFY, *(SCORES[name] for name in needed), Call("train", "actor", read, ("learned",), "batch")]
+    judging = [replace(VERIFY, writes=("reasons",)), REWARD] if reward_model else [VERIFY]
+    scores = [SCORES[name] for name in needed]
+    calls = [GENERATE, *judging, *scores, Call("train", "actor", read, ("learned",), "batch")]
     if "values" in needed:
         calls.append(Call("train_critic", "critic", read, ("criticised",), "batch"))
     return Graph(calls)

@@ -91,7 +91,7 @@ def _proposal(
     room = {name: size for record in records for name, size in memory(record).items()}
     staleness = range(config.staleness + 1, 1 + (config.staleness if most is None else most))
     said = {name: frozenset(tags) for record in records for name, tags in record.about.get("workers", {}).items()}
-    calls = planned_calls(graph, made)
+    calls = planned_calls(graph)
     return propose(
         calls,
         config,
@@ -111,7 +111,7 @@ def _probe(config: TrainConfig) -> list[str]:
         from flows.planner.probe import ProbeError, made, probes, tags_of_workers  # with Dask
 
     tags = tags_of_workers(config.cluster)
-    places_by_tags(config.placement, tags, [call.name for call in planned_calls(graph_of_config(config.algorithm), ())])
+    places_by_tags(config.placement, tags, [call.name for call in planned_calls(graph_of_config(config.algorithm))])
     name = f"probe-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     uris: list[str] = []
     failed: ProbeError | None = None

@@ -4,10 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from infra.cluster.costs import Places, Work
 from infra.cluster.placement import WORKER, PlacementConfig
-from rl.graph import SCORES, Graph
+from rl.graph import Graph
 
-GREEDY = SCORES["baseline"].name  # leases of `generate` and `verify`, which place it
-REWARD = "reward"  # scores of a reward model, of what is verified; no call of the graph
 COMPUTING = ("GENERATOR", "TRAINER", "REFERENCE", "CRITIC")  # tags of workers that run models
 JUDGING = ("VERIFIER",)
 TRAINED = ("train", "train_critic")  # calls that one worker has at a time
@@ -35,18 +33,8 @@ def places_by_tags(placement: PlacementConfig, tags: Tags, calls: Iterable[str])
     return found
 
 
-def planned_calls(graph: Graph, made: Iterable[str]) -> tuple[Work, ...]:
-    """Those of the graph, and reward models' where they are among the calls that were `made`, each after those that it
-    reads from; on no workers yet."""
-    found = []
-    rewards = REWARD in set(made)
-    for call in graph.calls:
-        if call.name == GREEDY:
-            continue
-        before = dict.fromkeys("generate" if name == GREEDY else name for name in graph.before(call))
-        if rewards and "verify" in before:
-            before[REWARD] = None
-        found.append(Work(call.name, call.model, call.each, tuple(before), call.trains, {}))
-        if rewards and call.name == "verify":
-            found.append(Work(REWARD, "reward model", "lease", (call.name,), trains=False, seconds={}))
-    return tuple(found)
+def planned_calls(graph: Graph) -> tuple[Work, ...]:
+    """Those of the graph, on no workers yet."""
+    return tuple(
+        Work(call.name, call.model, call.each, graph.before(call), call.trains, seconds={}) for call in graph.calls
+    )

@@ -7,7 +7,7 @@ from flows.planner.measured import MeasuredStep
 from infra.cluster.placement import PlacementConfig
 from rl.algorithm_config import CommonAlgorithmConfig
 from rl.algorithms import ALGORITHMS
-from rl.graph import SCORES, Call, Graph, graph_of
+from rl.graph import REWARD, SCORES, Call, Graph, graph_of
 
 MOST_NAMES = 3  # workers of a call that are named
 
@@ -37,13 +37,13 @@ def graph_of_config(config: CommonAlgorithmConfig, calls: Iterable[str] = ()) ->
 
 
 def graph_named(name: str, kl: bool, calls: Iterable[str] = ()) -> Graph:
-    """The graph of an algorithm, with a divergence from a reference if `kl`. A user's own is not run here: what it
-    needs is seen from the `calls` that a run has made."""
-    needs = {"reference_logprobs"} if kl else set[str]()
-    if name in ALGORITHMS:
-        return graph_of(ALGORITHMS[name](), needs)
+    """The graph of an algorithm, with a divergence from a reference if `kl`, and a reward model where it is among the
+    `calls` that a run has made. A user's own is not run here: what it needs is seen from these calls, too."""
     made = set(calls)
-    return graph_of(ALGORITHMS["reinforce"](), needs | {field for field, call in SCORES.items() if call.name in made})
+    needs = {"reference_logprobs"} if kl else set[str]()
+    if name not in ALGORITHMS:
+        name, needs = "reinforce", needs | {field for field, call in SCORES.items() if call.name in made}
+    return graph_of(ALGORITHMS[name](), needs, reward_model=REWARD.name in made)
 
 
 def drawing(title: str, graph: Graph, placement: PlacementConfig, step: MeasuredStep | None = None) -> Drawing:

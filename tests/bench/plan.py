@@ -179,7 +179,7 @@ def measure(
 
 def costs(config: TrainConfig, probed: list[MeasuredStep]) -> Costs:
     """Those that the probes have measured."""
-    calls = planned_calls(graph_of_config(config.algorithm), ())
+    calls = planned_calls(graph_of_config(config.algorithm))
     return costs_of(calls, probed[0], memory={}, size={}, others=probed[1:])
 
 

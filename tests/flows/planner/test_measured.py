@@ -36,7 +36,7 @@ def test_a_step_is_what_its_calls_took_without_cold_starts_and_what_is_no_step(t
 def test_costs_are_of_a_whole_step_s_work(tmp_path: Path) -> None:
     run, other = keep_run(tmp_path / "run"), keep_run(tmp_path / "other", generate={"third": 2.0})
     step, more = (measured_step(read_record(str(one), one), str(one)) for one in (run, other))
-    calls = planned_calls(graph_named("grpo", kl=False), step.calls)
+    calls = planned_calls(graph_named("grpo", kl=False))
     costs = costs_of(calls, step, memory={}, size={}, others=[more])
     assert costs.leases == 4
     assert costs.call("generate").seconds == pytest.approx({"fast": 4.0, "slow": 12.0, "third": 4.0})
@@ -44,7 +44,7 @@ def test_costs_are_of_a_whole_step_s_work(tmp_path: Path) -> None:
     assert costs.call("train").before == ("generate", "verify")
     assert present_places(calls, step) == {"generate": ("fast", "slow"), "verify": ("judge",), "train": ("trainer",)}
     with pytest.raises(NothingMeasuredError, match="the run made no call reference"):
-        costs_of(planned_calls(graph_named("grpo", kl=True), ()), step, memory={}, size={})
+        costs_of(planned_calls(graph_named("grpo", kl=True)), step, memory={}, size={})
 
 
 def test_what_several_runs_measured_is_their_median_without_first_calls(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_several_runs_measured_is_their_median_without_first_calls(tmp_path
     kept_lines = [line for line in lines if '"generate"' not in line or line == only]
     (cold / "timeline.jsonl").write_text("\n".join(kept_lines))
     steps = [measured_step(read_record(str(one), one), str(one)) for one in (*kept, cold)]
-    calls = planned_calls(graph_named("grpo", kl=False), steps[0].calls)
+    calls = planned_calls(graph_named("grpo", kl=False))
     costs = costs_of(calls, steps[0], memory={}, size={}, others=steps[1:])
     assert costs.call("generate").seconds == pytest.approx({"fast": 2 * 2.0})
 
@@ -89,16 +89,16 @@ def test_calls_that_wait_for_each_other_s_cores_tell_of_no_other_program() -> No
     assert load(waiting, machine)["m"] == pytest.approx(3, abs=0.3)
 
 
-def test_greedy_completions_are_leases_of_generate() -> None:
-    calls = {call.name: call for call in planned_calls(graph_named("remax", kl=False), ["generate", "verify", "train"])}
-    assert set(calls) == {"generate", "verify", "train"}
-    assert calls["train"].before == ("generate", "verify")
+def test_greedy_completions_are_made_of_the_prompts_of_each_lease() -> None:
+    calls = {call.name: call for call in planned_calls(graph_named("remax", kl=False))}
+    assert calls["greedy"].before == ("generate",)
+    assert set(calls["train"].before) == {"generate", "verify", "greedy"}
 
 
 def test_a_reward_model_scores_what_is_verified() -> None:
-    calls = planned_calls(graph_named("ppo", kl=True), ["generate", "verify", "reward"])
+    calls = planned_calls(graph_named("ppo", kl=True, calls=["generate", "verify", "reward"]))
     by_name = {call.name: call for call in calls}
-    assert by_name["reward"].before == ("verify",)
+    assert by_name["reward"].before == ("generate", "verify")
     assert "reward" in by_name["train"].before
     assert "reward" in by_name["train_critic"].before
     seen: set[str] = set()
