@@ -1,8 +1,5 @@
-"""Which models give way to others, in what order, and what threads see of it."""
+"""Which models give way to others, and in what order."""
 
-import random
-import threading
-import time
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -225,81 +222,6 @@ def test_a_model_that_was_dropped_under_a_call_is_its_until_then() -> None:
     two = use("two", Accelerated(30 * GB))
     assert use("one", another) is another
     assert not two.moves
-
-
-def test_threads_never_see_a_model_move_and_all_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLVF_MODELS_GB_CPU", "60")  # of parked ones some are dropped, too
-    names = [f"model {number}" for number in range(6)]
-    counting, stop = threading.Lock(), time.monotonic() + 3
-    errors: list[BaseException] = []
-    calls = dict.fromkeys(names, 0)
-
-    def build() -> Accelerated:
-        time.sleep(random.random() / 500)
-        return Accelerated(random.choice([20, 30, 60]) * GB)
-
-    def work(seed: int) -> None:
-        mine = random.Random(seed)
-        try:
-            while time.monotonic() < stop:
-                with ExitStack() as stack:
-                    for name in mine.sample(names, mine.choice([1, 1, 1, 2])):  # some calls hold two, in any order
-                        model = stack.enter_context(using(name, mine.random() < 0.98, build, again=name < "model 3"))
-                        with counting:
-                            model.inside += 1
-                            calls[name] += 1
-                        stack.callback(leave, model)
-                        assert not model.parked
-                        time.sleep(mine.random() / 1000)
-                        assert not model.parked
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    def leave(model: Accelerated) -> None:
-        with counting:
-            model.inside -= 1
-
-    threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert not errors
-    assert min(calls.values()) > 10
-    monkeypatch.setenv("RLVF_MODELS_GB_CPU", "1000")
-    for name in names:  # with nobody else there, it settles within the budget
-        use(name, Accelerated(20 * GB), key=True)
-        there = [resident_now(other) for other in names]
-        on_device = [each.nbytes for each in there if isinstance(each, Accelerated) and not each.parked]
-        assert sum(on_device) <= 80 * GB
-
-
-def test_a_slow_build_holds_up_nobody_else() -> None:
-    entered, go_on = threading.Event(), threading.Event()
-
-    def build() -> Accelerated:
-        entered.set()
-        assert go_on.wait(90)
-        return Accelerated(70 * GB)
-
-    def enter() -> None:
-        with using("slow", 0, build, again=False):
-            pass
-
-    making = threading.Thread(target=enter, daemon=True)
-    making.start()
-    assert entered.wait(90)
-    one, two = Accelerated(), Accelerated(60 * GB)
-    for _ in range(2):
-        use("one", one)
-        use("two", two)
-    assert two.moves == ["park", "unpark"]
-    go_on.set()
-    making.join(90)
-    assert not making.is_alive()
-    assert (one.parked, two.parked) == (True, True)
 
 
 def test_the_old_version_is_gone_before_the_new_one_is_built() -> None:
