@@ -1,4 +1,4 @@
-"""The figures and drawings of a run's report: learning first, then what the machines did."""
+"""The figures and drawings of a run's report: what it has learned."""
 
 import math
 import tempfile
@@ -9,21 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from flows.report.pictures import reward_curve
-from flows.report.run_pictures import (
-    MOST_WORKERS,
-    SHOWN_SECONDS,
-    STAGES,
-    amount,
-    busiest,
-    bytes_picture,
-    line_picture,
-    means_said,
-    stage_picture,
-    staleness_picture,
-    timeline_picture,
-    worker_picture,
-    worker_shares,
-)
+from flows.report.run_pictures import line_picture, means_said
 from infra.runs.record import Record
 
 MOST_LINES = 16  # in one drawing
@@ -125,64 +111,43 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
         share=True,
     )  # fmt: skip
     yield from lines(
-        "kl", "KL", "Between the policy that sampled and the one that learned from it, before the update, by token.",
+        "kl-behaviour", "KL, behaviour policy to trained policy", "Between the policy that sampled and the one that "
+        "learned from it, before the update: about 0 when on-policy. It has nothing to do with the reference.",
         record, {"mismatch": "policy/mismatch_kl"}, unit="nats per token",
     )  # fmt: skip
+    yield from lines(
+        "kl-reference", "KL to the reference policy", "How far training has taken the policy from the reference, by "
+        "the estimator of algorithm.kl.",
+        record, {"to the reference": "loss/kl_reference"}, unit="nats per token",
+    )  # fmt: skip
+    if len(set(record.curve("loss/kl_coefficient").values())) > 1:
+        yield from lines(
+            "kl-coefficient", "Coefficient of the KL to the reference", "Adapted to algorithm.kl.target.",
+            record, {"coefficient": "loss/kl_coefficient"},
+        )  # fmt: skip
     yield from lines("gradient", "Gradient norm", "Before clipping.", record, {"norm": "policy/grad_norm"})
+    yield from critic(record)
     yield from lines(
         "groups", "Groups", "Generated for a step, and trained on: only those whose rewards differ teach.",
         record, {"generated": "groups/generated", "trained on": "groups/used"}, unit="groups",
     )  # fmt: skip
 
 
-def machines(record: Record) -> Iterator[Chart]:
-    """Charts of time, staleness and bytes."""
-    stages = {stage: record.curve(f"perf/{stage}_seconds") for stage in STAGES}
-    stages = {stage: curve for stage, curve in stages.items() if curve}
-    if stages:
-        yield Chart(
-            "stages",
-            "Where the time goes",
-            "Wall time of each step as the flow saw it. rollouts is waiting for the batch: little of it means that "
-            "generation keeps ahead of training. A step that is off the scale is cut." + means_said(stages.values()),
-            lambda path: stage_picture(path, stages, title="seconds by stage"),
-        )
-    if record.sessions:
-        every = record.sessions[-1]
-        spans, workers = busiest(every), len({span.worker for span in every})
-        shown = f" The {MOST_WORKERS} busiest of {workers:,} workers." if len(spans) < len(every) else ""
-        whole = max(span.end for span in every) - min(span.start for span in every)
-        yield Chart(
-            "workers",
-            "What the workers did",
-            f"Of {duration(whole)}, the last session. Waiting for work is time in which a worker had nothing to do."
-            + shown,
-            lambda path: worker_picture(path, worker_shares(spans), title="share of each worker's time"),
-        )
-        yield Chart(
-            "timeline",
-            "Timeline",
-            f"The last {min(whole, SHOWN_SECONDS):.0f} seconds. Empty is waiting for work." + shown,
-            lambda path: timeline_picture(path, spans, title="what each worker did when"),
-        )
-    mean, most = record.curve("staleness/mean"), record.curve("staleness/max")
-    if mean and most:
-        yield Chart(
-            "staleness",
-            "Staleness",
-            "Versions between sampling a token and training on it." + means_said([mean]),
-            lambda path: staleness_picture(path, mean, most, title="versions between sampling and training"),
-        )
-    moved = {"published": _differences(record, "sync/bytes"), "read": record.curve("sync/fetched_bytes")}
-    moved = {what: curve for what, curve in moved.items() if curve}
-    if moved:
-        yield Chart(
-            "bytes",
-            "Bytes",
-            "Weights that the trainer wrote after the first version, and that all generators together read, by step."
-            + means_said(moved.values()),
-            lambda path: bytes_picture(path, moved, title="bytes by step"),
-        )
+def critic(record: Record) -> Iterator[Chart]:
+    """Charts of a value model, where the run has one."""
+    yield from lines(
+        "explained-variance", "Critic: explained variance", "Of the returns, by the values that advantages are made "
+        "of: 1 where they foresee every return, 0 where they are as good as a constant, less where they are worse.",
+        record, {"explained": "critic/explained_variance"},
+    )  # fmt: skip
+    yield from lines(
+        "critic-loss", "Critic: loss", "Half the squared distance of values from returns, mean over tokens.",
+        record, {"loss": "critic/loss"},
+    )  # fmt: skip
+    yield from lines(
+        "value", "Critic: mean value", "Of the tokens of a batch: what it expects of them.",
+        record, {"value": "critic/value_mean"},
+    )  # fmt: skip
 
 
 def figures(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -232,20 +197,6 @@ def effort(record: Record, config: Mapping[str, Any]) -> Iterator[tuple[str, str
     yield "lost calls", str(sum(lost.values())), by_call or "no worker died"
 
 
-def traffic(record: Record) -> Iterator[tuple[str, str, str]]:
-    """(what, value, more about it) of weights on their way."""
-    if moved := _differences(record, "sync/bytes"):
-        ratios, changed = _middle(_differences(record, "sync/ratio")), _middle(_differences(record, "sync/changed"))
-        yield "published", amount(sum(moved.values())), f"{ratios:.3g} times smaller than a whole version (median)"
-        yield "changed", f"{changed:.2%}", "of the weights by a step (median)"
-    for name, note in (("encode", "to find what has changed"), ("upload", "to store it")):
-        if spent := _differences(record, f"sync/{name}_seconds"):
-            yield name, f"{_middle(spent):.2g} s", f"{note}, beside the next update (median)"
-    for name, note in (("download", "to fetch it, and"), ("apply", "to make the new weights of it")):
-        if spent := record.curve(f"sync/{name}_seconds"):
-            yield name, f"{_middle(spent):.2g} s", f"{note}, all generators together (median step)"
-
-
 def lines(
     name: str,
     title: str,
@@ -271,15 +222,6 @@ def first_to_last(curve: Mapping[int, float], form: str = "{:z.3f}") -> str:
     """The first and the last value that are known; empty where there is none."""
     values = [form.format(value) for value in curve.values() if math.isfinite(value)]
     return " → ".join(values if len(values) < 2 else (values[0], values[-1]))
-
-
-def _differences(record: Record, metric: str) -> dict[int, float]:
-    """The metric of every version but the first, which is published whole."""
-    return {step: value for step, value in record.curve(metric).items() if step > 0}
-
-
-def _middle(curve: Mapping[int, float]) -> float:
-    return sorted(curve.values())[len(curve) // 2] if curve else 0.0
 
 
 def named(config: Mapping[str, Any], section: str, leaf: str) -> str:

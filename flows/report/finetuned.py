@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flows.finetune_config import DpoConfig, RewardModelConfig, SftConfig
-from flows.report.charts import Chart, effort, first_to_last, lines, machines
+from flows.report.charts import Chart, effort, first_to_last, lines
+from flows.report.machine_charts import machines
 from flows.report.pictures import reward_curve
 from infra.runs.checkpoints import MODEL
 from infra.runs.record import Record

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.planner.drawing import Drawing, Node
-from flows.report.pictures import BLUE, GREY, INK, ORANGE, blank, save
+from flows.report.pictures import CALLS, GREY, INK, blank, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = {"actor": BLUE, "": "#1b7837", "reference": "#0e8a8a", "critic": ORANGE, "reward": "#8e44ad"}
 PAPER = "#ffffff"
 WIDE, APART, BETWEEN = 2.6, 1.5, 0.45  # inches: of a box, between layers, between boxes of one
 LINE = 0.21  # inches of a line in a box
@@ -141,7 +140,7 @@ def _box(axes: "Axes", layout: _Layout, node: Node) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     x, y = layout.centres[node.name]
-    color, left, top = COLORS.get(node.model, GREY), x - WIDE / 2, y + layout.high / 2 - 0.2
+    color, left, top = CALLS.get(node.name, GREY), x - WIDE / 2, y + layout.high / 2 - 0.2
     axes.add_patch(
         FancyBboxPatch(
             (left, y - layout.high / 2),
@@ -150,11 +149,11 @@ def _box(axes: "Axes", layout: _Layout, node: Node) -> None:
             boxstyle="round,pad=0,rounding_size=0.08",
             facecolor=PAPER,
             edgecolor=color,
-            linewidth=1.6,
+            linewidth=2.4,
             zorder=4,
         )
     )
-    axes.text(left + 0.12, top, node.name, fontsize=11, fontweight="bold", color=color, va="center", zorder=5)
+    axes.text(left + 0.12, top, node.name, fontsize=11, fontweight="bold", color=INK, va="center", zorder=5)
     axes.text(left + WIDE - 0.12, top, node.model, fontsize=9, color=GREY, ha="right", va="center", zorder=5)
     for row, line in enumerate(node.lines):
         axes.text(left + 0.12, top - 0.27 - LINE * row, _cut(line), fontsize=8, color=INK, va="center", zorder=5)

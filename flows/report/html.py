@@ -13,8 +13,9 @@ from pydantic import BaseModel
 
 from flows.options.plain_yaml import load_yaml
 from flows.report import finetuned
-from flows.report.charts import drawn, figures, learning, machines, reward, title_of, traffic
+from flows.report.charts import drawn, figures, learning, reward, title_of
 from flows.report.graph_chart import graph_chart
+from flows.report.machine_charts import machines, traffic
 from flows.report.run_pictures import worker_shares
 from flows.start.finetunes import SETTINGS
 from flows.start.saved import MOST_BYTES

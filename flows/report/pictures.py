@@ -18,9 +18,25 @@ SEEDS = (BLUE, ORANGE, "#1b7837", "#8e44ad", "#c0392b", "#0e8a8a")
 PALE = "#a9c9e6"
 SIZE_INCHES, DOTS_PER_INCH = (8.0, 4.5), 150
 PAGE_INCHES = 4.7  # width of a drawing for a page: its text is as large as the page's on a telephone
+# what a worker spends time on, as bars are stacked: no two are alike to the colour-blind (tests/flows/report)
+CALLS = {
+    "generate": BLUE,
+    "evaluate": "#4d7cff",
+    "greedy": "#a9cdff",
+    "verify": "#104b06",
+    "reward": "#a1b37d",
+    "reference": "#07bdbf",
+    "value": "#f5be00",
+    "train": ORANGE,
+    "train_critic": "#400f00",
+    "waiting for weights": "#9d78b2",
+    "waiting for work": GRID,
+    "lost": "#d63e18",
+    "publish": "#774877",
+}
 THEME = {INK: "ink", GREY: "grey", GRID: "line", BLUE: "blue", ORANGE: "orange", PALE: "pale-blue", "#1b7837": "good",
-         "#c0392b": "bad", "#8e44ad": "purple", "#7fb2d9": "sky", "#c9a0dc": "lilac", "#0e8a8a": "teal",
-         "#ffffff": "paper"}  # fmt: skip
+         "#c0392b": "bad", "#8e44ad": "purple", "#0e8a8a": "teal", "#ffffff": "paper"}  # fmt: skip
+THEME |= {color: call.replace(" ", "-") for call, color in CALLS.items() if color not in THEME}
 
 
 def trailing_means(values: Sequence[float], window: int) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.report.pictures import BLUE, GREY, INK, ORANGE, PALE, SEEDS, blank, legend, save
+from flows.report.pictures import BLUE, CALLS, GREY, INK, ORANGE, PALE, SEEDS, blank, legend, save
 from infra.cluster.timeline import Span
 
 if TYPE_CHECKING:
@@ -14,19 +14,15 @@ if TYPE_CHECKING:
 
 Curve = Mapping[int, float]  # value by step
 
-COLORS = {
-    "generate": BLUE,
-    "evaluate": "#7fb2d9",
-    "verify": "#1b7837",
-    "train": ORANGE,
-    "waiting for weights": "#c9a0dc",
-    "waiting for work": "#e3e7ea",
-    "lost": "#c0392b",
-    "publish": "#8e44ad",
-}
 BESIDE = {"publish"}  # calls that run while their worker does something else
 # of a step, as `Training.timed` is given them
-STAGES = {"rollouts": BLUE, "update": ORANGE, "publish": "#8e44ad", "log": "#0e8a8a", "evaluate": "#7fb2d9"}
+STAGES = {
+    "rollouts": BLUE,
+    "update": ORANGE,
+    "publish": CALLS["publish"],
+    "log": "#0e8a8a",
+    "evaluate": CALLS["evaluate"],
+}
 BINS = 150  # bars side by side; of a longer run each bar is the mean of some steps
 SHOWN_SECONDS = 30.0  # of the timeline: enough for the steps' pattern, and each bar can still be seen
 ROW_INCHES = 0.42
@@ -130,7 +126,7 @@ def worker_shares(spans: Sequence[Span]) -> dict[str, dict[str, float]]:
         worker["waiting for weights"] += span.loading
     found: dict[str, dict[str, float]] = {}
     for name, by in sorted(seconds.items()):
-        shares = {what: by[what] / whole for what in [*COLORS, *(set(by) - set(COLORS))] if by.get(what, 0) > 0}
+        shares = {what: by[what] / whole for what in [*CALLS, *(set(by) - set(CALLS))] if by.get(what, 0) > 0}
         found[name] = {**shares, "waiting for work": max(0.0, 1 - sum(shares.values()))}
     return found
 
@@ -146,7 +142,7 @@ def worker_picture(path: Path, shares: Mapping[str, Mapping[str, float]], *, tit
         for name, share in by.items():
             label = None if name in labelled else name
             labelled.add(name)
-            axes.barh(row, share, left=left, height=0.62, color=COLORS.get(name, GREY), label=label, linewidth=0)
+            axes.barh(row, share, left=left, height=0.62, color=CALLS.get(name, GREY), label=label, linewidth=0)
             left += share
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
@@ -171,11 +167,11 @@ def timeline_picture(path: Path, spans: Sequence[Span], *, title: str, seconds: 
             if span.loading:
                 bars[row, "waiting for weights"].append((span.start - began, span.loading))
     labelled: set[str] = set()
-    for (row, name), pieces in sorted(bars.items(), key=lambda item: [*COLORS, item[0][1]].index(item[0][1])):
+    for (row, name), pieces in sorted(bars.items(), key=lambda item: [*CALLS, item[0][1]].index(item[0][1])):
         label = None if name in labelled else name
         labelled.add(name)
         where = (row + 0.31, 0.12) if name in BESIDE else (row - 0.31, 0.62)
-        axes.broken_barh(pieces, where, color=COLORS.get(name, GREY), label=label, linewidth=0)
+        axes.broken_barh(pieces, where, color=CALLS.get(name, GREY), label=label, linewidth=0)
     axes.set_xlim(0, end - began)
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.set_xlabel("seconds", color=INK)

@@ -215,21 +215,13 @@ class Bookkeeping:
                 "keeping rollouts", lambda: write(lambda: write_rollouts(self._run.uri, step + 1, batch.rows()))
             )
 
-    def step(self, step: int) -> dict[str, float]:
-        """Note that ``step`` is done; returns the metrics of what generators have fetched, and how long they waited."""
+    def step(self, step: int) -> list[timeline.Span]:
+        """Note that ``step`` is done; returns the calls that came back since the one before."""
         spans = self._write_spans()
         self._artifacts.progress(step, self._run.steps, last=step == self._run.steps)
         if self._copied is None or time.monotonic() - self._sent > SEND_SECONDS:
             self._background.offer("copying the record", self._send)
-        fetched = defaultdict[str, float](float)
-        for span in spans:
-            if span.call in ("generate", "evaluate"):
-                for at in ("", f"{span.worker}/"):
-                    fetched[f"sync/{at}fetched_bytes"] += span.fetched
-                    fetched[f"sync/{at}load_seconds"] += span.loading
-                    fetched[f"sync/{at}download_seconds"] += span.downloading
-                    fetched[f"sync/{at}apply_seconds"] += span.applying
-        return dict(fetched)
+        return spans
 
     def _write_spans(self) -> list[timeline.Span]:
         self._check()
@@ -260,6 +252,19 @@ class Bookkeeping:
             self._submit("copying the report", lambda: place.write_bytes(there, data))
         page = self._tracker.page()  # a browser follows no link from Prefect's page to a file
         self._artifacts.link("report", page.artifact(REPORT), _served_by(page.command) or str(path))
+
+
+def weights_read(spans: Sequence[timeline.Span]) -> dict[str, float]:
+    """The metrics of what generators have fetched in these calls, and how long they waited."""
+    fetched = defaultdict[str, float](float)
+    for span in spans:
+        if span.call in ("generate", "evaluate"):
+            for at in ("", f"{span.worker}/"):
+                fetched[f"sync/{at}fetched_bytes"] += span.fetched
+                fetched[f"sync/{at}load_seconds"] += span.loading
+                fetched[f"sync/{at}download_seconds"] += span.downloading
+                fetched[f"sync/{at}apply_seconds"] += span.applying
+    return dict(fetched)
 
 
 def _steps_are(first: int, last: int) -> str:

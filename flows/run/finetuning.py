@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 
 from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig
 from flows.report.html import REPORT
-from flows.run.bookkeeping import Bookkeeping
+from flows.run.bookkeeping import Bookkeeping, weights_read
 from flows.run.diverged import stop_if_diverged
 from flows.run.hold import Hold
 from flows.run.recovery import Progress
@@ -126,7 +126,7 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
             learned = fit(workplace.dispatch, tuner, step, tuple(examples.train[row] for row in rows), known)
             seconds = time.perf_counter() - began
             pace = {"perf/step_seconds": seconds, "perf/examples_per_second": len(rows) / seconds}
-            tracker.log(learned.step, {**learned.metrics, **pace, **books.step(learned.step)})
+            tracker.log(learned.step, {**learned.metrics, **pace, **weights_read(books.step(learned.step))})
             books.logged()
             progress.made(learned.step)
             if learned.said:

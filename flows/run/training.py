@@ -3,9 +3,7 @@
 import json
 import shlex
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from types import TracebackType
 from typing import Self
@@ -16,7 +14,7 @@ from flows.report.html import PICTURE, REPORT
 from flows.report.result import TrainResult, held_out_figures, kept_pace
 from flows.report.summary import run_name
 from flows.run.advice import Advice
-from flows.run.bookkeeping import Bookkeeping
+from flows.run.bookkeeping import Bookkeeping, weights_read
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
 from flows.run.models import Criticism, begin_together, critic_trainer, criticism_of, policy_trainer
@@ -26,6 +24,7 @@ from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
 from flows.run.scores import check_other_model, scores_of
+from flows.run.step_time import StepTime
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_tiny
 from flows.start.edited import edited, save_sources
@@ -82,10 +81,11 @@ class Training:
         self.criticism: Criticism | None = None  # where the algorithm has a critic
         self.admission: Admission  # set by begin
         self.tracker: Tracker
-        self._logged_at = self._step_began = time.perf_counter()
+        self._logged_at = time.perf_counter()
+        self._time = StepTime()
+        self.timed = self._time.timed
         self._advice = Advice(config.sampling.limit)
         self._changed: list[str] = []  # what a resumed run is given otherwise than before
-        self._spent: dict[str, float] = defaultdict(float)  # seconds by stage, of the step under way
 
     def _check_policy(self) -> None:
         """Refuse a model that cannot be trained on these problems, before a new run is written."""
@@ -207,24 +207,16 @@ class Training:
             self.workplace.display.say("no problems are held out of training, so there is no evaluation on such")
         self.evaluations.make(policy)
         if policy.step < self.config.steps:  # after the last step there is none to be longer for it
-            self._step_began += time.perf_counter() - began
+            self._time.leave_out(time.perf_counter() - began)
 
     def started(self) -> None:
         """The steps begin now."""
         self.workplace.display.stage("train")
         self.workplace.display.total(self.config.steps, self.publishing.policy.step)
-        self._logged_at = self._step_began = time.perf_counter()
+        self._logged_at = time.perf_counter()
+        self._time.begin()
 
     # -- each step
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Count the time inside towards a stage of the step."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._spent[stage] += time.perf_counter() - began
 
     def keep(self, step: int, batch: RolloutBatch) -> None:
         """Write the completions of ``step`` down for people, in the background."""
@@ -233,22 +225,16 @@ class Training:
 
     def log(self, batch: RolloutBatch, learned: Learned) -> None:
         """Log a finished step."""
-        now = time.perf_counter()
-        seconds, self._step_began = now - self._step_began, now
-        pace = batch.completions / seconds
-        # without the machines' work, the step would have taken this share of its time
-        idle = max(0.0, seconds - self._spent["rollouts"] - learned.seconds)
+        now, step = time.perf_counter(), self._time.end()
+        pace, spans = batch.completions / step.seconds, self._books.step(learned.step)
         figures = {
             **few_reasons(batch.figures(), self.tracker.names()),
             **learned.metrics,
-            "perf/step_seconds": seconds,
+            **step.figures(spans),
             "perf/rollouts_per_second": pace,
-            "perf/generated_tokens_per_second": batch.tokens / seconds,
-            "perf/trainer_busy": learned.seconds / seconds,
-            "perf/generator_busy": batch.generator_seconds / seconds / max(1, self.generators),
-            "perf/overhead_fraction": idle / seconds,
-            **self._books.step(learned.step),
-            **{f"perf/{stage}_seconds": spent for stage, spent in self._spent.items()},
+            "perf/generated_tokens_per_second": batch.tokens / step.seconds,
+            "perf/generator_busy": batch.generator_seconds / step.seconds / max(1, self.generators),
+            **weights_read(spans),
         }
         self.tracker.log(learned.step, figures)
         self._books.logged()
@@ -256,9 +242,8 @@ class Training:
             self.workplace.display.say(line)
         if self.tracker.samples_due(learned.step):
             self.tracker.log_samples(learned.step, batch.samples)
-        self._progress.count(batch.completions, now - self._logged_at, self._spent)  # with evaluations before the step
+        self._progress.count(batch.completions, now - self._logged_at, step.spent)  # with evaluations before the step
         self._logged_at = now
-        self._spent.clear()
         if not learned.applied:
             for line in self._advice.without_update(learned.step, learned.refused, batch.groups_with_signal):
                 self.workplace.display.say(line)

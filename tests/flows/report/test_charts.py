@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.report.charts import MOST_LINES
+from flows.report.charts import MOST_LINES, learning
 from flows.report.html import write_report
-from infra.runs.record import read_record
+from infra.runs.record import Record, read_record
 from tests.flows.report.read_back import Page
 
 BEGUN = 1_790_000_000_000  # milliseconds
@@ -62,6 +62,24 @@ def test_groups_of_a_run_that_an_older_version_began_are_drawn_too(tmp_path: Pat
     page = write_report(str(tmp_path), record, tmp_path / "report.html")
     assert "groups" in Page(page).figures
     assert "generated</text>" in page.read_text()
+
+
+def test_what_a_critic_and_a_reference_say_is_drawn_and_no_kl_is_mistaken_for_the_other(tmp_path: Path) -> None:
+    figures = {"reward/mean": 0.5, "policy/mismatch_kl": 1e-4, "loss/kl_reference": 0.2, "loss/kl_coefficient": 0.1}
+    figures |= {"critic/explained_variance": -0.5, "critic/loss": 0.2, "critic/value_mean": 0.4}
+
+    def report(adapted: float) -> Record:
+        lines = [json.dumps({"step": step, "time": BEGUN, **figures}) + "\n" for step in (1, 2)]
+        lines.append(json.dumps({"step": 3, "time": BEGUN, **figures, "loss/kl_coefficient": adapted}) + "\n")
+        (tmp_path / "metrics.jsonl").write_text("".join(lines))
+        return read_record(str(tmp_path), tmp_path)
+
+    kls, critic = ["kl-behaviour", "kl-reference"], ["explained-variance", "critic-loss", "value"]
+    assert [chart.name for chart in learning("", report(0.1))] == ["reward", *kls, *critic]
+    page = Page(write_report(str(tmp_path), report(0.2), tmp_path / "report.html"))
+    assert page.figures == ["reward", *kls, "kl-coefficient", *critic]
+    for title in ("KL, behaviour policy to trained policy", "KL to the reference policy", "Critic: mean value"):
+        assert title in page.text
 
 
 def test_a_report_follows_the_reader_s_colours_and_width(graded: Path) -> None:

@@ -21,7 +21,7 @@ from infra.storage import place, store
 from tests.flows.report.read_back import Page
 
 SECTIONS = ["learning", "samples", "machines", "config", "versions", "links"]
-LEARNING = ["reward", "sampled", "entropy", "lengths", "shares", "kl", "gradient", "groups"]
+LEARNING = ["reward", "sampled", "entropy", "lengths", "shares", "kl-behaviour", "gradient", "groups"]
 MACHINES = ["stages", "workers", "timeline", "staleness", "bytes"]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}"
 
