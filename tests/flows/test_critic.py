@@ -1,6 +1,7 @@
 """Runs of PPO with a critic: real workers, which have all roles or one each."""
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from flows.config import TrainConfig
+from infra.runs.remains import CheckpointsLostError
 from infra.storage import store
 from tests.flows.accidents import kill_in_call
 
@@ -45,6 +47,17 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(lab: Any, undisturbed: tu
     run = Path(lab.train(steps="2", **PPO).run)
     lab.train(resume=str(run), steps=str(STEPS), **PPO)
     assert digests(lab, run, STEPS) == undisturbed[1]
+
+
+def test_a_copy_without_the_critic_does_not_go_on_and_keeps_what_it_has(
+    lab: Any, undisturbed: tuple[Path, tuple[str, str]]
+) -> None:
+    whole, _ = undisturbed
+    run = lab.run_folder(lab.new_name())
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("critic", "lock"))
+    with pytest.raises(CheckpointsLostError, match=r"no checkpoint of its critic is whole .* copy critic/ too"):
+        lab.train(resume=str(run), steps=str(STEPS + 1), **PPO)
+    assert store.versions(str(run / "state")) == store.versions(str(whole / "state"))
 
 
 def test_a_worker_that_is_killed_between_the_two_updates_costs_nothing_but_time(
