@@ -11,7 +11,7 @@ from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.parts import MAX_REWARD
 from rl.verifiers.spec import VerifierError, VerifierSpec
-from tasks.calls.reward import RewardModel
+from tasks.calls.reward import RewardModel, RewardModelChangedError
 
 CALL = "reward"
 PART = 8  # problems that a worker scores at a time
@@ -48,6 +48,7 @@ def check_rewards(dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec], pro
     Raises:
         PlacementError: no worker may.
         VerifierError: what is named is no reward model.
+        BrokenRewardModelError: its score is none.
     """
     for name, spec in verifiers.items():
         if (found := _model(spec)) is None:
@@ -86,7 +87,7 @@ def _scores(
             refused(why)
         return why
 
-    found = dict(dispatch.lease(CALL, model.score, parts, order=order, check=check))
+    found = dict(dispatch.lease(CALL, model.score, parts, order=order, check=check, at_once=(RewardModelChangedError,)))
     return np.concatenate([found[part] for part in range(len(parts))])
 
 

@@ -23,6 +23,7 @@ from infra.home import rlvf_home
 from infra.interrupts import put_off
 from infra.runs.record import Record, read_record
 from infra.security.printable import printable
+from infra.storage.lock import RunInUseError, held
 
 EXAMPLES = """
 rlvf plan --run newest                                 where the calls of that run should run, and why
@@ -73,14 +74,21 @@ def _run(given: argparse.Namespace) -> None:
     changes = settings(found.changes)
     where = None
     if given.apply and changes:
-        if given.config is None and records[0].about.get("status") == "running":
-            raise ValueError(f"--apply: {uris[0]} goes on; stop it first, or write a file with --config FILE.yaml")
         where = (
-            apply_to_run(uris[0], config, changes)
+            _applied(uris[0], changes)
             if given.config is None
             else apply_to_file(Path(given.config).expanduser(), changes)
         )
     print(json.dumps(_as_json(found, where)) if given.json else printable(_words(found, where), lines=True))
+
+
+def _applied(uri: str, changes: Mapping[str, object]) -> str:
+    """Write them into the run's settings, which nobody trains by meanwhile; returns where."""
+    try:
+        with held(uri, say):
+            return apply_to_run(uri, saved_config(uri), changes)  # it may have gone on since it was read
+    except RunInUseError as error:
+        raise ValueError(f"--apply: {error}; or write a file with --config FILE.yaml") from None
 
 
 def _proposal(

@@ -1,5 +1,6 @@
 """A proposal as settings: in a run's own, or in a YAML file."""
 
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from flows.options.reading import read_config, to_yaml
 from flows.options.tree import flatten, known_options, nest
 from flows.planner.proposal import Change
 from flows.start.saved import whole_text
+from infra import disk
 from infra.runs.checkpoints import CONFIG
 from infra.storage import place
 
@@ -39,13 +41,18 @@ def apply_to_run(uri: str, config: TrainConfig, changes: Mapping[str, object]) -
 
 
 def apply_to_file(path: Path, changes: Mapping[str, object]) -> str:
-    """Write them into a YAML file, new or with other settings; its comments are lost. Returns where. Raises
-    OptionError where the settings do not fit together."""
+    """Write them into a YAML file, new or with other settings; its comments are lost, its permissions kept. Returns
+    where. Raises OptionError where the settings do not fit together."""
     options = known_options(TrainConfig)
     there = load_yaml(path.read_bytes()) if path.exists() else {}
     if there is not None and not isinstance(there, Mapping):
         raise ValueError(f"--config {path}: holds no settings")
     merged = {**dict(flatten(options, there or {})), **changes}
     read_config(TrainConfig, file=None, overrides={}, base=merged)
-    path.write_text(yaml.safe_dump(nest(merged), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    text = yaml.safe_dump(nest(merged), sort_keys=False, allow_unicode=True)
+    where = path.resolve()  # not in place of a link
+    mode = stat.S_IMODE(where.stat().st_mode) if where.exists() else None
+    disk.write_file(where, text.encode(), 0o666 if mode is None else mode)
+    if mode is not None:
+        where.chmod(mode)  # the umask is for new files
     return str(path)

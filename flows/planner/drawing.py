@@ -1,5 +1,6 @@
 """The graph of a step's calls for people: which reads what of which, where each runs, and what it took in a run."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from rl.algorithms import ALGORITHMS
 from rl.graph import REWARD, SCORES, Call, Graph, graph_of
 
 MOST_NAMES = 3  # workers of a call that are named
+ENTITIES = {"#": "35", "&": "amp", '"': "quot", "<": "lt", ">": "gt", "`": "96"}  # of Mermaid's, each `#name;`
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ def mermaid(drawn: Drawing) -> str:
     """As Mermaid's text: https://mermaid.js.org/syntax/flowchart.html"""
     rows = [f"%% {_plain(drawn.title)}", "flowchart LR"]
     for node in drawn.nodes:
-        parts = [f"<b>{node.name}</b>", *filter(None, [node.model]), *node.lines]
-        rows.append(f'    {_id(node.name)}["{"<br>".join(map(_escaped, parts))}"]')
+        parts = f"<b>{_escaped(node.name)}</b>", *map(_escaped, filter(None, (node.model, *node.lines)))
+        rows.append(f'    {_id(node.name)}["{"<br>".join(parts)}"]')
     for before, after, fields in drawn.edges:
         rows.append(f'    {_id(before)} -->|"{_escaped(", ".join(fields))}"| {_id(after)}')
     return "\n".join(rows)
@@ -124,9 +126,10 @@ def _id(name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    kept = text.replace("&", "#amp;").replace('"', "#quot;")
-    return kept if kept.startswith("<b>") else kept.replace("<", "#lt;").replace(">", "#gt;")
+    """As a part of a label in quotes, without markup."""
+    return _plain(text).translate(str.maketrans({sign: f"#{name};" for sign, name in ENTITIES.items()}))
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.split())
+    """In one line, and without "%%{", which begins a directive in a comment and in a label, too."""
+    return re.sub("%+", "%", " ".join(text.split()))

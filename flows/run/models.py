@@ -91,7 +91,8 @@ def criticism_of(
 
 def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) -> Begun:
     """Where they stand: at the newest step of which each has an intact checkpoint, or at version 0. The critic is the
-    first to begin, so that a policy's checkpoint is never there without one. Raises CheckpointsLostError."""
+    first to begin, so that a policy's checkpoint is never there without one. Later checkpoints are removed once all
+    have begun. Raises CheckpointsLostError, and has removed nothing."""
     models: list[Trained[Any]] = [trainer] if critic is None else [critic, trainer]
     begun: dict[str, Begun] = {}
     step: int | None = None
@@ -100,6 +101,8 @@ def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) 
             if model.role not in begun or begun[model.role].step != step:
                 begun[model.role] = found = dispatch.run(model.call, model.begin, step)
                 step = found.step
+    for model in models if step is not None and critic is not None else ():
+        dispatch.run(model.call, model.go_back, step)
     of_policy = begun[trainer.role]
     if critic is None or of_policy.learned is None:
         return of_policy

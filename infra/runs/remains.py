@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from infra.runs.checkpoints import MODEL, state_uri
+from infra.runs.checkpoints import CRITIC, MODEL, state_uri
 from infra.runs.record import last_step
 from infra.security.secrets import masked
 from infra.storage import place, store
@@ -23,24 +23,31 @@ def has_versions(run_uri: str) -> bool:
     return bool(store.list_versions(state_uri(run_uri)) or store.list_versions(place.join(run_uri, "weights"), "v"))
 
 
-def refuse_to_begin_anew(run_uri: str, skipped: Sequence[str]) -> None:
-    """Raise CheckpointsLostError if anything in the storage of the run knows a version above 0: a checkpoint, published
-    weights, metrics, a result. For whoever has found no checkpoint whole; `skipped` says why not, the newest first.
-    Nothing is written or removed."""
-    weights = place.join(run_uri, "weights")
-    saved = [version.number for version in store.list_versions(state_uri(run_uri))]
-    published = [version.number for version in store.list_versions(weights, "v")]
-    version = max(0, last_step(run_uri), *saved, *published)
+def refuse_to_begin_anew(run_uri: str, skipped: Sequence[str], folder: str = "") -> None:
+    """Raise CheckpointsLostError if anything in the storage of the run knows a version above 0: a checkpoint or
+    published weights of its policy or critic, metrics, a result. For whoever has found no checkpoint whole of the model
+    in `folder`, the policy by default; `skipped` says why not, the newest first. Nothing is written or removed."""
+    published = _versions(run_uri, "weights", "v")
+    of_critic = place.join(run_uri, CRITIC)
+    others = (*_versions(run_uri, "state"), *_versions(of_critic, "state"), *_versions(of_critic, "weights", "v"))
+    version = max(0, last_step(run_uri), *published, *others)
     if version == 0 and not place.exists(place.join(run_uri, MODEL)):
         return
     more = f"; and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
-    why = "; ".join(skipped[:SHOWN]) + more if skipped else f"there is none in {state_uri(run_uri)}"
+    states = state_uri(place.join(run_uri, folder) if folder else run_uri)
+    why = "; ".join(skipped[:SHOWN]) + more if skipped else f"there is none in {states}"
     known = f"it has been at version {version}" if version else f"it has a {MODEL}/"
+    whose = f"its {folder}" if folder else "it"
+    copied = f"If the run was copied, copy {folder}/ too. " if folder and not skipped else ""
     message = (
-        f"{run_uri} cannot go on: {known}, and no checkpoint of it is whole ({why}); to begin at step 0 would remove "
-        f"what is left of it. {_remedy(run_uri, max(published, default=0))}"
+        f"{run_uri} cannot go on: {known}, and no checkpoint of {whose} is whole ({why}); to begin at step 0 would "
+        f"remove what is left of it. {copied}{_remedy(run_uri, max(published, default=0))}"
     )
     raise CheckpointsLostError(masked(message))
+
+
+def _versions(uri: str, folder: str, prefix: str = "") -> list[int]:
+    return [version.number for version in store.list_versions(place.join(uri, folder), prefix)]
 
 
 def _remedy(run_uri: str, last: int) -> str:

@@ -7,16 +7,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from infra.security.secrets import masked
 from infra.storage import store
+from infra.storage.manifest import Manifest
 from rl.config import PolicyConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
+from rl.verifiers.parts import MAX_REWARD
 from tasks.calls.held import held
 
 if TYPE_CHECKING:
     from rl.learning.passes import Accumulation
     from rl.model.parking import ModelMemory
     from rl.model.policy import Policy
+
+
+class RewardModelChangedError(RuntimeError):
+    """What lies where a reward model was opened is another one by now."""
+
+
+class BrokenRewardModelError(RuntimeError):
+    """A reward model whose scores are no rewards."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,11 @@ class RewardModel:
         """[P, G] scores of the completions ``texts`` [P] of [G] behind the problems' prompts, without a verifier's
         instructions, as those that it was trained on. One that did not end has no end token.
 
-        Raises UnknownModelError where what lies there is no reward model."""
+        Raises:
+            UnknownModelError: what lies there is no reward model.
+            RewardModelChangedError: it is another than that of ``digest``.
+            BrokenRewardModelError: scores are not finite, or beyond what a reward may be.
+        """
         from rl.learning.fitting import scores
         from rl.learning.objectives import BradleyTerry
         from rl.learning.supervised import answered
@@ -58,6 +73,12 @@ class RewardModel:
         with held(f"reward model {self.uri}", self, self._load, again=True) as at:
             shown = answered(at.policy, *alone, np.array([[end] for _, _, end in places]))
             found = scores(at.policy, at.accumulation, shown, BradleyTerry())[0].astype(np.float32)[:, 0]
+        if not (np.abs(found) <= MAX_REWARD).all():
+            what = f"beyond {MAX_REWARD:g}" if np.isfinite(found).all() else "not finite"
+            raise BrokenRewardModelError(
+                f"reward model {masked(self.uri)} gives scores that are {what}: its weights are broken, or its "
+                "arithmetic overflows; name another one"
+            )
         return found[[places[answer] for answer in asked]].reshape(ended.shape)
 
     def _load(self) -> _Resident:
@@ -65,7 +86,9 @@ class RewardModel:
         from rl.reward_model import load_reward_model
 
         with store.read_folder(self.uri) as folder:
+            self._require_same(folder.manifest)
             policy = load_reward_model(str(folder.path), PolicyConfig())
+        self._require_same(store.read_manifest(self.uri))  # its files may have been replaced while they were loaded
         for parameter in policy.model.parameters():
             parameter.requires_grad_(False)
         config = OptimizerConfig(checkpointing="off")
@@ -73,3 +96,11 @@ class RewardModel:
         # not by what memory is free: as in rl.learning.scoring
         accumulation.passes = Passes(Passes.wanted(policy, config).positions, checkpointing=True)
         return _Resident(policy, accumulation)
+
+    def _require_same(self, found: Manifest) -> None:
+        if found.digest != self.digest:
+            raise RewardModelChangedError(
+                f"reward model {masked(self.uri)} is another one since this began, as after rlvf reward-model --resume "
+                "JUDGE, which writes its folder anew: put the former one back, or go on with that of now by "
+                "rlvf train --resume RUN; a copy of the folder stays as it is"
+            )

@@ -90,16 +90,13 @@ class Trained(ABC, Generic[L]):
         """Load the newest checkpoint, or version 0 and save it as the first one.
 
         Models that are trained together go on from a step that each has a checkpoint of: with ``at_most`` the newest
-        one up to this step is loaded, and those of later steps are removed, which the others do not have. One more
-        checkpoint is kept of each than of a model alone, so that such a step is there whenever a run is killed. Raises
-        CheckpointsLostError.
+        one up to this step is loaded. One more checkpoint is kept of each than of a model alone, so that such a step is
+        there whenever a run is killed. Nothing is removed: see `go_back`. Raises CheckpointsLostError.
         """
         self._check()
         drop(self.role)
         drop_publisher(self.role)
         with self._learner(None, at_most) as (learner, warnings):
-            if at_most is not None:
-                RetryPolicy(self.sync.patience)(checkpoints.forget_after, self.model_uri, learner.step, self.fence)
             saved = store.read_manifest(place.join(checkpoints.state_uri(self.model_uri), str(learner.step)))
             figures: Any = saved.meta["figures"]
             model = learner.policy.model
@@ -114,6 +111,10 @@ class Trained(ABC, Generic[L]):
                 parameters=model.num_parameters(),
                 trained=trained,
             )
+
+    def go_back(self, step: int) -> None:
+        """Remove the checkpoints of later steps than this one, of which each model that is trained beside has one."""
+        RetryPolicy(self.sync.patience)(checkpoints.forget_after, self.model_uri, step, self.fence)
 
     def _advance(self, step: int, figures: Mapping[str, float], work: Callable[[L], Learned]) -> Learned:
         """Version ``step + 1`` from ``step`` by ``work``, saved if it is its turn, with ``figures``; the record of the
@@ -204,7 +205,7 @@ class Trained(ABC, Generic[L]):
                         f"{masked(self.model_uri)} cannot go on: it has no checkpoint of version {at_most} or before, "
                         f"as other models of the run have{why}; start a new run under another name"
                     )
-                refuse_to_begin_anew(self.model_uri, warnings)
+                refuse_to_begin_anew(self.run_uri, warnings, self.folder)
                 learner = self._fresh()
                 reserve(learner.standing, learner.policy.device)
                 self._save(learner, {})

@@ -1,6 +1,7 @@
 """Runs of PPO with a critic: real workers, which have all roles or one each."""
 
 import json
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import AutoModel
 
 from flows import train
 from flows.run.training import Training
+from infra.runs.remains import CheckpointsLostError
 from infra.storage import store
 from infra.weights.mirror import Mirror
 from rl.records import Rollouts
@@ -53,6 +55,17 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(lab: Any, undisturbed: tu
     run = Path(lab.train(steps="2", **PPO).run)
     lab.train(resume=str(run), steps=str(STEPS), **PPO)
     assert digests(lab, run, STEPS) == undisturbed[1]
+
+
+def test_a_copy_without_the_critic_does_not_go_on_and_keeps_what_it_has(
+    lab: Any, undisturbed: tuple[Path, tuple[str, str]]
+) -> None:
+    whole, _ = undisturbed
+    run = lab.run_folder(lab.new_name())
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("critic", "lock"))
+    with pytest.raises(CheckpointsLostError, match=r"no checkpoint of its critic is whole .* copy critic/ too"):
+        lab.train(resume=str(run), steps=str(STEPS + 1), **PPO)
+    assert store.versions(str(run / "state")) == store.versions(str(whole / "state"))
 
 
 def test_a_worker_that_is_killed_between_the_two_updates_costs_nothing_but_time(

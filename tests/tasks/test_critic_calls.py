@@ -1,5 +1,6 @@
 """The critic's calls beside the policy's, and what is left of both where a process is killed between them."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,6 +179,38 @@ def test_without_a_common_step_nothing_begins_anew(both: tuple[Trainer, Critic],
     with pytest.raises(CheckpointsLostError, match=r"has no checkpoint of version 3 or before"):
         begin(both)
     assert store.versions(str(run / "critic" / "state")) == [2, 3]
+
+
+def test_without_the_critic_s_checkpoints_nothing_begins_anew(both: tuple[Trainer, Critic], run: Path) -> None:
+    assert begin(both) == 0
+    shutil.rmtree(run / "critic")
+    assert begin(both) == 0  # nothing was made that could be lost
+    for step in range(3):
+        both[0].update(step, batch_at(step), {})
+        both[1].update(step, batch_at(step))
+    shutil.rmtree(run / "critic")
+    lost = (
+        rf"^{run} cannot go on: it has been at version 3, and no checkpoint of its critic is whole \(there is none in "
+    )
+    with pytest.raises(CheckpointsLostError, match=lost):
+        begin((replace(both[0], source=""), replace(both[1], source="")))  # as with the tiny policy, already warmed up
+    assert store.versions(str(run / "state")) == [2, 3]
+    assert not (run / "critic").exists()
+
+
+def test_nothing_is_removed_while_a_common_step_is_looked_for(both: tuple[Trainer, Critic], run: Path) -> None:
+    more = CheckpointConfig(keep_last=3)
+    both = replace(both[0], checkpoint=more), replace(both[1], checkpoint=more)
+    assert begin(both) == 0
+    for step in range(4):
+        both[0].update(step, batch_at(step), {})
+        both[1].update(step, batch_at(step))
+    for lost in ("state/3", "critic/state/1", "critic/state/2", "critic/state/4"):
+        shutil.rmtree(run / lost)
+    with pytest.raises(CheckpointsLostError, match=r"critic cannot go on: it has no checkpoint of version 2 or before"):
+        begin(both)
+    assert store.versions(str(run / "state")) == [1, 2, 4]
+    assert store.versions(str(run / "critic" / "state")) == [3]
 
 
 def test_an_update_that_was_made_before_is_not_made_again(both: tuple[Trainer, Critic]) -> None:

@@ -1,5 +1,6 @@
 """A reward model's scores: one for one answer, whoever it is scored beside."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,14 @@ from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
 from rl.reward_model import load_reward_model
-from tasks.calls.reward import RewardModel
+from tasks.calls.reward import BrokenRewardModelError, RewardModel, RewardModelChangedError
 
 WORDS = ("1 + 2", "3", "12 * 4 + 7 - 9", "8 - 8", "2 * 2 * 2 * 2 * 2 * 2")
 PROBLEMS = [Problem(f"what is {row} plus 3?", f"{row} + 3", f"t:{row}") for row in range(6)]
 
 
-@pytest.fixture
-def judge(tmp_path: Path) -> RewardModel:
+def stored(tmp_path: Path, draw: Callable[[torch.Tensor], object]) -> RewardModel:
+    """One whose head's weights are drawn so."""
     tokenizer = build_tokenizer()
     save_policy(
         Policy(build_model(len(tokenizer), 0, 0, 0), tokenizer, torch.device("cpu"), torch.float32), tmp_path / "start"
@@ -28,12 +29,17 @@ def judge(tmp_path: Path) -> RewardModel:
     config = PolicyConfig(device="cpu", dtype="float32")
     made = load_reward_model(str(tmp_path / "start"), config, master=True, fresh=True)
     with torch.no_grad():
-        made.model.get_output_embeddings().weight.normal_()
+        draw(made.model.get_output_embeddings().weight)
     save_policy(made, tmp_path / "made")
     uri = str(tmp_path / "stored")
-    store.write_folder(uri, tmp_path / "made", meta={}, flat=True)
+    manifest = store.write_folder(uri, tmp_path / "made", meta={}, flat=True)
     drop(f"reward model {uri}")
-    return RewardModel(uri, "")
+    return RewardModel(uri, manifest.digest)
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> RewardModel:
+    return stored(tmp_path, lambda weight: weight.normal_())
 
 
 def test_answers_that_are_the_same_have_the_same_score(judge: RewardModel) -> None:
@@ -48,3 +54,19 @@ def test_answers_that_are_the_same_have_the_same_score(judge: RewardModel) -> No
     alone = np.concatenate([judge.score([PROBLEMS[row]], [texts[row]], ended[row : row + 1]) for row in range(6)])
     np.testing.assert_allclose(found, alone, atol=1e-5)
     assert found.dtype == np.float32
+
+
+def test_a_reward_model_that_was_replaced_scores_no_more(judge: RewardModel, tmp_path: Path) -> None:
+    asked = PROBLEMS[:1], [["3"]], np.ones((1, 1), dtype=np.bool_)
+    before = judge.score(*asked)
+    other = stored(tmp_path, lambda weight: weight.fill_(1.0))  # as rlvf reward-model --resume does
+    with pytest.raises(RewardModelChangedError, match=rf"^reward model {judge.uri} is another one since this began"):
+        judge.score(*asked)
+    assert other.score(*asked) != before
+
+
+@pytest.mark.parametrize(("weight", "what"), [(float("nan"), "not finite"), (1e9, r"beyond 1e\+06")])
+def test_a_reward_model_whose_scores_are_no_rewards_is_named(tmp_path: Path, weight: float, what: str) -> None:
+    judge = stored(tmp_path, lambda head: head.copy_(weight * torch.randn_like(head)))
+    with pytest.raises(BrokenRewardModelError, match=rf"^reward model {judge.uri} gives scores that are {what}: "):
+        judge.score(PROBLEMS[:1], [["3"]], np.ones((1, 1), dtype=np.bool_))

@@ -1,6 +1,9 @@
 """`rlvf plan` and `rlvf graph`."""
 
 import json
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +12,12 @@ import yaml
 from PIL import Image
 
 from flows.cli import main
+from flows.planner.applied import apply_to_file
+from flows.planner.drawing import Drawing, Node, mermaid
 from flows.report.html import write_report
 from flows.start.saved import saved_config
 from infra.runs.record import read_record
+from infra.storage.lock import acquire
 from tests.flows.planner.kept_run import keep_run
 from tests.flows.report.read_back import Page
 
@@ -115,5 +121,55 @@ def test_a_plan_that_was_not_asked_for_well_is_refused(refused: Callable[..., st
     assert refused("plan", "--probe", "--apply").startswith("--apply: name the file to write with --config")
     assert refused("plan", "--probe", "--most_stale", "0").startswith("--most_stale 0: give")
     assert refused("plan", "--run", str(run), "--most_stale", "0").endswith("give at least the staleness of now, 1")
-    (run / "about.json").write_text('{"status": "running"}')
-    assert "goes on; stop it first" in refused("plan", "--run", str(run), "--apply")
+    before = (run / "config.yaml").read_bytes()
+    lock = acquire(str(run), print)
+    said = refused("plan", "--run", str(run), "--apply")
+    lock.release()
+    assert said.startswith(f"--apply: {run} is in use by ")
+    assert said.endswith("or write a file with --config FILE.yaml")
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_a_run_that_was_killed_is_changed(said: Said, run: Path) -> None:
+    (run / "about.json").write_text('{"status": "running"}')  # its last word
+    held = f"import os; from infra.storage.lock import acquire; acquire({str(run)!r}, print); os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", held], check=False).returncode == -9
+    assert f"written    {run}/config.yaml" in said("plan", "--run", str(run), "--apply")
+    assert saved_config(str(run)).placement.generate == ("worker:fast",)
+    lock = acquire(str(run), print)  # which is free again
+    lock.release()
+
+
+def test_a_file_that_there_is_no_room_for_stays_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("steps: 7\n")
+    file.chmod(0o640)
+    (tmp_path / "link.yaml").symlink_to(file)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4, most[1]))
+        with pytest.raises(OSError, match=r"File too large"):
+            apply_to_file(file, {"staleness": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert file.read_text() == "steps: 7\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.yaml", "my.yaml"]
+    apply_to_file(tmp_path / "link.yaml", {"staleness": 2})
+    assert yaml.safe_load(file.read_text()) == {"steps": 7, "staleness": 2}
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_names_are_no_markup_of_mermaid_s() -> None:
+    odd = '%%{init: {"theme": "dark"}}%%'
+    lines = (f"on {odd}", '<b>x<img src="y">', "#lt;i#gt; `z`", "<b>\n%%%{wrap}%%")
+    drawn = Drawing(f"{odd}: x\ngraph TD", (Node("<i>verify", "", lines, 0),), ())
+    title, kind, label = mermaid(drawn).splitlines()
+    assert title == '%% %{init: {"theme": "dark"}}%: x graph TD'
+    assert kind == "flowchart LR"
+    shown = label.partition('["')[2].removesuffix('"]').removeprefix("<b>#lt;i#gt;verify</b><br>").split("<br>")
+    assert shown == [
+        "on %{init: {#quot;theme#quot;: #quot;dark#quot;}}%",
+        "#lt;b#gt;x#lt;img src=#quot;y#quot;#gt;",
+        "#35;lt;i#35;gt; #96;z#96;",
+        "#lt;b#gt; %{wrap}%",
+    ]
