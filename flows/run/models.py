@@ -101,8 +101,9 @@ def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) 
             if model.role not in begun or begun[model.role].step != step:
                 begun[model.role] = found = dispatch.run(model.call, model.begin, step)
                 step = found.step
-    for model in models if step is not None and critic is not None else ():
-        dispatch.run(model.call, model.go_back, step)
+    if step is not None and critic is not None:
+        for model in models:
+            dispatch.run(model.call, model.go_back, step)
     of_policy = begun[trainer.role]
     if critic is None or of_policy.learned is None:
         return of_policy

@@ -37,6 +37,7 @@ class Ppo(Algorithm):
 
     def value_targets(self, batch: Batch) -> Floats:
         """[P, G, T] GAE + values: the lambda-returns."""
+        assert batch.values is not None
         return np.asarray(self._estimates(batch) + batch.values, dtype=np.float32)
 
     def _estimates(self, batch: Batch) -> Floats:

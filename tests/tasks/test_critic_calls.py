@@ -186,8 +186,8 @@ def test_without_the_critic_s_checkpoints_nothing_begins_anew(both: tuple[Traine
     shutil.rmtree(run / "critic")
     assert begin(both) == 0  # nothing was made that could be lost
     for step in range(3):
-        both[0].update(step, batch_at(step), {})
-        both[1].update(step, batch_at(step))
+        both[0].advance(step, batch_at(step), {})
+        both[1].advance(step, batch_at(step))
     shutil.rmtree(run / "critic")
     lost = (
         rf"^{run} cannot go on: it has been at version 3, and no checkpoint of its critic is whole \(there is none in "
@@ -203,8 +203,8 @@ def test_nothing_is_removed_while_a_common_step_is_looked_for(both: tuple[Traine
     both = replace(both[0], checkpoint=more), replace(both[1], checkpoint=more)
     assert begin(both) == 0
     for step in range(4):
-        both[0].update(step, batch_at(step), {})
-        both[1].update(step, batch_at(step))
+        both[0].advance(step, batch_at(step), {})
+        both[1].advance(step, batch_at(step))
     for lost in ("state/3", "critic/state/1", "critic/state/2", "critic/state/4"):
         shutil.rmtree(run / lost)
     with pytest.raises(CheckpointsLostError, match=r"critic cannot go on: it has no checkpoint of version 2 or before"):

@@ -93,8 +93,8 @@ def judge(tmp_path: Path, half_right: Path) -> RewardModel:
     with torch.no_grad():
         made.model.get_output_embeddings().weight.normal_()
     save_policy(made, tmp_path / "made")
-    store.write_folder(str(tmp_path / "judge"), tmp_path / "made", meta={}, flat=True)
-    return RewardModel(str(tmp_path / "judge"), "")
+    stored = store.write_folder(str(tmp_path / "judge"), tmp_path / "made", meta={}, flat=True)
+    return RewardModel(str(tmp_path / "judge"), stored.digest)
 
 
 def test_whether_models_stay_or_take_turns_their_bits_are_the_same(
