@@ -105,7 +105,7 @@ class Run:
     def refuse_other_models(self, critic: bool) -> None:
         """Raise ValueError if the run has been trained without the ``critic`` that its algorithm has now, or with one
         that it has no more: the two would be of different steps."""
-        if not store.versions(state_uri(self.uri)) or has_versions(place.join(self.uri, CRITIC)) == critic:
+        if not any(store.versions(state_uri(self.uri))) or has_versions(place.join(self.uri, CRITIC)) == critic:
             return
         now, was = ("has a critic", "without one") if critic else ("has no critic", "with one")
         restore = f"its folder {CRITIC}, if it had one" if critic else "the algorithm as it was"

@@ -62,8 +62,12 @@ def test_a_copy_without_the_critic_does_not_go_on_and_keeps_what_it_has(
 ) -> None:
     whole, _ = undisturbed
     run = lab.run_folder(lab.new_name())
-    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("critic", "lock"))
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("lock"))
+    shutil.rmtree(run / "critic" / "state")
     with pytest.raises(CheckpointsLostError, match=r"no checkpoint of its critic is whole .* copy critic/ too"):
+        lab.train(resume=str(run), steps=str(STEPS + 1), **PPO)
+    shutil.rmtree(run / "critic")
+    with pytest.raises(ValueError, match="restore its folder critic"):
         lab.train(resume=str(run), steps=str(STEPS + 1), **PPO)
     assert store.versions(str(run / "state")) == store.versions(str(whole / "state"))
 

@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from flows.finetune_config import DpoConfig, FinetuneConfig, SftConfig
 from flows.options.reading import OptionError, read_config
 from flows.start.finetunes import resumed_finetune, with_made_model
+from infra.storage import store
 from rl.problems.tables import ProblemError
 from rl.verifiers.spec import VerifierError
+from tasks.calls.reward import BrokenRewardModelError
 from tests.flows.on_examples import tune, write_examples
 from tests.processes import until
 
@@ -261,3 +264,18 @@ def test_what_is_no_reward_model_judges_nothing(lab: Any, files: Path) -> None:
             lab.train(steps="1", verifier=f"reward-model:{named}")
         with pytest.raises(VerifierError, match=said):
             lab.train(steps="1", verifier__reward_model=named)
+
+
+def test_a_reward_model_without_finite_scores_is_named_before_a_run(lab: Any, files: Path, tmp_path: Path) -> None:
+    judge = tune(lab, "reward-model", files, steps="1")
+    with store.read_folder(str(judge / "model")) as folder:
+        store.copy_folder(folder, tmp_path, str(judge))
+        meta = folder.manifest.meta
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["score.weight"].fill_(float("nan"))
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    store.write_folder(str(judge / "model"), tmp_path, meta=meta, flat=True)
+    name = lab.new_name()
+    with pytest.raises(BrokenRewardModelError, match=r"^reward model .*/model gives scores that are not finite: "):
+        lab.train(run=name, steps="1", verifier=f"reward-model:{judge.name}")
+    assert not (lab.run_folder(name) / "config.yaml").exists()

@@ -80,7 +80,7 @@ def test_a_contradiction_is_refused(saved: Run, tmp_path: Path, form: bool) -> N
         gone_on(saved, {"seed": 1}, form=form)
     with pytest.raises(NotARun, match="did you mean mine"):
         resume_with("mime", str(Path(saved.uri).parent), TrainConfig(), form=form)
-    (made := tmp_path / "made").mkdir()
+    (made := tmp_path / "made").mkdir(exist_ok=True)
     (made / "weights").write_text("w")
     store.write_folder(f"{saved.uri}/state/4", made, move=True)
     with pytest.raises(OptionError, match=r"^steps 3: mine has made 4 already; give more"):
@@ -88,7 +88,7 @@ def test_a_contradiction_is_refused(saved: Run, tmp_path: Path, form: bool) -> N
 
 
 def test_a_finished_run_may_be_gone_on_with_as_it_was_and_not_at_another_rate(saved: Run, tmp_path: Path) -> None:
-    (made := tmp_path / "made").mkdir()
+    (made := tmp_path / "made").mkdir(exist_ok=True)
     (made / "weights").write_text("w")
     store.write_folder(f"{saved.uri}/state/2", made, move=True)
     whole = {**saved.config.model_dump(mode="json"), "optimizer": {"lr": None}}
@@ -123,7 +123,7 @@ def test_an_algorithm_that_was_edited_to_have_a_critic_or_none_does_not_go_on(
     saved: Run, tmp_path: Path, critic: bool
 ) -> None:
     def store_at(uri: str) -> None:
-        (made := tmp_path / "made").mkdir()
+        (made := tmp_path / "made").mkdir(exist_ok=True)
         (made / "weights").write_text("w")
         store.write_folder(uri, made, move=True)
 
@@ -131,6 +131,8 @@ def test_an_algorithm_that_was_edited_to_have_a_critic_or_none_does_not_go_on(
     if not critic:
         store_at(f"{saved.uri}/critic/state/2")
         saved.refuse_other_models(critic=False)
+    store_at(f"{saved.uri}/state/0")
+    saved.refuse_other_models(critic=critic)  # no more than begun
     store_at(f"{saved.uri}/state/2")
     saved.refuse_other_models(critic=not critic)
     with pytest.raises(ValueError, match="mine cannot be resumed: reinforce has") as refused:
