@@ -15,6 +15,7 @@ from transformers import AutoModel
 
 from flows import train
 from flows.run.training import Training
+from infra.cluster.timeline import read_sessions
 from infra.runs.remains import CheckpointsLostError
 from infra.storage import store
 from infra.weights.mirror import Mirror
@@ -49,6 +50,20 @@ def test_the_critic_is_trained_beside_the_policy_and_saved_with_it(
     assert len(set(values.values())) == STEPS
     assert store.versions(str(run / "state"))[-1] == store.versions(str(run / "critic" / "state"))[-1] == STEPS
     assert store.versions(str(run / "critic" / "weights"), prefix="v")[-1] == STEPS
+
+
+def test_the_update_of_the_critic_is_work_of_the_machines(lab: Any, undisturbed: tuple[Path, tuple[str, str]]) -> None:
+    run, _ = undisturbed
+    (spans,) = read_sessions((run / "timeline.jsonl").read_text())
+    updates = [span for span in spans if span.call == "train_critic"][1:-1]  # the others begin and keep it
+    assert len(updates) == STEPS
+    names = ("step_seconds", "rollouts_seconds", "trainer_busy", "overhead_fraction")
+    seconds, rollouts, busy, overhead = (lab.metrics(run, f"perf/{name}") for name in names)
+    for step, critic in enumerate(updates, 1):
+        took = critic.end - critic.start - 0.01  # a span is written in milliseconds
+        assert critic.worker == "trainer"
+        assert busy[step] * seconds[step] > took
+        assert overhead[step] * seconds[step] < seconds[step] - rollouts[step] - took
 
 
 def test_a_run_that_goes_on_ends_with_the_same_weights(lab: Any, undisturbed: tuple[Path, tuple[str, str]]) -> None:
