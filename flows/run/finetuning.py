@@ -21,6 +21,7 @@ from flows.run.workplace import Workplace
 from flows.start.finetunes import Finetune
 from flows.start.runs import local_folder
 from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
+from flows.start.trust import remember
 from infra.runs.mlflow_run import Page
 from infra.runs.record import METRICS, RESULT, begin_record, bring_record
 from infra.runs.tracking import Tracker
@@ -98,6 +99,7 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
         )
         save_mlflow_run(run.uri, tracker.run_id)
         run.save(examples)
+        remember(run)
         sizes = {examples.name: len(examples.held_out)} if examples.held_out else {}
         books = stack.enter_context(Bookkeeping(run, workplace, folder, tracker, hold.check, sizes))
         stack.callback(hold.end)
