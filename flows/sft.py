@@ -16,6 +16,7 @@ from flows.start.finetunes import new_finetune, resumed_finetune, with_made_mode
 from flows.start.preflight import check_model
 from flows.start.resume import laid_over, set_leaves
 from flows.start.runs import with_secrets
+from flows.start.trust import refuse_odd_files, trusted
 from infra.cluster.calls import DispatchStoppedError
 from infra.cluster.machine import cores
 from infra.cluster.training_lock import TrainingLock
@@ -70,6 +71,7 @@ def finetuned(config: FinetuneConfig, resume: str | None) -> FinetuneResult:
     if resume is not None:
         given = set_leaves(config, form=from_prefect())
         saved = resumed_finetune(type(config), resume, runs_uri(), laid_over(type(config), given))
+        trusted(saved)  # before anything that it names is asked
         config = with_secrets(saved.config)
     with open_workplace(config.cluster, config.placement) as workplace:
         if saved is not None:
@@ -79,6 +81,7 @@ def finetuned(config: FinetuneConfig, resume: str | None) -> FinetuneResult:
             if note := check_model(config.policy.model, workplace.runs):
                 workplace.display.say(note)
             run = new_finetune(config, workplace.runs)
+            refuse_odd_files(run.uri)
 
         def go_on(now: Workplace) -> FinetuneResult:
             going = replace(run, resumed=True) if run.begun else run

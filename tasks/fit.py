@@ -1,6 +1,6 @@
 """Training on examples: an optimizer step, and what is measured without one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -50,15 +50,17 @@ def measure(
 
 @task(name="reference", cache_policy=NO_CACHE)
 def reference_scores(
-    dispatch: Dispatch, tuner: Tuner, examples: Sequence[Example], shown: Shown
-) -> NDArray[np.float64]:
-    """[P, G]: the log-likelihoods of the examples' completions under the start model."""
-    found = []
+    dispatch: Dispatch,
+    tuner: Tuner,
+    examples: Sequence[Example],
+    shown: Shown,
+    keep: Callable[[slice, NDArray[np.float64]], None],
+) -> None:
+    """``keep`` is given [P, G], the log-likelihoods of the examples' completions under the start model, by parts."""
     shown.total(len(examples))
     for part in _parts(len(examples)):
-        found.append(dispatch.run("train", tuner.start_scores, tuple(examples[part])))
+        keep(part, dispatch.run("train", tuner.start_scores, tuple(examples[part])))
         shown.step(min(part.stop, len(examples)))
-    return np.concatenate(found)
 
 
 def check_examples(dispatch: Dispatch, tuner: Tuner, examples: Sequence[Example]) -> int:

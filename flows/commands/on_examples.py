@@ -16,6 +16,7 @@ from flows.run.display import Display
 from flows.start.finetunes import is_finetune, new_finetune, resumed_finetune, with_made_model
 from flows.start.preflight import check_model, check_tracking
 from flows.start.runs import without_secrets
+from flows.start.trust import refuse_odd_files, trusted
 from infra.home import runs_uri
 from infra.runs.record import RESULT
 from infra.security.printable import printable
@@ -33,6 +34,9 @@ FIRST = (
 def add_example_options(command: argparse.ArgumentParser, kind: type[FinetuneConfig]) -> None:
     """The options of such a command."""
     command.add_argument("--resume", metavar="RUN", help="go on with this run: its URI or its folder's name")
+    command.add_argument(
+        "--trust", action="store_true", help="with --resume: use the addresses and the files that the run names"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object with the figures")
     add_options(command, kind)
 
@@ -58,6 +62,10 @@ def train_on_examples(
             run = new_finetune(config, runs)
     config = run.config
     say_unused_up(config.cluster)
+    if run.resumed:
+        trusted(run, given.trust, ask=True)
+    else:
+        refuse_odd_files(run.uri)  # a folder may be there before its run is
     open_examples(config.problems, config.held_out, plain=isinstance(config, RewardModelConfig))
     if not run.resumed:
         check_tracking(config.tracking)

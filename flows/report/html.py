@@ -17,9 +17,8 @@ from flows.report.charts import drawn, figures, learning, reward, title_of
 from flows.report.graph_chart import graph_chart
 from flows.report.machine_charts import machines, traffic
 from flows.report.run_pictures import worker_shares
-from flows.start.finetunes import SETTINGS
 from flows.start.saved import MOST_BYTES
-from infra.runs.checkpoints import CONFIG, MODEL
+from infra.runs.checkpoints import CONFIG, MODEL, SETTINGS
 from infra.runs.record import Record
 from infra.runs.rollouts import Row, kept_steps, read_rollouts
 from infra.security.secrets import masked

@@ -4,8 +4,10 @@ import io
 import json
 import shlex
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +23,19 @@ from flows.run.workplace import Workplace
 from flows.start.finetunes import Finetune
 from flows.start.runs import local_folder
 from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
+from flows.start.trust import remember
+from infra.runs.metric_log import read_metrics
 from infra.runs.mlflow_run import Page
 from infra.runs.record import METRICS, RESULT, begin_record, bring_record
 from infra.runs.tracking import Tracker
 from infra.storage import place
+from infra.storage.retry_policy import RetryPolicy
 from tasks.calls.tuner import Tuner
 from tasks.example_set import ExampleSet, open_examples
 from tasks.fit import check_examples, fit, measure, reference_scores
 
-REFERENCE = "reference.npy"  # the examples' scores under the start model, NaN of those that no step has learned from
+REFERENCE = "reference.npy"  # the examples' scores under the start model, NaN of those that are not computed yet
+KEEP_SECONDS = 30.0  # of computing them that a kill may cost
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,8 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
             config.max_tokens,
             config.beta if isinstance(config, DpoConfig) else 0.0,
         )
-        reference = Reference(run, examples, tuner, workplace) if isinstance(config, DpoConfig) else None
         workplace.display.stage("load the policy")
-        begun = workplace.dispatch.run("train", tuner.begin)
-        for warning in begun.warnings:
-            say(f"warning: {warning}")
-        if not run.resumed and (
+        if not run.resumed and (  # before the run exists
             cut := check_examples(workplace.dispatch, tuner, (*examples.train, *examples.held_out))
         ):
             say(f"{cut} completions are cut at max_tokens {config.max_tokens}, or where the model reaches no more")
@@ -98,15 +100,21 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
         )
         save_mlflow_run(run.uri, tracker.run_id)
         run.save(examples)
+        remember(run)
         sizes = {examples.name: len(examples.held_out)} if examples.held_out else {}
         books = stack.enter_context(Bookkeeping(run, workplace, folder, tracker, hold.check, sizes))
         stack.callback(hold.end)
+        reference = Reference(run, examples, tuner, workplace, hold.check) if isinstance(config, DpoConfig) else None
+        workplace.display.stage("load the policy")
+        begun = workplace.dispatch.run("train", tuner.begin)
+        for warning in begun.warnings:
+            say(f"warning: {warning}")
         books.go_back(begun.step)
         if run.resumed:
             say(f"going on from step {begun.step} of {run.steps}")
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             tracker.log(begun.step, begun.learned.metrics)
-        found: dict[int, dict[str, float]] = {}
+        found = kept_figures(folder)
 
         def evaluate(step: int) -> None:
             if examples.held_out:
@@ -170,31 +178,74 @@ def outcome(method: str, name: str, result: FinetuneResult) -> str:
     return f"{name}: {result.steps} steps in {result.seconds:.0f} s{on}; use it: {use}"
 
 
+def kept_figures(folder: Path) -> dict[int, dict[str, float]]:
+    """What was logged of held-out examples, by step."""
+    return {
+        line.step: {name: of for name, of in line.metrics.items() if "/held_out_" in name}
+        for line in read_metrics(folder / METRICS)
+        if any("/held_out_" in name for name in line.metrics)
+    }
+
+
 class Reference:
     """The scores of examples under the start model, each computed once and kept with the run."""
 
-    def __init__(self, run: Finetune[FinetuneConfig], examples: ExampleSet, tuner: Tuner, workplace: Workplace) -> None:
-        """Computes what the run needs and does not have."""
+    def __init__(
+        self,
+        run: Finetune[FinetuneConfig],
+        examples: ExampleSet,
+        tuner: Tuner,
+        workplace: Workplace,
+        check: Callable[[], None],
+    ) -> None:
+        """Computes what the run needs and does not have, and keeps it on the way there. ``check`` raises once the run
+        is another's: nothing is written then."""
         config, count = run.config, len(examples.train)
         needed = {row for step in range(run.steps) for row in examples.rows(config.seed, step, config.batch)}
         all_of = (*examples.train, *examples.held_out)
         wanted = sorted(needed) + list(range(count, len(all_of)))
         uri = place.join(run.uri, REFERENCE)
         kept = place.read(uri) if run.resumed else None
-        found: NDArray[np.float64] = np.full((len(all_of), 2), np.nan)
-        if kept is not None:
-            found = np.load(io.BytesIO(kept), allow_pickle=False)
-        lacking = [row for row in wanted if np.isnan(found[row]).any()]
-        if lacking:
-            workplace.display.stage("reference")
-            found[lacking] = reference_scores(
-                workplace.dispatch, tuner, [all_of[row] for row in lacking], workplace.display
-            )
-            content = io.BytesIO()
-            np.save(content, found, allow_pickle=False)
-            place.write_bytes(uri, content.getvalue())
+        found = scores_in(kept, len(all_of)) if kept is not None else None
+        if kept is not None and found is None:
+            workplace.display.say(f"{uri} is damaged: the scores under the start model are computed again")
+        if found is None:
+            found = np.full((len(all_of), 2), np.nan)
         self._train, self.held_out = found[:count], found[count:]
+        lacking = [row for row in wanted if not np.isfinite(found[row]).all()]
+        if not lacking:
+            return
+        written = time.monotonic()
+
+        def keep(part: slice, scores: NDArray[np.float64]) -> None:
+            nonlocal written
+            found[lacking[part]] = scores
+            if part.stop >= len(lacking) or time.monotonic() - written > KEEP_SECONDS:
+                check()
+                RetryPolicy(run.patience, check=check)(place.write_bytes, uri, bytes_of(found))
+                written = time.monotonic()
+
+        workplace.display.stage("reference")
+        reference_scores(workplace.dispatch, tuner, [all_of[row] for row in lacking], workplace.display, keep)
 
     def of(self, rows: list[int]) -> NDArray[np.float64]:
         """[P, 2] of these examples to train on."""
         return self._train[rows]
+
+
+def bytes_of(scores: NDArray[np.float64]) -> bytes:
+    """The content of a .npy file."""
+    content = io.BytesIO()
+    np.save(content, scores, allow_pickle=False)
+    return content.getvalue()
+
+
+def scores_in(content: bytes, count: int) -> NDArray[np.float64] | None:
+    """[N, 2] as `bytes_of` wrote them, of ``count`` examples; None where that is not what is there: the file may be cut
+    off, or anybody's, and its header says how much memory is taken."""
+    blank = np.full((count, 2), np.nan)
+    whole = bytes_of(blank)
+    header = whole[: len(whole) - blank.nbytes]
+    if len(content) != len(whole) or not content.startswith(header):
+        return None
+    return np.frombuffer(content, blank.dtype, offset=len(header)).reshape(blank.shape).copy()

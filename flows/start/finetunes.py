@@ -11,10 +11,9 @@ from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, 
 from flows.options.plain_yaml import load_yaml
 from flows.options.reading import OptionError, differences, read_config, to_yaml
 from flows.start.defaults import with_rate
-from flows.start.runs import NEWEST, known_run, meant, new_name, without_secrets
+from flows.start.runs import NEWEST, UNNAMED, known_run, meant, new_name, new_place, without_secrets
 from flows.start.whole_paths import whole_problems
-from infra import disk
-from infra.runs.checkpoints import CONFIG, MODEL, NotARun, is_run, resolve_run, state_uri
+from infra.runs.checkpoints import CONFIG, EXAMPLES, MODEL, SETTINGS, NotARun, is_run, resolve_run, state_uri
 from infra.runs.tracking import TrackingConfig
 from infra.storage import place, store
 from infra.storage.typed import read_typed
@@ -27,7 +26,6 @@ from tasks.example_set import ExampleSet
 F = TypeVar("F", bound=FinetuneConfig)
 S = TypeVar("S", bound=ProblemsConfig)
 
-SETTINGS, EXAMPLES = "finetune.yaml", "examples.json"
 KINDS: dict[str, type[FinetuneConfig]] = {kind.method: kind for kind in (SftConfig, DpoConfig, RewardModelConfig)}
 MOST_BYTES = 2**20
 MAY_CHANGE = (
@@ -43,6 +41,8 @@ class Finetune(Generic[F]):
     uri: str
     config: F
     resumed: bool
+    saved: F | None = None  # of a resumed run: the configuration that `config` was made from
+    model_named: bool = False  # the command that resumes it names its model, too
     notes: tuple[str, ...] = ()  # for people: what was chosen
 
     @property
@@ -121,26 +121,12 @@ def known_run_or_finetune(name: str, home_runs: str) -> str:
 
 
 def new_finetune(config: F, home_runs: str) -> Finetune[F]:
-    """The run that ``config`` describes; nothing is written yet. Raises ValueError where it names no examples, or a
-    folder that is not empty."""
+    """The run that ``config`` describes; nothing is written yet. Raises ValueError where it names no examples, and as
+    `new_place` does."""
     if config.problems.path is None:
         raise ValueError("problems: name a file of examples: CSV, JSON Lines or Parquet")
     config, notes = with_rate(config.model_copy(update={"problems": _whole(config)}))
-    if config.run is not None:
-        uri = resolve_run(config.run, home_runs)
-        if is_finetune(uri) or is_run(uri):
-            raise ValueError(f"run {config.run!r} exists; go on with it by --resume, or name another")
-        if others := [name for name in place.children(uri) if name != "lock" and not name.startswith(".")]:
-            raise ValueError(
-                f"run {config.run!r}: {uri} holds {', '.join(sorted(others)[:3])}, of something else or of a start "
-                "that was stopped before its first step; remove the folder, or name another"
-            )
-        return Finetune(uri, config, resumed=False, notes=tuple(notes))
-    stem = f"{new_name(config)}-{config.method}"
-    uri, count = place.join(home_runs, stem), 1
-    while place.exists(uri) or not disk.claim(uri):
-        count += 1
-        uri = place.join(home_runs, f"{stem}-{count}")
+    uri = new_place(config.run, f"{new_name(config)}-{config.method}", home_runs)
     return Finetune(uri, config, resumed=False, notes=tuple(notes))
 
 
@@ -157,8 +143,14 @@ def resumed_finetune(kind: type[F], name: str, home_runs: str, over: Callable[[M
     if method != kind.method:
         raise OptionError(f"{name} is a run of rlvf {method}; resume it by that")
     saved = read_config(kind, file=None, overrides={}, base=base)
-    now = over(saved.model_dump(mode="json"))
+    if saved.problems.path is None:
+        raise NotARun(f"{place.join(uri, SETTINGS)} is damaged: it names no examples")
+    saved = saved.model_copy(update={"problems": _whole(saved)})
+    base = saved.model_dump(mode="json")
+    now = over(base)
     now = now.model_copy(update={"problems": _whole(now)})
+    base["policy"]["model"] = UNNAMED
+    named = over(base).policy.model != UNNAMED
     contradicting = [
         line for line in differences(saved, without_secrets(now)) if not line.partition(":")[0].startswith(MAY_CHANGE)
     ]
@@ -167,7 +159,7 @@ def resumed_finetune(kind: type[F], name: str, home_runs: str, over: Callable[[M
     made = max(store.versions(state_uri(uri)), default=0)
     if now.steps is not None and now.steps < made:
         raise OptionError(f"steps {now.steps}: {name} has made {made} already; give more, or leave it out")
-    return Finetune(uri, now, resumed=True)
+    return Finetune(uri, now, resumed=True, saved=saved, model_named=named)
 
 
 def made_model(name: str, home_runs: str, *, rewards: bool = False) -> str | None:

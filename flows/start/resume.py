@@ -10,7 +10,7 @@ from flows.config import TrainConfig
 from flows.options.reading import OptionError, differences, read_config
 from flows.options.tree import flatten, known_options, leaf_values, nest
 from flows.start.defaults import with_defaults
-from flows.start.runs import Run, known_run, with_secrets, without_secrets
+from flows.start.runs import UNNAMED, Run, known_run, with_secrets, without_secrets
 from flows.start.saved import saved_config
 from flows.start.trust import trusted
 from flows.start.whole_paths import with_whole_paths
@@ -20,7 +20,6 @@ from rl.algorithms import ALGORITHMS
 
 C = TypeVar("C", bound=BaseModel)
 
-UNNAMED = "\0unnamed"  # a model that nobody can name, no folder either
 # what a resumed run may do differently: more steps, other machines, other bookkeeping
 MAY_CHANGE = (
     "steps",

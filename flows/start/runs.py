@@ -18,7 +18,17 @@ from flows.start.saved import whole_text
 from flows.start.tracked import TRACKING
 from flows.start.whole_paths import with_whole_paths
 from infra import disk
-from infra.runs.checkpoints import CONFIG, CRITIC, NotARun, is_run, require_run, resolve_run, state_uri
+from infra.runs.checkpoints import (
+    CONFIG,
+    CRITIC,
+    EXAMPLES,
+    SETTINGS,
+    NotARun,
+    is_run,
+    require_run,
+    resolve_run,
+    state_uri,
+)
 from infra.runs.remains import has_versions
 from infra.runs.tracking import TrackingConfig
 from infra.security.secrets import hidden, revealed
@@ -36,6 +46,7 @@ M = TypeVar("M", bound=BaseModel)
 FLOW_RUN = "flow_run.txt"  # the id of Prefect's flow run that began the run
 PROBLEMS = "problems.json"  # what the run is trained on: its files may be others later
 SOURCES = "sources.json"  # digests of its verifiers and of further columns
+UNNAMED = "\0unnamed"  # a model that nobody can name, no folder either
 NEWEST = "newest"  # instead of a run's name: the one that was begun or resumed last
 
 
@@ -153,44 +164,46 @@ def begun_by(uri: str, flow_run: str | None) -> bool:
 
 
 def new_run(config: TrainConfig, home_runs: str, resume: str = "--resume ") -> Run:
-    """The run that ``config`` describes; nothing is written yet. ``resume`` is how whoever reads a message asks for
-    another run to go on.
+    """The run that ``config`` describes; nothing is written yet. Raises ValueError as `new_place` does."""
+    config = with_whole_paths(config)
+    return Run(new_place(config.run, new_name(config), home_runs, resume), config, resumed=False)
+
+
+def new_place(name: str | None, stem: str, home_runs: str, resume: str = "--resume ") -> str:
+    """The URI of a new run, whether it learns from rewards or from examples, by its ``name``, else by its ``stem`` and
+    perhaps a number. ``resume`` is how whoever reads a message asks for another run to go on.
 
     Raises:
         ValueError: a run of that name exists, or what is left of one, which would be gone on with, or other files,
             which would be overwritten.
     """
-    config = with_whole_paths(config)
-    if config.run == NEWEST:
+    if name is None:
+        uri, count = place.join(home_runs, stem), 1
+        while place.exists(uri) or not disk.claim(uri):  # two may begin in the same second, and are written much later
+            count += 1
+            uri = place.join(home_runs, f"{stem}-{count}")
+        return uri
+    if name == NEWEST:
         raise ValueError(f"run {NEWEST!r} means the newest one; give it another name")
-    if config.run is not None:
-        uri = resolve_run(config.run, home_runs)
-        if is_run(uri):
-            named = shlex.quote(config.run)
-            raise ValueError(f"run {config.run!r} exists; go on with it by {resume}{named}, or name another")
-        if has_versions(uri):
-            raise ValueError(
-                f"run {config.run!r}: {uri} holds checkpoints or weights and no {CONFIG}, as when a run was removed in "
-                "part: restore that, remove the folder, or name another"
-            )
-        if others := _not_ours(uri):
-            named = f"{', '.join(others[:3])}{' and more' if len(others) > 3 else ''}"
-            raise ValueError(f"run {config.run!r}: {uri} holds {named}, which is no run's; name a folder of its own")
-        return Run(uri, config, resumed=False)
-    stem = new_name(config)
-    uri = place.join(home_runs, stem)
-    count = 1
-    while place.exists(uri) or not disk.claim(uri):  # two may begin in the same second, and are written much later
-        count += 1
-        uri = place.join(home_runs, f"{stem}-{count}")
-    return Run(uri, config, resumed=False)
+    uri = resolve_run(name, home_runs)
+    if is_run(uri) or place.exists(place.join(uri, SETTINGS)):
+        raise ValueError(f"run {name!r} exists; go on with it by {resume}{shlex.quote(name)}, or name another")
+    if has_versions(uri):
+        raise ValueError(
+            f"run {name!r}: {uri} holds checkpoints or weights and no {CONFIG}, as when a run was removed in part: "
+            "restore that, remove the folder, or name another"
+        )
+    if others := _not_ours(uri):
+        named = f"{', '.join(others[:3])}{' and more' if len(others) > 3 else ''}"
+        raise ValueError(f"run {name!r}: {uri} holds {named}, which is no run's; name a folder of its own")
+    return uri
 
 
 def _not_ours(uri: str) -> list[str]:
     """What a folder holds but for hidden files, what every volume has, and what a start leaves that was killed before
     its run was one."""
     there = {name for name in place.children(uri) if not name.startswith((".", PROBE))}
-    started = {"lock", PROBLEMS, SOURCES, FLOW_RUN, TRACKING} if "lock" in there else set()
+    started = {"lock", PROBLEMS, SOURCES, FLOW_RUN, TRACKING, EXAMPLES} if "lock" in there else set()
     return sorted(there - {"pins", "lost+found"} - started)
 
 

@@ -5,11 +5,14 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flows.config import HELD_OUT, TrainConfig
+from flows.finetune_config import FinetuneConfig
+from flows.start.finetunes import Finetune
 from flows.start.runs import Run, without_secrets
 from infra import disk
 from infra.home import in_home, rlvf_home
@@ -19,7 +22,8 @@ from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.algorithm_config import START, AlgorithmSpec
 from rl.algorithms import ALGORITHMS
-from rl.config import MADE, OURS, REWARD_MODEL, TINY
+from rl.config import MADE, OURS, REWARD_MODEL, TINY, ProblemsConfig
+from rl.problems.examples import ExamplesConfig
 from rl.verifiers.spec import VerifierSpec, is_file
 from tasks.named_set import open_verifier
 from tasks.own_algorithm import open_algorithm
@@ -30,6 +34,7 @@ NOWHERE = (*MADE, HELD_OUT)  # problems that are read from no file
 ALGORITHM = "algorithm"  # the setting
 
 Program = VerifierSpec | AlgorithmSpec  # with the text of its file
+AnyRun = Run | Finetune[Any]
 
 
 class NotTrustedError(ValueError):
@@ -44,7 +49,7 @@ class _Remembered:
     brings: dict[str, str]
 
 
-def trusted(run: Run, trust: bool = False, *, ask: bool = False) -> None:
+def trusted(run: AnyRun, trust: bool = False, *, ask: bool = False) -> None:
     """Return if what the run brings may be used: it brings nothing that was not asked for here, it lies in this home,
     it is what this home saw last, `trust` says so, or somebody at the terminal does, whom a command may `ask` before
     anything runs. What is trusted is remembered.
@@ -64,7 +69,8 @@ def trusted(run: Run, trust: bool = False, *, ask: bool = False) -> None:
     }
     opened: list[Program] = []
     for setting, name in _programs(was):
-        if brings.get(setting) == name and name in names:  # to open another is to ask where nobody has said yes to
+        # to open another is to ask where nobody has said yes to
+        if isinstance(was, TrainConfig) and brings.get(setting) == name and name in names:
             opened.append(_open(setting, name, was))
             brings[setting] = _told(opened[-1])
     if run.model_named:
@@ -81,7 +87,7 @@ def trusted(run: Run, trust: bool = False, *, ask: bool = False) -> None:
     remember(run, opened)
 
 
-def remember(run: Run, programs: Iterable[Program] = ()) -> None:
+def remember(run: AnyRun, programs: Iterable[Program] = ()) -> None:
     """This home has seen what the run brings: sources by their digest, of those that were opened as they were then; the
     others are opened now."""
     brings = untrusted_settings(run.config, run.uri, _all_opened(run.config, programs))
@@ -100,12 +106,8 @@ def refuse_swapped(run: Run, programs: Iterable[Program]) -> None:
             raise NotTrustedError(printable(f"{run.uri}: its {setting} was replaced while it was opened: now {value}"))
 
 
-def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[Program] = ()) -> dict[str, str]:
-    """What the configuration of the run at ``uri`` chooses that its owner would not have others choose, by setting:
-    code that is run, and how it is confined, addresses that are told of the run, and what is read into it, with the
-    rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets and models that
-    it may read. Code is told by its content where it was ``opened``, else by its name. Problems are told by their path:
-    they are data, whoever edits them."""
+def _of_programs(config: TrainConfig, uri: str, opened: Iterable[Program]) -> dict[str, str]:
+    """Of `untrusted_settings` those of code, and of how it is confined."""
     found = {}
     there = {each.name: each for each in opened}
     for setting, name in _programs(config):
@@ -124,16 +126,31 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[Program] 
         found["verifier.network"] = "true"
     if config.verifier.sandbox not in STRICT:
         found["verifier.sandbox"] = config.verifier.sandbox
+    return found
+
+
+def untrusted_settings(
+    config: TrainConfig | FinetuneConfig, uri: str, opened: Iterable[Program] = ()
+) -> dict[str, str]:
+    """What the configuration of the run at ``uri`` chooses that its owner would not have others choose, by setting:
+    code that is run, and how it is confined, addresses that are told of the run, and what is read into it, with the
+    rights of whoever goes on with it: files of this machine, addresses that it can reach, buckets and models that
+    it may read. Code is told by its content where it was ``opened``, else by its name. Problems are told by their path:
+    they are data, whoever edits them."""
+    found = _of_programs(config, uri, opened) if isinstance(config, TrainConfig) else {}
     shown = without_secrets(config)
-    read = {"problems": (shown.problems,), "mix": shown.mix, "evals": shown.evals}
+    read: dict[str, Sequence[ProblemsConfig | ExamplesConfig]] = {"problems": (shown.problems,)}
+    if isinstance(shown, TrainConfig):
+        read |= {"mix": shown.mix, "evals": shown.evals}
     for setting, several in read.items():
-        paths = dict.fromkeys(each.path for each in several if each.path not in NOWHERE)
+        named = (each.path for each in several if isinstance(each, ExamplesConfig) or each.path not in NOWHERE)
+        paths = dict.fromkeys(filter(None, named))
         if foreign := [path for path in paths if not _own(path, uri)]:
             found[setting] = ", ".join(foreign)
     model = shown.policy.model
     if model != TINY and not (_is_path(model) and _own(model, uri)):  # a name at the hub may be a private one
         found["policy.model"] = model
-    reference = shown.algorithm.kl.reference
+    reference = shown.algorithm.kl.reference if isinstance(shown, TrainConfig) else START
     if reference != START and not (_is_path(reference) and _own(reference, uri)):
         found["algorithm.kl.reference"] = reference
     if shown.policy.engine != OURS:  # is sent prompts, and told where weights lie
@@ -145,8 +162,10 @@ def untrusted_settings(config: TrainConfig, uri: str, opened: Iterable[Program] 
     return found
 
 
-def _programs(config: TrainConfig) -> Iterator[tuple[str, str]]:
+def _programs(config: TrainConfig | FinetuneConfig) -> Iterator[tuple[str, str]]:
     """(setting, name) of the algorithm and of every verifier."""
+    if not isinstance(config, TrainConfig):
+        return
     yield ALGORITHM, config.algorithm.name
     yield "verifier", config.verifier.name
     for each in (*config.sets, *config.evals):
@@ -169,16 +188,18 @@ def _told(opened: Program) -> str:
     return f"{opened.name}{SOURCE}{hashlib.sha256(opened.text.encode()).hexdigest()})"
 
 
-def _all_opened(config: TrainConfig, opened: Iterable[Program]) -> list[Program]:
+def _all_opened(config: TrainConfig | FinetuneConfig, opened: Iterable[Program]) -> list[Program]:
     """These, and those of the configuration that are not among them."""
     there = {each.name: each for each in opened}
+    if not isinstance(config, TrainConfig):
+        return []
     for setting, name in _programs(config):
         if _is_code(setting, name) and name not in there:
             there[name] = _open(setting, name, config)
     return list(there.values())
 
 
-def _is_ours(run: Run) -> bool:
+def _is_ours(run: AnyRun) -> bool:
     """Whether it lies in this home, where nobody else writes."""
     path = local_path(run.uri)
     return path is not None and in_home(path)
@@ -228,7 +249,7 @@ def _is_path(model: str) -> bool:
     return "://" in model or model.startswith(("/", ".", "~")) or Path(model).exists()
 
 
-def _remembered(run: Run) -> Mapping[str, str]:
+def _remembered(run: AnyRun) -> Mapping[str, str]:
     try:
         found = read_typed(_record(run), _Remembered, "")
     except DamagedError:  # it is asked again
@@ -236,5 +257,5 @@ def _remembered(run: Run) -> Mapping[str, str]:
     return found.brings if found is not None and found.run == run.uri else {}
 
 
-def _record(run: Run) -> Path:
+def _record(run: AnyRun) -> Path:
     return rlvf_home() / "trusted" / f"{hashlib.sha256(run.uri.encode()).hexdigest()[:32]}.json"

@@ -13,6 +13,7 @@ from infra.storage.retry_policy import RetryPolicy
 from infra.storage.store import Folder
 
 CONFIG = "config.yaml"
+SETTINGS, EXAMPLES = "finetune.yaml", "examples.json"  # of a run on examples: its settings, a digest of those
 MODEL = "model"  # the folder of a run's result
 CRITIC = "critic"  # the folder of its value model, with checkpoints and versions of its own
 BEST = "model-best"  # the folder of the version with the best evaluation, in Hugging Face layout

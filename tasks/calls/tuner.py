@@ -17,8 +17,7 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.problems.examples import Example
 from rl.records import Learned
-from tasks.calls.held import held
-from tasks.calls.start import weights_of
+from tasks.calls.start import load_start, weights_of
 from tasks.calls.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -97,27 +96,32 @@ class Tuner(Trainer):
             return measured(learner.policy, learner.accumulation, shown, self._objective, reference)
 
     def check(self, examples: Sequence[Example]) -> int:
-        """How many of their completions are cut. Raises ValueError for one that there is no room for."""
+        """How many of their completions are cut, before the run exists; its session takes the model that is loaded.
+
+        Raises:
+            UnknownModelError: it cannot be loaded, or not driven.
+            ValueError: an example that there is no room for, or the optimizer needs a package that is not here.
+        """
         from rl.learning.supervised import as_rollouts
 
-        with self._learner(None) as (learner, _):
-            return int((~as_rollouts(learner.policy, examples, self.max_tokens).ended).sum())
+        self.optimizer.check_installed()
+        try:
+            return int((~as_rollouts(self._start(), examples, self.max_tokens).ended).sum())
+        except BaseException:
+            drop("checked")
+            raise
 
     def start_scores(self, examples: Sequence[Example]) -> NDArray[np.float64]:
-        """[P, G]: log-likelihoods under the start model, of adapters the frozen one. It stays loaded until `begin`."""
+        """[P, G]: log-likelihoods under the start model, of adapters the frozen one. It stays loaded until `begin`,
+        which takes it."""
         from rl.learning.fitting import scores
         from rl.learning.passes import Accumulation
         from rl.learning.supervised import as_rollouts
-        from rl.loading import load_policy
 
-        def load() -> "Policy":
-            with weights_of(self.source) as path:
-                return load_policy(path, self.policy, master=True, check=False)
-
-        drop("learner")
-        with held("start model", (self.source, self.policy), load, again=True) as policy:
-            shown = as_rollouts(policy, examples, self.max_tokens)
-            return scores(policy, Accumulation(policy, self.optimizer), shown, self._objective)[0]
+        self._check()
+        policy = self._start()
+        shown = as_rollouts(policy, examples, self.max_tokens)
+        return scores(policy, Accumulation(policy, self.optimizer), shown, self._objective)[0]
 
     @property
     def _objective(self) -> "Objective":
@@ -130,17 +134,28 @@ class Tuner(Trainer):
         }
         return made[self.method]()
 
-    def _fresh_policy(self) -> "Policy":
-        drop("start model")
+    def _start(self) -> "Policy":
+        """The model that the run starts from, as `take_checked` takes it."""
+        drop("learner")  # two models would not fit
+        drop("critic")
+        return resident("checked", (self.source, self.policy, self.fence), self._load_start)
+
+    def _load_start(self) -> "Policy":
         if self.method != REWARD_MODEL:
-            return super()._fresh_policy()
+            return load_start(self.source, self.policy)
         from rl.reward_model import load_reward_model
 
         with weights_of(self.source) as path:
             return load_reward_model(path, self.policy, master=True, fresh=True)
 
+    def _fresh_policy(self) -> "Policy":
+        if self.method != REWARD_MODEL:
+            return super()._fresh_policy()
+        policy = self._start()
+        drop("checked")
+        return policy
+
     def _saved_policy(self, checkpoint: Path, warn: Callable[[str], None]) -> "Policy":
-        drop("start model")
         if self.method != REWARD_MODEL:
             return super()._saved_policy(checkpoint, warn)
         from rl.reward_model import load_reward_model
