@@ -64,6 +64,12 @@ def test_the_algorithm_of_the_documentation_trains_on_the_cluster(
             "{beta: 1}",
             r"algorithm.options.beta: Extra inputs are not permitted",
         ),
+        (
+            "from rl.algorithms.reinforce import Reinforce\nclass Mine(Reinforce):\n"
+            "    def advantages(self, batch):\n        return batch.reward\n",
+            "{}",
+            r"mine.py:Mine: AttributeError: 'Batch' object has no attribute 'reward'.*\(line 4\)",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_one_line_before_a_run_is_written(
