@@ -34,7 +34,8 @@ class Opened:
             VerifierError: a verifier that does not exist.
             OwnAlgorithmError: an algorithm that cannot be used.
             NotTrustedError: one of a resumed run is not what was trusted.
-            ValueError: the algorithm has a critic and the resumed run none, or the other way round.
+            ValueError: something is said of a critic or a reference, and the algorithm has none; or it has a critic and
+                the resumed run none, or the other way round.
         """
         config = run.config
         problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
@@ -49,6 +50,7 @@ class Opened:
             with put_off():
                 from rl.learning.trial import try_algorithm  # with torch
             try_algorithm(algorithm)
+            config.refuse_unused_models(needs)
         if run.resumed:
             run.refuse_other_models(critic="values" in needs)
         return found

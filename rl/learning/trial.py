@@ -89,7 +89,7 @@ def _try(algorithm: Algorithm, batch: Batch) -> None:
             )
     if not found.value.requires_grad:
         raise _UnusableError("token_loss: value does not follow from tokens.logprobs, so that nothing would be learned")
-    found.value.sum().backward()
+    found.value.sum().backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     if not (found.value.isfinite().all() and logprobs.grad.isfinite().all()):
         raise _UnusableError("token_loss: value or its gradient is not finite")
