@@ -1,16 +1,18 @@
 """The configuration trees of the three flows, put together from leaves that stand beside the code that reads them."""
 
+from collections.abc import Set
 from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from flows.options.config_tree import ConfigTree
 from infra.cluster.cluster_config import ClusterConfig
-from infra.cluster.placement import PlacementConfig
+from infra.cluster.placement import ROLES, PlacementConfig
 from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.tracking import TrackingConfig
 from infra.weights.version import SyncConfig
 from rl.algorithm_config import AlgorithmConfig
+from rl.algorithms import ALGORITHMS
 from rl.config import (
     COLDEST_SERVED,
     OURS,
@@ -195,6 +197,30 @@ class TrainConfig(ConfigTree):
     def _adapters(self) -> Self:
         refuse_muon_of_adapters(self.policy, self.optimizer)
         return self
+
+    @model_validator(mode="after")
+    def _models(self) -> Self:
+        if (of := ALGORITHMS.get(self.algorithm.name)) is not None:  # what one's own needs is known when it is opened
+            self.refuse_unused_models(of.needs | ({"reference_logprobs"} if self.algorithm.kl.coefficient else set()))
+        return self
+
+    def refuse_unused_models(self, needs: Set[str]) -> None:
+        """Raise ValueError where something is said of a critic or a reference, and the algorithm ``needs`` none."""
+        name, fields = self.algorithm.name, CriticConfig.model_fields
+        changed = [each for each, field in fields.items() if getattr(self.critic, each) != field.default]
+        if changed and "values" not in needs:
+            raise ValueError(
+                f"critic.{changed[0]}: {name} has no critic; take one that has, such as ppo, or leave it out"
+            )
+        workers = {
+            "critics": ("CRITIC", "values", f"{name} has no critic"),
+            "references": ("REFERENCE", "reference_logprobs", f"{name} has no reference without algorithm.kl"),
+        }
+        for option, (role, read, why) in workers.items():
+            # no call is placed there by its role, and one without any role may be
+            idle = all(set(self.placement.tags(call)) & (set(ROLES) - {role}) for call in self.placement.calls)
+            if getattr(self.cluster, option) and read not in needs and idle:
+                raise ValueError(f"cluster.{option}: {why}, so that they would have nothing to do; leave it out")
 
     @model_validator(mode="after")
     def _served(self) -> Self:

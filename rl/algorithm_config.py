@@ -48,7 +48,10 @@ class KlConfig(BaseModel):
     @model_validator(mode="after")
     def _has_an_effect(self) -> Self:
         if not self.coefficient:
-            fields, names = type(self).model_fields, ("target", "in_reward", "reference", "reference_every")
+            fields, names = (
+                type(self).model_fields,
+                ("estimator", "target", "in_reward", "reference", "reference_every"),
+            )
             given = next((name for name in names if getattr(self, name) != fields[name].default), None)
             if given is not None:
                 raise ValueError(f"{given}: needs a coefficient above 0")
@@ -125,17 +128,23 @@ class CommonAlgorithmConfig(BaseModel):
     def _known(cls, name: str) -> str:
         if name in ALGORITHMS or re.fullmatch(OWN_PATTERN, name):
             return name
-        near = get_close_matches(name.lower().replace("-", "_"), ALGORITHMS, 1)
+        near = get_close_matches(name.lower().replace("-", "_").replace("++", "_pp"), ALGORITHMS, 1)
         meant = f"did you mean {near[0]}?" if near else "a class of yours is written my_algorithm.py:MyAlgorithm"
         raise ValueError(f"is none of {', '.join(ALGORITHMS)}; {meant}")
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         own = self.name not in ALGORITHMS
+        if self.proximal == "behaviour" and self.importance_cap != type(self).model_fields["importance_cap"].default:
+            raise ValueError(
+                "importance_cap: cuts the weights of proximal recomputed or interpolated; give one of these"
+            )
         if self.options and not own:
             raise ValueError(f"options: are of an algorithm of yours; those of {self.name} are written algorithm.NAME")
         for name, field in type(self).model_fields.items():
             having = [other for other, of in ALGORITHMS.items() if name in of.model_fields]
+            if having and own and getattr(self, name) != field.get_default():
+                raise ValueError(f"{name}: those of an algorithm of yours are given by options, as {{{name}: VALUE}}")
             if having and self.name not in having and getattr(self, name) != field.get_default():
                 raise ValueError(f"{name}: is no option of {self.name}, but of {', '.join(having)}")
         if own:
@@ -201,12 +210,18 @@ class AlgorithmSpec(AlgorithmConfig):
         """The algorithm, made from the user's text where it is his own. Raises OwnAlgorithmError."""
         if self.name in ALGORITHMS:
             return self.built_in()
+        of = own_algorithm(self.name, self.text)
         try:
-            return own_algorithm(self.name, self.text)(**self.options)
+            return of(**self.options)
         except ValidationError as error:
             [first, *_] = error.errors()
             option = ".".join(map(str, first["loc"]))
-            raise OwnAlgorithmError(f"algorithm.options.{option}: {first['msg']} ({self.name})") from None
+            said = first["msg"]
+            if first["type"] == "extra_forbidden":
+                near = get_close_matches(option, of.model_fields, 1)
+                has = f"its options are {', '.join(of.model_fields)}" if of.model_fields else "it has no options"
+                said = f"is none of its options; did you mean {near[0]}? ({has})" if near else f"is unknown; {has}"
+            raise OwnAlgorithmError(f"algorithm.options.{option}: {said} ({self.name})") from None
 
     @property
     def needs(self) -> frozenset[str]:

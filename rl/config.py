@@ -181,7 +181,7 @@ class VerifierConfig(BaseModel):
     reward_model: str | None = Field(
         None, min_length=1, description="a run of rlvf reward-model, whose score is added to what the verifier gives"
     )
-    reward_model_weight: float = Field(1.0, ge=-1e3, le=1e3, description="the factor of that score")
+    reward_model_weight: float = Field(1.0, gt=0, le=1e3, description="the factor of that score")
     seconds: float = Field(
         5.0, gt=0, le=3600, description="that my_reward.py or math may take for one completion, before it is killed"
     )
@@ -217,3 +217,10 @@ class VerifierConfig(BaseModel):
     env: tuple[str, ...] = Field(
         (), description="environment variables that my_reward.py gets, such as OPENAI_API_KEY; it sees no others"
     )
+
+    @model_validator(mode="after")
+    def _weight_of_a_model(self) -> Self:
+        if self.reward_model is None and self.reward_model_weight != 1:
+            alone = "; the score of reward-model:RUN stands alone" if self.name.startswith(REWARD_MODEL) else ""
+            raise ValueError(f"reward_model_weight: is the factor of a model's score; name it: reward_model RUN{alone}")
+        return self

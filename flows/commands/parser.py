@@ -57,7 +57,11 @@ class OneLineParser(argparse.ArgumentParser):
             if extra.startswith("--"):
                 # the one place where argparse keeps the names of all groups
                 names = [name[2:] for name in self._option_string_actions if name.startswith("--")]
-                self.error(unknown(extra[2:].partition("=")[0], names, "unknown option --", "--"))
+                self.error(
+                    unknown(
+                        extra[2:].partition("=")[0], names, "unknown option --", "--", getattr(known, "overrides", {})
+                    )
+                )
         if extras:
             if "--problems" in self._option_string_actions and is_file_of_problems(extras[0]):
                 self.error(f"unexpected argument {extras[0]!r}; did you mean --problems {shlex.quote(extras[0])}?")

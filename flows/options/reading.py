@@ -100,7 +100,8 @@ def read_config(
     saved = _layer(options, base or {}, "saved configuration: ", Option.split)
     written = _layer(options, _read_yaml(file), f"{file}: ", Option.split) if file is not None else []
     given = [*saved, *written, *_layer(options, overrides, "--", Option.parse)]
-    if mistakes := [mistake for one in given if (mistake := _misplaced(options, one))]:
+    values = {one.path: one.value for one in given}
+    if mistakes := [mistake for one in given if (mistake := _misplaced(options, one, values))]:
         raise OptionError("\n".join(mistakes))
     flat |= {one.path: one for one in given}
     try:
@@ -144,12 +145,12 @@ def _layer(
     ]
 
 
-def _misplaced(options: Mapping[str, Option], given: Given) -> str | None:
-    """The mistake in a value's key, or None."""
+def _misplaced(options: Mapping[str, Option], given: Given, values: Mapping[str, Any]) -> str | None:
+    """The mistake in a value's key, or None; ``values`` are those of all keys."""
     option = options.get(given.path)
     if option is None:
         what, dashes = ("unknown option --", "--") if given.origin == "--" else (f"{given.origin}unknown key ", "")
-        return unknown(given.path, options, what, dashes)
+        return unknown(given.path, options, what, dashes, values)
     if option.section is not None:
         inner = ", ".join(f"{given.path}.{name}" for name in option.section.model_fields)
         return f"{given.name}: {given.value!r} is not allowed; it is a section: give {inner}"

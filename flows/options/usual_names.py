@@ -1,7 +1,7 @@
 """What the options are called elsewhere: the tables of `usual_names.yaml`."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,15 @@ def is_file_of_problems(word: str) -> bool:
     return name.endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet"))
 
 
-def unknown(path: str, known: Iterable[str], what: str, dashes: str) -> str:
+def unknown(path: str, known: Iterable[str], what: str, dashes: str, values: Mapping[str, Any] | None = None) -> str:
     """A line that `what` + `path` is unknown, with the known name that is probably meant, or why there is none: the
-    name has that meaning elsewhere, is near, has the same last part, or is near to a name elsewhere."""
+    name has that meaning elsewhere, is near, has the same last part, or is near to a name elsewhere; or with where a
+    class of the user's, which the `values` name, has its options."""
     known = list(known)
+    section, _, name = path.rpartition(".")
+    own = str((values or {}).get(f"{section}.name", (values or {}).get(section)))
+    if f"{section}.options" in known and ".py:" in own:
+        return f"{what}{path}; {own} is given its options by {dashes}{section}.options '{{{name}: VALUE}}'"
     last = path.rpartition(".")[2].lower().replace("-", "_")
     usual = {name: option for name, option in usual_names().items() if option in known}
     if last not in usual and (reason := not_here().get(last)) is not None:

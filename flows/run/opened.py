@@ -8,7 +8,9 @@ from typing import Self
 from flows.run.plans import Plan, plans
 from flows.start.runs import Run, without_secrets
 from flows.start.trust import refuse_swapped
+from infra.interrupts import put_off
 from rl.algorithm_config import AlgorithmSpec
+from rl.algorithms import ALGORITHMS
 from rl.verifiers.spec import VerifierSpec
 from tasks.own_algorithm import open_algorithm
 from tasks.problem_set import ProblemSet, open_problems
@@ -32,7 +34,8 @@ class Opened:
             VerifierError: a verifier that does not exist.
             OwnAlgorithmError: an algorithm that cannot be used.
             NotTrustedError: one of a resumed run is not what was trusted.
-            ValueError: the algorithm has a critic and the resumed run none, or the other way round.
+            ValueError: something is said of a critic or a reference, and the algorithm has none; or it has a critic and
+                the resumed run none, or the other way round.
         """
         config = run.config
         problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
@@ -43,6 +46,11 @@ class Opened:
         if run.resumed:
             refuse_swapped(run, [*found.verifiers.values(), algorithm])
         needs = algorithm.needs  # whose code runs here, now that it is known
+        if algorithm.name not in ALGORITHMS:
+            with put_off():
+                from rl.learning.trial import try_algorithm  # with torch
+            try_algorithm(algorithm)
+            config.refuse_unused_models(needs)
         if run.resumed:
             run.refuse_other_models(critic="values" in needs)
         return found

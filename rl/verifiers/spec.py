@@ -137,7 +137,7 @@ def split_name(name: str) -> tuple[str, str]:
         remedy = "a function of yours is written my_reward.py:reward, a service https://host:port"
         if meant := _meant(name):
             remedy = f"did you mean {meant}?"
-        raise VerifierError(f"verifier {name!r} is none of {', '.join(VERIFIERS)}; {remedy}")
+        raise VerifierError(f"verifier {name!r} is none of {', '.join(VERIFIERS)}, {REWARD_MODEL}RUN; {remedy}")
     if not found["function"]:
         raise VerifierError(f"verifier {name!r}: name the function too, such as {found['path']}:reward")
     return found["path"], found["function"]
@@ -147,6 +147,8 @@ def _meant(name: str) -> str | None:
     """The verifier that is closest to an unknown name: a function of a file here, where the name is written as Python
     writes modules, or a built-in one."""
     module, _, function = name.partition(":")
+    if function and get_close_matches(module.lower().replace("_", "-"), [REWARD_MODEL.rstrip(":")], 1, 0.8):
+        return f"{REWARD_MODEL}{function}"
     ways = [(module, function or "reward"), (module.replace(".", "/"), function or "reward")]
     if not function and "." in module:
         above, _, last = module.rpartition(".")

@@ -62,7 +62,18 @@ def test_the_algorithm_of_the_documentation_trains_on_the_cluster(
         (
             "from rl.algorithms.reinforce import Reinforce\nclass Mine(Reinforce): pass\n",
             "{beta: 1}",
-            r"algorithm.options.beta: Extra inputs are not permitted",
+            r"algorithm.options.beta: is unknown; its options are ratio_cap",
+        ),
+        (
+            "from rl.algorithms.reinforce import Reinforce\nclass Mine(Reinforce): beta: float = 1\n",
+            "{betta: 1}",
+            r"options.betta: is none of its options; did you mean beta\? \(its options are ratio_cap, beta\)",
+        ),
+        (
+            "from rl.algorithms.reinforce import Reinforce\nclass Mine(Reinforce):\n"
+            "    def advantages(self, batch):\n        return batch.reward\n",
+            "{}",
+            r"mine.py:Mine: AttributeError: 'Batch' object has no attribute 'reward'.*\(line 4\)",
         ),
     ],
 )

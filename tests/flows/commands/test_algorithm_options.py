@@ -34,6 +34,51 @@ NAMES = ", ".join(ALGORITHMS)
             "algorithm.kl: estimator: the gradient of k1 in the loss is 0 on average; give k2, k3, or in_reward true",
         ),
         ("--algorithm.kl.target 1", "algorithm.kl: target: needs a coefficient above 0"),
+        ("--algorithm.kl.estimator k2", "algorithm.kl: estimator: needs a coefficient above 0"),
+        (
+            "--algorithm.importance_cap 2",
+            "algorithm: importance_cap: cuts the weights of proximal recomputed or interpolated; give one of these",
+        ),
+        (
+            "--algorithm grpo --critic.lr 1e-4",
+            "critic.lr: grpo has no critic; take one that has, such as ppo, or leave it out",
+        ),
+        (
+            "--cluster.critics 1",
+            "cluster.critics: reinforce has no critic, so that they would have nothing to do; leave it out",
+        ),
+        (
+            "--algorithm ppo --cluster.references 1",
+            "cluster.references: ppo has no reference without algorithm.kl, so that they would have nothing to do; "
+            "leave it out",
+        ),
+        (
+            "--verifier.reward_model_weight 0.5",
+            "verifier: reward_model_weight: is the factor of a model's score; name it: reward_model RUN",
+        ),
+        (
+            "--verifier.reward_model judge --verifier.reward_model_weight -1",
+            "--verifier.reward_model_weight: '-1' is not allowed; give a number, above 0, at most 1000.0",
+        ),
+        (
+            "--verifier reward_model:judge",
+            "verifier 'reward_model:judge' is none of arithmetic, countdown, gsm8k, math, reward-model:RUN; did you "
+            "mean reward-model:judge?",
+        ),
+        ("--algorithm reinforce++", f"--algorithm.name 'reinforce++': is none of {NAMES}; did you mean reinforce_pp?"),
+        (
+            "--algorithm my.py:Mine --algorithm.beta 0.5",
+            "unknown option --algorithm.beta; my.py:Mine is given its options by --algorithm.options '{beta: VALUE}'",
+        ),
+        (
+            "--algorithm my.py:Mine --algorithm.clip 0.5",
+            "algorithm: clip: those of an algorithm of yours are given by options, as {clip: VALUE}",
+        ),
+        (
+            "--dynamic_sampling true",
+            "unknown option --dynamic_sampling: groups whose rewards are all equal are replaced (batch.oversample), "
+            "but by ppo, remax and reinforce_pp, which learn from them too",
+        ),
         ("--beta 0.1", "unknown option --beta; did you mean --algorithm.kl?"),
         (
             "--ref_model x",
@@ -44,6 +89,25 @@ NAMES = ", ".join(ALGORITHMS)
 )
 def test_a_mistake_is_one_line_with_a_remedy(refused: Callable[..., str], words: str, line: str) -> None:
     assert refused("train", *words.split()) == line
+
+
+def test_what_an_own_algorithm_has_is_not_known_before_it_is_opened() -> None:
+    given = {"algorithm": "my.py:Mine", "critic.lr": "1e-4", "cluster.critics": "1"}
+    config = read_config(TrainConfig, file=None, overrides=given)
+    config.refuse_unused_models({"values"})
+    with pytest.raises(ValueError, match=r"critic.lr: my.py:Mine has no critic"):
+        config.refuse_unused_models(set())
+
+
+@pytest.mark.parametrize("of", [{}, {"algorithm": "ppo", "critic.lr": "1e-4", "cluster.critics": "1"}])
+def test_what_was_saved_is_read_again(of: dict[str, str]) -> None:
+    saved = read_config(TrainConfig, file=None, overrides=of)
+    assert read_config(TrainConfig, file=None, overrides={}, base=saved.model_dump(mode="json")) == saved
+
+
+def test_a_call_may_be_placed_on_workers_of_another_model() -> None:
+    given = {"cluster.references": "1", "placement.generate": "REFERENCE"}
+    assert read_config(TrainConfig, file=None, overrides=given).cluster.references == 1
 
 
 def test_options_of_a_built_in_algorithm_are_not_given_as_those_of_ones_own() -> None:

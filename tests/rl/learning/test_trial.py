@@ -1,0 +1,49 @@
+"""An algorithm of the user's on a batch that is made up: what no update can use is said in a line."""
+
+import numpy as np
+import pytest
+
+from rl.algorithm_config import AlgorithmSpec, KlConfig
+from rl.algorithms import ALGORITHMS
+from rl.algorithms.own import OwnAlgorithmError
+from rl.learning.trial import try_algorithm
+
+REINFORCE = "from rl.algorithms.reinforce import *\nimport numpy as np\nimport torch\nclass Mine(Reinforce):\n"
+ADVANTAGES = "    def advantages(self, batch):\n        return "
+TOKEN_LOSS = "    def token_loss(self, tokens):\n        return "
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (
+            f"{ADVANTAGES}batch.reward",
+            r"mine.py:Mine: AttributeError: 'Batch' object has no attribute 'reward'.*\(line 6\)",
+        ),
+        (f"{TOKEN_LOSS}TokenLoss(tokens.nothing)", r"AttributeError: .*nothing.* \(line 6\)"),
+        (f"{ADVANTAGES}batch.values - 1", r"TypeError: .* \(line 6\)"),  # without needs there are none
+        (f"{ADVANTAGES}batch.rewards.mean(axis=1)", r"advantages gives \[2\]; give \[2, 2\] or \[2, 2, 3\]"),
+        (f"{ADVANTAGES}torch.zeros(2, 2)", "advantages gives Tensor; give a numpy array"),
+        (f"{ADVANTAGES}batch.rewards / np.zeros(1, np.float32)", "advantages gives (inf|nan), which is not finite"),
+        (
+            f"    every_group = True\n{ADVANTAGES}batch.rewards / np.ptp(batch.rewards, axis=1, keepdims=True)",
+            "advantages gives inf, which is not finite",
+        ),
+        (f"{TOKEN_LOSS}-tokens.logprobs", r"token_loss gives Tensor; give TokenLoss\(value\)"),
+        (f"{TOKEN_LOSS}TokenLoss(tokens.logprobs.mean())", r"token_loss: value is \[\]; give a tensor of \[N\] tokens"),
+        (f"{TOKEN_LOSS}TokenLoss(tokens.advantage)", "value does not follow from tokens.logprobs"),
+        (f"{TOKEN_LOSS}TokenLoss(tokens.logprobs, {{'mine': 1.0}})", r"metrics\['mine'\] is float"),
+        (f"{TOKEN_LOSS}TokenLoss((tokens.logprobs * 0).sqrt())", "value or its gradient is not finite"),
+    ],
+)
+def test_a_formula_that_fails_is_one_line(method: str, says: str) -> None:
+    with pytest.raises(OwnAlgorithmError, match=says) as refused, np.errstate(all="ignore"):
+        try_algorithm(AlgorithmSpec(name="mine.py:Mine", text=f"{REINFORCE}{method}\n"))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("kl", [KlConfig(), KlConfig(coefficient=0.1), KlConfig(coefficient=0.1, in_reward=True)])
+def test_what_every_built_in_algorithm_gives_is_let_through(name: str, kl: KlConfig) -> None:
+    try_algorithm(AlgorithmSpec(name=name, kl=kl))
