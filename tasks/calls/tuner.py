@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.cluster.resident import drop
+from infra.cluster.resident import drop, resident
 from infra.runs.checkpoints import CheckpointConfig
 from infra.storage.fence import Fence
 from infra.weights.version import SyncConfig
