@@ -7,6 +7,7 @@ from pathlib import Path
 from flows.commands.command import Command
 from flows.commands.named_run import named_run, written_to
 from flows.config import TrainConfig
+from flows.options.reading import read_config
 from flows.options.usual_names import unknown
 from flows.planner.drawing import as_json, drawing, graph_of_config, mermaid
 from flows.planner.measured import measured_step
@@ -22,6 +23,7 @@ from rl.algorithms import ALGORITHMS
 EXAMPLES = """
 rlvf graph                                             the calls of a step of reinforce, as Mermaid's text
 rlvf graph ppo                                         of another algorithm
+rlvf graph grpo --kl 0.01                              and with a reference model
 rlvf graph --run newest                                of a run, with the seconds, place and waiting of each call
 rlvf graph ppo --output graph.svg                      a picture: SVG or PNG
 """
@@ -30,6 +32,9 @@ KINDS = (".png", ".svg")
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("algorithm", metavar="ALGORITHM", nargs="?", help="its name (default: reinforce)")
+    command.add_argument(
+        "--kl", "--algorithm.kl", metavar="NUMBER", type=float, help="with the divergence from a reference model"
+    )
     command.add_argument("--run", metavar="RUN", help="a run's URI, its folder's name, or newest: as it was measured")
     command.add_argument("--output", metavar="FILE", help="draw a picture there: FILE.png or FILE.svg")
     command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -38,6 +43,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     if given.algorithm is not None and given.run is not None:
         raise ValueError(f"ALGORITHM {given.algorithm}: a run has one already; leave it out, or --run")
+    if given.kl is not None and given.run is not None:
+        raise ValueError(f"--kl {given.kl:g}: a run has one already, or none; leave it out, or --run")
     out = None if given.output is None else Path(given.output).expanduser()
     if out is not None and out.suffix.lower() not in KINDS:
         raise ValueError(f"--output {given.output}: a picture is {' or '.join(f'FILE{kind}' for kind in KINDS)}")
@@ -51,11 +58,14 @@ def _run(given: argparse.Namespace) -> None:
         title, placement = f"{config.algorithm.name}: {uri.rstrip('/').rpartition('/')[2]}", config.placement
     else:
         name = given.algorithm or TrainConfig().algorithm.name
+        if ".py:" in name:
+            raise ValueError(f"ALGORITHM {name}: what a class of yours needs is seen from a run: rlvf graph --run RUN")
         if name not in ALGORITHMS:
             raise ValueError(
                 unknown(name, ALGORITHMS, "unknown algorithm ", "") + f"; there are {', '.join(ALGORITHMS)}"
             )
-        algorithm = TrainConfig().algorithm.model_copy(update={"name": name})
+        asked = {} if given.kl is None else {"algorithm.kl": str(given.kl)}
+        algorithm = read_config(TrainConfig, file=None, overrides={"algorithm": name, **asked}).algorithm
         graph, title, placement = graph_of_config(algorithm), name, PlacementConfig()
     drawn = drawing(title, graph, placement, step)
     if out is not None:

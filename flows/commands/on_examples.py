@@ -84,6 +84,9 @@ def train_on_examples(
             say(f"stopped; go on with: rlvf {kind.method} --resume {shlex.quote(run.name)}")
         raise
     figures = json.loads(place.read_text(place.join(run.uri, RESULT), 2**20))
+    from flows.run.finetuning import outcome  # as the flow has imported it
+
+    say(outcome(kind.method, run.name, figures))
     if figures.get("report") and Path(figures["report"]).exists():
         say(f"report: {figures['report']}")
     if given.json:

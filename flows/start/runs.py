@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter
 from flows.config import TrainConfig
 from flows.finetune_config import FinetuneConfig
 from flows.options.reading import differences
-from flows.start.saved import whole_text
+from flows.start.saved import MOST_BYTES, whole_text
 from flows.start.tracked import TRACKING
 from flows.start.whole_paths import with_whole_paths
 from infra import disk
@@ -22,6 +22,7 @@ from infra.runs.checkpoints import (
     CONFIG,
     CRITIC,
     EXAMPLES,
+    MODEL,
     SETTINGS,
     NotARun,
     is_run,
@@ -260,6 +261,12 @@ def known_run(name: str, home_runs: str) -> str:
     try:
         require_run(uri)
     except NotARun as error:
+        if place.exists(settings := place.join(uri, SETTINGS)):
+            method = place.read_text(settings, MOST_BYTES).partition("\n")[0].removeprefix("method: ")
+            raise NotARun(
+                f"{name} is a run of rlvf {method}; its model is {place.join(uri, MODEL)}; go on with it by: "
+                f"rlvf {method} --resume {shlex.quote(name)}"
+            ) from error
         if "lock" in place.children(uri) and not has_versions(uri) and not _not_ours(uri):
             begin = f"rlvf train --run {shlex.quote(name)}"
             raise NotARun(

@@ -50,6 +50,9 @@ def test_a_graph_is_mermaid_s_text(said: Said) -> None:
     assert '    generate["<b>generate</b><br>actor<br>each lease<br>on GENERATOR"]\n' in text
     assert '    value -->|"values"| train_critic\n' in text
     assert said("graph").startswith("%% reinforce\n")
+    for option in ("--kl", "--algorithm.kl"):
+        calls = json.loads(said("graph", "grpo", option, "0.01", "--json"))["calls"]
+        assert "reference" in [call["name"] for call in calls]
     names = [call["name"] for call in json.loads(said("graph", "remax", "--json"))["calls"]]
     assert sorted(names) == ["generate", "greedy", "train", "verify"]
 
@@ -81,6 +84,9 @@ def test_a_picture_is_drawn(said: Said, run: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_drawn_is_said(refused: Callable[..., str], run: Path) -> None:
     assert refused("graph", "gropo").startswith("unknown algorithm gropo; did you mean grpo?")
+    assert refused("graph", "my.py:Mine").endswith("is seen from a run: rlvf graph --run RUN")
+    assert refused("graph", "--kl", "1", "--run", str(run)).startswith("--kl 1: a run has one already")
+    assert refused("graph", "--kl", "-1").startswith("--algorithm.kl.coefficient: ")
     assert refused("graph", "ppo", "--output", "ppo.pdf") == "--output ppo.pdf: a picture is FILE.png or FILE.svg"
     assert refused("graph", "ppo", "--run", str(run)).startswith("ALGORITHM ppo: a run has one already")
     assert "is not a run" in refused("graph", "--run", str(run.parent / "none"))

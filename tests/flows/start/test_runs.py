@@ -153,6 +153,18 @@ def test_a_run_that_is_none_cannot_go_on(tmp_path: Path) -> None:
         resume_run(str(tmp_path / "empty"), str(tmp_path / "runs"), None, {})
 
 
+def test_a_run_on_examples_goes_on_by_its_own_command(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "judge").mkdir(parents=True)
+    (tmp_path / "runs" / "judge" / "finetune.yaml").write_text("method: reward-model\nsteps: 4\n")
+    (tmp_path / "runs" / "judges").mkdir()  # near, and not what was meant
+    with pytest.raises(NotARun) as refused:
+        resume_run("judge", str(tmp_path / "runs"), None, {})
+    assert str(refused.value) == (
+        f"judge is a run of rlvf reward-model; its model is {tmp_path}/runs/judge/model; go on with it by: rlvf "
+        "reward-model --resume judge"
+    )
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
