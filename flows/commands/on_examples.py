@@ -12,6 +12,7 @@ from flows.commands.unused_up import say_unused_up
 from flows.commands.workplace import in_workplace
 from flows.finetune_config import FinetuneConfig, RewardModelConfig
 from flows.options.reading import add_options, read_config
+from flows.report.summary import finetune_outcome
 from flows.run.display import Display
 from flows.start.finetunes import is_finetune, new_finetune, resumed_finetune, with_made_model
 from flows.start.preflight import check_model, check_tracking
@@ -46,8 +47,7 @@ def train_on_examples(
 ) -> None:
     """Run the flow, which is imported when all that was given is known to be good, and print what it has made."""
     runs = runs_uri()
-    named = given.resume if given.resume is not None and "://" in given.resume else runs
-    with named_storage_errors(named):
+    with named_storage_errors(given.resume if given.resume is not None and "://" in given.resume else runs):
         if given.resume is not None:
             run = resumed_finetune(
                 kind,
@@ -56,10 +56,10 @@ def train_on_examples(
                 lambda base: read_config(kind, file=given.config, overrides=given.overrides, base=base),
             )
         else:
-            config = with_made_model(read_config(kind, file=given.config, overrides=given.overrides), runs)
-            if config.problems.path is not None:
-                check_model(config.policy.model, runs)
-            run = new_finetune(config, runs)
+            asked = with_made_model(read_config(kind, file=given.config, overrides=given.overrides), runs)
+            if asked.problems.path is not None:
+                check_model(asked.policy.model, runs)
+            run = new_finetune(asked, runs)
     config = run.config
     say_unused_up(config.cluster)
     if run.resumed:
@@ -74,8 +74,8 @@ def train_on_examples(
 
     def work(display: Display) -> str:
         display.say(f"run {run.name}")
-        whole = config.model_copy(update={"run": run.uri})
-        return flow()(without_secrets(whole), run.uri if run.resumed else None)
+        named = (config if run.resumed else asked).model_copy(update={"run": run.uri})  # the flow says what it chooses
+        return flow()(without_secrets(named), run.uri if run.resumed else None)
 
     try:
         policy = in_workplace(config.cluster, config.placement, work)
@@ -84,9 +84,7 @@ def train_on_examples(
             say(f"stopped; go on with: rlvf {kind.method} --resume {shlex.quote(run.name)}")
         raise
     figures = json.loads(place.read_text(place.join(run.uri, RESULT), 2**20))
-    from flows.run.finetuning import outcome  # as the flow has imported it
-
-    say(outcome(kind.method, run.name, figures))
+    say(finetune_outcome(kind.method, run.name, figures))
     if figures.get("report") and Path(figures["report"]).exists():
         say(f"report: {figures['report']}")
     if given.json:

@@ -5,8 +5,9 @@ import shlex
 import shutil
 import sys
 import urllib.parse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows.report.result import problem_count
 from flows.start.runs import Run
@@ -73,6 +74,22 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
 def outcome(run: Run, result: "TrainResult") -> list[str]:
     """How the run went, without the links to its pages, whose keys are for the terminal alone."""
     return [f"{name} {text}".strip() for name, text in _went(run, result, result.seconds)]
+
+
+def finetune_outcome(method: str, name: str, result: Mapping[str, Any]) -> str:
+    """How a run on examples went, in one line; ``result``: the fields of its record."""
+    before = result["before"]
+    changed = ", ".join(
+        f"{figure.rpartition('held_out_')[2]} {before[figure]:.3f} → {of:.3f}"
+        if figure in before
+        else f"{figure.rpartition('held_out_')[2]} {of:.3f}"
+        for figure, of in result["after"].items()
+    )
+    on = f"; on {result['held_out']} held-out examples: {changed}" if changed else ""
+    use = (
+        f"--verifier reward-model:{shlex.quote(name)}" if method == "reward-model" else f"--policy {shlex.quote(name)}"
+    )
+    return f"{name}: {result['steps']} steps in {result['seconds']:.0f} s{on}; use it: {use}"
 
 
 def evaluation_outcome(found: "Evaluation") -> str:

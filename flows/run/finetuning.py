@@ -2,13 +2,11 @@
 
 import io
 import json
-import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +14,7 @@ from prefect.runtime import flow_run
 
 from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig
 from flows.report.html import REPORT
+from flows.report.summary import finetune_outcome
 from flows.run.bookkeeping import Bookkeeping, weights_read
 from flows.run.diverged import stop_if_diverged
 from flows.run.hold import Hold
@@ -161,24 +160,8 @@ def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, p
         figures = asdict(result)
         text = json.dumps({**figures, "flow_run": str(flow_run.id or "")}, indent=2)
         place.write_text(place.join(run.uri, RESULT), text + "\n")
-        workplace.prefect.conclude([outcome(run.config.method, run.name, figures)])
+        workplace.prefect.conclude([finetune_outcome(run.config.method, run.name, figures)])
         return result
-
-
-def outcome(method: str, name: str, result: Mapping[str, Any]) -> str:
-    """How it went, in a line; ``result``: a `FinetuneResult`'s fields."""
-    before = result["before"]
-    changed = ", ".join(
-        f"{figure.rpartition('held_out_')[2]} {before[figure]:.3f} → {of:.3f}"
-        if figure in before
-        else f"{figure.rpartition('held_out_')[2]} {of:.3f}"
-        for figure, of in result["after"].items()
-    )
-    on = f"; on {result['held_out']} held-out examples: {changed}" if changed else ""
-    use = (
-        f"--verifier reward-model:{shlex.quote(name)}" if method == "reward-model" else f"--policy {shlex.quote(name)}"
-    )
-    return f"{name}: {result['steps']} steps in {result['seconds']:.0f} s{on}; use it: {use}"
 
 
 def kept_figures(folder: Path) -> dict[int, dict[str, float]]:

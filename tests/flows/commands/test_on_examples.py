@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from flows.run.finetuning import outcome
+from flows.report.summary import finetune_outcome
 
 
 def test_an_outcome_is_one_line_from_before_to_after() -> None:
     result = {"steps": 3, "seconds": 12.4, "held_out": 40, "before": {"dpo/held_out_loss": 0.7}}
     after = {"dpo/held_out_loss": 0.25, "dpo/held_out_accuracy": 1.0}
-    assert outcome("dpo", "a b", {**result, "after": after}) == (
+    assert finetune_outcome("dpo", "a b", {**result, "after": after}) == (
         "a b: 3 steps in 12 s; on 40 held-out examples: loss 0.700 → 0.250, accuracy 1.000; use it: --policy 'a b'"
     )
-    assert outcome("sft", "run", {**result, "before": {}, "after": {}}) == "run: 3 steps in 12 s; use it: --policy run"
+    assert (
+        finetune_outcome("sft", "run", {**result, "before": {}, "after": {}})
+        == "run: 3 steps in 12 s; use it: --policy run"
+    )
 
 
 @pytest.mark.slow

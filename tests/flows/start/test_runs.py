@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import uuid
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,13 @@ from flows.options.reading import OptionError, read_config, to_yaml
 from flows.options.tree import known_options
 from flows.start import runs
 from flows.start.resume import MAY_CHANGE, resume_run
-from flows.start.runs import PROBLEMS, Run, new_run, saved_problems
+from flows.start.runs import Run, new_run
 from flows.start.saved import saved_config
 from flows.start.tracked import mlflow_run, save_mlflow_run
 from infra.runs.checkpoints import CONFIG, NotARun
 from infra.storage import place as places
 from infra.storage import store
 from infra.storage.typed import DamagedError
-from rl.problems.tables import ProblemError
-from tasks.problem_set import ProblemSet, open_problems
 
 
 def configured(**overrides: str) -> TrainConfig:
@@ -212,64 +209,6 @@ def test_what_contradicts_the_saved_configuration_is_refused(
     with pytest.raises(OptionError) as refused:
         resume_run(saved.uri, "", str(file) if by == "file" else None, {path: value} if by == "option" else {})
     assert str(refused.value) == f"{saved.uri} cannot be resumed with {said}; leave it out, or start a new run"
-
-
-def rows(*numbers: int, plus: int = 1) -> str:
-    return "python_expression,natural_language\n" + "".join(f"{n} + {plus},add to {n}\n" for n in numbers)
-
-
-def opened(config: TrainConfig) -> ProblemSet:
-    return open_problems(config.sets, config.verifier, config.held_out, config.seed)
-
-
-@pytest.mark.parametrize(
-    ("edited", "counts"),
-    [
-        (rows(*range(400)), "300 then, 400 now"),  # of the default held-out part, some have been trained on
-        (rows(*range(299)), "300 then, 299 now"),
-        (rows(*range(1, 301)), "300 then, 300 now"),
-        (rows(*range(300), plus=2), "300 then, 300 now"),  # other answers
-    ],
-)
-@pytest.mark.parametrize("remote", [False, True])
-def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path, edited: str, counts: str, remote: bool) -> None:
-    file = tmp_path / "sums.csv"
-    file.write_text(rows(*range(300)))
-    uri = f"memory://{uuid.uuid4().hex}/run" if remote else str(tmp_path / "run")
-    run = Run(uri, configured(problems=str(file), mix="[grammar]"), resumed=False)
-    begun = opened(run.config)
-    run.save_problems(begun)
-    kept = saved_problems(uri)
-    assert kept == begun.files
-    assert kept is not None
-    assert list(kept) == ["sums"]  # what is made in code needs nothing
-    assert (kept["sums"].rows, len(kept["sums"].prompts())) == (300, 240)
-    file.write_text(edited)
-    with pytest.raises(ProblemError) as refused:
-        run.refuse_other_problems(opened(run.config))
-    assert str(refused.value) == (
-        f"run cannot be resumed: the problems of {file} are not those that it was trained on ({counts}); restore the "
-        "file, or start a new run"
-    )
-    file.write_text(rows(*reversed(range(300))))  # in another order they are the same
-    run.refuse_other_problems(opened(run.config))
-    # a run of before kept its prompts as they stand, and drew those too that another one's words hold out
-    before = {name: each.model_copy(update={"trained": each.trained[8:]}) for name, each in kept.items()}
-    run.save_problems(replace(begun, files=before))
-    run.refuse_other_problems(opened(run.config))
-
-
-def test_a_run_of_an_older_version_goes_on_as_it_did(saved: Run) -> None:
-    assert saved_problems(saved.uri) is None
-    saved.refuse_other_problems(opened(configured()))
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"sums": {"rows": 3}}', b"\x80", b'{"sums'])
-def test_a_damaged_record_of_the_problems_is_refused_in_one_line(saved: Run, content: bytes) -> None:
-    Path(saved.uri, PROBLEMS).write_bytes(content)
-    with pytest.raises(DamagedError, match=r"first/problems\.json is damaged \(.+\); restore it, or ") as refused:
-        saved_problems(saved.uri)
-    assert "\n" not in str(refused.value)
 
 
 def test_what_is_said_again_but_not_differently_contradicts_nothing(saved: Run) -> None:

@@ -24,8 +24,8 @@ def test_a_call_takes_one_of_each_of_its_tags() -> None:
     placement = PlacementConfig(train=("TRAINER", "CUDA"))
     assert placement.resources("train") == {"TRAINER": 1, "CUDA": 1}
     assert placement.resources("generate") == {"GENERATOR": 1}
-    of_ours = ("generate", "verify", "reference", "reward", "train", "value", "train_critic", "evaluate")
-    assert placement.calls == of_ours
+    of_models = ("reference", "reward", "train", "value", "train_critic")
+    assert placement.calls == ("generate", "verify", "greedy", *of_models, "evaluate")
 
 
 def test_an_unknown_call_names_the_known_ones() -> None:

@@ -113,7 +113,7 @@ def test_imitation_is_the_mean_log_likelihood_of_tokens(
     learner = learner_of(policy, microbatch_tokens=microbatch)
     learned = fit(learner, make_rollouts(PROMPTS, SHOWN), Imitation(), None)
     assert_close(learner.gradient, gradient_of(model, loss), TOLERANCES[name])
-    assert learned.metrics["sft/loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert learned.metrics["sft/loss"] == pytest.approx(loss.item(), rel=10 * TOLERANCES[name])
     assert learned.applied
     assert learned.step == learner.step == 1
 
@@ -136,12 +136,14 @@ def test_direct_preference_is_equation_7(
     loss = -torch.stack([logsigmoid(margin) for margin in margins]).mean()
     objective = DirectPreference(BETA)
     reference, _ = scores(start, Accumulation(start, OptimizerConfig()), shown, objective)
-    assert reference == pytest.approx(np.array([[float(one) for one in pair] for pair in before]), rel=1e-6)
+    assert reference == pytest.approx(
+        np.array([[float(one) for one in pair] for pair in before]), rel=10 * TOLERANCES[name]
+    )
     learner = learner_of(policy, microbatch_tokens=microbatch)
     learned = fit(learner, shown, objective, reference)
     assert_close(learner.gradient, gradient_of(model, loss), TOLERANCES[name])
-    assert learned.metrics["dpo/loss"] == pytest.approx(loss.item(), rel=1e-6)
-    assert learned.metrics["dpo/margin"] == pytest.approx(sum(margins).item() / 3, rel=1e-6)
+    assert learned.metrics["dpo/loss"] == pytest.approx(loss.item(), rel=10 * TOLERANCES[name])
+    assert learned.metrics["dpo/margin"] == pytest.approx(sum(margins).item() / 3, rel=10 * TOLERANCES[name])
     assert learned.metrics["dpo/accuracy"] == pytest.approx(sum(float(m) > 0 for m in margins) / 3)
 
 
@@ -157,10 +159,10 @@ def test_a_reward_model_is_trained_by_the_log_odds_of_pairs(
     loss = -torch.stack([logsigmoid(chosen - rejected) for chosen, rejected in found]).mean()
     learner, shown = learner_of(policy, microbatch_tokens=microbatch), make_rollouts(PROMPTS, PAIRS)
     mine, _ = scores(policy, learner.accumulation, shown, BradleyTerry())
-    assert mine == pytest.approx(np.array([[float(one) for one in pair] for pair in found]), rel=1e-6)
+    assert mine == pytest.approx(np.array([[float(one) for one in pair] for pair in found]), rel=10 * TOLERANCES[name])
     learned = fit(learner, shown, BradleyTerry(), None)
     assert_close(learner.gradient, gradient_of(model, loss), TOLERANCES[name])
-    assert learned.metrics["reward_model/loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert learned.metrics["reward_model/loss"] == pytest.approx(loss.item(), rel=10 * TOLERANCES[name])
     assert learned.metrics["reward_model/accuracy"] == pytest.approx(sum(float(c) > float(r) for c, r in found) / 3)
 
 
