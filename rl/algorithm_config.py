@@ -142,10 +142,13 @@ class CommonAlgorithmConfig(BaseModel):
         if self.options and not own:
             raise ValueError(f"options: are of an algorithm of yours; those of {self.name} are written algorithm.NAME")
         for name, field in type(self).model_fields.items():
-            having = [other for other, of in ALGORITHMS.items() if name in of.model_fields]
-            if having and own and getattr(self, name) != field.get_default():
+            having = {other: of.model_fields[name] for other, of in ALGORITHMS.items() if name in of.model_fields}
+            # a saved run has the defaults of its time: that of all, where an algorithm has one of its own by now
+            if self.name in having or getattr(self, name) in [each.get_default() for each in (field, *having.values())]:
+                continue
+            if having and own:
                 raise ValueError(f"{name}: those of an algorithm of yours are given by options, as {{{name}: VALUE}}")
-            if having and self.name not in having and getattr(self, name) != field.get_default():
+            if having:
                 raise ValueError(f"{name}: is no option of {self.name}, but of {', '.join(having)}")
         if own:
             return self
@@ -177,8 +180,10 @@ def _field(declared: Mapping[str, FieldInfo]) -> tuple[Any, Any]:
     if all(repr(other) == repr(first) for other in others):
         return first.annotation, copy_field(first, f"{', '.join(declared)}: {first.description}")
     kind = functools.reduce(operator.or_, (info.annotation for info in declared.values()), NoneType)
-    said = [f"{name}: {info.description} (null takes {info.default})" for name, info in declared.items()]
-    return kind, Field(None, description="; ".join(said))
+    said: dict[str, list[str]] = {}
+    for name, info in declared.items():
+        said.setdefault(f"{info.description} (null takes {info.default})", []).append(name)
+    return kind, Field(None, description="; ".join(f"{', '.join(names)}: {text}" for text, names in said.items()))
 
 
 def copy_field(of: FieldInfo, description: str) -> FieldInfo:

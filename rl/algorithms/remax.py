@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from rl.algorithms.algorithm import Floats
 from rl.algorithms.reinforce import Reinforce
@@ -10,11 +11,17 @@ from rl.records import Batch
 
 
 class ReMax(Reinforce):
-    """A = r - r(greedy completion of the same prompt): one more completion a prompt, and no need of a group."""
+    """A = r - r(greedy completion of the same prompt): one more completion a prompt, and no need of a group.
+
+    The paper samples from the policy that it updates. For batches of older versions the importance weight is cut later
+    than elsewhere: greedy completions are right more often, so that the mean of A is below 0, and a token that has
+    become likely, cut, is punished less than all others, whatever it is worth (docs/benchmarks.md#algorithms)."""
 
     summary: ClassVar[str] = "A = r - r(greedy completion)"
     needs: ClassVar[frozenset[str]] = frozenset({"baseline"})
     every_group: ClassVar[bool] = True
+
+    ratio_cap: float = Field(5.0, gt=0, description="weight pi/mu of a token from an older version is cut at this")
 
     def advantages(self, batch: Batch) -> Floats:
         """A = r - b, where both are known, else 0."""

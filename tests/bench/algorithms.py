@@ -11,7 +11,6 @@ the mean over seeds. Runs are kept in --results, a line each, and those that are
 import argparse
 import itertools
 import json
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -103,8 +102,8 @@ def main() -> None:
             with given.results.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(runs[key]) + "\n")
         by_name[name].append(runs[key])
-        last = runs[key]["sampled_last_5"] or math.nan
-        print(f"{name}, seed {seed}: {runs[key]['sampled_first_5']} → {last:.3f}", file=sys.stderr, flush=True)
+        first, last = runs[key]["sampled_first_5"], runs[key]["sampled_last_5"]  # None where nothing was sampled
+        print(f"{name}, seed {seed}: {first} → {last}", file=sys.stderr, flush=True)
     print("| algorithm | first 5 | last 5 | best 5 | 0.9 at step | rollouts | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, of in sorted(by_name.items()):

@@ -218,6 +218,10 @@ def test_an_algorithm_takes_its_own_options_of_the_losses() -> None:
     given = AlgorithmSpec(name="grpo", clip=0.1, dual_clip=5.0)
     assert given.algorithm.model_dump() == {"clip": 0.1, "dual_clip": 5.0}
     assert AlgorithmSpec(ratio_cap=7.0).algorithm.model_dump() == {"ratio_cap": 7.0}
+    assert AlgorithmSpec(name="remax").algorithm.model_dump() == {"ratio_cap": 5.0}
+    assert AlgorithmSpec(name="remax", ratio_cap=2.0).algorithm.model_dump() == {"ratio_cap": 2.0}
+    # runs of before have the default of all of them saved
+    assert AlgorithmSpec(name="grpo", ratio_cap=2.0).algorithm == AlgorithmSpec(name="grpo").algorithm
     with pytest.raises(ValueError, match=r"ratio_cap: is no option of grpo, but of maxrl, reinforce, remax, rloo"):
         AlgorithmSpec(name="grpo", ratio_cap=7.0)
     assert pickle.loads(pickle.dumps(given)) == given
