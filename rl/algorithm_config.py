@@ -18,6 +18,9 @@ from rl.graph import Graph, GraphError, graph_of
 
 OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
 START = "start"  # as the reference: what a run starts from
+FORMER = {
+    "ratio_cap": 2.0
+}  # what saved runs of every algorithm hold, though its default is each algorithm's own by now
 
 
 class KlConfig(BaseModel):
@@ -142,13 +145,11 @@ class CommonAlgorithmConfig(BaseModel):
         if self.options and not own:
             raise ValueError(f"options: are of an algorithm of yours; those of {self.name} are written algorithm.NAME")
         for name, field in type(self).model_fields.items():
-            having = {other: of.model_fields[name] for other, of in ALGORITHMS.items() if name in of.model_fields}
-            # a saved run has the defaults of its time: that of all, where an algorithm has one of its own by now
-            if self.name in having or getattr(self, name) in [each.get_default() for each in (field, *having.values())]:
-                continue
-            if having and own:
+            having = [other for other, of in ALGORITHMS.items() if name in of.model_fields]
+            given = getattr(self, name) not in (field.get_default(), FORMER.get(name))
+            if having and own and given:
                 raise ValueError(f"{name}: those of an algorithm of yours are given by options, as {{{name}: VALUE}}")
-            if having:
+            if having and self.name not in having and given:
                 raise ValueError(f"{name}: is no option of {self.name}, but of {', '.join(having)}")
         if own:
             return self

@@ -55,7 +55,8 @@ def test_the_critic_is_trained_beside_the_policy_and_saved_with_it(
 def test_the_update_of_the_critic_is_work_of_the_machines(lab: Any, undisturbed: tuple[Path, tuple[str, str]]) -> None:
     run, _ = undisturbed
     (spans,) = read_sessions((run / "timeline.jsonl").read_text())
-    updates = [span for span in spans if span.call == "train_critic"][-STEPS - 1 : -1]  # others begin and keep it
+    updates = [span for span in spans if span.call == "train_critic"][2:-1]  # others begin, go back and keep it
+    assert len(updates) == STEPS
     names = ("step_seconds", "rollouts_seconds", "trainer_busy", "overhead_fraction")
     seconds, rollouts, busy, overhead = (lab.metrics(run, f"perf/{name}") for name in names)
     for step, critic in enumerate(updates, 1):
