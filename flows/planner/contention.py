@@ -43,41 +43,55 @@ def load(spans: Sequence[Span], machine: Mapping[str, Machine]) -> dict[str, flo
 
 
 def _others(cores: float, spans: Sequence[Span]) -> float:
+    """A call's wait counts by the call's length: short calls wait mostly as they begin, beside the programs of the run
+    that hand them over, which compute little at other times."""
     alike: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in spans:
         alike[span.worker, span.call].append(span)
     wanted_by = {pair: min(cores, wanted(each)) for pair, each in alike.items()}
     beside = list(_beside(spans, wanted_by))
-    waited = sum(span.delayed - JITTER * (span.end - span.start) for span in spans)
+    seconds = [span.end - span.start for span in spans]
+    waited = sum(took * (span.delayed - JITTER * took) for took, span in zip(seconds, spans, strict=True))
+
+    def explained(others: float) -> float:
+        waits = _waits(beside, cores, others)
+        return sum(took * waits[at] for at, took in enumerate(seconds))
+
     least, most = 0.0, MOST
-    if _waits(beside, cores, least) >= waited:
+    if explained(least) >= waited:
         return least
     for _ in range(ROUNDS):
         middle = (least + most) / 2
-        least, most = (middle, most) if _waits(beside, cores, middle) < waited else (least, middle)
+        least, most = (middle, most) if explained(middle) < waited else (least, middle)
     return most
 
 
 def _beside(
     spans: Sequence[Span], wanted_by: Mapping[tuple[str, str], float]
-) -> Iterator[tuple[float, dict[str, float]]]:
-    """Seconds, and the cores that each worker wants in them."""
+) -> Iterator[tuple[float, dict[str, int], dict[str, float]]]:
+    """Seconds, and the span of each worker in them and the cores that it wants."""
     moments = sorted(
         [(span.start, True, at) for at, span in enumerate(spans)]
         + [(span.end, False, at) for at, span in enumerate(spans)]
     )
-    wants: dict[str, float] = {}
+    running: dict[str, int] = {}
     before = 0.0
     for moment, begins, at in moments:
-        if wants and moment > before:
-            yield moment - before, dict(wants)
+        if running and moment > before:
+            yield moment - before, dict(running), {w: wanted_by[w, spans[n].call] for w, n in running.items()}
         before, worker = moment, spans[at].worker
         if begins:
-            wants[worker] = wanted_by[worker, spans[at].call]
-        else:
-            wants.pop(worker, None)
+            running[worker] = at
+        elif running.get(worker) == at:
+            del running[worker]
 
 
-def _waits(beside: Sequence[tuple[float, dict[str, float]]], cores: float, others: float) -> float:
-    """Seconds that they would have waited for a core."""
-    return sum(seconds * sum(1 - pace for pace in rates(wants, cores, others).values()) for seconds, wants in beside)
+def _waits(
+    beside: Sequence[tuple[float, Mapping[str, int], Mapping[str, float]]], cores: float, others: float
+) -> Mapping[int, float]:
+    """Seconds that each span would have waited for a core."""
+    waits: dict[int, float] = defaultdict(float)
+    for seconds, running, wants in beside:
+        for worker, pace in rates(wants, cores, others).items():
+            waits[running[worker]] += seconds * (1 - pace)
+    return waits

@@ -118,21 +118,16 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
         busy=dict(busy),
         machine={worker: at.name for worker, at in machines.items()},
         cores={at.name: at.cores for at in machines.values()},
-        others=_others(spans, machines),
+        others=_load(spans, machines),
         computed=dict(computed),
     )
 
 
-def _others(spans: Sequence[Span], machines: Mapping[str, Machine]) -> dict[str, float]:
-    """The cores that other programs wanted of each machine in the median step, of those that `seconds` is of."""
+def _load(spans: Sequence[Span], machines: Mapping[str, Machine]) -> dict[str, float]:
+    """The cores that other programs wanted of each machine in the steps that `seconds` is of."""
     ends = [span.end for span in spans if span.call == "train"]
-    steps = zip(ends[:-1], ends[1:-1] or ends[1:], strict=False)
-    found: dict[str, list[float]] = defaultdict(list)
-    for began, ended in steps:
-        ours = [span for span in spans if span.call != "publish" and began <= span.end < ended]
-        for name, wanted_by_others in load(ours, machines).items():
-            found[name].append(wanted_by_others)
-    return {name: median(each) for name, each in found.items()}
+    inside = [span for span in spans if span.call != "publish" and ends[0] <= span.end < ends[-2]]
+    return load(inside, machines)
 
 
 def _machines(record: Record) -> dict[str, Machine]:

@@ -1,9 +1,9 @@
 """Steps of PPO as the planner predicts them against steps as they are: a local cluster, one generator slowed.
 
-A thread stops the slow worker's process for two thirds of the time, in slices of some milliseconds, so that all of its
-work takes three times as long, whatever it is. Probes measure each call on each worker; then three placements are
-predicted and run, the last of them a bad one, and the plan that improves that. All run in one cluster, in turns, so
-that a load of the machine that comes and goes meets all of them; figures are medians over the turns.
+A thread stops the slow worker's process for twice as long as it has computed, in slices of some milliseconds, so that
+all that it computes takes three times as long, whatever it is. Probes measure each call on each worker; then three
+placements are predicted and run, the last of them a bad one, and the plan that improves that. All run in one cluster,
+in turns, so that a load of the machine that comes and goes meets all of them; figures are medians over the turns.
 
 `predicted` is what `rlvf plan` would say. `same load` is the same with the load by other programs during those runs,
 estimated from their own waits for a core: no forecast, but it shows how much of an error is a load that has changed. On
@@ -43,7 +43,7 @@ from infra.home import rlvf_home
 from infra.runs.record import read_record
 
 FAST, SLOW, TIMES = "generator-0", "generator-1", 3
-SLICE = 0.01  # seconds that the slow worker runs at a time
+SLICE = 0.01  # seconds between two looks at what the slow worker has computed
 CALLS = ("generate", "verify", "reference", "value", "train", "train_critic")
 BAD = "the slow one generates"
 
@@ -101,26 +101,29 @@ def settings(folder: Path) -> TrainConfig:
     )
 
 
-def slept(seconds: float) -> float:
-    """Sleep so long, or longer; returns how long it was."""
-    began = time.perf_counter()
-    time.sleep(max(0.0, seconds))
-    return time.perf_counter() - began
+def computed(pid: int) -> float:
+    """Seconds of cores that a process has used, all of its threads, by its clock (Linux; clock_getcpuclockid(3))."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 @contextmanager
 def slowed(pid: int) -> Iterator[None]:
-    """Let a process run a third of the time, also where this one wakes up too late."""
+    """Stop a process for TIMES - 1 times as long as it has computed, again and again: what it computes takes so many
+    times as long, what it waits for does not, be that a message or a core that it shares."""
     over = threading.Event()
 
     def slow() -> None:
-        ran = stopped = 0.0  # seconds so far
-        with suppress(ProcessLookupError):
-            while not over.is_set():
-                os.kill(pid, signal.SIGSTOP)
-                stopped += slept((TIMES - 1) * (ran + SLICE) - stopped)
-                os.kill(pid, signal.SIGCONT)
-                ran += slept(max(SLICE, stopped / (TIMES - 1) - ran))
+        with suppress(OSError):
+            began = computed(pid)
+            stopped = 0.0  # seconds so far
+            while not over.wait(SLICE):
+                owed = (TIMES - 1) * (computed(pid) - began) - stopped
+                if owed > 0:
+                    os.kill(pid, signal.SIGSTOP)
+                    at = time.perf_counter()
+                    time.sleep(owed)
+                    os.kill(pid, signal.SIGCONT)
+                    stopped += time.perf_counter() - at
 
     thread = threading.Thread(target=slow, daemon=True)
     thread.start()
@@ -129,7 +132,7 @@ def slowed(pid: int) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        with suppress(ProcessLookupError):
+        with suppress(OSError):
             os.kill(pid, signal.SIGCONT)
 
 

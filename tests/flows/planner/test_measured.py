@@ -1,6 +1,7 @@
 """What is read from a run's timeline is what the run did."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,17 @@ def test_calls_that_wait_for_each_other_s_cores_tell_of_no_other_program() -> No
     assert load(alone, machine) == {"m": 0.0}
     waiting = [Span("a", "generate", 100.0, 104.0, computing=2.0, delayed=2.0)]  # as beside three others of two cores
     assert load(waiting, machine)["m"] == pytest.approx(3, abs=0.3)
+
+
+def test_short_calls_that_wait_as_they_begin_do_not_speak_for_the_machine() -> None:
+    """A call of 10 s on a core of its own; beside it 20 of 0.1 s, half of it waits for the run itself."""
+    machine = {name: Machine("m", 2) for name in "ab"}
+    short = [Span("b", "value", 100.0 + at / 4, 100.1 + at / 4, computing=0.05, delayed=0.05) for at in range(20)]
+    long = Span("a", "train", 100.0, 110.0, computing=9.8, delayed=0.2)
+    assert load([long, *short], machine)["m"] < 0.5
+    assert load(short, machine)["m"] > 2  # where nothing else is known
+    busy = replace(long, end=120.0, delayed=10.2)  # a core for half of the time
+    assert load([busy, *short], machine)["m"] > 2
 
 
 def test_greedy_completions_are_made_of_the_prompts_of_each_lease() -> None:
