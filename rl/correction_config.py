@@ -1,0 +1,89 @@
+"""Options of the correction for tokens that an older policy sampled: see `rl.learning.corrections`."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rl.algorithms.algorithm import Algorithm
+
+BOUNDS = {  # low and high, by kind, where they are not given
+    "none": (0.0, float("inf")),
+    "truncate": (0.0, 2.0),
+    "mask": (0.5, 5.0),
+    "sequence_mask": (0.5, 2.0),
+    "divergence": (0.2, 0.2),
+}
+
+
+class CorrectionConfig(BaseModel):
+    """What is done about tokens from which the policy has moved since they were sampled by mu, with rho = pi/mu, or
+    old/mu where `proximal` is another policy than mu: a weight, or a mask."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    shorthand: ClassVar[str] = "kind"
+
+    kind: Literal["none", "truncate", "mask", "sequence_mask", "divergence"] = Field(
+        "none",
+        description="truncate: weights old/mu are cut (TIS), in place of importance_cap; else tokens are left out of "
+        "the loss, and the others weigh as before: mask, by their own ratio rho to mu (IcePop); sequence_mask, whole "
+        "completions by the geometric mean of rho; divergence, by |pi - mu|, where the advantage would take them "
+        "further (DPPO)",
+    )
+    low: float | None = Field(
+        None,
+        ge=0,
+        description="mask, sequence_mask: rho below this is left out (null takes 0.5); divergence: a probability that "
+        "has fallen by more, where the advantage is negative (0.2)",
+    )
+    high: float | None = Field(
+        None,
+        gt=0,
+        description="truncate: weights are cut at this (null takes 2); mask, sequence_mask: rho above is left out (5, "
+        "2); divergence: a probability that has risen by more, where the advantage is positive (0.2)",
+    )
+
+    @model_validator(mode="after")
+    def _keeps_what_has_not_moved(self) -> Self:
+        if self.kind == "none":
+            given = next((name for name in ("low", "high") if getattr(self, name) is not None), None)
+            if given is not None:
+                raise ValueError(f"{given}: needs a kind other than none")
+            return self
+        low, high = self.bounds
+        if self.kind == "truncate":
+            if self.low is not None:
+                raise ValueError("low: truncate cuts from above alone; leave it out")
+            if high < 1:
+                raise ValueError(f"high: {high:g} would weigh on-policy tokens less; give at least 1")
+        elif self.kind == "divergence":
+            if low == 0:
+                raise ValueError("low: 0 would leave out what rounding moves; give more")
+        elif low >= 1 or high <= 1:
+            raise ValueError(
+                f"{'low' if low >= 1 else 'high'}: on-policy tokens, of a ratio of 1, would be left out; give "
+                f"{'less' if low >= 1 else 'more'} than 1"
+            )
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Low and high, with their defaults resolved."""
+        low, high = BOUNDS[self.kind]
+        return low if self.low is None else self.low, high if self.high is None else self.high
+
+    @property
+    def masks(self) -> bool:
+        """Whether it leaves tokens out."""
+        return self.kind in ("mask", "sequence_mask", "divergence")
+
+    def contradicts(self, algorithm: Algorithm, name: str, proximal: str) -> str:
+        """Why it does not go with an algorithm of that name, whose ratio is to the policy `proximal`; "" where it does:
+        what moves too far from mu is left out once."""
+        if self.masks and type(algorithm).token_mask is not Algorithm.token_mask:
+            return f"{name} leaves tokens out by their ratio to mu itself, and {self.kind} would do it again"
+        if self.kind == "divergence" and algorithm.trust_region and proximal == "behaviour":
+            return (
+                f"divergence stands in place of a clip, and {name} clips the same ratio to mu; take cispo or "
+                "reinforce, which do not, or proximal recomputed or interpolated, which clips another"
+            )
+        return ""
