@@ -6,40 +6,47 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rl.algorithms.algorithm import Algorithm
 
-BOUNDS = {  # low and high, by kind, where they are not given
+# Low and high, by kind, where they are not given: TIS's and IcePop's as published, DPPO's as prime-rl has them. Those
+# of a geometric mean are published as 0.999 to 1.001 (verl, for what two programs make of the same weights), by which
+# nearly all that older versions sampled is left out, and as 0.1 to 10 (prime-rl), by which nothing is: here they are as
+# far as PPO's clip, for an average token (docs/benchmarks.md#corrections).
+BOUNDS = {
     "none": (0.0, float("inf")),
     "truncate": (0.0, 2.0),
     "mask": (0.5, 5.0),
-    "sequence_mask": (0.5, 2.0),
+    "sequence_mask": (0.8, 1.25),
     "divergence": (0.2, 0.2),
 }
 
 
+def _by_kind(index: int, *kinds: str) -> str:
+    return ", ".join(f"{BOUNDS[kind][index]:g} of {kind}" for kind in kinds)
+
+
 class CorrectionConfig(BaseModel):
-    """What is done about tokens from which the policy has moved since they were sampled by mu, with rho = pi/mu, or
-    old/mu where `proximal` is another policy than mu: a weight, or a mask."""
+    """What is done about tokens that the policy has moved away from since mu sampled them: a weight, or a mask. The
+    ratio to mu is that of the proximal policy, where `proximal` names another one than mu, else that of pi."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     shorthand: ClassVar[str] = "kind"
 
     kind: Literal["none", "truncate", "mask", "sequence_mask", "divergence"] = Field(
         "none",
-        description="truncate: weights old/mu are cut (TIS), in place of importance_cap; else tokens are left out of "
-        "the loss, and the others weigh as before: mask, by their own ratio rho to mu (IcePop); sequence_mask, whole "
-        "completions by the geometric mean of rho; divergence, by |pi - mu|, where the advantage would take them "
-        "further (DPPO)",
+        description="truncate: weights old/mu of proximal are cut (TIS). The others leave tokens out of the loss, and "
+        "change no weight: mask, by a token's ratio to mu (IcePop); sequence_mask, whole completions by its geometric "
+        "mean; divergence, by pi - mu, in the direction of the advantage (DPPO)",
     )
     low: float | None = Field(
         None,
         ge=0,
-        description="mask, sequence_mask: rho below this is left out (null takes 0.5); divergence: a probability that "
-        "has fallen by more, where the advantage is negative (0.2)",
+        description="a ratio below this is left out; of divergence a probability that has fallen by more, where the "
+        f"advantage is negative (null takes {_by_kind(0, 'mask', 'sequence_mask', 'divergence')})",
     )
     high: float | None = Field(
         None,
         gt=0,
-        description="truncate: weights are cut at this (null takes 2); mask, sequence_mask: rho above is left out (5, "
-        "2); divergence: a probability that has risen by more, where the advantage is positive (0.2)",
+        description="a ratio above this is cut or left out; of divergence a probability that has risen by more, where "
+        f"the advantage is positive (null takes {_by_kind(1, 'truncate', 'mask', 'sequence_mask', 'divergence')})",
     )
 
     @model_validator(mode="after")
