@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from rl.algorithms import ALGORITHMS, Algorithm
 from rl.algorithms.own import OwnAlgorithmError, own_algorithm
+from rl.correction_config import CorrectionConfig
 from rl.graph import Graph, GraphError, graph_of
 
 OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
@@ -108,6 +109,7 @@ class CommonAlgorithmConfig(BaseModel):
         "(decoupled PPO), by a forward pass more, or interpolated by versions: then tokens weigh old/mu",
     )
     importance_cap: float = Field(5.0, gt=0, description="weight old/mu of a token is cut at this (decoupled PPO)")
+    correction: CorrectionConfig = Field(CorrectionConfig(), title="Correction")
     mask_truncated: bool = Field(
         False,
         description="leave completions that were cut at sampling.max_tokens out of the loss: their end is unknown, but "
@@ -138,9 +140,17 @@ class CommonAlgorithmConfig(BaseModel):
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         own = self.name not in ALGORITHMS
-        if self.proximal == "behaviour" and self.importance_cap != type(self).model_fields["importance_cap"].default:
+        if self.importance_cap != type(self).model_fields["importance_cap"].default:
+            if self.proximal == "behaviour":
+                raise ValueError(
+                    "importance_cap: cuts the weights of proximal recomputed or interpolated; give one of these"
+                )
+            if self.correction.kind == "truncate":
+                raise ValueError("importance_cap: correction truncate cuts the same weights; leave out one of them")
+        if self.proximal == "behaviour" and self.correction.kind == "truncate":
             raise ValueError(
-                "importance_cap: cuts the weights of proximal recomputed or interpolated; give one of these"
+                "correction: truncate cuts the weights of proximal recomputed or interpolated, as with behaviour the "
+                "loss itself has the ratio to mu; give one of these"
             )
         if self.options and not own:
             raise ValueError(f"options: are of an algorithm of yours; those of {self.name} are written algorithm.NAME")
@@ -154,14 +164,21 @@ class CommonAlgorithmConfig(BaseModel):
         if own:
             return self
         try:
-            self.built_in()
+            algorithm = self.built_in()
         except ValidationError as error:
             [first, *_] = error.errors()
             option = ".".join(map(str, first["loc"]))
             raise ValueError(
                 f"{option}: {first['input']!r} is not allowed with name {self.name}: {first['msg']}"
             ) from None
+        if why := self.correction.contradicts(algorithm, self.name, self.proximal):
+            raise ValueError(f"correction: {why}")
         return self
+
+    @property
+    def importance_bound(self) -> float:
+        """At which the weights old/mu are cut."""
+        return self.correction.bounds[1] if self.correction.kind == "truncate" else self.importance_cap
 
 
 def _options() -> dict[str, Any]:
@@ -218,7 +235,7 @@ class AlgorithmSpec(AlgorithmConfig):
             return self.built_in()
         of = own_algorithm(self.name, self.text)
         try:
-            return of(**self.options)
+            found = of(**self.options)
         except ValidationError as error:
             [first, *_] = error.errors()
             option = ".".join(map(str, first["loc"]))
@@ -228,6 +245,9 @@ class AlgorithmSpec(AlgorithmConfig):
                 has = f"its options are {', '.join(of.model_fields)}" if of.model_fields else "it has no options"
                 said = f"is none of its options; did you mean {near[0]}? ({has})" if near else f"is unknown; {has}"
             raise OwnAlgorithmError(f"algorithm.options.{option}: {said} ({self.name})") from None
+        if why := self.correction.contradicts(found, self.name, self.proximal):
+            raise OwnAlgorithmError(f"algorithm.correction: {why}")
+        return found
 
     @property
     def needs(self) -> frozenset[str]:

@@ -104,10 +104,15 @@ def learning(title: str, record: Record) -> Iterator[Chart]:
         "lengths", "Completions", "Their mean length.", record, {"length": "completion/tokens_mean"}, unit="tokens"
     )
     yield from lines(
-        "shares", "Shares", "Completions cut at the token limit; tokens whose ratio was cut; completions that no "
-        "verifier could judge.",
+        "shares", "Shares", "Completions cut at the token limit; tokens whose ratio was cut, and those that a "
+        "correction kept; completions that no verifier could judge.",
         record,
-        {"truncated": "completion/truncated", "clipped": "policy/clip_fraction", "unjudged": "reward/error_rate"},
+        {
+            "truncated": "completion/truncated",
+            "clipped": "policy/clip_fraction",
+            "kept": "correction/kept",
+            "unjudged": "reward/error_rate",
+        },
         share=True,
     )  # fmt: skip
     yield from lines(

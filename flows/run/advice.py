@@ -10,6 +10,7 @@ from infra.runs.metric_log import MetricLine
 STEPS = 5  # that a hint looks at: it is of their median, as one step says little
 CUT = 0.9  # share of truncated completions
 MISMATCH = 0.1  # nats per token
+LEFT_OUT = 0.5  # share of the tokens, by a correction
 COLLAPSED = 0.05, 0.1  # an entropy below so many nats per token, and below this share of the first one
 
 
@@ -22,6 +23,7 @@ class Advice:
         self._nothing = 0  # such steps altogether
         self._truncated: deque[float] = deque(maxlen=STEPS)
         self._mismatches: deque[float] = deque(maxlen=STEPS)  # of the steps with an update
+        self._left_out: deque[float] = deque(maxlen=STEPS)  # of those with a correction
         self._entropies: tuple[float, float] | None = None  # of the first and the last step with an update
         self._said: set[str] = set()
 
@@ -49,11 +51,14 @@ class Advice:
         self._truncated.append(figures["completion/truncated"])
         if math.isfinite(mismatch := figures.get("policy/mismatch_kl", math.nan)):
             self._mismatches.append(mismatch)
+        if "correction/kept" in figures:
+            self._left_out.append(1 - figures["correction/kept"])
         self._saw_entropy(figures)
         found = {
             "cut": self._cut(_usual(self._truncated)),
             "stuck": self._stuck(figures["reward/mean"], figures["reward/pass_rate"]),
             "mismatch": self._mismatch(_usual(self._mismatches)),
+            "left out": self._without(_usual(self._left_out)),
         }
         new = {name: line for name, line in found.items() if line and name not in self._said}
         self._said |= set(new)
@@ -95,6 +100,14 @@ class Advice:
         return (
             f"hint: the policy that is trained differs from the one that sampled by {nats:.2g} nats per token (above "
             f"{MISMATCH:g}): lower staleness or optimizer.lr, or give generators and trainer one policy.dtype"
+        )
+
+    def _without(self, left_out: float) -> str:
+        if left_out <= LEFT_OUT:
+            return ""
+        return (
+            f"hint: algorithm.correction leaves {left_out:.0%} of the tokens out of the loss: lower staleness or "
+            "optimizer.lr, or give it wider bounds (algorithm.correction.low, algorithm.correction.high)"
         )
 
 

@@ -26,7 +26,7 @@ from flows.run.recovery import Progress
 from flows.run.scores import check_other_model, scores_of
 from flows.run.step_time import StepTime
 from flows.run.workplace import Workplace
-from flows.start.defaults import notes_on_adapters, notes_on_tiny
+from flows.start.defaults import notes_on_adapters, notes_on_staleness, notes_on_tiny
 from flows.start.edited import edited, save_sources
 from flows.start.runs import Run, local_folder
 from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
@@ -73,7 +73,8 @@ class Training:
         some = self.problems.some()
         judging = check_verifiers(workplace.dispatch, self._opened.verifiers, some)
         judges = what_judges(self.problems, self.evaluations.plans)
-        for note in filter(None, (judges, *judging, *notes_on_tiny(config.policy.model, some))):
+        old = notes_on_staleness(config.staleness, self.algorithm)
+        for note in filter(None, (judges, *judging, *notes_on_tiny(config.policy.model, some), *old)):
             workplace.display.say(note)
         self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin

@@ -8,6 +8,7 @@ from typing import TypeVar
 from flows.config import EvalConfig, TrainConfig
 from flows.finetune_config import FinetuneConfig
 from infra.interrupts import put_off
+from rl.algorithm_config import AlgorithmSpec
 from rl.config import TINY, TINY_PARAMETERS, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
@@ -79,6 +80,19 @@ def notes_on_tiny(model: str, problems: Sequence[Problem]) -> list[str]:
 def notes_on_adapters(rank: int, trained: int, parameters: int) -> list[str]:
     """A line where adapters are trained: how many of a policy's parameters, theirs included, that is."""
     return [f"lora rank {rank}: {_short(trained)} of {_short(parameters)} parameters are trained"] if rank else []
+
+
+def notes_on_staleness(staleness: int, algorithm: AlgorithmSpec) -> list[str]:
+    """A warning where batches may be more than one version old, and the loss clips around the policy that sampled
+    them: at 4 versions that halved the pass rate of AReaL (arXiv 2505.24298)."""
+    corrected = algorithm.proximal != "behaviour" or algorithm.correction.kind != "none"
+    if staleness <= 1 or corrected or not algorithm.algorithm.trust_region:
+        return []
+    return [
+        f"warning: with staleness {staleness} {algorithm.name} clips around a policy of up to {staleness} versions "
+        "ago, and may learn nothing of tokens that have moved since; give --algorithm.proximal recomputed, which clips "
+        "around the policy of the step, or an --algorithm.correction"
+    ]
 
 
 def with_eval_defaults(config: EvalConfig, trained: TrainConfig | None) -> tuple[EvalConfig, list[str]]:

@@ -53,6 +53,7 @@ class Algorithm(BaseModel, ABC):
     aggregation: ClassVar[Aggregation] = "token"
     by_sequence: ClassVar[bool] = False  # whether its loss reads `Tokens.sequence_ratio`
     every_group: ClassVar[bool] = False  # whether it learns from groups whose rewards are all equal, too
+    trust_region: ClassVar[bool] = False  # whether its loss clips or gates the ratio, to keep pi near old
     overlong_share: ClassVar[float] = 0.0  # share of max_tokens in which rewards fall, where nothing else is given
 
     @abstractmethod

@@ -15,6 +15,7 @@ class Dapo(Algorithm):
 
     summary: ClassVar[str] = "A = (r - mean) / std, clipped wider upwards, long completions penalised"
     overlong_share: ClassVar[float] = 0.2  # 4,096 of 20,480 tokens (section 4.1)
+    trust_region: ClassVar[bool] = True
 
     clip_low: float = Field(0.2, gt=0, lt=1, description="the ratio pi/old is clipped from below to 1 - clip_low")
     clip_high: float = Field(0.28, gt=0, description="and from above to 1 + clip_high")

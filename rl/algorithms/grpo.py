@@ -14,6 +14,7 @@ class Grpo(Algorithm):
 
     summary: ClassVar[str] = "A = (r - mean) / std, clipped ratio"
     aggregation: ClassVar[Aggregation] = "sequence"  # the mean over its tokens, then over completions (equation 3)
+    trust_region: ClassVar[bool] = True
 
     clip: float = Field(0.2, gt=0, lt=1, description="the ratio pi/old is clipped to [1 - clip, 1 + clip]")
     dual_clip: float = Field(3.0, gt=1, description="where the advantage is negative, the ratio counts as at most this")

@@ -15,6 +15,7 @@ class Gspo(Algorithm):
     summary: ClassVar[str] = "A = (r - mean) / std, the clipped ratio of whole completions"
     aggregation: ClassVar[Aggregation] = "sequence"  # 1 / |y| of each ratio, the mean over completions (equation 5)
     by_sequence: ClassVar[bool] = True
+    trust_region: ClassVar[bool] = True
 
     clip_low: float = Field(3e-4, gt=0, lt=1, description="the ratio s is clipped from below to 1 - clip_low")
     clip_high: float = Field(4e-4, gt=0, description="and from above to 1 + clip_high")

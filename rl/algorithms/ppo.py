@@ -17,6 +17,7 @@ class Ppo(Algorithm):
     summary: ClassVar[str] = "A by GAE with a critic, clipped ratio"
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
     every_group: ClassVar[bool] = True
+    trust_region: ClassVar[bool] = True
 
     clip: float = Field(0.2, gt=0, lt=1, description="the ratio pi/old is clipped to [1 - clip, 1 + clip]")
     gamma: float = Field(1.0, gt=0, le=1, description="discount of a reward one token later")

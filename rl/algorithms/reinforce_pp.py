@@ -16,6 +16,7 @@ class ReinforcePp(Algorithm):
 
     summary: ClassVar[str] = "A = (r - mean) / std of the batch's tokens, clipped ratio"
     every_group: ClassVar[bool] = True
+    trust_region: ClassVar[bool] = True
 
     clip: float = Field(0.2, gt=0, lt=1, description="the ratio pi/old is clipped to [1 - clip, 1 + clip]")
 

@@ -14,6 +14,7 @@ class Sapo(Algorithm):
 
     summary: ClassVar[str] = "A = (r - mean) / std, softly gated ratio"
     aggregation: ClassVar[Aggregation] = "sequence"  # equation 5
+    trust_region: ClassVar[bool] = True
 
     tau_positive: float = Field(1.0, gt=0, description="how fast the gate closes where the advantage is positive")
     tau_negative: float = Field(1.05, gt=0, description="and where it is negative, which destabilises more")

@@ -5,7 +5,7 @@ Legend: P groups, G completions per group, T tokens of a completion, N completio
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from torch import Tensor
 from rl.algorithms import Algorithm
 from rl.algorithms.algorithm import Floats, Tokens
 from rl.algorithms.ratios import LARGEST
+from rl.correction_config import CorrectionConfig
+from rl.learning.corrections import KEPT, SQUARES, WEIGHTS, completion_means, kept_by, truncated
 from rl.learning.packing import Packed
 from rl.records import Rollouts
 
@@ -46,16 +48,22 @@ class Objective:
     proximal: Tensor | None = None  # log of the proximal policy, where it was computed
     alpha: Tensor | None = None  # where it is interpolated: see `interpolation`
     importance_cap: float = math.inf
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     kept: Tensor | None = None  # whose policy loss counts; None for all
     reference: Tensor | None = None  # log-probs under the reference model
     estimator: str = "k3"  # of the divergence: see `KlConfig`
     coefficient: float = 0.0  # of the divergence in the loss
     entropy: float = 0.0  # of the entropies in the objective
 
+    @property
+    def by_sequence(self) -> bool:
+        """Whether a token's term depends on the others of its completion."""
+        return self.algorithm.by_sequence or self.correction.kind == "sequence_mask"
+
     def on(self, packed: Packed, scale: float) -> "PassObjective":
         """That of the tokens of a forward pass, on its device; its loss is ``scale`` times as large."""
         where, device = (packed.group.cpu(), packed.sample.cpu(), packed.token_index.cpu()), packed.targets.device
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
         tensors: dict[str, Any] = {name: of[where].to(device) for name, of in found.items() if isinstance(of, Tensor)}
         completion = packed.group * self.advantage.shape[1] + packed.sample
         return PassObjective(replace(self, **tensors), completion, scale)
@@ -68,6 +76,7 @@ class PassObjective:
         """``completion``: [N] which completion each token is of."""
         self._of, self._completion, self._scale = of, completion, scale
         self._sequence_ratio: Tensor | None = None  # [N]
+        self._sequence_gap: Tensor | None = None  # [N]: see `_gap`, the mean over the token's completion
 
     @property
     def entropy_weights(self) -> Tensor | None:
@@ -76,11 +85,11 @@ class PassObjective:
 
     def see(self, logprobs: Tensor) -> None:
         """Take the log-probs [N] of all tokens, from which the ratios of whole completions follow."""
-        gap = logprobs - self._old(logprobs, slice(None))
-        sums, lengths = gap.new_zeros(2, int(self._completion.max()) + 1)
-        sums.index_add_(0, self._completion, gap)
-        lengths.index_add_(0, self._completion, torch.ones_like(gap))
-        self._sequence_ratio = (sums / lengths.clamp(min=1))[self._completion]
+        old = self._old(logprobs, slice(None))
+        if self._of.algorithm.by_sequence:
+            self._sequence_ratio = completion_means(logprobs - old, self._completion)
+        if self._of.correction.kind == "sequence_mask":
+            self._sequence_gap = completion_means(self._gap(logprobs, old, slice(None)), self._completion)
 
     def loss(self, logprobs: Tensor, part: slice) -> Tensor:
         """The loss of a part of the tokens from their log-probs [C]."""
@@ -107,16 +116,38 @@ class PassObjective:
         ratio = None if self._sequence_ratio is None else self._sequence_ratio[part]
         found = of.algorithm.token_loss(Tokens(logprobs, old, of.advantage[part], ratio))
         value, metrics = found.value, dict(found.metrics)
-        if of.proximal is not None or of.alpha is not None:
-            importance = (old - of.behaviour[part]).clamp(max=LARGEST).exp()
+        if self._decoupled:
+            importance = truncated(self._gap(logprobs, old, part), math.inf)
             value = value * importance.clamp(max=of.importance_cap)
             metrics["importance_weight"] = importance
         if of.kept is not None:
             value = torch.where(of.kept[part], value, 0.0)
             metrics["masked_fraction"] = ~of.kept[part]
+        if of.correction.kind != "none":
+            value, corrected = self._corrected(value, logprobs.detach(), old, part)
+            metrics |= corrected
         if of.reference is None:
             return value, metrics, None
         return value, metrics, divergence(logprobs, of.reference[part], of.estimator)
+
+    def _corrected(
+        self, value: Tensor, logprobs: Tensor, old: Tensor, part: slice
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """[C] terms of the tokens that the correction keeps, 0 for the others, and what its figures follow from."""
+        of, gap = self._of, self._gap(logprobs, old, part)
+        among = gap if self._sequence_gap is None else self._sequence_gap[part]
+        kept = kept_by(of.correction, among, logprobs, of.behaviour[part], of.advantage[part])
+        learned = kept if of.kept is None else kept & of.kept[part]
+        weight = torch.where(learned, truncated(gap, of.importance_cap if self._decoupled else math.inf), 0.0)
+        return torch.where(kept, value, 0.0), {KEPT: kept, WEIGHTS: weight, SQUARES: weight.square()}
+
+    @property
+    def _decoupled(self) -> bool:
+        return self._of.proximal is not None or self._of.alpha is not None
+
+    def _gap(self, logprobs: Tensor, old: Tensor, part: slice) -> Tensor:
+        """[C] log-ratio to the behaviour policy that is corrected: of the proximal policy, where there is one."""
+        return (old if self._decoupled else logprobs.detach()) - self._of.behaviour[part]
 
     def _old(self, logprobs: Tensor, part: slice) -> Tensor:
         """[C] log-probs of the old policy: of the behaviour policy, or the proximal one."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl.algorithm_config import AlgorithmSpec, KlConfig
 from rl.algorithms.algorithm import Algorithm, Floats
+from rl.learning import corrections
 from rl.learning.logprobs import completion_logprobs, token_scores
 from rl.learning.objective import Objective, interpolation
 from rl.learning.optimized import OptimizerStep
@@ -23,12 +24,15 @@ from rl.records import Batch
 def mean_of(steps: Sequence[OptimizerStep]) -> dict[str, float]:
     """The metrics of an update. The mismatch is that of its first optimizer step, which the others have caused."""
     tokens = sum(step.tokens for step in steps)
-    found = {f"policy/{name}": sum(step.sums[name] for step in steps) / tokens for name in steps[0].sums}
+    sums = {name: sum(step.sums[name] for step in steps) for name in steps[0].sums}
+    of_correction = corrections.figures(sums, tokens)
+    found = {f"policy/{name}": total / tokens for name, total in sums.items()}
     found["policy/mismatch_kl"] = steps[0].sums["mismatch_kl"] / steps[0].tokens
     return {
         "loss/policy": sum(step.loss for step in steps) / len(steps),
         "policy/grad_norm": sum(step.norm for step in steps) / len(steps),
         **found,
+        **of_correction,
     }
 
 
@@ -116,7 +120,8 @@ class Update:
             behaviour=torch.from_numpy(rollouts.logprobs),
             proximal=None if self._proximal is None else torch.from_numpy(self._proximal),
             alpha=alpha,
-            importance_cap=config.importance_cap,
+            importance_cap=config.importance_bound,
+            correction=config.correction,
             kept=self._kept(part),
             reference=None if reference is None else torch.from_numpy(reference),
             estimator=config.kl.chosen,
@@ -136,7 +141,7 @@ class Update:
                 self._temperature,
                 of_pass.loss,
                 entropy_weights=of_pass.entropy_weights,
-                before=of_pass.see if self._algorithm.by_sequence else None,
+                before=of_pass.see if objective.by_sequence else None,
                 checkpointing=checkpointing,
             )
             return of_pass.sums(logprobs, entropy)

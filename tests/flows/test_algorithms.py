@@ -24,8 +24,12 @@ from infra.runs.record import read_record
             {"algorithm": "dapo", "algorithm__proximal": "interpolated", "algorithm__entropy": "0.01"},
             ["policy/entropy"],
         ),
+        (
+            {"algorithm": "cispo", "algorithm__correction": "sequence_mask", "staleness": "2"},
+            ["correction/kept", "correction/ess"],
+        ),
     ],
-    ids=["gspo", "m2po", "dapo"],
+    ids=["gspo", "m2po", "dapo", "corrected"],
 )
 def test_a_run_logs_what_its_algorithm_says(lab: Any, options: dict[str, str], logged: list[str]) -> None:
     result = lab.train(**options, steps="2")
@@ -34,6 +38,16 @@ def test_a_run_logs_what_its_algorithm_says(lab: Any, options: dict[str, str], l
         found = lab.metrics(run, name)
         assert list(found) == [1, 2], name
         assert all(math.isfinite(value) for value in found.values()), name
+
+
+def test_a_run_whose_loss_clips_around_an_old_policy_begins_with_a_warning(
+    lab: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.train(algorithm="grpo", staleness="2", steps="1")
+    assert (
+        capsys.readouterr().err.count("warning: with staleness 2 grpo clips around a policy of up to 2 versions ago")
+        == 1
+    )
 
 
 def test_remax_is_given_the_reward_of_a_greedy_completion_of_each_prompt(

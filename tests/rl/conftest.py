@@ -28,7 +28,7 @@ from rl.model.policy import Policy
 from rl.model.tiny import build_tokenizer
 from rl.records import Batch, Problem, Rollouts
 from rl.sampling.sampler import sample
-from tests.rl.updates import REWARDS, Judged
+from tests.rl.updates import REWARDS, Judged, Make, off_policy
 
 settings.register_profile("rl", deadline=None)  # another process may take the processor in the middle of an example
 settings.load_profile("rl")
@@ -145,6 +145,29 @@ def drawn(problems: list[Problem], judged: Judged) -> Callable[..., Batch]:
         return judged(sample(policy, 0, problems, config, samples=4, seed=0, step=step, groups=range(3)), REWARDS)
 
     return draw
+
+
+@pytest.fixture
+def sequences(
+    make_policy: Make,
+    drawn: Callable[..., Batch],
+    exactly: Callable[[PreTrainedModel], PreTrainedModel],
+    alone: Callable[..., Tensor],
+) -> Callable[..., tuple[Policy, Batch, PreTrainedModel, dict[tuple[int, int], Tensor], dict[tuple[int, int], Tensor]]]:
+    """An off-policy batch, and of each completion of the groups that vary log pi, differentiable, and log mu."""
+
+    def make(name: str = "qwen3", spread: float = 0.3) -> Any:
+        policy = make_policy(name, eager=4.0)
+        batch = off_policy(drawn(policy), spread)
+        model, pi, mu = exactly(policy.model), {}, {}
+        for p, row in enumerate(REWARDS):
+            for g in range(4) if len(set(row)) > 1 else ():
+                length = int(batch.rollouts.lengths[p, g])
+                pi[p, g] = alone(model, batch.rollouts.prompts[p], batch.rollouts.tokens[p, g, :length])
+                mu[p, g] = torch.from_numpy(batch.rollouts.logprobs[p, g, :length]).double()
+        return policy, batch, model, pi, mu
+
+    return make
 
 
 @pytest.fixture

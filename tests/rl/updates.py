@@ -1,5 +1,6 @@
 """What the tests of the learner share: a batch to learn from, its gradient, and what an update changes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rl.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
@@ -78,3 +80,18 @@ def judged(rewards: NDArray[np.float32], **more: Any) -> Batch:
     problem = Problem("1 + 1", "1 + 1", "test")
     rollouts = Rollouts.padded([problem] * P, [[1]] * P, [[2]] * (P * G))
     return Batch(rollouts, rewards, (("",) * G,) * P, **more)
+
+
+def compare(found: list[Tensor], model: PreTrainedModel, loss: Tensor) -> None:
+    loss.backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    assert torch.cat([one.flatten() for one in expected if one is not None]).norm() > 1e-3
+    for one, other in zip(found, expected, strict=True):
+        assert other is not None
+        torch.testing.assert_close(one.double(), other, atol=1e-5, rtol=1e-4)
+
+
+def normalised(rewards: list[float]) -> list[float]:
+    mean = sum(rewards) / len(rewards)
+    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    return [(reward - mean) / (deviation + 1e-6) for reward in rewards]

@@ -40,6 +40,50 @@ NAMES = ", ".join(ALGORITHMS)
             "algorithm: importance_cap: cuts the weights of proximal recomputed or interpolated; give one of these",
         ),
         (
+            "--algorithm.correction truncate",
+            "algorithm: correction: truncate cuts the weights of proximal recomputed or interpolated, as with "
+            "behaviour the loss itself has the ratio to mu; give one of these",
+        ),
+        (
+            "--algorithm.correction truncate --algorithm.proximal recomputed --algorithm.importance_cap 3",
+            "algorithm: importance_cap: correction truncate cuts the same weights; leave out one of them",
+        ),
+        (
+            "--algorithm m2po --algorithm.correction mask",
+            "algorithm: correction: m2po leaves tokens out by their ratio to mu itself, and mask would do it again",
+        ),
+        (
+            "--algorithm grpo --algorithm.correction divergence",
+            "algorithm: correction: divergence stands in place of a clip, and grpo clips the same ratio to mu; take "
+            "cispo or reinforce, which do not, or proximal recomputed or interpolated, which clips another",
+        ),
+        ("--algorithm.correction.high 3", "algorithm.correction: high: needs a kind other than none"),
+        (
+            "--algorithm.correction mask --algorithm.correction.high 0.9",
+            "algorithm.correction: high: on-policy tokens, of a ratio of 1, would be left out; give more than 1",
+        ),
+        (
+            "--algorithm.correction sequence_mask --algorithm.correction.low 1",
+            "algorithm.correction: low: on-policy tokens, of a ratio of 1, would be left out; give less than 1",
+        ),
+        (
+            "--algorithm.correction divergence --algorithm.correction.low 0",
+            "algorithm.correction: low: 0 would leave out what rounding moves; give more",
+        ),
+        (
+            "--algorithm.correction truncate --algorithm.correction.low 0.5",
+            "algorithm.correction: low: truncate cuts from above alone; leave it out",
+        ),
+        (
+            "--algorithm.correction truncate --algorithm.correction.high 0.5",
+            "algorithm.correction: high: 0.5 would weigh on-policy tokens less; give at least 1",
+        ),
+        (
+            "--algorithm.correction icepop",
+            "--algorithm.correction.kind: 'icepop' is not allowed; give one of none, truncate, mask, sequence_mask, "
+            "divergence",
+        ),
+        (
             "--algorithm grpo --critic.lr 1e-4",
             "critic.lr: grpo has no critic; take one that has, such as ppo, or leave it out",
         ),
@@ -99,7 +143,14 @@ def test_what_an_own_algorithm_has_is_not_known_before_it_is_opened() -> None:
         config.refuse_unused_models(set())
 
 
-@pytest.mark.parametrize("of", [{}, {"algorithm": "ppo", "critic.lr": "1e-4", "cluster.critics": "1"}])
+@pytest.mark.parametrize(
+    "of",
+    [
+        {},
+        {"algorithm": "ppo", "critic.lr": "1e-4", "cluster.critics": "1"},
+        {"algorithm.correction": "mask", "algorithm.correction.high": "8"},
+    ],
+)
 def test_what_was_saved_is_read_again(of: dict[str, str]) -> None:
     saved = read_config(TrainConfig, file=None, overrides=of)
     assert read_config(TrainConfig, file=None, overrides={}, base=saved.model_dump(mode="json")) == saved

@@ -11,6 +11,7 @@ FINE = {
     "reward/mean": 0.4,
     "reward/pass_rate": 0.4,
     "policy/mismatch_kl": 0.001,
+    "correction/kept": 0.95,
 }
 
 
@@ -20,7 +21,9 @@ def test_a_run_that_goes_well_gets_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "figures", [{"completion/truncated": 0.97}, {"policy/mismatch_kl": 0.3}], ids=["cut", "mismatch"]
+    "figures",
+    [{"completion/truncated": 0.97}, {"policy/mismatch_kl": 0.3}, {"correction/kept": 0.1}],
+    ids=["cut", "mismatch", "left out"],
 )
 def test_two_steps_of_five_are_no_reason_for_one(figures: dict[str, float]) -> None:
     advice = Advice(40)
@@ -33,6 +36,7 @@ def test_two_steps_of_five_are_no_reason_for_one(figures: dict[str, float]) -> N
     [
         ({"completion/truncated": 0.97}, "97% of the completions were cut at sampling.max_tokens 40"),
         ({"policy/mismatch_kl": 0.3}, "lower staleness or optimizer.lr"),
+        ({"correction/kept": 0.1}, "algorithm.correction leaves 90% of the tokens out of the loss"),
     ],
 )
 def test_each_is_said_once_by_the_median_of_five_steps(figures: dict[str, float], words: str) -> None:

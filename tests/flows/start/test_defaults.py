@@ -9,7 +9,9 @@ from transformers import Qwen3Config
 
 from flows.config import EvalConfig, TrainConfig
 from flows.options.reading import read_config
-from flows.start.defaults import notes_on_tiny, parameters, with_defaults, with_eval_defaults
+from flows.start.defaults import notes_on_staleness, notes_on_tiny, parameters, with_defaults, with_eval_defaults
+from rl.algorithm_config import AlgorithmSpec
+from rl.algorithms import ALGORITHMS
 from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem
 
@@ -134,3 +136,16 @@ def test_the_tiny_policy_is_not_sent_to_learn_words_without_a_line() -> None:
     (said,) = notes_on_tiny("tiny", words + sums[:1])
     assert "take one that knows words, such as --policy" in said
     assert [notes_on_tiny(*of) for of in (("tiny", words + sums), ("tiny", []), ("Qwen/Qwen3-0.6B", words))] == [[]] * 3
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_clip_around_a_policy_of_several_versions_ago_is_warned_of(name: str) -> None:
+    clips = name in {"grpo", "dr_grpo", "dapo", "gspo", "sapo", "ppo", "reinforce_pp"}
+    plain = AlgorithmSpec(name=name)
+    assert [len(notes_on_staleness(staleness, plain)) for staleness in (0, 1, 2, 8)] == [0, 0, clips, clips]
+    for line in notes_on_staleness(8, plain):
+        assert line.startswith(f"warning: with staleness 8 {name} clips around a policy of up to 8 versions ago")
+        assert "\n" not in line
+    assert notes_on_staleness(8, AlgorithmSpec(name=name, proximal="recomputed")) == []
+    if name != "m2po":
+        assert notes_on_staleness(8, AlgorithmSpec.model_validate({"name": name, "correction": {"kind": "mask"}})) == []

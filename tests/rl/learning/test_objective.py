@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from rl.algorithm_config import AlgorithmSpec
 from rl.learning.learner import Learner
@@ -17,49 +15,22 @@ from rl.learning.logprobs import completion_logprobs
 from rl.learning.objective import divergence
 from rl.learning.shaping import shaped
 from rl.learning.update import adapted, divided
-from rl.model.policy import Policy
 from rl.records import Batch
-from tests.rl.updates import MAX_TOKENS, PLAIN, REINFORCE, REWARDS, Make, gradient_of, identical, off_policy, weights
+from tests.rl.updates import (
+    MAX_TOKENS,
+    PLAIN,
+    REINFORCE,
+    REWARDS,
+    Make,
+    compare,
+    gradient_of,
+    identical,
+    normalised,
+    off_policy,
+    weights,
+)
 
 Drawn = Callable[..., Batch]
-
-
-@pytest.fixture
-def sequences(
-    make_policy: Make,
-    drawn: Drawn,
-    exactly: Callable[[PreTrainedModel], PreTrainedModel],
-    alone: Callable[..., Tensor],
-) -> Callable[..., tuple[Policy, Batch, PreTrainedModel, dict[tuple[int, int], Tensor], dict[tuple[int, int], Tensor]]]:
-    """An off-policy batch, and of each completion of the groups that vary log pi, differentiable, and log mu."""
-
-    def make(name: str = "qwen3", spread: float = 0.3) -> Any:
-        policy = make_policy(name, eager=4.0)
-        batch = off_policy(drawn(policy), spread)
-        model, pi, mu = exactly(policy.model), {}, {}
-        for p, row in enumerate(REWARDS):
-            for g in range(4) if len(set(row)) > 1 else ():
-                length = int(batch.rollouts.lengths[p, g])
-                pi[p, g] = alone(model, batch.rollouts.prompts[p], batch.rollouts.tokens[p, g, :length])
-                mu[p, g] = torch.from_numpy(batch.rollouts.logprobs[p, g, :length]).double()
-        return policy, batch, model, pi, mu
-
-    return make
-
-
-def compare(found: list[Tensor], model: PreTrainedModel, loss: Tensor) -> None:
-    loss.backward()
-    expected = [parameter.grad for parameter in model.parameters()]
-    assert torch.cat([one.flatten() for one in expected if one is not None]).norm() > 1e-3
-    for one, other in zip(found, expected, strict=True):
-        assert other is not None
-        torch.testing.assert_close(one.double(), other, atol=1e-5, rtol=1e-4)
-
-
-def normalised(rewards: list[float]) -> list[float]:
-    mean = sum(rewards) / len(rewards)
-    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    return [(reward - mean) / (deviation + 1e-6) for reward in rewards]
 
 
 @pytest.mark.parametrize("name", ["dapo", "dr_grpo", "cispo", "sapo", "gspo", "rloo", "maxrl", "m2po"])

@@ -10,6 +10,7 @@ from rl.learning.trial import try_algorithm
 
 REINFORCE = "from rl.algorithms.reinforce import *\nimport numpy as np\nimport torch\nclass Mine(Reinforce):\n"
 ADVANTAGES = "    def advantages(self, batch):\n        return "
+TOKEN_MASK = "    def token_mask(self, log_ratio, advantage):\n        return "
 TOKEN_LOSS = "    def token_loss(self, tokens):\n        return "
 
 
@@ -47,3 +48,24 @@ def test_a_formula_that_fails_is_one_line(method: str, says: str) -> None:
 @pytest.mark.parametrize("kl", [KlConfig(), KlConfig(coefficient=0.1), KlConfig(coefficient=0.1, in_reward=True)])
 def test_what_every_built_in_algorithm_gives_is_let_through(name: str, kl: KlConfig) -> None:
     try_algorithm(AlgorithmSpec(name=name, kl=kl))
+
+
+@pytest.mark.parametrize(
+    ("base", "body", "kind", "says"),
+    [
+        ("Grpo", "    pass", "divergence", "mine.py:Mine clips the same ratio to mu"),
+        ("Grpo", f"{TOKEN_MASK}advantage > 0", "mask", "mine.py:Mine leaves tokens out .* and mask would do it again"),
+        ("Cispo", "    pass", "divergence", ""),
+        ("Cispo", f"{TOKEN_MASK}advantage > 0", "none", ""),
+    ],
+)
+def test_a_correction_is_refused_where_the_users_loss_has_one_of_the_same_ratio(
+    base: str, body: str, kind: str, says: str
+) -> None:
+    text = f"from rl.algorithms.{base.lower()} import *\nclass Mine({base}):\n{body}\n"
+    spec = AlgorithmSpec.model_validate({"name": "mine.py:Mine", "text": text, "correction": {"kind": kind}})
+    if not says:
+        try_algorithm(spec)
+        return
+    with pytest.raises(OwnAlgorithmError, match=f"algorithm.correction: .*{says}"):
+        try_algorithm(spec)
