@@ -25,6 +25,7 @@ from rl.config import (
 )
 from rl.critic_config import CriticConfig
 from rl.optimizer_config import OptimizerConfig
+from tasks.calls.inflight import InflightConfig
 from tasks.collection import BatchConfig
 
 SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")
@@ -177,6 +178,7 @@ class TrainConfig(ConfigTree):
     batch: BatchConfig = BatchConfig()
     policy: TrainedPolicy = PolicyConfig()
     sampling: SamplingConfig = SamplingConfig()
+    inflight: InflightConfig = InflightConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -221,6 +223,11 @@ class TrainConfig(ConfigTree):
             idle = all(set(self.placement.tags(call)) & (set(ROLES) - {role}) for call in self.placement.calls)
             if getattr(self.cluster, option) and read not in needs and idle:
                 raise ValueError(f"cluster.{option}: {why}, so that they would have nothing to do; leave it out")
+
+    @model_validator(mode="after")
+    def _in_flight(self) -> Self:
+        self.inflight.in_use(self.staleness, self.policy.engine)
+        return self
 
     @model_validator(mode="after")
     def _served(self) -> Self:

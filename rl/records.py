@@ -74,12 +74,13 @@ class Rollouts:
         *,
         logprobs: Iterable[ArrayLike] | None = None,
         version: int = 0,
+        versions: Iterable[ArrayLike] | None = None,
         ended: ArrayLike = True,
         texts: Sequence[str] = (),
         seconds: float = 0.0,
     ) -> "Rollouts":
-        """Of [P] prompts and [P * G] completions as token ids, each of its own length. Log-probs, flags and texts are
-        [P * G] too; without them log-probs are 0 and texts empty."""
+        """Of [P] prompts and [P * G] completions as token ids, each of its own length. Log-probs, versions, flags and
+        texts are [P * G] too; without them log-probs are 0, versions all ``version`` and texts empty."""
         tokens = [np.asarray(completion) for completion in completions]
         P, G = len(problems), len(tokens) // len(problems)  # noqa: N806
         lengths = np.array([len(each) for each in tokens], dtype=np.int32)
@@ -96,7 +97,7 @@ class Rollouts:
             prompts=tuple(np.asarray(prompt, dtype=np.int32) for prompt in prompts),
             tokens=filled(tokens, np.int32),
             logprobs=filled(map(np.zeros, lengths) if logprobs is None else logprobs, np.float32),
-            versions=(inside * np.int32(version)).reshape(P, G, -1),
+            versions=filled((np.full(n, version) for n in lengths) if versions is None else versions, np.int32),
             lengths=lengths.reshape(P, G),
             ended=np.full(len(tokens), ended, dtype=np.bool_).reshape(P, G),
             texts=tuple(tuple(texts[p * G : (p + 1) * G]) for p in range(P)),

@@ -26,5 +26,5 @@ def publish(
     published = dispatch.run(trainer.call, trainer.publish, step, background="publish", begun=begun)
     done(published)
     if isinstance(trainer, Trainer):
-        dispatch.tell("generate", prefetch, published.version)
+        dispatch.tell("generate", prefetch, published.version, trainer.fence)
     return published

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.judging import Judgement
-from rl.records import Batch, Problem
+from rl.records import Batch, Problem, Rollouts
 
 REASONS = 20  # that are logged apart, of a step and of a run
 SAMPLES = 8  # completions that are shown to people, of a step
@@ -121,8 +121,15 @@ class RolloutBatch:
             "leases/refused": self.refused,
             "completion/tokens_mean": self.tokens / self.completions,
             "completion/truncated": self.truncated,
+            "staleness/swapped": swapped(self.everything.rollouts),
             **{f"reasons/{name}": count / self.completions for name, count in counted(self.reasons).items()},
         }
+
+
+def swapped(rollouts: Rollouts) -> float:
+    """Share of the completions that more than one version has drawn."""
+    last = np.take_along_axis(rollouts.versions, rollouts.lengths[:, :, None] - 1, axis=2)[:, :, 0]
+    return float((last != rollouts.versions[:, :, 0]).mean())
 
 
 def pass_rate(rewards: NDArray[np.float32]) -> float:

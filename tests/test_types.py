@@ -27,7 +27,7 @@ def of(
     items: Sequence[Arguments] = [(version, 3, range(2), problems)]
     dispatch.lease("generate", generator.generate, items)
     dispatch.lease("verify", judge, [(problems, texts, verifiers)])
-    dispatch.tell("generate", prefetch, version)
+    dispatch.tell("generate", prefetch, version, trainer.fence)
     made: int = dispatch.run("train", trainer.advance, 3, batch, {}).step
 
     dispatch.run("train", trainer.advance, batch, 3, {})  # wrong
@@ -35,7 +35,7 @@ def of(
     dispatch.run("train", trainer.publish, version, background="publish")  # wrong
     dispatch.lease("generate", generator.generate, [(3, version, range(2), problems)])  # wrong
     dispatch.lease("verify", judge, [(texts, problems, verifiers)])  # wrong
-    dispatch.tell("generate", prefetch, 3)  # wrong
+    dispatch.tell("generate", prefetch, 3, trainer.fence)  # wrong
     reward: float = dispatch.run("train", trainer.advance, 3, batch, {})  # wrong
 """
 

@@ -4,7 +4,7 @@ import json
 import shlex
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Self
 
@@ -42,6 +42,7 @@ from infra.weights.version import PolicyVersion
 from rl.config import TINY
 from rl.records import Learned
 from tasks.calls.generator import Generator
+from tasks.calls.inflight import Inflight
 from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer
 from tasks.generate import Admission, check_servers
@@ -184,6 +185,8 @@ class Training:
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
         self.admission = Admission(config.staleness, begun.vocabulary)
+        if config.inflight.in_use(config.staleness, config.policy.engine):
+            self.generator = replace(self.generator, inflight=Inflight(fence, config.inflight.kv_versions))
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
         self.criticism = criticism_of(self.workplace, config, critic, self.tracker, begun)
         by = self.generator, self.publishing, self.admission, self.problems.verifiers

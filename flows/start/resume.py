@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "tracking",
     "checkpoint",
     "evals",
+    "inflight",
     "policy.device",
     "policy.engine",
     "verifier.seconds",

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from infra import disk
 from infra.cluster.timeline import Fetched
 from infra.storage import place, store
+from infra.storage.fence import Fence
 from infra.storage.manifest import NotThere, Torn
 from infra.storage.retry_policy import RetryPolicy
 from infra.storage.store import Folder
@@ -28,6 +29,14 @@ GROWTH = 2  # times its size is what a version may have at most, whatever a mani
 KEPT_WHOLE = 3  # folders in a cache
 ATTEMPTS = 4  # to find a chain of intact folders
 POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Brought:
+    """A version that a prefetch has brought."""
+
+    version: PolicyVersion
+    session: Fence  # of its trainer: the next one may have gone back, and make other weights of the same steps
 
 
 class Mirror:
@@ -53,7 +62,9 @@ class Mirror:
         self._beside: tempfile.TemporaryDirectory[str] | None = None  # where `root` is
         self._files = ""  # digest of the files of the version, beside its weights
         self._fetched = Fetched()
+        self._counting = threading.Lock()  # of what is fetched, while that goes on
         self._ahead: threading.Thread | None = None
+        self.brought: Brought | None = None  # last; see `now` whether it is still here
 
     @property
     def nbytes(self) -> int:
@@ -90,16 +101,28 @@ class Mirror:
         finally:
             self._lock.release()
 
-    def prefetch(self, version: PolicyVersion) -> None:
-        """Begin to fetch `version` in the background, where a version is here that differences start from; what fails
-        is raised by the next `at`."""
+    @contextmanager
+    def now(self, version: PolicyVersion) -> Iterator[Weights | None]:
+        """The weights of `version` as by `at` where they are here and free at this moment, else None: nothing is waited
+        for."""
+        if not self._lock.acquire(blocking=False):
+            yield None
+            return
+        try:
+            yield self._weights if self._version == version.id else None
+        finally:
+            self._lock.release()
+
+    def prefetch(self, version: PolicyVersion, session: Fence) -> None:
+        """Begin to fetch `version` in the background, where a version is here that differences start from, and none is
+        being fetched so: it is `brought` then. What fails is raised by the next `at`."""
         if self._version is None or (self._ahead is not None and self._ahead.is_alive()):
             return
 
         def bring() -> None:
             try:
                 with self.at(version):
-                    pass
+                    self.brought = Brought(version, session)
             except Exception:  # noqa: BLE001, S110 - `at` meets it again
                 pass
 
@@ -108,7 +131,7 @@ class Mirror:
 
     def take_fetched(self) -> Fetched:
         """What was fetched since the last call, in the background too."""
-        with self._lock:
+        with self._counting:
             taken, self._fetched = self._fetched, Fetched()
         return taken
 
@@ -177,7 +200,8 @@ class Mirror:
             self._forget()
             raise
         self._version = edge.makes
-        self._fetched.add(Fetched(edge.bytes, applied - began, time.perf_counter() - applied))
+        with self._counting:
+            self._fetched.add(Fetched(edge.bytes, applied - began, time.perf_counter() - applied))
 
     def _replace(self, edge: Edge, folder: Folder) -> None:
         manifest = edge.manifest

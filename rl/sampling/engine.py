@@ -3,7 +3,8 @@
 A step draws one token for every sequence that runs. Those that enter are prefilled first, a prompt once for all of its
 sequences; the others give their last token to the model. With `Slots.strides` a step draws several tokens, or one of
 those that enter. So a token's log-prob is that of the weights at its step, and sequences may be taken back between two
-steps and gone on with here or elsewhere.
+steps and gone on with here or elsewhere. The weights may be written to between two steps (`swapped`): what was drawn
+stays, with the version that drew it.
 
 Legend: P prompts, G completions of each, T tokens of a completion at most.
 """
@@ -22,6 +23,10 @@ from rl.sampling.slots import Slots
 from rl.sampling.strides import STRIDE, Strides
 
 
+def no_swap() -> None:
+    """The weights stay."""
+
+
 class Engine:
     """Draws completions of one policy."""
 
@@ -33,9 +38,11 @@ class Engine:
         temperature: float = 1.0,
         ends: Sequence[int] = (),
         stop: Sequence[str] = (),
+        version: int = 0,
     ) -> None:
-        """`ends`: token ids that end a completion, as the strings `stop` do."""
+        """`ends`: token ids that end a completion, as the strings `stop` do. `version`: of the policy's weights."""
         self.policy = policy
+        self.version = version
         self.slots = slots or Slots(policy)
         self.temperature = temperature
         self.ends = torch.tensor(ends, dtype=torch.int64, device=policy.device)
@@ -49,6 +56,7 @@ class Engine:
         self._tried_alone = False  # memory has run out with one row since the last completion
         self._parameters = list(policy.model.parameters())
         self._weights = self._written()
+        self._versions = [version]  # the newest that had the same weights, by `Place.weights`
         if self.slots.lean is not None:
             self.slots.lean.follow()
 
@@ -73,6 +81,7 @@ class Engine:
             draw.logprobs = np.append(draw.logprobs, np.full(len(given), np.nan, dtype=np.float32))
         if draw.ended or len(draw.tokens) >= draw.limit:
             raise ValueError(f"a completion that is over: {len(draw.tokens)} of {draw.limit} tokens")
+        draw.by(self.version, len(draw.tokens))
         draw.number = self._added
         self._added += 1
         self._added_since = True
@@ -94,6 +103,43 @@ class Engine:
     def busy(self) -> bool:
         """Whether there is anything left to draw."""
         return bool(self.schedule.rows or self.schedule.waiting)
+
+    # -- its weights
+
+    @torch.inference_mode()
+    def swapped(self, version: int, kv_versions: int) -> None:
+        """The policy's weights are those of `version` from the next token on. Keys and values that are more than
+        `kv_versions` older are computed again: all, once one of them is. Where no weight was written to they are of
+        this version too."""
+        self._follow()
+        self._versions[-1] = self.version = version
+        schedule = self.schedule
+        if self._rows is not None:
+            for draw, count in zip(schedule.rows, self._rows.counts, strict=True):
+                draw.by(version, count)
+        for draw in schedule.waiting:
+            draw.by(version, len(draw.tokens))
+        used = {schedule.places[place].weights for place in schedule.place_of}
+        if used and self._versions[min(used)] < version - kv_versions:
+            self._halt()
+
+    def _follow(self) -> None:
+        """Notice that parameters were written to since the last step."""
+        if (written := self._written()) == self._weights:
+            return
+        if self.slots.lean is not None:
+            self.slots.lean.follow()
+        moves = self.schedule.change()
+        if self._rows is not None:
+            self._rows.move_places(moves, len(self.schedule.places))
+        if self._strides is not None:
+            self._strides.forget()
+        self._weights = written
+        self._versions.append(self.version)
+
+    def _written(self) -> int:
+        """How often parameters were written to, all together."""
+        return sum([parameter._version for parameter in self._parameters])
 
     # -- a step
 
@@ -121,15 +167,7 @@ class Engine:
 
     def _step(self) -> None:
         schedule = self.schedule
-        if (written := self._written()) != self._weights:
-            if self.slots.lean is not None:
-                self.slots.lean.follow()
-            moves = schedule.change()
-            if self._rows is not None:
-                self._rows.move_places(moves, len(schedule.places))
-            if self._strides is not None:
-                self._strides.forget()
-            self._weights = written
+        self._follow()
         if self._added_since and schedule.waiting:
             self._make_room()
         rows = self._rows
@@ -159,10 +197,6 @@ class Engine:
             self._added_since = True  # the next ones may be of another size
         if not self.busy:
             self._rows = self._strides = None
-
-    def _written(self) -> int:
-        """How often parameters were written to, all together."""
-        return sum([parameter._version for parameter in self._parameters])
 
     def _make_room(self) -> None:
         """Take memory for those that were added, where there is none or far too little of it yet."""
@@ -203,17 +237,23 @@ def complete(
     stop: Sequence[str] = (),
     between_tokens: Callable[[], None] = lambda: None,
     slots: Slots | None = None,
+    version: int = 0,
+    fresh: Callable[[], int | None] = no_swap,
+    kv_versions: int = 0,
 ) -> list[Draw]:
     """[P * G]: ``samples`` completions of each prompt, all of ``max_tokens`` tokens but those that reach an end.
 
     Args:
         prompts: [P] of token ids.
         noise: [P * G, T] uniform numbers; None takes the most likely token.
+        version: of the policy's weights.
+        fresh: called before each step: it may overwrite them, and returns their version then.
+        kv_versions: see `Engine.swapped`.
 
     Raises:
         NoRoomError: the device has no memory for one sequence.
     """
-    engine = Engine(policy, slots, temperature=temperature, ends=ends, stop=stop)
+    engine = Engine(policy, slots, temperature=temperature, ends=ends, stop=stop, version=version)
     drawn = [
         engine.add(prompt, max_tokens, None if noise is None else noise[p * samples + g])
         for p, prompt in enumerate(prompts)
@@ -221,5 +261,7 @@ def complete(
     ]
     while engine.busy:
         between_tokens()
+        if (newer := fresh()) is not None:
+            engine.swapped(newer, kv_versions)
         engine.step()
     return drawn

@@ -15,7 +15,7 @@ from rl.config import SamplingConfig
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling.decoding import TO_THE_LETTER, StopStrings
-from rl.sampling.engine import complete
+from rl.sampling.engine import complete, no_swap
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 
@@ -42,16 +42,21 @@ def sample(
     greedy: bool = False,
     between_tokens: Callable[[], None] = lambda: None,
     slots: Slots | None = None,
+    fresh: Callable[[], int | None] = no_swap,
+    kv_versions: int = 0,
 ) -> Rollouts:
     """Draw ``samples`` completions of each problem. The end token or stop string of one is among its tokens, with its
     log-prob, and not in its text.
 
     Args:
-        version: of the weights that ``policy`` holds, recorded with every token.
+        version: of the weights that ``policy`` holds, recorded with every token that they draw.
         groups: [P] the problems' numbers within the step: they name the noise.
         greedy: take the most likely token; log-probs are still those of the distribution.
         between_tokens: called before each step of the engine; what it raises ends the sampling.
         slots: how many sequences are worked on at once, from one call to the next.
+        fresh: called there too: it may overwrite the weights, and returns their version then. What is drawn by then
+            stays.
+        kv_versions: how many versions older than the weights keys and values may be, before they are computed again.
 
     Raises:
         ValueError: prompt and completion could grow longer than the model's attention window or range of positions.
@@ -71,13 +76,15 @@ def sample(
         stop=config.stop,
         between_tokens=between_tokens,
         slots=slots,
+        version=version,
+        fresh=fresh,
+        kv_versions=kv_versions,
     )
-    return as_rollouts(policy, version, problems, prompts, drawn, config.stop, started)
+    return as_rollouts(policy, problems, prompts, drawn, config.stop, started)
 
 
 def as_rollouts(
     policy: Policy,
-    version: int,
     problems: Sequence[Problem],
     prompts: Sequence[Sequence[int]],
     drawn: Sequence[Draw],
@@ -95,7 +102,7 @@ def as_rollouts(
         prompts,
         [draw.tokens for draw in drawn],
         logprobs=[draw.logprobs for draw in drawn],
-        version=version,
+        versions=[draw.versions for draw in drawn],
         ended=[draw.ended for draw in drawn],
         texts=texts,
         seconds=time.perf_counter() - started,

@@ -12,6 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 
+class Stretch(NamedTuple):
+    """Tokens of a completion that one version drew: up to the next stretch."""
+
+    start: int
+    version: int
+
+
 @dataclass(eq=False)
 class Draw:
     """One completion while it is drawn. It is plain data, so that another engine can go on with it."""
@@ -23,10 +30,23 @@ class Draw:
     logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))  # [t]; NaN where it was given
     ended: bool = False  # by an end token or a stop string
     number: int = 0  # in the order of addition
+    stretches: list[Stretch] = field(default_factory=lambda: [Stretch(0, 0)])
 
     @property
     def over(self) -> bool:
         return self.ended or len(self.tokens) == self.limit
+
+    def by(self, version: int, start: int) -> None:
+        """The tokens from `start` on are drawn by `version`."""
+        if self.stretches[-1].start == start:
+            del self.stretches[-1]
+        self.stretches.append(Stretch(start, version))
+
+    @property
+    def versions(self) -> np.ndarray:
+        """[t] of the weights that drew each token."""
+        starts, versions = zip(*self.stretches, strict=True)
+        return np.repeat(np.array(versions, dtype=np.int32), np.diff([*starts, len(self.tokens)]))
 
 
 class Move(NamedTuple):

@@ -78,7 +78,9 @@ def sample_served(
     answers = server.complete(requests, policy.text.vocab_size, between_tokens)
     rows = [(prompt, one) for prompt, row in zip(prompts, answers, strict=True) for one in row * (samples // len(row))]
     draws = [_draw(prompt, one, policy, config) for prompt, one in rows]
-    return as_rollouts(policy, version, problems, prompts, draws, config.stop, started)
+    for draw in draws:
+        draw.by(version, 0)
+    return as_rollouts(policy, problems, prompts, draws, config.stop, started)
 
 
 def _request(prompt: Sequence[int], **given: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,35 +15,20 @@ from infra.cluster.cancellation import cancellation_check
 from infra.cluster.resident import drop, resident_now
 from infra.cluster.timeline import waiting_for_weights
 from infra.storage import place, store
+from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion, weights_uri
 from rl.config import OURS, PolicyConfig, SamplingConfig
 from rl.records import Problem, Rollouts
 from rl.sampling.server import Server
 from tasks.calls.held import held
+from tasks.calls.inflight import Inflight, Sampler, Swaps
 from tasks.calls.weights import Weights, versions_of
 
 if TYPE_CHECKING:
     from infra.weights.mirror import Mirror
-    from rl.model.parking import ModelMemory
-    from rl.model.policy import Policy
-    from rl.sampling.slots import Slots
 
 POLL_SECONDS = 0.25
 _sampling = threading.Lock()  # of the resident weights, however many threads a worker has
-
-
-@dataclass
-class Sampler:
-    """A generator's resident policy and the version in it."""
-
-    policy: "Policy"
-    slots: "Slots"  # what its leases so far have shown
-    version: PolicyVersion
-
-    @property
-    def memory(self) -> "ModelMemory":
-        """What its policy holds."""
-        return self.policy.memory
 
 
 class BrokenPolicyError(RuntimeError):
@@ -64,17 +50,20 @@ class Generator:
     greedy: bool = False
     patience: float = 300.0  # seconds that the storage may be away
     public: str | None = None  # the model that the run started from, where each machine loads it by itself
+    inflight: Inflight | None = None  # None: a lease is of one version
 
     def generate(
         self, version: PolicyVersion, step: int, groups: Sequence[int], problems: Sequence[Problem]
     ) -> Rollouts:
-        """One lease: sample completions of these problems, which have these numbers within the step.
+        """One lease: sample completions of these problems, which have these numbers within the step. In flight
+        ``version`` is the oldest that its tokens are of, and ``step`` bounds the newest.
 
         Raises:
             BrokenPolicyError: its log-probs are not finite.
             ServerError: by a server that does not do what it is asked to.
         """
         from rl.model.memory import yield_memory
+        from rl.sampling.engine import no_swap
         from rl.sampling.sampler import sample
 
         check = cancellation_check()
@@ -85,10 +74,10 @@ class Generator:
                 rollouts = generate_served(self, version, step, groups, problems, check)
             pace.note(rollouts.generated_tokens, rollouts.seconds)
             return rollouts
-        with _alone(check), self._sampler(version, check) as sampler:
+        with _alone(check), self._sampler(version, step, check) as (sampler, swaps):
             rollouts = sample(
                 sampler.policy,
-                version.step,
+                sampler.version.step,
                 problems,
                 self.sampling,
                 samples=self.samples,
@@ -98,6 +87,8 @@ class Generator:
                 greedy=self.greedy,
                 between_tokens=check,
                 slots=sampler.slots,
+                fresh=no_swap if swaps is None else partial(swaps.into, sampler),
+                kv_versions=0 if swaps is None else swaps.of.kv_versions,
             )
             yield_memory(sampler.policy.device)
         pace.note(rollouts.generated_tokens, rollouts.seconds)
@@ -110,28 +101,34 @@ class Generator:
         return rollouts
 
     @contextmanager
-    def _sampler(self, version: PolicyVersion, check: Callable[[], None]) -> Iterator[Sampler]:
-        """The resident sampler, with this version's weights."""
+    def _sampler(
+        self, version: PolicyVersion, step: int, check: Callable[[], None]
+    ) -> Iterator[tuple[Sampler, Swaps | None]]:
+        """The resident sampler with this version's weights, or in flight newer ones, and what it may go on with."""
         from rl.sampling.slots import Slots
 
         weights = self.weights
         mirror = weights.mirror(version)
+        swaps = None if self.inflight is None else Swaps(self.inflight, mirror, step)
+        first = version if swaps is None else swaps.newest(version)
 
         def load() -> Sampler:
-            policy = weights.load(mirror, version, check)
-            return Sampler(policy, Slots(policy), version)
+            policy = weights.load(mirror, first, check)
+            return Sampler(policy, Slots(policy), first)
 
         with ExitStack() as stack:
             with waiting_for_weights() as waiting:
-                key = weights.key(version)
+                key = weights.key(first)
                 sampler = stack.enter_context(held("sampler", key, load, again=True))
-                if not _brought(sampler, mirror, version, check):
+                passed = swaps is not None and swaps.passed(sampler, first)
+                if not passed and not _brought(sampler, mirror, first, check):
                     del sampler  # two would not fit
                     stack.close()
                     drop("sampler")
                     sampler = stack.enter_context(held("sampler", key, load, again=True))
                 waiting.fetched.add(mirror.take_fetched())
-            yield sampler
+            sampler.session = None if self.inflight is None else self.inflight.session
+            yield sampler, swaps
 
     @property
     def weights(self) -> Weights:
@@ -141,20 +138,10 @@ class Generator:
 
 def _brought(sampler: Sampler, mirror: "Mirror", version: PolicyVersion, check: Callable[[], None]) -> bool:
     """Bring it to this version; False where that is of another architecture."""
-    from infra.weights.quantization import restored
-
     if sampler.version == version:
         return True
-    try:
-        with mirror.at(version, check) as found:
-            sampler.policy.load_weights(restored(found))
-    except ValueError:
-        return False
-    except BaseException:
-        drop("sampler")  # the weights may be a mixture of two versions
-        raise
-    sampler.version = version
-    return True
+    with mirror.at(version, check) as found:
+        return sampler.load(found, version)
 
 
 def check_server(policy: PolicyConfig) -> None:
@@ -162,14 +149,14 @@ def check_server(policy: PolicyConfig) -> None:
     Server(policy.engine).open()
 
 
-def prefetch(version: PolicyVersion) -> None:
-    """Begin to fetch a version that was just published, if this worker samples from the one before it. Returns at
-    once; a call that is sampling goes on."""
+def prefetch(version: PolicyVersion, session: Fence) -> None:
+    """Begin to fetch a version that this session of its trainer has just published, if this worker samples from the one
+    before it. Returns at once; a call that is sampling goes on, perhaps with it (`Inflight`)."""
     from infra.weights.mirror import Mirror
 
     mirror = resident_now("mirror", versions_of(version))
     if isinstance(mirror, Mirror):
-        mirror.prefetch(version)
+        mirror.prefetch(version, session)
 
 
 def store_model(model: str, config: PolicyConfig, home: str) -> PolicyVersion:

@@ -30,11 +30,11 @@ from tasks.calls.generator import Generator, store_model
 SPEC = Generator(PolicyConfig(device="cpu"), SamplingConfig(max_tokens=12), samples=4, seed=0)
 
 
-def published(run: Path, step: int) -> PolicyVersion:
-    """A version of its own weights, stored whole."""
+def published(run: Path, step: int, seed: int | None = None) -> PolicyVersion:
+    """A version of its own weights, or those of this seed, stored whole."""
     tokenizer = build_tokenizer()
     assert tokenizer.eos_token_id is not None
-    model = build_model(len(tokenizer), tokenizer.eos_token_id, 0, seed=step)
+    model = build_model(len(tokenizer), tokenizer.eos_token_id, 0, seed=step if seed is None else seed)
     folder = run / "made"
     folder.mkdir(parents=True)
     save_policy(Policy(model, tokenizer, torch.device("cpu"), torch.float32), folder)

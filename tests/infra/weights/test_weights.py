@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from infra.storage.fence import Fence
 from infra.storage.manifest import NotThere, Torn
 from infra.weights import chain, mirror, publisher
 from infra.weights.chain import read_edges
 from infra.weights.difference import weights_digest
-from infra.weights.mirror import Mirror
+from infra.weights.mirror import Brought, Mirror
 from infra.weights.publisher import Publisher
 from infra.weights.version import Gone, PolicyVersion, SyncConfig, newest_version, published, published_version
 from tests.infra.weights.versions import WINDOW, fresh, publish_all, same, version, version_id
@@ -167,18 +168,56 @@ def test_tensors_may_come_go_and_change_their_shape(place: str, open_publisher: 
 
 def test_a_version_is_brought_ahead_while_another_is_used(place: str, open_publisher: Callable[..., Publisher]) -> None:
     done = publish_all(open_publisher(), range(3))
-    reader = fresh(place)
-    reader.prefetch(done[2].version)  # from nothing it brings nothing: nobody may need it
+    reader, session = fresh(place), Fence(place, 7)
+    reader.prefetch(done[2].version, session)  # from nothing it brings nothing: nobody may need it
     with reader.at(done[1].version):
-        reader.prefetch(done[2].version)
-    for thread in threading.enumerate():
-        if thread.name == "weights":
-            thread.join(90)
+        reader.prefetch(done[2].version, session)
+        assert reader.brought is None
+    prefetched()
+    assert reader.brought == Brought(done[2].version, session)
     before = reader.take_fetched().bytes
     with reader.at(done[2].version) as weights:
         assert same(weights, version(2))
     assert before > 0
     assert reader.take_fetched().bytes == 0
+
+
+def test_what_is_here_and_free_is_had_now_and_nothing_else_is_waited_for(
+    place: str, open_publisher: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = publish_all(open_publisher(), range(3))
+    reader, session = fresh(place), Fence(place, 7)
+    with reader.at(done[1].version):
+        pass
+    reader.take_fetched()
+    fetching, go_on, apply = threading.Event(), threading.Event(), mirror.apply_difference
+
+    def slowly(*given: Any) -> None:
+        fetching.set()
+        assert go_on.wait(60)
+        apply(*given)
+
+    monkeypatch.setattr(mirror, "apply_difference", slowly)
+    reader.prefetch(done[2].version, session)
+    assert fetching.wait(60)
+    for each in done:
+        with reader.now(each.version) as weights:
+            assert weights is None  # it is being written to
+    assert (reader.brought, reader.take_fetched().bytes) == (None, 0)
+    go_on.set()
+    prefetched()
+    with reader.now(done[1].version) as weights:
+        assert weights is None
+    with reader.now(done[2].version) as weights:
+        assert weights is not None
+        assert same(dict(weights), version(2))
+
+
+def prefetched() -> None:
+    """Wait for the prefetches that go on."""
+    for thread in threading.enumerate():
+        if thread.name == "weights":
+            thread.join(90)
 
 
 def test_who_is_not_wanted_any_more_waits_for_no_storage(tmp_path: Path) -> None:
