@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.judging import Judgement
-from rl.records import Problem, Rollouts, arrays
+from rl.records import Maker, Problem, Rollouts, arrays
 from rl.verifiers.parts import MAX_REWARD
 
 TOLERANCE = 1e-3  # nats above 0 that rounding may make of the log-prob of a certain token
@@ -103,6 +103,12 @@ def _shapes(of: Rollouts, asked: Asked) -> str:
         return f"its prompts are not token ids of {P} problems"
     if not _is_texts(of.texts, P, G):
         return f"its texts are not {P} times {G}"
+    if (
+        not isinstance(of.makers, tuple)
+        or len(of.makers) not in (0, P)
+        or not all(isinstance(maker, Maker) for maker in of.makers)
+    ):
+        return f"its makers are not those of {P} problems"
     if not isinstance(of.seconds, float | int) or not 0 <= of.seconds < float("inf"):
         return f"it took {of.seconds} seconds"
     return ""
