@@ -2,13 +2,19 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.cluster.source import source_digest
 
+if TYPE_CHECKING:
+    from distributed import Client
+
 LIMIT = 3  # failed leases of one worker before it gets no more
 AUDITS = 2  # audits that found it wrong
+EXCLUDED = ["rlvf", "excluded"]  # the scheduler's metadata: the run, and why each worker gets nothing, by its address
 LONGEST = 300  # characters of an error's words in a line
 _Part = tuple[str, tuple[str, ...]]  # a worker's address, and the tags of a call
 
@@ -156,6 +162,13 @@ class Exclusions:
 
     def _part(self, call: str, worker: Offer) -> _Part:
         return worker.address, self._placement.tags(call)
+
+
+def announce(client: "Client", run: str, reasons: Mapping[str, str]) -> None:
+    """Tell the scheduler, for `rlvf status`, which workers get nothing in a run, and why, by their addresses."""
+    with suppress(OSError):  # it is gone, and all addresses with it
+        if client.status == "running":
+            client.set_metadata(EXCLUDED, {"run": run, "workers": dict(reasons)})  # type: ignore[no-untyped-call]
 
 
 def _words(error: Exception) -> str:
