@@ -31,7 +31,7 @@ class AuditConfig(BaseModel):
         "a forward pass over its tokens; 0 audits none",
     )
     bound: float = Field(
-        0.05,
+        0.02,
         gt=0,
         le=10,
         description="mean divergence (k3) in nats per token above which two workers disagree; one that is wrong twice "
@@ -100,7 +100,7 @@ def figures(audits: Sequence[Audited]) -> dict[str, float]:
     for maker, auditor, kl in made:
         pairs["audit/kl"].append(kl)
         pairs[f"audit/workers/{maker.worker}/{auditor.worker}"].append(kl)
-        pairs[f"audit/dtypes/{maker.dtype}/{auditor.dtype}"].append(kl)
+        pairs[f"audit/dtypes/{maker.dtype or 'unknown'}/{auditor.dtype or 'unknown'}"].append(kl)
     return {
         "audit/leases": len(made),
         "audit/missed": len(audits) - len(made),

@@ -16,7 +16,7 @@ from infra.cluster.placement import Offer
 from infra.errors import one_line
 from infra.storage.manifest import StoreError
 from infra.weights.version import PolicyVersion
-from rl.admission import refused_logprobs
+from rl.admission import refused_audit, refused_logprobs
 from rl.audit import AuditConfig, Audited, Scored, compared, divergence, draws, who_is_wrong
 from rl.graph import AUDIT
 from rl.records import Maker, Rollouts
@@ -94,7 +94,7 @@ class Audits:
                 continue
             if found is None:
                 continue
-            if why := _refused(found, rollouts):
+            if why := refused_audit(found, rollouts):
                 dispatch.exclusions.refuse(AUDIT.name, auditor, why)
                 continue
             yield auditor, found
@@ -170,10 +170,3 @@ def _auditors(dispatch: Dispatch) -> list[Offer]:
     excluded, silent = dispatch.exclusions.excluded, dispatch.silent
     there = [each for each in dispatch.offers(CALL) if not excluded(CALL, each) and each.address not in silent]
     return sorted(there, key=lambda offer: offer.name)
-
-
-def _refused(found: object, rollouts: Rollouts) -> str:
-    """Why this is no score of these rollouts, in a few words; empty if it is."""
-    if not isinstance(found, Scored) or not isinstance(found.dtype, str):
-        return f"it is {type(found).__name__}, and not scores"
-    return refused_logprobs(found.logprobs, rollouts)
