@@ -13,6 +13,7 @@ from infra.runs.tracking import TrackingConfig
 from infra.weights.version import SyncConfig
 from rl.algorithm_config import AlgorithmConfig
 from rl.algorithms import ALGORITHMS
+from rl.audit import AuditConfig
 from rl.config import (
     COLDEST_SERVED,
     OURS,
@@ -185,6 +186,7 @@ class TrainConfig(ConfigTree):
     warm_up: WarmUpConfig = WarmUpConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     sync: SyncConfig = SyncConfig()
+    audit: AuditConfig = AuditConfig()
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()

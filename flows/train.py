@@ -30,7 +30,9 @@ from infra.home import runs_uri
 from infra.runs.checkpoints import require_run, resolve_run, state_uri
 from infra.storage import store
 from rl.config import TINY
+from rl.graph import AUDIT
 from rl.records import Learned
+from tasks.audit import audit
 from tasks.collection import Collection
 from tasks.generate import generate
 from tasks.rollout_batch import RolloutBatch
@@ -102,37 +104,47 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
         return result
 
 
-@dataclass(frozen=True)
+@dataclass
 class Collecting:
-    """A batch on its way: one task generates, the others verify and score what comes in."""
+    """A batch on its way: one task generates, the others verify, score and audit what comes in."""
 
+    training: Training
     collection: Collection
     tasks: list[PrefectFuture[None]]
 
     def result(self) -> RolloutBatch:
-        """The batch, once it is complete. The first fault of a task is raised at once."""
-        for each in as_completed(self.tasks):
-            each.result()
-        return self.collection.collected()
+        """The batch, once it is complete and what audits have found wrong is made again. The first fault of a task is
+        raised at once."""
+        while True:
+            for each in as_completed(self.tasks):
+                each.result()
+            if not self.collection.reopen(self.training.workplace.dispatch.exclusions.is_distrusted):
+                return self.collection.collected()
+            self.tasks = begin(self.training, self.collection)
 
 
 def collect(training: Training, step: int) -> Collecting:
-    """Start the batch of ``step``: generate in leases, verify and score as they come in, replace groups that teach
-    nothing."""
-    dispatch, publishing, algorithm = training.workplace.dispatch, training.publishing, training.algorithm
-    collection = Collection(
-        step, training.problems, training.config.batch, algorithm.graph.scores, every_group=algorithm.every_group
-    )
-    return Collecting(
-        collection,
-        [
-            generate.submit(
-                dispatch, collection, training.generator, publishing.newest, training.admission, publishing.mend
-            ),
-            verify.submit(dispatch, collection, training.workplace.failures.saw),
-            *(score.submit(dispatch, collection, scores) for scores in training.scores),
-        ],
-    )
+    """Start the batch of ``step``: generate in leases, verify and score as they come in, audit some, replace groups
+    that teach nothing."""
+    algorithm, calls = training.algorithm, list(training.algorithm.graph.scores)
+    if training.audits is not None and training.audits.possible(training.workplace.dispatch):
+        calls.append(AUDIT)
+    collection = Collection(step, training.problems, training.config.batch, calls, every_group=algorithm.every_group)
+    return Collecting(training, collection, begin(training, collection))
+
+
+def begin(training: Training, collection: Collection) -> list[PrefectFuture[None]]:
+    """Start the tasks of a batch."""
+    dispatch, publishing = training.workplace.dispatch, training.publishing
+    made = training.generator, publishing.newest, training.admission, publishing.mend
+    tasks = [
+        generate.submit(dispatch, collection, *made),
+        verify.submit(dispatch, collection, training.workplace.failures.saw),
+        *(score.submit(dispatch, collection, scores) for scores in training.scores),
+    ]
+    if training.audits is not None and collection.makes(AUDIT):
+        tasks.append(audit.submit(dispatch, collection, training.audits))
+    return tasks
 
 
 def learn(training: Training, step: int, batch: RolloutBatch) -> Learned:

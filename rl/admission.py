@@ -5,6 +5,7 @@ everybody.
 Legend: P problems, G completions per problem, S prompt tokens, T completion tokens.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -12,8 +13,9 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from rl.audit import Scored
 from rl.judging import Judgement
-from rl.records import Problem, Rollouts, arrays
+from rl.records import Maker, Problem, Rollouts, arrays
 from rl.verifiers.parts import MAX_REWARD
 
 TOLERANCE = 1e-3  # nats above 0 that rounding may make of the log-prob of a certain token
@@ -63,6 +65,18 @@ def refused_logprobs(returned: object, of: Rollouts) -> str:
     return f"a log-prob is {returned.max():g}" if returned.max() > TOLERANCE else ""
 
 
+def refused_audit(returned: object, of: Rollouts) -> str:
+    """Why this is no `Scored` of these rollouts, in a few words; empty if it is."""
+    if not isinstance(returned, Scored) or not names_type(returned.dtype):
+        return f"it is {type(returned).__name__}, and not scores with their type"
+    return refused_logprobs(returned.logprobs, of)
+
+
+def names_type(name: object) -> bool:
+    """Whether this may be the name of a type of numbers, and so a part of a metric's."""
+    return isinstance(name, str) and re.fullmatch(r"\w{0,20}", name, re.ASCII) is not None
+
+
 def refused_scores(returned: object, of: Rollouts) -> str:
     """Why these are no [P, G, T] numbers, one for each token of these rollouts and 0 past a completion's end, in a few
     words; empty if they are."""
@@ -103,6 +117,12 @@ def _shapes(of: Rollouts, asked: Asked) -> str:
         return f"its prompts are not token ids of {P} problems"
     if not _is_texts(of.texts, P, G):
         return f"its texts are not {P} times {G}"
+    if (
+        not isinstance(of.makers, tuple)
+        or len(of.makers) not in (0, P)
+        or not all(isinstance(maker, Maker) and names_type(maker.dtype) for maker in of.makers)
+    ):
+        return f"its makers are not those of {P} problems"
     if not isinstance(of.seconds, float | int) or not 0 <= of.seconds < float("inf"):
         return f"it took {of.seconds} seconds"
     return ""

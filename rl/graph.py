@@ -42,6 +42,7 @@ class Call:
 GENERATE = Call("generate", "actor", ("problems",), ("rollouts",), "lease")
 VERIFY = Call("verify", None, ("rollouts",), ("rewards", "reasons"), "lease")
 REWARD = Call("reward", "reward", ("rollouts", "reasons"), ("rewards",), "lease")  # adds its scores to a program's
+AUDIT = Call("audit", "actor", ("rollouts",), (), "lease")  # of some, whatever the algorithm: tells of their worker
 SCORES = {  # by the field that an algorithm declares to need
     "baseline": Call("greedy", "actor", ("rollouts",), ("baseline",), "lease"),
     "reference_logprobs": Call("reference", "reference", ("rollouts",), ("reference_logprobs",), "lease"),

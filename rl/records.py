@@ -45,6 +45,14 @@ class Verdict:
     error: str = ""  # one line
 
 
+@dataclass(frozen=True)
+class Maker:
+    """Who sampled a group."""
+
+    worker: str = ""  # its name; a generator leaves it to who has asked it
+    dtype: str = ""  # of its arithmetic; empty where that is a server's
+
+
 def arrays(record: type) -> dict[str, tuple[str, str]]:
     """The fields of a record that are arrays: their axes, and the kinds of numbers (``dtype.kind``) in them."""
     hints = get_type_hints(record, include_extras=True)
@@ -64,6 +72,7 @@ class Rollouts:
     ended: Annotated[NDArray[np.bool_], "PG", "b"]  # finish reason: end of sequence, or cut at the token limit (False)
     texts: tuple[tuple[str, ...], ...]  # [P] of [G]: decoded completions, without special tokens
     seconds: float = 0.0  # that sampling took on its worker
+    makers: tuple[Maker, ...] = ()  # [P]; () where nobody has said
 
     @classmethod
     def padded(
@@ -109,6 +118,11 @@ class Rollouts:
         """[P, G, T]: the tokens within each completion's length."""
         within: NDArray[np.bool_] = np.arange(self.tokens.shape[2]) < self.lengths[..., None]
         return within
+
+    def made_by(self, worker: str) -> "Rollouts":
+        """As sampled by the worker of this name."""
+        makers = self.makers or (Maker(),) * len(self.problems)
+        return replace(self, makers=tuple(replace(maker, worker=worker) for maker in makers))
 
     @property
     def generated_tokens(self) -> int:
@@ -190,7 +204,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 def _rows(of: Any, index: list[int]) -> Any:
     """These rows of a record whose every field has them, in the order given."""
     if isinstance(of, tuple):
-        return tuple(of[row] for row in index)
+        return tuple(of[row] for row in index) if of else ()
     if isinstance(of, np.ndarray):
         return of[index]
     if isinstance(of, Rollouts | Batch):

@@ -3,11 +3,12 @@ the task of each score.
 
 Leases come in waves. The first holds the step's prompts; when all its verdicts are in and too few groups have rewards
 that differ, the next one draws replacements, up to a bound. What is drawn depends on the verdicts alone, never on when
-they came, so the same policy makes the same batch on any cluster.
+they came, so the same policy makes the same batch on any cluster. Leases of a worker that was found wrong make a wave
+of their own once all else is done, and are made again by others: the same problems, with the same noise.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from queue import SimpleQueue
@@ -18,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from infra.cluster.placement import Offer
 from infra.security.printable import printable
+from rl.audit import Audited
 from rl.graph import VERIFY, Call
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Batch, Problem, Rollouts, concatenate
@@ -71,13 +74,25 @@ class Collection:
         self.refused = 0  # leases, see RolloutBatch
         self._problems = problems
         self._drawn = 0
+        self._leases: dict[int, Lease] = {}  # that came back, by their first group
+        self._makers: dict[int, Offer] = {}  # by the same: who has made it
+        self._wrong: set[int] = set()  # by the same: what audits have found wrong
+        self._again: list[Lease] = []  # to be made again
+        self._audits: list[Audited] = []
+        self._redrawn = 0  # groups
         self._judged: dict[int, tuple[Batch, Judgement]] = {}  # by the first group of the lease
         self._scores: dict[str, dict[int, NDArray[np.float32]]] = defaultdict(dict)  # by field of Batch, then as those
-        self._arrived: dict[str, SimpleQueue[tuple[Lease, Rollouts] | None]] = {
-            call.name: SimpleQueue() for call in (VERIFY, *scores)
-        }
+        self._calls = VERIFY, *scores
+        self._arrived = self._queues()
         self._changed = Condition()
         self._abandoned = False
+
+    def _queues(self) -> dict[str, SimpleQueue[tuple[Lease, Rollouts] | None]]:
+        return {call.name: SimpleQueue() for call in self._calls}
+
+    def makes(self, call: Call) -> bool:
+        """Whether this call is made of its leases."""
+        return call.name in self._arrived
 
     @property
     def verifiers(self) -> Mapping[str, VerifierSpec]:
@@ -87,23 +102,30 @@ class Collection:
     def waves(self) -> Iterator[list[Lease]]:
         """The leases to generate, wave by wave; each waits for the verdicts on the one before it."""
         try:
-            while count := self._wanted():
-                groups = range(self._drawn, self._drawn + count)
-                problems = self._problems.draw(self.step, count, self._drawn)
-                self._drawn += count
-                starts = range(0, count, self.config.lease)
-                yield [
-                    Lease(groups[at : at + self.config.lease], tuple(problems[at : at + self.config.lease]))
-                    for at in starts
-                ]
+            while leases := self._next_wave():
+                yield leases
                 with self._changed:
                     self._changed.wait_for(lambda: self._abandoned or self._all_judged())
         finally:
             self._arrives(None)
 
-    def arrive(self, lease: Lease, rollouts: Rollouts) -> None:
-        """A lease came back from its generator."""
-        self._arrives((lease, rollouts))
+    def _next_wave(self) -> list[Lease]:
+        if self._again and not self._abandoned:
+            again, self._again = self._again, []
+            return again
+        count, size = self._wanted(), self.config.lease
+        groups = range(self._drawn, self._drawn + count)
+        problems = self._problems.draw(self.step, count, self._drawn) if count else []
+        self._drawn += count
+        return [Lease(groups[at : at + size], tuple(problems[at : at + size])) for at in range(0, count, size)]
+
+    def arrive(self, lease: Lease, rollouts: Rollouts, maker: Offer | None = None) -> None:
+        """A lease came back from this generator."""
+        with self._changed:
+            self._leases[lease.groups.start] = lease
+            if maker is not None:
+                self._makers[lease.groups.start] = maker
+        self._arrives((lease, rollouts if maker is None else rollouts.made_by(maker.name)))
 
     def _arrives(self, arrived: tuple[Lease, Rollouts] | None) -> None:
         for queue in self._arrived.values():
@@ -125,6 +147,36 @@ class Collection:
         (field,) = call.writes
         with self._changed:
             self._scores[field][lease.groups.start] = scores
+
+    def maker(self, lease: Lease) -> Offer | None:
+        """Who has made this lease; None where nobody has said."""
+        return self._makers.get(lease.groups.start)
+
+    def audited(self, audited: Audited) -> None:
+        """The audit of a lease is done."""
+        with self._changed:
+            self._audits.append(audited)
+
+    def found_wrong(self, lease: Lease) -> None:
+        """An audit has found that this lease is not what its version samples."""
+        with self._changed:
+            self._wrong.add(lease.groups.start)
+
+    def reopen(self, distrusted: Callable[[Offer], bool]) -> bool:
+        """Have all leases made again that audits have found wrong, or whose maker is `distrusted` by now; whether
+        there are any. To be asked when no call is under way: then all of them begin anew."""
+        again = sorted(self._wrong | {start for start, maker in self._makers.items() if distrusted(maker)})
+        if not again:
+            return False
+        for start in again:
+            self._makers.pop(start, None)
+            self._judged.pop(start, None)
+            for scores in self._scores.values():
+                scores.pop(start, None)
+        self._again, self._wrong, self._abandoned = [self._leases[start] for start in again], set(), False
+        self._redrawn += sum(len(lease.groups) for lease in self._again)
+        self._arrived = self._queues()
+        return True
 
     def refuse(self, *_: object) -> None:
         """Count a lease that came back as what was not asked for."""
@@ -182,7 +234,15 @@ class Collection:
         everything = concatenate([self._complete(start) for start in sorted(self._judged)])
         used = [int(group) for group in self._teaching(everything).nonzero()[0][: self.config.prompts]]
         mixed = len(self._problems.verifiers) > 1
-        return RolloutBatch.of(everything, judgement, used, refused=self.refused, mixed=mixed)
+        return RolloutBatch.of(
+            everything,
+            judgement,
+            used,
+            refused=self.refused,
+            redrawn=self._redrawn,
+            audits=tuple(self._audits),
+            mixed=mixed,
+        )
 
     def _complete(self, start: int) -> Batch:
         """The lease of this first group with its verdicts and scores."""

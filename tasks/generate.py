@@ -7,6 +7,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import Offer
 from infra.cluster.probe import probe_workers
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
@@ -68,8 +69,17 @@ def generate(
                 collection.refuse()
             return why
 
+        makers: dict[int, Offer] = {}
         calls = leased(
-            dispatch, "generate", generator.generate, arguments, len(leases), check=check, mend=mend, order=(step, wave)
+            dispatch,
+            "generate",
+            generator.generate,
+            arguments,
+            len(leases),
+            check=check,
+            mend=mend,
+            order=(step, wave),
+            made=makers.__setitem__,
         )
         for index, rollouts in calls:
-            collection.arrive(leases[index], rollouts)
+            collection.arrive(leases[index], rollouts, makers[index])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
 from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import Offer
 from infra.storage.manifest import NotThere, StoreError, Torn
 
 T = TypeVar("T")
@@ -41,10 +42,11 @@ def leased(
     check: Callable[[int, T], str],
     mend: Mend,
     order: tuple[int, ...] = (),
+    made: Callable[[int, Offer], object] = lambda _, __: None,
 ) -> Iterator[tuple[int, T]]:
     """`(index, function(*make(index)))` of every index below ``count``, once each, as `Dispatch.lease` yields them;
-    ``make`` is called when the lease is handed out. After the weights were mended once, what is left is tried on
-    another worker first: it may be one machine alone that cannot read them."""
+    ``make`` is called when the lease is handed out, ``made`` as there. After the weights were mended once, what is left
+    is tried on another worker first: it may be one machine alone that cannot read them."""
     left = list(range(count))
     at_once: tuple[type[Exception], ...] = () if mend is no_mend else MENDABLE
     while left:
@@ -53,9 +55,14 @@ def leased(
         def check_left(at: int, result: T, asked: Sequence[int] = asked) -> str:
             return check(asked[at], result)
 
+        def made_left(at: int, worker: Offer, asked: Sequence[int] = asked) -> None:
+            made(asked[at], worker)
+
         try:
             items = _Left(make, asked)
-            for at, result in dispatch.lease(call, function, items, order=order, check=check_left, at_once=at_once):
+            for at, result in dispatch.lease(
+                call, function, items, order=order, check=check_left, at_once=at_once, made=made_left
+            ):
                 left.remove(asked[at])
                 yield asked[at], result
         except MENDABLE as error:

@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rl.audit import Audited
+from rl.audit import figures as audit_figures
 from rl.judging import Judgement
 from rl.records import Batch, Problem, Rollouts
 
@@ -38,12 +40,22 @@ class RolloutBatch:
     everything: Batch  # all groups generated, in order of admission
     samples: tuple[dict[str, str | float], ...]  # a few rows for people
     refused: int = 0  # leases that came back as what was not asked for, and were done again
+    redrawn: int = 0  # groups that were made again, as audits have found their worker wrong
+    audits: tuple[Audited, ...] = ()
     mixed: bool = False  # whether there is more than one problem set
     messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G], of all groups: why a completion was not judged
 
     @classmethod
     def of(
-        cls, everything: Batch, judgement: Judgement, used: Sequence[int], *, refused: int = 0, mixed: bool = False
+        cls,
+        everything: Batch,
+        judgement: Judgement,
+        used: Sequence[int],
+        *,
+        refused: int = 0,
+        redrawn: int = 0,
+        audits: tuple[Audited, ...] = (),
+        mixed: bool = False,
     ) -> Self:
         """The batch of these groups, out of all that were generated and judged."""
         rollouts, rewards = everything.rollouts, everything.rewards
@@ -64,6 +76,8 @@ class RolloutBatch:
             },
             messages=judgement.messages,
             refused=refused,
+            redrawn=redrawn,
+            audits=audits,
             mixed=mixed,
             reasons=dict(Counter(reason for row in everything.reasons for reason in row)),
             tokens=rollouts.generated_tokens,
@@ -104,6 +118,7 @@ class RolloutBatch:
                     "error": self.messages[group][sample] if self.messages else "",
                     "version": versions[group][sample],
                     "tokens": lengths[group][sample],
+                    "worker": of.makers[group].worker if of.makers else "",
                 }
 
     def figures(self) -> dict[str, float]:
@@ -119,6 +134,8 @@ class RolloutBatch:
             "groups/zero_variance": self.groups_generated - self.groups_with_signal - self.groups_failed,
             "groups/failed": self.groups_failed,
             "leases/refused": self.refused,
+            **audit_figures(self.audits),
+            **({"audit/redrawn": self.redrawn} if self.audits or self.redrawn else {}),
             "completion/tokens_mean": self.tokens / self.completions,
             "completion/truncated": self.truncated,
             "staleness/swapped": swapped(self.everything.rollouts),

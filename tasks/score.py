@@ -121,4 +121,4 @@ class GreedyScores:
 def bare(rollouts: Rollouts) -> Rollouts:
     """What a scorer reads of them; the rest need not cross the network."""
     none = rollouts.logprobs[..., :0]
-    return replace(rollouts, problems=(), texts=(), logprobs=none, versions=none.astype(np.int32))
+    return replace(rollouts, problems=(), texts=(), makers=(), logprobs=none, versions=none.astype(np.int32))

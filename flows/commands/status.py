@@ -165,6 +165,7 @@ def lines(
             pace = "-" if each["tokens_per_second"] is None else f"{each['tokens_per_second']:,.0f}"
             roles = ",".join(each["roles"])
             rows.append(f"{each['name']:<20}{each['device']:<28}{roles:<30}{pace:>10}{each['last_seen']:>8.0f} s")
+        rows += [f"{each['name']} gets no more leases {each['excluded']}" for each in workers if each["excluded"]]
         if not workers:
             rows.append(f"none yet; {_how_to_join(str(known.scheduler))}")
     if running:

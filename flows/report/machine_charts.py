@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from flows.report.charts import Chart, duration
+from flows.report.charts import Chart, duration, lines
 from flows.report.run_pictures import (
     MOST_WORKERS,
     SHOWN_SECONDS,
@@ -58,6 +58,12 @@ def machines(record: Record) -> Iterator[Chart]:
             "Versions between sampling a token and training on it." + means_said([mean]),
             lambda path: staleness_picture(path, mean, most, title="versions between sampling and training"),
         )
+    names = sorted({name for line in record.metrics for name in line.metrics if name.startswith("audit/workers/")})
+    yield from lines(
+        "audits", "Audits", "Divergence (k3) of the log-probs of who sampled a lease and who scored it again, at the "
+        "same version: what their arithmetic explains, unless one of them is wrong.",
+        record, {" by ".join(name.split("/")[2:]): name for name in names}, unit="nats per token",
+    )  # fmt: skip
     moved = {"published": _differences(record, "sync/bytes"), "read": record.curve("sync/fetched_bytes")}
     moved = {what: curve for what, curve in moved.items() if curve}
     if moved:

@@ -20,6 +20,7 @@ from flows.run.workplace import Workplace
 from flows.start.tracked import save_mlflow_run
 from infra.background import Background
 from infra.cluster import timeline
+from infra.cluster.exclusions import announce
 from infra.cluster.placement import offers
 from infra.disk import sweep_files
 from infra.runs.record import (
@@ -82,6 +83,7 @@ class Bookkeeping:
         self._sent = time.monotonic()
         self._mlflow_run = tracker.run_id  # as the run's storage has it
         self._lags = False  # whether the last step's copy failed
+        self._excluded: Mapping[str, tuple[str, str]] = {}  # that were shown
         self._copied: Mapping[str, int] | None = None  # bytes of the record's files that are in the storage
 
     def __enter__(self) -> Self:
@@ -108,12 +110,14 @@ class Bookkeeping:
                 began=began if isinstance(began, int | float) else time.time(),  # of the run, not of its last session
                 sessions=1 + (sessions if before and isinstance(sessions, int) else 0),
                 changes=before.get("changes", []),
+                excluded=before.get("excluded", {}),
                 links=links,
                 versions=versions(),
                 workers={offer.name: sorted(offer.resources) for offer in present},
                 memory_gb={offer.name: offer.memory_gb for offer in present if offer.memory_gb},
                 machines={offer.name: [offer.machine, offer.cores] for offer in present if offer.cores},
             )
+            announce(dispatch.client, self._run.name, {})
             self._stack = stack.pop_all()
         return self
 
@@ -125,6 +129,8 @@ class Bookkeeping:
         with self._stack:
             try:
                 self._write_spans()
+                self._show_excluded()
+                announce(self._workplace.dispatch.client, self._run.name, {})
                 self._note(status=status, ended=time.time(), why=why, lost=dict(self._workplace.dispatch.lost))
                 self._background.wait()  # the report shows the completions of the last step
                 self._report()
@@ -218,10 +224,23 @@ class Bookkeeping:
     def step(self, step: int) -> list[timeline.Span]:
         """Note that ``step`` is done; returns the calls that came back since the one before."""
         spans = self._write_spans()
+        self._show_excluded()
         self._artifacts.progress(step, self._run.steps, last=step == self._run.steps)
         if self._copied is None or time.monotonic() - self._sent > SEND_SECONDS:
             self._background.offer("copying the record", self._send)
         return spans
+
+    def _show_excluded(self) -> None:
+        """Where people look: which workers get no more leases since this was called last, and why."""
+        dispatch = self._workplace.dispatch
+        if (found := dispatch.exclusions.distrusted) == self._excluded:
+            return
+        announce(dispatch.client, self._run.name, {address: why for address, (_, why) in found.items()})
+        self._note(excluded={**self._about["excluded"], **dict(found.values())})
+        for address in found.keys() - self._excluded.keys():
+            name, why = found[address]
+            self._tracker.tag(f"rlvf.excluded.{name}", why)
+        self._excluded = found
 
     def _write_spans(self) -> list[timeline.Span]:
         self._check()

@@ -11,11 +11,13 @@ from flows.start.references import reference_source
 from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion
 from rl.algorithm_config import START
+from rl.config import OURS
 from rl.graph import SCORES, Graph
 from rl.lora_config import LoraConfig
 from rl.verifiers.spec import VerifierSpec
+from tasks.audit import Audits
 from tasks.calls.generator import Generator
-from tasks.calls.scorer import Reference, Scorer
+from tasks.calls.scorer import Referee, Reference, Scorer
 from tasks.calls.trainer import Trainer
 from tasks.calls.weights import Weights
 from tasks.generate import Admission
@@ -77,3 +79,11 @@ def scores_of(
         scorer = Scorer(Weights(whole, patience=config.sync.patience), config.sampling.temperature)
         scores.append(ReferenceScores(call, scorer, lambda _: stored))
     return scores
+
+
+def audits_of(config: TrainConfig, generator: Generator, publishing: Publishing) -> Audits | None:
+    """What is audited; None where nothing is: a server has no weights to score by."""
+    if not config.audit.share or config.policy.engine != OURS:
+        return None
+    referee = Referee(generator.weights, config.sampling.temperature)
+    return Audits(config.audit, generator, referee, publishing.version)

@@ -23,7 +23,7 @@ from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
-from flows.run.scores import check_other_model, scores_of
+from flows.run.scores import audits_of, check_other_model, scores_of
 from flows.run.step_time import StepTime
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_staleness, notes_on_tiny
@@ -193,6 +193,7 @@ class Training:
         self.scores = scores_of(config, self.trainer, self.workplace, *by)
         if self.criticism is not None:
             self.scores.append(self.criticism.scores)
+        self.audits = audits_of(config, self.generator, self.publishing)
         self._advice.begin(logged := read_metrics(self._folder / METRICS))
         self.evaluations.begin(
             logged,

@@ -30,6 +30,7 @@ IMPORTS = {  # before a worker's first call: what its calls import inside them; 
         "tasks.calls.published",
         "infra.weights.mirror",
         "rl.sampling.sampler",
+        "rl.learning.scoring",
         "tasks.calls.served",
     ),
     "TRAINER": (

@@ -144,29 +144,31 @@ class Calls:
         priority: int = 0,
         worker: str | None = None,
         background: str | None = None,
+        name: str | None = None,
     ) -> Future[Measured[T]]:
         """A plain Dask future of `measured(function, *args)`, on `worker` (an address) if given. It takes the call's
-        tags from its worker while it runs; with a name in `background` nothing.
+        tags from its worker while it runs; with a name in `background` nothing. `name`: what it is called instead.
 
         Of the calls that wait on a worker the one with the highest `priority` starts first. Raises DispatchStoppedError
         and SchedulerLostError.
         """
         self._check_connection()
+        called = background or name or call
         with self._lock:
             if self.stopped:
-                raise DispatchStoppedError(call)
+                raise DispatchStoppedError(called)
             future: Future[Measured[T]] = self.client.submit(
                 measured,
                 function,
                 *args,
-                key=f"{background or call}-{uuid.uuid4().hex}",
+                key=f"{called}-{uuid.uuid4().hex}",
                 resources=self.placement.resources(call) if background is None else None,
                 priority=priority,
                 workers=None if worker is None else [worker],
                 pure=False,
             )
             self._outstanding[str(future.key)] = future
-            self._awaited[str(future.key)] = Awaited(background or call, work_of(function), worker, time.monotonic())
+            self._awaited[str(future.key)] = Awaited(called, work_of(function), worker, time.monotonic())
         return future
 
     def forget(self, *futures: Future[Any]) -> None:

@@ -26,7 +26,7 @@ from infra.cluster.calls import (
     work_of,
 )
 from infra.cluster.durations import Signs
-from infra.cluster.leases import LeaseQueue
+from infra.cluster.leases import Batch, LeaseQueue
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.cluster.timeline import Measured, Span
 from infra.cluster.watch import ANSWER_SECONDS, Watch
@@ -228,6 +228,7 @@ class Dispatch(Calls):
         order: tuple[int, ...] = (),
         check: Callable[[int, T], str] | None = None,
         at_once: tuple[type[Exception], ...] = (),
+        made: Callable[[int, Offer], object] = lambda _, __: None,
     ) -> Iterator[tuple[int, T]]:
         """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
 
@@ -240,6 +241,8 @@ class Dispatch(Calls):
         gets no more leases with these tags. An error is raised here when two workers raised at the same item, when
         there is no other worker, and at once for the types in `at_once`, upon which the caller acts.
 
+        `made(index, worker)` is called, in another thread, before the result that this worker has made is here.
+
         The first lease is handed out when the first result is asked for. Closing the iterator cancels its leases;
         `hold` cancels them too, and `release` hands their items out anew. Otherwise raises as `run` does.
         """
@@ -248,7 +251,38 @@ class Dispatch(Calls):
                 self._queues[call] = LeaseQueue(
                     self, call, attempts=self.attempts, patience=self.patience, late_after=self.late_after
                 )
-        return self._queues[call].results(function, items, order, check, at_once)
+        return self._queues[call].results(Batch(function, items, order, check, at_once, made))
+
+    def ask(
+        self,
+        call: str,
+        function: Callable[[*Arguments], T],
+        *args: *Arguments,
+        worker: Offer,
+        seconds: float,
+        name: str,
+    ) -> T | None:
+        """The result of `function(*args)`, placed as `call`, on this very worker, before the leases that wait there;
+        None where it has not come in so many seconds, or the worker is gone: nothing may depend on it. `name`: what it
+        is called. Otherwise raises as `run` does."""
+        future = self.submit(call, function, *args, priority=1, worker=worker.address, name=name)
+        fetching, ends = self.fetch(future), time.monotonic() + seconds
+        try:
+            while not concurrent.futures.wait([fetching], POLL_SECONDS).done:
+                if time.monotonic() > ends or worker not in self.offers(seconds=ANSWER_SECONDS):
+                    return None
+            back = fetching.result()
+        except (KilledWorker, NoValidWorkerError):
+            return None
+        except FutureCancelledError as error:
+            raise self.cancelled(name, error) from None
+        except Exception as error:
+            mark_worker(error, worker.name)
+            raise
+        finally:
+            self.forget(future)
+        self.timeline.add(back.span(name, time.time()))
+        return back.result
 
     def tell(self, call: str, function: Callable[[*Arguments], object], *args: *Arguments) -> None:
         """Call a function that returns at once on every worker that may run `call`, beside its work, without waiting.

@@ -2,12 +2,19 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.cluster.source import source_digest
 
+if TYPE_CHECKING:
+    from distributed import Client
+
 LIMIT = 3  # failed leases of one worker before it gets no more
+AUDITS = 2  # audits that found it wrong
+EXCLUDED = ["rlvf", "excluded"]  # the scheduler's metadata: the run, and why each worker gets nothing, by its address
 LONGEST = 300  # characters of an error's words in a line
 _Part = tuple[str, tuple[str, ...]]  # a worker's address, and the tags of a call
 
@@ -23,6 +30,10 @@ class Exclusions:
         self._refused: Counter[str] = Counter()  # results that were not what was asked for, by the worker's address
         self._failed: Counter[_Part] = Counter()  # calls that raised
         self._last: dict[_Part, str] = {}  # what the last of them raised
+        self._wrong: Counter[str] = Counter()  # audits that found a worker wrong, by its address
+        self._watched: set[str] = set()  # names of workers that no audit has found right since one found them wrong
+        self._barred: set[str] = set()  # names of those that were excluded by audits, until one finds them right
+        self._why: dict[str, tuple[str, str]] = {}  # name of each worker that gets nothing any more, and the reason
         self._strangers: set[str] = set()  # addresses of workers that run another source, which was said
         self._lock = threading.Lock()
 
@@ -33,7 +44,51 @@ class Exclusions:
             count = self._refused[worker.address]
         self._say(f"{worker.name} returned for {call} what was not asked for: {why}; it is done again")
         if count == LIMIT:
+            self._exclude(worker, f"{LIMIT} of its results were refused, the last of {call}: {why}")
             self._say(f"{worker.name} gets no more leases in this run: {LIMIT} of its results were refused")
+
+    def found_wrong(self, worker: Offer, why: str, right: Offer) -> None:
+        """Count an audit that found this worker wrong and the other `right`, and say it. One that was excluded so, and
+        started again, is excluded by the first."""
+        self.found_right(right)
+        with self._lock:
+            self._wrong[worker.address] += AUDITS if worker.name in self._barred else 1
+            out = self._wrong[worker.address] >= AUDITS
+            self._watched.add(worker.name)
+            if out:
+                self._barred.add(worker.name)
+        self._say(f"{worker.name} was found wrong by an audit: {why}")
+        if out and worker.address not in self._why:
+            self._exclude(worker, why)
+            self._say(
+                f"{worker.name} gets no more leases in this run: audits have found it wrong; look at its memory and "
+                "its versions of packages, then start it again"
+            )
+
+    def found_right(self, worker: Offer) -> None:
+        """An audit has found this worker right."""
+        with self._lock:
+            if worker.name in self._watched and self._wrong[worker.address] < AUDITS:
+                self._watched.discard(worker.name)
+                self._barred.discard(worker.name)
+
+    def is_watched(self, worker: Offer) -> bool:
+        """Whether an audit has found a worker of this name wrong, and none has found it right since."""
+        return worker.name in self._watched
+
+    def is_distrusted(self, worker: Offer) -> bool:
+        """Whether this worker gets nothing any more, so that what it has made is made again."""
+        return self._refused[worker.address] >= LIMIT or self._wrong[worker.address] >= AUDITS
+
+    @property
+    def distrusted(self) -> dict[str, tuple[str, str]]:
+        """Name and reason of each worker that gets nothing any more, by its address."""
+        with self._lock:
+            return dict(self._why)
+
+    def _exclude(self, worker: Offer, why: str) -> None:
+        with self._lock:
+            self._why[worker.address] = worker.name, why
 
     def fail(self, call: str, worker: Offer, error: Exception) -> None:
         """Count an error of this worker in `call`, and say it; the count is of all calls with the same tags."""
@@ -61,7 +116,7 @@ class Exclusions:
 
     def excluded(self, call: str, worker: Offer) -> bool:
         """Whether this worker gets no more leases of `call`."""
-        return self._refused[worker.address] >= LIMIT or self._failed[self._part(call, worker)] >= LIMIT
+        return self.is_distrusted(worker) or self._failed[self._part(call, worker)] >= LIMIT
 
     def is_stranger(self, worker: Offer) -> bool:
         """Whether this worker runs another source of rlvf than this process, and so gets nothing; said once. A worker
@@ -87,6 +142,7 @@ class Exclusions:
     def reasons(self, call: str, workers: list[Offer]) -> str:
         """Why workers are excluded, in words; empty where none is."""
         refused = [worker.name for worker in workers if self._refused[worker.address] >= LIMIT]
+        wrong = [worker.name for worker in workers if self._wrong[worker.address] >= AUDITS]
         failed = [
             f"{worker.name}: {self._last[self._part(call, worker)]}"
             for worker in workers
@@ -98,12 +154,21 @@ class Exclusions:
             reasons.append(f"because they run another source of rlvf: {', '.join(strangers)}")
         if refused:
             reasons.append(f"because what they returned was refused: {', '.join(refused)}")
+        if wrong:
+            reasons.append(f"because audits have found them wrong: {', '.join(wrong)}")
         if failed:
             reasons.append(f"because their leases failed: {', '.join(failed)}")
         return "; ".join(reasons)
 
     def _part(self, call: str, worker: Offer) -> _Part:
         return worker.address, self._placement.tags(call)
+
+
+def announce(client: "Client", run: str, reasons: Mapping[str, str]) -> None:
+    """Tell the scheduler, for `rlvf status`, which workers get nothing in a run, and why, by their addresses."""
+    with suppress(OSError):  # it is gone, and all addresses with it
+        if client.status == "running":
+            client.set_metadata(EXCLUDED, {"run": run, "workers": dict(reasons)})  # type: ignore[no-untyped-call]
 
 
 def _words(error: Exception) -> str:

@@ -25,15 +25,16 @@ POLL_SECONDS = 0.25  # that the next event is waited for
 
 
 @dataclass(frozen=True, eq=False)
-class _Batch:
+class Batch:
     """The items of one caller, and its queue of their results."""
 
-    number: int
     function: Callable[..., Any]
     items: Sequence[tuple[Any, ...]]
     order: tuple[int, ...]
     check: Callable[[int, Any], str] | None  # of an index and its result: why it is refused, or nothing
     at_once: tuple[type[Exception], ...]  # what is raised whichever worker raised it first
+    made: Callable[[int, Offer], object]  # told of an index and the worker whose result it is, before it is returned
+    number: int = field(default_factory=itertools.count(1).__next__)
     returned: SimpleQueue[tuple[int, Any] | BaseException] = field(default_factory=SimpleQueue)
 
     def results(self) -> Iterator[tuple[int, Any]]:
@@ -49,7 +50,7 @@ class _Batch:
 class _Out:
     """An assignment that a worker has."""
 
-    batch: _Batch
+    batch: Batch
     worker: Offer
     future: Future[Measured[Any]]
     since: float  # seconds since 1970
@@ -67,23 +68,14 @@ class LeaseQueue:
         self._attempts = attempts
         self._crew = Crew(calls, call, patience)
         self._schedule = Schedule(late_after)
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, Batch] = {}
         self._out: dict[Assignment, _Out] = {}
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._numbers = itertools.count(1)  # of batches
         self._lock = threading.Lock()  # of the next
         self._driver: threading.Thread | None = None
 
-    def results(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[tuple[Any, ...]],
-        order: tuple[int, ...],
-        check: Callable[[int, Any], str] | None,
-        at_once: tuple[type[Exception], ...],
-    ) -> Iterator[tuple[int, Any]]:
+    def results(self, batch: Batch) -> Iterator[tuple[int, Any]]:
         """`(index, result)` of every item, as they come in; closing the iterator cancels its assignments."""
-        batch = _Batch(next(self._numbers), function, items, order, check, at_once)
         self._tell(partial(self._add, batch))
         try:
             yield from batch.results()
@@ -131,19 +123,19 @@ class LeaseQueue:
             return
         event()
 
-    def _fail(self, batch: _Batch, error: BaseException) -> None:
+    def _fail(self, batch: Batch, error: BaseException) -> None:
         self._withdraw(batch)
         batch.returned.put(error)
 
     # -- its events
 
-    def _add(self, batch: _Batch) -> None:
+    def _add(self, batch: Batch) -> None:
         if not self._batches:
             self._crew.begin()
         self._batches[batch.number] = batch
         self._schedule.add(Item(batch.order, batch.number, index) for index in range(len(batch.items)))
 
-    def _withdraw(self, batch: _Batch) -> None:
+    def _withdraw(self, batch: Batch) -> None:
         if self._batches.pop(batch.number, None) is not None:
             self._calls.exclusions.forgive(self._call, self._schedule.unsettled(batch.number))
             self._forget(self._schedule.withdraw(batch.number))
@@ -196,6 +188,7 @@ class LeaseQueue:
         self._forget(others)
         self._unawait()
         if first:
+            out.batch.made(assigned.item.index, out.worker)
             out.batch.returned.put((assigned.item.index, back.result))
 
     def _failed(self, assigned: Assignment, out: _Out, error: Exception) -> None:

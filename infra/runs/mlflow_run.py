@@ -176,7 +176,7 @@ class MlflowRun:
             for line in lines
             for name, value in line.metrics.items()
         ]
-        client, run_id = self._attached
+        client, run_id = self.attached
         for batch in _batches(points, BATCH_METRICS):
             client.log_batch(run_id, metrics=batch, synchronous=True)
 
@@ -192,12 +192,12 @@ class MlflowRun:
             self._artifacts.store(path, folder)
 
     def end(self, status: Status) -> None:
-        client, run_id = self._attached
+        client, run_id = self.attached
         if not self._guest:
             client.set_terminated(run_id, status)
 
     @property
-    def _attached(self) -> "tuple[MlflowClient, str]":
+    def attached(self) -> "tuple[MlflowClient, str]":
         assert self._client is not None
         assert self.run_id is not None
         return self._client, self.run_id

@@ -48,6 +48,7 @@ class _About(BaseModel):
     memory_gb: dict[str, float] = {}  # of their devices
     machines: dict[str, tuple[str, int]] = {}  # which one each runs on, and its cores
     changes: list[str] = []  # of what it is trained with, since it began
+    excluded: dict[str, str] = {}  # why workers got no more leases, by name
     lost: dict[str, int] = {}  # calls that died with their workers
     held_out: dict[str, int] = {}  # problems of each set that it is evaluated on
 

@@ -192,6 +192,15 @@ class Tracker:
             raise FileNotFoundError(f"{path}: no such file to log")
         self._upload(f"{folder}/{path.name}".lstrip("/"), lambda: self._run.store_file(path, folder))
 
+    def tag(self, name: str, value: str) -> None:
+        """Tag the run; a tag of the same name is replaced."""
+
+        def send() -> None:
+            client, run_id = self._run.attached
+            client.set_tag(run_id, name, value)
+
+        self._upload(f"tag {name}", send)
+
     def finish(self, status: Status) -> None:
         """Send what is left and end the run in MLflow; later calls change nothing."""
         with self._lock:

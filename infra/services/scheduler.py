@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from infra.cluster.exclusions import EXCLUDED
 from infra.cluster.placement import DEVICES, METRIC, ROLES, worker_name
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
 from infra.hosts import bracketed
@@ -35,6 +36,7 @@ class WorkerSeen:
     versions: Mapping[str, str] = field(default_factory=dict)  # empty where it has announced none
     tokens_per_second: float | None = None  # of its last leases
     last_seen: float = 0.0  # seconds ago
+    excluded: str = ""  # the run that gives it no more leases, and why
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,15 @@ async def _seen(scheduler: Any) -> Seen:
     identity = await scheduler.identity(n_workers=-1)
     versions = await scheduler.versions()
     services = await scheduler.get_metadata(keys=SERVICES, default=None)
+    excluded = await scheduler.get_metadata(keys=EXCLUDED, default=None)
     mark, before = uuid.uuid4().hex, time.time()
     await scheduler.log_event(topic=CLOCK, msg=mark)
     middle = (before + time.time()) / 2
     stamped = [when for when, what in await scheduler.events(topic=CLOCK) if what == mark]
     packages = {name: str(version) for name, version in versions["packages"].items() if version is not None}
-    workers = (_worker_seen(at, worker) for at, worker in identity["workers"].items() if worker["status"] == "running")
+    why = {at: f"in {excluded['run']}: {reason}" for at, reason in excluded["workers"].items()} if excluded else {}
+    running = ((at, worker) for at, worker in identity["workers"].items() if worker["status"] == "running")
+    workers = (_worker_seen(at, worker, why.get(at, "")) for at, worker in running)
     return Seen(
         workers=tuple(sorted(workers, key=lambda worker: worker.name)),
         services=addresses(services or {}),
@@ -126,7 +131,7 @@ def _security(address: SchedulerAddress, home: Path) -> "Security":
     return dask_security(home) if address.scheme == "tls" else Security()  # type: ignore[no-untyped-call]
 
 
-def _worker_seen(address: str, worker: Mapping[str, Any]) -> WorkerSeen:
+def _worker_seen(address: str, worker: Mapping[str, Any], excluded: str) -> WorkerSeen:
     said = worker["metrics"].get(METRIC) or {}
     tags = [tag for tag, amount in worker["resources"].items() if amount >= 1]
     pace = said.get("tokens_per_second")
@@ -139,4 +144,5 @@ def _worker_seen(address: str, worker: Mapping[str, Any]) -> WorkerSeen:
         versions=said.get("versions", {}),
         tokens_per_second=None if pace is None else float(pace),
         last_seen=max(0.0, time.time() - float(worker["last_seen"])),
+        excluded=excluded,
     )

@@ -89,17 +89,19 @@ class Mirror:
         `check` is called while the storage is away, and may raise. Raises NotThere, Gone and Torn, and what the
         storage raises for longer than the patience.
         """
-        while not self._lock.acquire(timeout=POLL_SECONDS):  # a prefetch has it
-            check()
-        try:
+        with self._locked(check):
             lost = self._root is not None and not self._root.path.is_dir()  # as by a sweep of temporary files
             if version.files != self._files or lost:
                 self._forget()
                 self._files = version.files
             self._bring(version, check)
             yield self._weights
-        finally:
-            self._lock.release()
+
+    def step(self, check: Callable[[], None] = lambda: None) -> int | None:
+        """Of the version that is here, once a prefetch under way has ended; None where there is none. `check` is
+        called meanwhile, and may raise."""
+        with self._locked(check):
+            return None if self._version is None else self._version.step
 
     @contextmanager
     def now(self, version: PolicyVersion) -> Iterator[Weights | None]:
@@ -134,6 +136,15 @@ class Mirror:
         with self._counting:
             taken, self._fetched = self._fetched, Fetched()
         return taken
+
+    @contextmanager
+    def _locked(self, check: Callable[[], None]) -> Iterator[None]:
+        while not self._lock.acquire(timeout=POLL_SECONDS):  # a prefetch has it
+            check()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _bring(self, version: PolicyVersion, check: Callable[[], None]) -> None:
         damaged: dict[str, Torn] = {}  # folders, by URI

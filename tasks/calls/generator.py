@@ -4,7 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,9 @@ from infra.cluster.timeline import waiting_for_weights
 from infra.storage import place, store
 from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion, weights_uri
+from rl.audit import Scored
 from rl.config import OURS, PolicyConfig, SamplingConfig
-from rl.records import Problem, Rollouts
+from rl.records import Maker, Problem, Rollouts
 from rl.sampling.server import Server
 from tasks.calls.held import held
 from tasks.calls.inflight import Inflight, Sampler, Swaps
@@ -63,6 +64,7 @@ class Generator:
             ServerError: by a server that does not do what it is asked to.
         """
         from rl.model.memory import yield_memory
+        from rl.model.policy import dtype_name
         from rl.sampling.engine import no_swap
         from rl.sampling.sampler import sample
 
@@ -91,6 +93,8 @@ class Generator:
                 kv_versions=0 if swaps is None else swaps.of.kv_versions,
             )
             yield_memory(sampler.policy.device)
+            maker = Maker(dtype=dtype_name(sampler.policy.dtype))
+        rollouts = replace(rollouts, makers=(maker,) * len(problems))
         pace.note(rollouts.generated_tokens, rollouts.seconds)
         # its completions would be noise, and what is broken would look like a policy that solves nothing
         if not np.isfinite(rollouts.logprobs).all():
@@ -99,6 +103,36 @@ class Generator:
                 "arithmetic overflows (see policy.dtype)"
             )
         return rollouts
+
+    def score(self, version: PolicyVersion, rollouts: Rollouts) -> Scored | None:
+        """Log-probs of the completions' tokens by the policy that this worker samples from, to audit who has sampled
+        them; None where it has a later version already. Of the rollouts only prompts, tokens and lengths are read.
+
+        Raises:
+            NoRoomError: one sequence does not fit into the device's memory.
+        """
+        from rl.learning.scoring import Scoring
+        from rl.model.policy import dtype_name
+
+        check = cancellation_check()
+        with _alone(check):
+            if self._is_past(version, check):
+                return None
+            with self._sampler(version, version.step, check) as (sampler, _):
+                scoring = Scoring(sampler.policy)
+                found = scoring.logprobs(rollouts, self.sampling.temperature, between_passes=check)
+                return Scored(found, dtype_name(sampler.policy.dtype))
+
+    def _is_past(self, version: PolicyVersion, check: Callable[[], None]) -> bool:
+        """Whether this worker would have to go back to `version`, for which it would read all of its weights."""
+        from infra.weights.mirror import Mirror
+
+        sampler = resident_now("sampler", self.weights.key(version))
+        if isinstance(sampler, Sampler) and sampler.version == version:
+            return False
+        mirror = resident_now("mirror", versions_of(version))
+        step = mirror.step(check) if isinstance(mirror, Mirror) else None
+        return step is not None and step > version.step
 
     @contextmanager
     def _sampler(

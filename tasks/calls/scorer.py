@@ -2,12 +2,13 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from infra.cluster.cancellation import cancellation_check
+from infra.cluster.resident import drop
 from infra.cluster.timeline import waiting_for_weights
 from infra.weights.version import PolicyVersion
 from rl.records import Rollouts
@@ -40,6 +41,8 @@ class Scorer:
     """What determines the scores; the policy that gives them is held resident by the worker beside that of a generator,
     which may be another version."""
 
+    role: ClassVar = "reference"
+
     weights: Weights
     temperature: float  # of the softmax, that of the generators
 
@@ -62,12 +65,26 @@ class Scorer:
                     return Scoring(self.weights.load(mirror, version, check))
 
                 key = self.weights.key(version), version.id
-                scoring = stack.enter_context(held("reference", key, load, again=True))
+                scoring = stack.enter_context(held(self.role, key, load, again=True))
                 waiting.fetched.add(mirror.take_fetched())
             found = scoring.logprobs(rollouts, self.temperature, between_passes=check)
         if not np.isfinite(found).all():
             raise BrokenPolicyError(
-                f"reference {version} ({version.uri}) gives log-probs that are not finite: its weights are broken, or "
-                "its arithmetic overflows (see policy.dtype)"
+                f"{self.role} {version} ({version.uri}) gives log-probs that are not finite: its weights are broken, "
+                "or its arithmetic overflows (see policy.dtype)"
             )
         return found
+
+
+@dataclass(frozen=True)
+class Referee(Scorer):
+    """A scorer of what two generators disagree about: it is asked seldom, and keeps no policy for the next time."""
+
+    role: ClassVar = "referee"
+
+    def score(self, version: PolicyVersion, rollouts: Rollouts) -> NDArray[np.float32]:
+        """As `Scorer.score`."""
+        try:
+            return super().score(version, rollouts)
+        finally:
+            drop(self.role)

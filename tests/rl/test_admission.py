@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.admission import Asked, refusal, refused_judgement
+from rl.admission import Asked, refusal, refused_audit, refused_judgement
+from rl.audit import Scored
 from rl.judging import Judgement
-from rl.records import Problem, Rollouts
+from rl.records import Maker, Problem, Rollouts
 
 PROBLEMS = (Problem("add 1 to 2", "1 + 2", "a:1"), Problem("add 2 to 2", "2 + 2", "a:2", {"level": 3}))
 ASKED = Asked(PROBLEMS, samples=3, max_tokens=5, versions=range(4, 7), vocabulary=100)
@@ -44,6 +45,7 @@ def test_what_was_asked_for_is_taken() -> None:
     assert refusal(rollouts(**put("versions", 4)), ASKED) == ""
     assert refusal(rollouts(**put("logprobs", 1e-6)), ASKED) == ""  # rounding
     assert refusal(rollouts(**put("tokens", 2**31 - 1)), replace(ASKED, vocabulary=None)) == ""
+    assert refusal(rollouts(makers=(Maker(dtype="bfloat16"),) * 2), ASKED) == ""
     # what lies past a completion's end is nobody's
     assert refusal(rollouts(**put("logprobs", np.nan, (0, 0, 1))), ASKED) == ""
 
@@ -66,6 +68,9 @@ def test_what_was_asked_for_is_taken() -> None:
         ({"prompts": (np.array([5], np.int32), np.array([], np.int32))}, "its prompts are not token ids of 2 problems"),
         ({"texts": (("a", "b"), ("c", "d"))}, "its texts are not 2 times 3"),
         ({"texts": (("a", "b", None), ("c", "d", "e"))}, "its texts are not 2 times 3"),
+        ({"makers": (Maker(dtype="float32"),)}, "its makers are not those of 2 problems"),
+        ({"makers": ("float32", "float32")}, "its makers are not those of 2 problems"),
+        ({"makers": (Maker(dtype="a/b c"),) * 2}, "its makers are not those of 2 problems"),
         ({"seconds": float("nan")}, "it took nan seconds"),
         ({"lengths": np.array([[0, 4, 2], [3, 3, 1]], np.int32)}, "a completion has 0 of 4 tokens"),
         ({"lengths": np.array([[1, 5, 2], [3, 3, 1]], np.int32)}, "a completion has 5 of 4 tokens"),
@@ -138,3 +143,12 @@ def test_verdicts_and_missing_ones_are_taken() -> None:
 def test_what_is_no_verdicts_is_refused_in_words(other: dict[str, Any], why: str) -> None:
     assert refused_judgement(replace(GOOD, **other), 2, 3) == why
     assert refused_judgement({"rewards": 1}, 2, 3) == "it is dict, and not a judgement"
+
+
+def test_an_audit_is_scores_and_the_type_of_their_arithmetic() -> None:
+    found = rollouts()
+    assert refused_audit(Scored(found.logprobs, "float32"), found) == ""
+    for other in (None, found.logprobs, Scored(found.logprobs, "a/b c"), Scored(found.logprobs, None)):  # type: ignore[arg-type]
+        assert refused_audit(other, found).endswith(", and not scores with their type")
+    assert refused_audit(Scored(found.logprobs[:1], "float32"), found).startswith("scores are float32 [1, 3, 4]")
+    assert refused_audit(Scored(found.logprobs * np.float32(np.nan), "float32"), found) == "a score is nan"

@@ -4,6 +4,7 @@ G completions per group.
 """
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.cluster.placement import Offer
+from rl.graph import AUDIT, SCORES
 from rl.judging import Judgement
-from tasks.collection import Collection
+from tasks.collection import Collection, Lease
 from tasks.rollout_batch import RolloutBatch
 from tests.tasks.batches import ALL, collect, config, groups, problem_set, rollouts, verdicts
 
@@ -172,3 +175,45 @@ def test_the_judging_side_ends_when_generating_fails() -> None:
     with pytest.raises(OSError, match="no generator left"):
         generate()
     assert [lease.groups for lease, _ in collection.arrivals()] == [range(2)]
+
+
+def test_what_was_found_wrong_is_made_again_as_it_was_asked_for_and_takes_its_place() -> None:
+    good, bad = (Offer(f"tcp://{name}", name, {}) for name in ("good", "bad"))
+    reference = SCORES["reference_logprobs"]
+    collection = Collection(5, problem_set(), config(prompts=6, oversample=1), [reference, AUDIT])
+    assert collection.makes(AUDIT)
+
+    def round_of(makers: list[Offer], reward: float) -> list[range]:
+        (leases,) = [list(wave) for wave in rounds(makers, reward)]
+        return [lease.groups for lease in leases]
+
+    def rounds(makers: list[Offer], reward: float) -> Iterator[list[Lease]]:
+        for leases in collection.waves():
+            yield leases
+            for lease, maker in zip(leases, makers, strict=True):
+                collection.arrive(lease, rollouts(lease, 2), maker)
+                assert collection.maker(lease) == maker
+                _, arrived = next(collection.arrivals())
+                rewards = np.array([[reward, 0.25]] * len(lease.groups), np.float32)
+                collection.judged(lease, arrived, Judgement(rewards, (("near", "far"),) * len(lease.groups)))
+                collection.scored(lease, reference, np.full((len(lease.groups), 2, 3), reward, np.float32))
+        collection.abandon()  # as the verifying side does at its end
+
+    assert round_of([bad, good], 0.5) == [range(3), range(3, 6)]
+    assert not collection.reopen(lambda _: False)
+    assert collection.reopen(lambda maker: maker == bad)
+    assert round_of([good], 0.75) == [range(3)]
+    assert not collection.reopen(lambda maker: maker == bad)
+    found = collection.collected()
+    assert groups(found) == list(range(6))
+    assert found.batch.rewards[:, 0].tolist() == [0.75] * 3 + [0.5] * 3
+    assert found.batch.reference_logprobs is not None
+    assert found.batch.reference_logprobs[:, 0, 0].tolist() == [0.75] * 3 + [0.5] * 3
+    assert {row["worker"] for row in found.rows()} == {"good"}
+    assert found.figures()["audit/redrawn"] == 3
+
+    second = next(iter(collection._leases.values()))
+    collection.found_wrong(second)  # by an audit, though its worker is trusted
+    assert collection.reopen(lambda _: False)
+    assert round_of([good], 0.875) == [second.groups]
+    assert collection.collected().batch.rewards[:, 0].tolist() == [0.875] * 3 + [0.5] * 3

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
 from infra.weights.version import PolicyVersion
+from rl.audit import AuditConfig, Scored
 from rl.config import PolicyConfig, SamplingConfig
+from rl.graph import AUDIT, Call
 from rl.judging import Judgement
-from rl.records import Problem, Rollouts
+from rl.records import Maker, Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
+from tasks.audit import Audits, audit
 from tasks.calls.generator import Generator
+from tasks.calls.scorer import Referee
 from tasks.collection import BatchConfig, Collection
 from tasks.generate import Admission, generate
 from tasks.problem_set import ProblemSet
@@ -67,23 +72,99 @@ def nonsense_from(workers: Sequence[str], wrong: str, marks: Path) -> Generator:
     return Nonsense(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=0)
 
 
+def off_on(workers: Sequence[str]) -> tuple[Generator, Referee]:
+    """A generator that samples nothing, and whose log-probs are off by one on these workers; and a referee of it."""
+
+    def logprobs(shape: tuple[int, ...]) -> Any:
+        from distributed import get_worker
+
+        return np.full(shape, -1.5 if get_worker().name in workers else -0.5, np.float32)
+
+    class Off(Generator):
+        def generate(self, version: Any, _step: int, _groups: Sequence[int], problems: Sequence[Problem]) -> Any:
+            time.sleep(0.02)  # so that each worker gets some
+            made = Rollouts.padded(problems, [[1]] * len(problems), [[3, 4]] * 2 * len(problems), version=version.step)
+            return replace(made, logprobs=logprobs(made.tokens.shape), makers=(Maker(dtype="float32"),) * len(problems))
+
+        def score(self, _version: Any, rollouts: Rollouts) -> Scored:
+            return Scored(logprobs(rollouts.tokens.shape), "bfloat16")
+
+    class Third(Referee):
+        def score(self, _version: Any, rollouts: Rollouts) -> Any:
+            return logprobs(rollouts.tokens.shape)
+
+    generator = Off(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=0)
+    return generator, Third(generator.weights, 1.0)
+
+
+def test_what_a_worker_made_that_audits_find_wrong_is_made_again_by_others(client: Client) -> None:
+    generator, referee = off_on(["generator-0"])
+    audits = Audits(AuditConfig(share=1), generator, referee, lambda step: PolicyVersion(step, f"v{step}", ""))
+    said: list[str] = []
+    with Dispatch(client, PlacementConfig(), said.append) as dispatch:
+        assert audits.possible(dispatch)
+        collection = numbered(9, leases=12, calls=[AUDIT])
+        collected(dispatch, collection, generator, audits)
+        assert collection.reopen(dispatch.exclusions.is_distrusted)
+        first = list(collection._again)
+        found = collected(dispatch, collection, generator, audits)
+        assert not collection.reopen(dispatch.exclusions.is_distrusted)
+        spans = Counter((span.worker, span.call) for span in dispatch.timeline.take())
+    assert {row["worker"] for row in found.rows()} == {"generator-1"}
+    assert (found.batch.rollouts.logprobs == -0.5).all()
+    assert [problem.target for problem in found.batch.rollouts.problems] == [str(i) for i in range(12)]
+    figures = found.figures()
+    assert figures["audit/redrawn"] == len(first) > 0
+    assert figures["audit/disagreed"] >= 2
+    assert set(figures) >= {"audit/dtypes/float32/bfloat16", "audit/workers/generator-0/generator-1"}
+    assert [line for line in said if "gets no more leases" in line] == [
+        "generator-0 gets no more leases in this run: audits have found it wrong; look at its memory and its versions "
+        "of packages, then start it again"
+    ]
+    assert spans["generator-1", "audit"] > 0
+    assert dispatch.lost == Counter()
+
+
+def test_a_worker_that_is_gone_or_late_is_not_waited_for(client: Client) -> None:
+    with Dispatch(client, PlacementConfig()) as dispatch:
+        there = dispatch.offers("generate")[0]
+        began = time.monotonic()
+        asked = {"worker": replace(there, address="tcp://127.0.0.1:9"), "seconds": 60.0, "name": "audit"}
+        assert dispatch.ask("generate", time.sleep, 0, **asked) is None
+        assert dispatch.ask("generate", time.sleep, 30, **(asked | {"worker": there, "seconds": 0.2})) is None
+        assert time.monotonic() - began < 20
+        with pytest.raises(ZeroDivisionError):
+            dispatch.ask("generate", divmod, 1, 0, **(asked | {"worker": there}))
+
+
 def generated(dispatch: Dispatch, generator: Generator, step: int, leases: int) -> RolloutBatch:
     """A batch of as many leases, one problem each, every group of which varies."""
+    return collected(dispatch, numbered(step, leases), generator)
+
+
+def numbered(step: int, leases: int, calls: Sequence[Call] = ()) -> Collection:
     problems = ProblemSet(
         name="numbered",
         draw=lambda step, count, skip: [Problem(f"{step}/{i}", str(i), "n") for i in range(skip, skip + count)],
         held_out=(),
         verifiers={"": VerifierSpec(name="arithmetic")},
     )
-    collection = Collection(step, problems, BatchConfig(prompts=leases, samples=2, lease=1))
+    return Collection(step, problems, BatchConfig(prompts=leases, samples=2, lease=1), calls)
 
+
+def collected(
+    dispatch: Dispatch, collection: Collection, generator: Generator, audits: Audits | None = None
+) -> RolloutBatch:
     def judge() -> None:
         for lease, rollouts in collection.arrivals():
             verdicts = Judgement(np.array([[0, 1]], np.float32), (("wrong", "right"),))
             collection.judged(lease, rollouts, verdicts)
 
-    judging = threading.Thread(target=judge)
-    judging.start()
+    beside = [threading.Thread(target=judge)]
+    if audits is not None:
+        beside.append(threading.Thread(target=audit.fn, args=(dispatch, collection, audits)))
+    for each in beside:
+        each.start()
     try:
         generate.fn(
             dispatch,
@@ -94,7 +175,8 @@ def generated(dispatch: Dispatch, generator: Generator, step: int, leases: int) 
         )
     finally:
         collection.abandon()
-        judging.join(60)
+        for each in beside:
+            each.join(60)
     return collection.collected()
 
 

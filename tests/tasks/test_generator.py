@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from infra.cluster.resident import drop
+from infra.cluster.resident import drop, resident_now
 from infra.storage import store
 from infra.weights.difference import weights_digest
+from infra.weights.mirror import Mirror
 from infra.weights.version import PolicyVersion, published_version, weights_uri
 from infra.weights.whole import describe, keep_whole
 from rl.config import PolicyConfig, SamplingConfig
@@ -23,9 +24,10 @@ from rl.loading import load_policy
 from rl.model import memory
 from rl.model.policy import Policy, read_weights, save_policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.records import Problem
+from rl.records import Maker, Problem
 from tasks.calls import generator
 from tasks.calls.generator import Generator, store_model
+from tasks.score import bare
 
 SPEC = Generator(PolicyConfig(device="cpu"), SamplingConfig(max_tokens=12), samples=4, seed=0)
 
@@ -168,3 +170,46 @@ def test_what_was_fetched_is_enough_where_the_run_has_removed_it(tmp_path: Path)
     shutil.rmtree(version.uri)
     drop("sampler")
     assert np.array_equal(SPEC.generate(version, 0, [0], [problem]).tokens, before.tokens)
+
+
+def test_another_generator_s_log_probs_are_its_own_at_the_same_version_and_it_never_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = [published(tmp_path / "run", step) for step in range(3)]
+    problems = [Problem("add 1 and 2", "1 + 2", "here:1"), Problem("add 3 and 4", "3 + 4", "here:2")]
+
+    def drop_all() -> None:  # another worker
+        for name in ("sampler", "mirror"):
+            drop(name)
+
+    made = SPEC.generate(versions[1], 0, range(2), problems)
+    assert made.makers == (Maker(dtype="float32"),) * 2
+    kept = resident_now("sampler")
+    own = SPEC.score(versions[1], bare(made))
+    assert own is not None
+    assert own.dtype == "float32"
+    assert np.abs(own.logprobs - made.logprobs).max() < 1e-5
+    assert SPEC.score(versions[0], bare(made)) is None
+    assert resident_now("sampler") is kept
+    assert SPEC.generate(versions[1], 0, range(2), problems).logprobs.tobytes() == made.logprobs.tobytes()
+
+    read: list[int] = []
+    take = Mirror._take
+    monkeypatch.setattr(
+        Mirror, "_take", lambda self, edge, check: read.append(edge.makes.step) or take(self, edge, check)
+    )
+    drop_all()
+    first = SPEC.score(versions[1], bare(made))  # before it has sampled anything
+    assert first is not None
+    assert first.logprobs.tobytes() == own.logprobs.tobytes()
+    mirror = SPEC.weights.mirror(versions[2])
+    with mirror.at(versions[2]):  # as a prefetch leaves it
+        assert mirror.step() == 2
+    assert SPEC.score(versions[1], bare(made)) is not None  # what it samples from is still this one
+    ahead = SPEC.generate(versions[2], 0, range(2), problems)
+    assert SPEC.score(versions[1], bare(made)) is None
+    assert SPEC.score(versions[2], bare(ahead)) is not None
+    drop("sampler")
+    assert SPEC.score(versions[1], bare(made)) is None  # the weights are those of a later one
+    assert read == [1, 2]  # each once
+    drop_all()

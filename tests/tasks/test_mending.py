@@ -32,6 +32,7 @@ class Cluster:
         order: tuple[int, ...],
         check: Callable[[int, str], str],
         at_once: tuple[type[Exception], ...],
+        made: Callable[[int, str], object],
     ) -> Iterator[tuple[int, str]]:
         assert (call, order) == ("generate", (3, 0))
         self.at_once.append(at_once)
@@ -42,6 +43,7 @@ class Cluster:
             self.handed_out.append(name)
             result = function(name)
             assert check(index, result) == ""
+            made(index, f"worker of {name}")
             yield index, result
 
     def mend(self, error: StoreError) -> None:
@@ -52,8 +54,12 @@ def leases(cluster: Any, mend: Mend) -> dict[int, str]:
     def check(index: int, result: str) -> str:
         return "" if result == NAMES[index].upper() else "another"
 
-    calls = leased(cluster, "generate", str.upper, named, len(NAMES), check=check, mend=mend, order=(3, 0))
-    return dict(calls)
+    makers: dict[int, Any] = {}
+    call = cluster, "generate", str.upper, named, len(NAMES)
+    calls = leased(*call, check=check, mend=mend, order=(3, 0), made=makers.__setitem__)
+    done = dict(calls)
+    assert makers == {index: f"worker of {NAMES[index]}" for index in done}
+    return done
 
 
 def test_what_is_left_is_leased_again_and_checked_as_what_it_is() -> None:

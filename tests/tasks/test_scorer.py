@@ -14,7 +14,7 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.learning.scoring import Scoring
 from rl.records import Problem
 from tasks.calls.generator import BrokenPolicyError, Generator
-from tasks.calls.scorer import Reference, Scorer
+from tasks.calls.scorer import Referee, Reference, Scorer
 from tasks.calls.weights import Weights
 from tests.tasks.test_generator import published
 
@@ -99,3 +99,15 @@ def test_a_version_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"v2 was removed: the newest version is v3"):
         replace(SCORER, weights=replace(SCORER.weights, patience=0)).score(gone, rollouts)
     drop("sampler")
+
+
+def test_a_referee_scores_as_a_reference_does_and_keeps_nothing(tmp_path: Path) -> None:
+    version = published(tmp_path / "run", 0)
+    rollouts = GENERATOR.generate(version, 0, [0], [Problem("add 1 and 2", "1 + 2", "here:1")])
+    expected = SCORER.score(version, rollouts)
+    kept = resident_now("reference")
+    assert Referee(GENERATOR.weights, 1.0).score(version, rollouts).tobytes() == expected.tobytes()
+    assert resident_now("referee") is None
+    assert resident_now("reference") is kept
+    drop("sampler")
+    drop("reference")

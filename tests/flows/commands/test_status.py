@@ -1,5 +1,6 @@
 """`rlvf status` where nothing runs; where something does, in `test_up.py`."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from flows.cli import main
 from flows.commands.status import lines
 from infra.services.addresses import Addresses
 from infra.services.passwords import auth_of
+from infra.services.scheduler import WorkerSeen
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 
@@ -51,6 +53,16 @@ def test_no_machine_is_sent_to_an_address_that_is_another_s_own(scheduler: str, 
     (shown,) = [line for line in lines(Addresses(scheduler=scheduler), alive, [], [], "") if "none yet" in line]
     assert shown.startswith(said)
     assert ("`rlvf up --host ADDRESS`" in shown) == ("127" in scheduler)
+
+
+@pytest.mark.usefixtures("home_folder")
+def test_who_gets_no_more_leases_is_shown_with_the_reason() -> None:
+    alive = dict.fromkeys(("prefect", "mlflow", "scheduler", "storage"), True)
+    workers = [
+        asdict(WorkerSeen("laptop", "tcp://1", excluded="in first: far off")), asdict(WorkerSeen("jetson", "tcp://2")),
+    ]  # fmt: skip
+    shown = lines(Addresses(scheduler="tls://192.168.1.5:8786"), alive, workers, [], "")
+    assert [line for line in shown if "leases" in line] == ["laptop gets no more leases in first: far off"]
 
 
 def test_a_shell_is_given_nothing_that_is_dead_and_told_so(

@@ -132,7 +132,13 @@ def test_hostile_completions_are_only_text(reported: Path, tmp_path: Path) -> No
     )  # fmt: skip
     about = json.loads((run / "about.json").read_text())
     about["links"]["evil"] = ["javascript:alert(3)", HOSTILE]
-    about.update(status='"><script>', why=HOSTILE, versions={HOSTILE: HOSTILE}, workers={HOSTILE: [HOSTILE]})
+    about.update(
+        status='"><script>',
+        why=HOSTILE,
+        versions={HOSTILE: HOSTILE},
+        workers={HOSTILE: [HOSTILE]},
+        excluded={HOSTILE: HOSTILE},
+    )
     (run / "about.json").write_text(json.dumps(about))
     (run / "config.yaml").write_text("policy: '</pre><script>'\n")
     out = write_report(str(run), read_record(str(run), run), tmp_path / "hostile.html")
@@ -140,7 +146,8 @@ def test_hostile_completions_are_only_text(reported: Path, tmp_path: Path) -> No
     assert "script" not in page.tags
     assert [attrs for tag, attrs in page.elements if tag == "img" and not str(attrs["src"]).startswith("data:")] == []
     assert not any(str(attrs.get("href", "")).startswith("javascript") for _, attrs in page.elements)
-    assert page.text.count(HOSTILE) >= 7
+    assert page.text.count(HOSTILE) >= 9
+    assert f"{HOSTILE} got no more leases: {HOSTILE}" in page.text
     assert f"my_reward.py:8: {HOSTILE}" in page.text
     assert "49" not in page.text.split("Step 3")[1].split("Step 2")[0]
     assert "x" * CUT in page.text

@@ -7,12 +7,14 @@ from typing import Any, cast
 import pytest
 
 from flows.config import TrainConfig
+from flows.run import bookkeeping
 from flows.run.bookkeeping import Bookkeeping
 from flows.start.runs import Run
 from flows.start.tracked import mlflow_run, save_mlflow_run
 from infra.cluster.calls import Calls
-from infra.cluster.placement import PlacementConfig
+from infra.cluster.placement import Offer, PlacementConfig
 from infra.runs.metric_log import MetricLog, read_metrics
+from infra.runs.record import read_record
 
 
 def books(run: Run, tracker: Any, said: list[str] | None = None) -> Bookkeeping:
@@ -60,3 +62,24 @@ def test_metrics_that_do_not_reach_the_checkpoint_are_said(run: Run, logged: int
     books(run, tracker, said).go_back(4)
     start = f"warning: the newest checkpoint is of step 4, and {missing} missing from metrics.jsonl"
     assert [line[: len(start)] for line in said] == ([start] if missing else [])
+
+
+def test_who_gets_no_more_leases_is_noted_and_tagged_once_and_told_to_the_scheduler(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(bookkeeping, "announce", lambda _, name, reasons: told.append({"run": name, **reasons}))
+    tags: list[tuple[str, str]] = []
+    kept = books(run, SimpleNamespace(run_id=None, tag=lambda *tag: tags.append(tag)))
+    kept._about["excluded"] = {"old": "of an earlier session"}
+    kept._show_excluded()
+    assert (told, tags) == ([], [])
+    exclusions = kept._workplace.dispatch.exclusions
+    for _ in range(2):
+        exclusions.found_wrong(Offer("tcp://1", "laptop", {}), "far off", Offer("tcp://2", "other", {}))
+        kept._show_excluded()
+        kept._show_excluded()
+    assert told == [{"run": run.name, "tcp://1": "far off"}]
+    assert tags == [("rlvf.excluded.laptop", "far off")]
+    about = read_record(run.uri, Path(run.uri)).about
+    assert about["excluded"] == {"old": "of an earlier session", "laptop": "far off"}

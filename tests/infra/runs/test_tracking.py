@@ -35,6 +35,13 @@ def test_a_run_is_logged_with_metrics_params_and_status(home, client, tmp_path):
     assert [(line["step"], line["reward/mean"]) for line in lines] == [(0, 0.0), (1, 0.25), (2, 0.5)]
 
 
+def test_a_tag_is_replaced_by_the_next_of_its_name(home, client):
+    with start(home) as tracker:
+        for value in ("far off", "far off again"):
+            tracker.tag("rlvf.excluded.laptop", value)
+    assert client.get_run(tracker.run_id).data.tags["rlvf.excluded.laptop"] == "far off again"
+
+
 def test_the_config_names_the_experiment(home, client):
     config = TrackingConfig(experiment="mine", system_metrics=False)
     with start(home, config) as tracker:

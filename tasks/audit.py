@@ -1,0 +1,172 @@
+"""Audits: another generator scores some leases again, at the version that sampled them; where the two disagree, the
+trainer's worker says which of them is wrong."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from infra.cluster.calls import DispatchError, work_of
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import Offer
+from infra.errors import one_line
+from infra.storage.manifest import StoreError
+from infra.weights.version import PolicyVersion
+from rl.admission import refused_audit, refused_logprobs
+from rl.audit import AuditConfig, Audited, Scored, compared, divergence, draws, who_is_wrong
+from rl.graph import AUDIT
+from rl.records import Maker, Rollouts
+from tasks.calls.generator import Generator
+from tasks.calls.scorer import Referee
+from tasks.collection import Collection, Lease
+from tasks.score import bare
+
+AT_ONCE = 16  # audits under way, at most
+CALL = "generate"  # auditors are where generators are: they have the weights
+
+
+@dataclass(frozen=True)
+class Audits:
+    """What a run audits, and how."""
+
+    config: AuditConfig
+    generator: Generator
+    referee: Referee
+    version: Callable[[int], PolicyVersion]  # of the run, by its number
+    _said: set[str] = field(default_factory=set)  # lines about workers that could not
+
+    def possible(self, dispatch: Dispatch) -> bool:
+        """Whether there are two generators: one that is alone has nobody to audit it."""
+        return len(_auditors(dispatch)) > 1
+
+    def due(self, dispatch: Dispatch, step: int, lease: Lease, worker: Offer) -> bool:
+        """Whether this lease is audited: by its name alone, or because its worker was found wrong before."""
+        drawn, _ = draws(self.generator.seed, step, lease.groups.start)
+        return drawn < self.config.share or dispatch.exclusions.is_watched(worker)
+
+    def of(self, dispatch: Dispatch, collection: Collection, lease: Lease, rollouts: Rollouts, worker: Offer) -> None:
+        """Audit one lease of this worker, and tell the collection what came of it."""
+        number, tokens = compared(rollouts)
+        (maker, *_) = rollouts.makers
+        try:
+            version = self.version(number)
+        except StoreError:  # removed meanwhile
+            collection.audited(Audited(maker))
+            return
+        _, place = draws(self.generator.seed, collection.step, lease.groups.start)
+        for auditor, scored in self._scored(dispatch, version, rollouts, worker, place):
+            kl = divergence(rollouts.logprobs, scored.logprobs, tokens)
+            wrong = ""
+            if kl > self.config.bound:
+                step = collection.step + 1
+                said = f"a lease of step {step}: {kl:.3g} nats per token, {self.config.bound:g} are allowed"
+                wrong = self._wrong(dispatch, version, rollouts, tokens, (worker, auditor), scored, said)
+                if wrong == "maker":
+                    collection.found_wrong(lease)
+            else:
+                dispatch.exclusions.found_right(worker)
+                dispatch.exclusions.found_right(auditor)
+            collection.audited(Audited(maker, Maker(auditor.name, scored.dtype), kl, wrong))
+            return
+        collection.audited(Audited(maker))
+
+    def _scored(
+        self, dispatch: Dispatch, version: PolicyVersion, rollouts: Rollouts, maker: Offer, place: float
+    ) -> Iterator[tuple[Offer, Scored]]:
+        """What each of the other generators makes of these rollouts, those first that nothing is known against, from
+        this `place` among them on. Those that have a later version by now are left out, and those that fail."""
+        others = [offer for offer in _auditors(dispatch) if offer.address != maker.address]
+        first = int(place * len(others))
+        for auditor in sorted([*others[first:], *others[:first]], key=dispatch.exclusions.is_watched):
+            seconds = dispatch.took.limit(work_of(self.generator.generate), dispatch.late_after)
+            asked = version, bare(rollouts)
+            try:
+                score = self.generator.score
+                found = dispatch.ask(CALL, score, *asked, worker=auditor, seconds=seconds, name=AUDIT.name)
+            except DispatchError:
+                raise
+            except Exception as error:  # noqa: BLE001 - what it raised there: the run does not need it
+                self._say(dispatch, f"{auditor.name} cannot audit: {one_line(error)}")
+                continue
+            if found is None:
+                continue
+            if why := refused_audit(found, rollouts):
+                dispatch.exclusions.refuse(AUDIT.name, auditor, why)
+                continue
+            yield auditor, found
+
+    def _wrong(
+        self,
+        dispatch: Dispatch,
+        version: PolicyVersion,
+        rollouts: Rollouts,
+        tokens: NDArray[np.bool_],
+        parties: tuple[Offer, Offer],
+        scored: Scored,
+        said: str,
+    ) -> str:
+        """Which of maker and auditor is wrong, as `who_is_wrong` names them; counted against it."""
+        names = " and ".join(party.name for party in parties)
+        trainers = {offer.address for offer in dispatch.offers("train")}
+        if trainers & {party.address for party in parties}:
+            self._say(dispatch, f"{names} disagree about {said}; one of them trains, so that no third can decide")
+            return "undecided"
+        try:
+            third = dispatch.run("train", self.referee.score, version, bare(rollouts))
+            if why := refused_logprobs(third, rollouts):
+                raise ValueError(why)
+        except DispatchError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what it raised there: the run does not need it
+            self._say(dispatch, f"{names} disagree about {said}; the trainer's worker cannot decide: {one_line(error)}")
+            return "undecided"
+        of_maker = divergence(rollouts.logprobs, third, tokens)
+        of_auditor = divergence(scored.logprobs, third, tokens)
+        wrong = who_is_wrong(of_maker, of_auditor, self.config.bound)
+        apart = f"{of_maker:.3g} and {of_auditor:.3g} from the trainer's worker"
+        if wrong == "undecided":
+            self._say(
+                dispatch, f"{names} disagree about {said}; they are {apart}, so that neither is known to be wrong"
+            )
+        else:
+            bad, good = parties if wrong == "maker" else parties[::-1]
+            dispatch.exclusions.found_wrong(bad, f"{names} disagree about {said}; they are {apart}", good)
+        return wrong
+
+    def _say(self, dispatch: Dispatch, line: str) -> None:
+        """Once."""
+        if line not in self._said:
+            self._said.add(line)
+            dispatch.say(line)
+
+
+@task(name="audit", task_run_name="audit {collection.step}", cache_policy=NO_CACHE)
+def audit(dispatch: Dispatch, collection: Collection, audits: Audits) -> None:
+    """Audit the collection's leases as they come in, those that are due."""
+
+    def of(lease: Lease, rollouts: Rollouts, worker: Offer) -> None:
+        try:
+            audits.of(dispatch, collection, lease, rollouts, worker)
+        except BaseException:
+            collection.abandon()
+            raise
+
+    with ThreadPoolExecutor(AT_ONCE, AUDIT.name) as threads:
+        asked = [
+            threads.submit(of, lease, rollouts, worker)
+            for lease, rollouts in collection.arrivals(AUDIT)
+            if (worker := collection.maker(lease)) is not None and audits.due(dispatch, collection.step, lease, worker)
+        ]
+        for audited in as_completed(asked):
+            audited.result()
+
+
+def _auditors(dispatch: Dispatch) -> list[Offer]:
+    """The workers that may be asked, by name."""
+    excluded, silent = dispatch.exclusions.excluded, dispatch.silent
+    there = [each for each in dispatch.offers(CALL) if not excluded(CALL, each) and each.address not in silent]
+    return sorted(there, key=lambda offer: offer.name)
