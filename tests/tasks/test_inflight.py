@@ -207,7 +207,8 @@ def test_no_token_is_of_a_version_outside_its_lease_and_none_goes_back(
         sampler.load({"step": torch.tensor(first.step)}, first)
     sampler.session = SESSION
     drawn = [sampler.version.step]
-    assert floor <= drawn[0] <= step
+    assert drawn[0] == (at if of == SESSION and floor < at <= step else floor)  # it goes back for another session alone
+    assert sampler.version == version(drawn[0], SESSION)
     for new, session, gone, busy in coming:
         made = version(new, session)
         mirror.brought, mirror._version = Brought(made, session), None if gone else made.id

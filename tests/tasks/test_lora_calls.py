@@ -1,10 +1,12 @@
 """Trainer and generator of a run with adapters, without a flow."""
 
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,11 +20,14 @@ from rl.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig, SamplingConfig
 from rl.lora_config import LoraConfig, OtherBaseError
 from rl.optimizer_config import OptimizerConfig
-from rl.records import Problem
+from rl.records import Batch, Problem
 from tasks.calls.base import BaseDamaged, BaseLost
-from tasks.calls.generator import Generator
+from tasks.calls.generator import Generator, prefetch
+from tasks.calls.inflight import Inflight
+from tasks.calls.scorer import Scorer
 from tasks.calls.trained import drop_publisher
 from tasks.calls.trainer import Trainer
+from tasks.calls.weights import Weights
 from tasks.mending import MENDABLE
 
 LORA = PolicyConfig(device="cpu", lora=LoraConfig(rank=2))
@@ -111,6 +116,37 @@ def test_a_generator_takes_no_other_base_than_the_trainer_s(mine: Trainer, tmp_p
     with pytest.raises(BaseDamaged, match=r"base is torn: 'model\.safetensors'") as met:
         generator.generate(version, 0, [0], PROBLEMS)
     assert not isinstance(met.value, MENDABLE)  # to publish the version once more is in vain
+
+
+def test_newer_adapters_are_swapped_in_in_the_middle_of_a_lease(mine: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine.begin()
+    old = mine.publish(0).version
+    flying = Inflight(mine.fence, 0)
+    generator = Generator(LORA, SamplingConfig(max_tokens=8), samples=4, seed=0, patience=0, inflight=flying)
+    rollouts = generator.generate(old, 1, [0], PROBLEMS)
+    rewards = np.array([[1, 0, 0, 0]], dtype=np.float32)
+    assert mine.advance(0, Batch(rollouts, rewards, (("right", *["wrong"] * 3),)), {}).applied
+    new = mine.publish(1).version
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            prefetch(new, mine.fence)
+            for thread in threading.enumerate():
+                if thread.name == "weights":
+                    thread.join(60)
+
+    monkeypatch.setattr("tasks.calls.generator.cancellation_check", lambda: check)
+    found = generator.generate(old, 1, [0], PROBLEMS)
+    assert set(found.versions[found.inside]) == {0, 1}
+    assert (found.versions[..., 3:][found.inside[..., 3:]] == 1).all()
+    by_old, by_new = (Scorer(Weights(LORA, patience=0), 1.0).score(version, found) for version in (old, new))
+    assert np.abs(by_old - by_new).max() > 1e-3
+    expected = np.where(found.versions == 0, by_old, by_new)
+    np.testing.assert_allclose(found.logprobs[found.inside], expected[found.inside], atol=1e-5)
+    drop("reference")
 
 
 @pytest.mark.parametrize("left", ["torn", "no manifest", "nothing"])
