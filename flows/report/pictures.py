@@ -27,6 +27,7 @@ CALLS = {
     "reward": "#a1b37d",
     "reference": "#07bdbf",
     "value": "#f5be00",
+    "audit": "#4b0069",
     "train": ORANGE,
     "train_critic": "#400f00",
     "waiting for weights": "#9d78b2",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-STEPS = 3
+STEPS = 2
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_one_whose_layer_is_perturbed_is_out_and_the_run_is_what_it_would_be_wit
     lab: Any, perturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [lab.run_folder(name) for name in (lab.new_name(), lab.new_name())]
-    options = {"steps": str(STEPS), "staleness": "0", "placement__verify": "worker:trainer"}
+    options = {"steps": str(STEPS), "staleness": "0", "held_out": "0", "placement__verify": "worker:trainer"}
     both = f"worker:generator-0,worker:{perturbed}"
     lab.train(run=runs[0].name, **options, audit__share="0")
     capsys.readouterr()

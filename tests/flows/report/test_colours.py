@@ -16,7 +16,7 @@ from flows.report.pictures import CALLS, THEME
 from flows.report.run_pictures import timeline_picture, worker_picture, worker_shares
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.timeline import Span
-from rl.graph import GENERATE, SCORES, VERIFY
+from rl.graph import AUDIT, GENERATE, SCORES, VERIFY
 
 # what the colour-blind see of linear RGB: Machado, Oliveira and Fernandes, 2009, table 1, severity 1
 EYES = {
@@ -74,7 +74,7 @@ def test_no_two_colours_are_alike_to_anybody(eyes: str, theme: str) -> None:
 
 def test_every_call_has_a_colour() -> None:
     assert set(PlacementConfig().calls) <= set(CALLS)
-    assert {call.name for call in (GENERATE, VERIFY, *SCORES.values())} <= set(CALLS)
+    assert {call.name for call in (GENERATE, VERIFY, AUDIT, *SCORES.values())} <= set(CALLS)
     assert on_the_page()["light"] == CALLS
 
 

@@ -72,7 +72,9 @@ def test_every_completion_of_every_step_is_kept(lab: Any, reported: Path) -> Non
         assert sum(row["reward"] for row in rows) / len(rows) == pytest.approx(mean[step])
         assert set(rows[0]) == {
             "group", "prompt", "target", "source", "completion", "reward", "reason", "error", "version", "tokens",
+            "worker",
         }  # fmt: skip
+        assert {row["worker"] for row in rows} == {"generator-0"}
         assert all(0 <= step - 1 - row["version"] <= 1 for row in rows)
         assert all(1 <= row["tokens"] <= 12 for row in rows)
 
