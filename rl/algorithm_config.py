@@ -171,6 +171,11 @@ class CommonAlgorithmConfig(BaseModel):
             raise ValueError(
                 f"{option}: {first['input']!r} is not allowed with name {self.name}: {first['msg']}"
             ) from None
+        if self.overlong and "baseline" in algorithm.needs:
+            raise ValueError(
+                f"overlong: {self.name} subtracts the reward of a greedy completion, which has no such penalty; leave "
+                "it out, or take another algorithm"
+            )
         if why := self.correction.contradicts(algorithm, self.name, self.proximal):
             raise ValueError(f"correction: {why}")
         return self

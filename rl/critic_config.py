@@ -18,8 +18,8 @@ class CriticConfig(BaseModel):
     value_clip: float | None = Field(
         0.2,
         gt=0,
-        description="a value counts as at most this far from the one before the update, where that makes its loss "
-        "larger (PPO); null for none",
+        description="a value counts as at most this far from the one that the batch was given, by the critic of up to "
+        "staleness versions ago, where that makes its loss larger (PPO); null for none",
     )
     minibatches: int = Field(
         4, ge=1, description="optimizer steps in each pass over a batch, of a part of its groups each"

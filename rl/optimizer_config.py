@@ -25,7 +25,7 @@ class OptimizerConfig(BaseModel):
         description="learning rate after the warm-up; none takes 3e-4 for a policy of less than 20M parameters, "
         "falling to 1e-6 for one of 500M or more (rlvf sft and reward-model: 1e-3 falling to 1e-5), and says which",
     )
-    warmup_steps: int = Field(5, ge=0, description="updates over which the learning rate rises to lr")
+    warmup_steps: int = Field(5, ge=0, description="optimizer steps over which the learning rate rises to lr")
     decay: Literal["none", "linear", "cosine"] = Field(
         "none", description="how the learning rate falls after the warm-up, to 0 at the end of steps"
     )

@@ -158,8 +158,9 @@ class Batch:
 
     @property
     def judged(self) -> NDArray[np.bool_]:
-        """[P]: groups with a known reward."""
-        return np.asarray((~np.isnan(self.rewards)).any(axis=1))
+        """[P]: groups with a known reward, and a known baseline where they have one."""
+        known = (~np.isnan(self.rewards)).any(axis=1)
+        return np.asarray(known if self.baseline is None else known & ~np.isnan(self.baseline))
 
     @property
     def returns(self) -> NDArray[np.float32]:

@@ -1,5 +1,6 @@
 """Training on examples: an optimizer step, and what is measured without one."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
@@ -39,13 +40,15 @@ def measure(
     dispatch: Dispatch, tuner: Tuner, step: int, examples: Sequence[Example], reference: NDArray[np.float64] | None
 ) -> dict[str, float]:
     """The metrics of held-out examples under version ``step``, which the trainer has."""
-    sums: dict[str, float] = {}
+    sums: dict[str, float] = defaultdict(float)
+    total = 0
     for part in _parts(len(examples)):
-        some = tuple(examples[part])
         known = None if reference is None else reference[part]
-        for name, value in dispatch.run("train", tuner.measure, step, some, known).items():
-            sums[name] = sums.get(name, 0.0) + value * len(some) / len(examples)
-    return {name.replace("/", "/held_out_"): value for name, value in sums.items()}
+        count, means = dispatch.run("train", tuner.measure, step, tuple(examples[part]), known)
+        total += count
+        for name, mean in means.items():
+            sums[name] += count * mean
+    return {name.replace("/", "/held_out_"): value / total for name, value in sums.items()}
 
 
 @task(name="reference", cache_policy=NO_CACHE)

@@ -16,7 +16,7 @@ from infra.cluster.costs import Costs, Places, Work
 from infra.cluster.fair_share import rates
 
 NEXT_UPDATE, NEXT_STEP = "next update", "next step"  # what may begin, in place of a worker's name
-STEPS = 8  # that are looked at, after those at the beginning
+STEPS = 8  # that are looked at, after those at the beginning, for each batch that is under way at once
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,16 @@ class _Running:
     number: int = 0  # of the event that is its end as things are
 
 
-def simulate(costs: Costs, places: Places, staleness: int, steps: int = STEPS) -> Simulated:
-    """The mean of `steps` steps, once `staleness` + 1 of them have filled the pipeline."""
-    return _Simulation(costs, places, staleness, steps).run()
+def simulate(costs: Costs, places: Places, staleness: int) -> Simulated:
+    """The mean of a step, once the pipeline has been filled and emptied."""
+    return _Simulation(costs, places, staleness).run()
 
 
 class _Simulation:
-    def __init__(self, costs: Costs, places: Places, staleness: int, steps: int) -> None:
+    def __init__(self, costs: Costs, places: Places, staleness: int) -> None:
         self._costs, self._places, self._staleness = costs, places, staleness
-        self._first, self._last = staleness + 1, staleness + 1 + steps  # the steps that count
+        self._first = 2 * (staleness + 1)  # of the steps that count
+        self._last = self._first + STEPS * (staleness + 1)
         self._idle = {worker for workers in places.values() for worker in workers}
         self._ready: list[_Item] = []  # a heap
         self._early: list[_Item] = []  # calls for a batch, before the one before it is logged

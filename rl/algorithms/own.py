@@ -1,8 +1,11 @@
 """An algorithm of the user's: a class in a file of his, whose text travels to where it is needed."""
 
 import linecache
+import re
 from functools import lru_cache
 from types import ModuleType
+
+from pydantic import PydanticUserError
 
 from rl.algorithms.algorithm import Algorithm
 
@@ -22,6 +25,17 @@ def own_algorithm(name: str, text: str) -> type[Algorithm]:
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)  # tracebacks show its lines
     try:
         exec(compile(text, path, "exec"), module.__dict__)
+    except PydanticUserError as error:
+        said = re.search(r"`(\w+) = ", str(error))
+        option = said.group(1) if said else "an option"
+        raise OwnAlgorithmError(
+            f"algorithm {path}: {option} has no type; write {option}: float = …, as of every option, or {option}: "
+            "ClassVar[…] = … for what no run changes"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise OwnAlgorithmError(
+            f"algorithm {path}: {error}; the file travels alone: what lies beside it is not there"
+        ) from error
     except Exception as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         raise OwnAlgorithmError(f"algorithm {path}{line}: {type(error).__name__}: {error}") from error

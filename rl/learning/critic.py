@@ -16,7 +16,7 @@ from rl.critic_config import CriticConfig
 from rl.learning.optimized import Optimized, OptimizerStep
 from rl.learning.packing import Packed
 from rl.learning.states import predicting_states
-from rl.learning.update import divided
+from rl.learning.update import divided, tensor
 from rl.model.blocks import in_blocks
 from rl.model.value import ValueModel
 from rl.records import Batch, Learned, Rollouts
@@ -106,7 +106,7 @@ class CriticLearner(Optimized[ValueModel]):
     ) -> OptimizerStep:
         """One optimizer step on the mean over the tokens of these groups."""
         device, count = self.policy.device, int(rollouts.lengths[list(part)].sum())
-        was, aim = (torch.from_numpy(each).to(device) for each in (values, targets))
+        was, aim = (tensor(each).to(device) for each in (values, targets))
 
         def backward(scale: float) -> tuple[dict[str, float], str]:
             def add(packed: Packed, checkpointing: bool) -> dict[str, float]:

@@ -101,11 +101,12 @@ def measured(
     shown: Rollouts,
     objective: Objective,
     reference: NDArray[np.float64] | None = None,
-) -> dict[str, float]:
-    """The objective's metrics of these completions; nothing is trained."""
+) -> tuple[int, dict[str, float]]:
+    """The objective's metrics of these completions, and how many tokens, or pairs, they are means over; nothing is
+    trained."""
     found, _ = scores(policy, accumulation, shown, objective)
     terms = objective.terms(_scored(found, shown, reference))
-    return {f"{objective.name}/{name}": value for name, value in _floats(terms).items()}
+    return terms.count, {f"{objective.name}/{name}": value for name, value in _floats(terms).items()}
 
 
 def scores(

@@ -28,6 +28,7 @@ class Terms:
 
     loss: Tensor  # scalar
     metrics: Mapping[str, Tensor]  # scalars
+    count: int  # tokens, or pairs, that these are means over
 
 
 class Objective(ABC):
@@ -59,7 +60,7 @@ class Imitation(Objective):
 
     def terms(self, of: Scored) -> Terms:
         loss = -of.scores.sum() / of.tokens.sum()
-        return Terms(loss, {"loss": loss})
+        return Terms(loss, {"loss": loss}, int(of.tokens.sum()))
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class DirectPreference(Objective):
     def terms(self, of: Scored) -> Terms:
         rewards = self.beta * (of.scores - of.reference)
         loss, metrics = _compared(rewards)
-        return Terms(loss, {**metrics, "chosen_reward": rewards[:, 0].mean(), "rejected_reward": rewards[:, 1].mean()})
+        implicit = {"chosen_reward": rewards[:, 0].mean(), "rejected_reward": rewards[:, 1].mean()}
+        return Terms(loss, {**metrics, **implicit}, len(rewards))
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class BradleyTerry(Objective):
     of_rewards: ClassVar[bool] = True
 
     def terms(self, of: Scored) -> Terms:
-        return Terms(*_compared(of.scores))
+        return Terms(*_compared(of.scores), len(of.scores))
 
 
 def _compared(rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -4,8 +4,11 @@ differing rewards never shows it.
 Legend: P groups, G completions per group, T tokens of a completion, N completion tokens.
 """
 
+import re
 import traceback
-from typing import Any
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,23 +16,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl.algorithm_config import AlgorithmSpec
-from rl.algorithms.algorithm import Algorithm, Floats, TokenLoss, Tokens
+from rl.algorithms.algorithm import Aggregation, Algorithm, Floats, TokenLoss, Tokens
 from rl.algorithms.own import OwnAlgorithmError
 from rl.records import Batch, Problem, Rollouts
 
-LENGTHS = (3, 1, 2, 3)  # tokens of the completions
+LENGTHS = (3, 1, 2, 3, 2, 1)  # tokens of the completions
 MAX_TOKENS = 3
+TAKEN = frozenset(  # metrics that every update has
+    ("loss", "entropy", "mismatch_kl", "kl_reference", "importance_weight", "masked_fraction", "grad_norm")
+)
 
 
 def try_algorithm(spec: AlgorithmSpec) -> None:
-    """Run each of its formulas once, on two groups of two completions, whose rewards differ; of an algorithm that
-    learns from every group, those of the second one are equal.
+    """Run each of its formulas once, on two groups of three completions, whose rewards differ, and one of which has no
+    verdict; of an algorithm that learns from every group, the rewards of the second group are equal.
 
     Raises:
         OwnAlgorithmError: what it raised, with the line of its file, or what it gave that no update can use.
     """
     algorithm = spec.algorithm
     try:
+        _check_names(type(algorithm))
         _try(algorithm, _batch(spec, equal=algorithm.every_group))
     except _UnusableError as error:
         raise OwnAlgorithmError(f"algorithm {spec.name}: {error}") from None
@@ -45,20 +52,36 @@ class _UnusableError(ValueError):
     """What a formula gave cannot be trained with."""
 
 
+def _check_names(of: type[Algorithm]) -> None:
+    """What the contract does not know is not read: a name that is nearly one of its own is a slip."""
+    contract = {name for name in (*vars(Algorithm), *Algorithm.__annotations__) if not name.startswith(("_", "model_"))}
+    for each in of.__mro__:
+        if each.__module__.startswith("rl.") or not issubclass(each, Algorithm):
+            continue
+        for name in (*vars(each), *vars(each).get("__annotations__", {})):
+            near = get_close_matches(name, contract - vars(each).keys(), 1, 0.85)
+            if near and name not in contract and name not in of.model_fields:
+                raise _UnusableError(f"{name} is nothing that is read; did you mean {near[0]}?")
+    if of.aggregation not in get_args(Aggregation):
+        raise _UnusableError(f"aggregation is {of.aggregation!r}; give {', '.join(get_args(Aggregation))}")
+
+
 def _batch(spec: AlgorithmSpec, *, equal: bool) -> Batch:
     rng = np.random.default_rng(0)
     problems = [Problem("1 + 1", "2", "trial:1"), Problem("1 + 2", "3", "trial:2")]
     logprobs = [-rng.uniform(0.1, 2, length) for length in LENGTHS]
     tokens = [np.arange(1, length + 1) for length in LENGTHS]
     rollouts = Rollouts.padded(problems, [[1, 2], [1, 3]], tokens, logprobs=logprobs)
+    rewards = np.array([[1, 0, np.nan], [1, 1, 1] if equal else [0.25, 0.75, 1]], np.float32)
+    rollouts = replace(rollouts, lengths=np.where(np.isnan(rewards), 0, rollouts.lengths))  # as in every update
 
     def made() -> Floats:
         return np.where(rollouts.inside, rng.uniform(-1, 0, rollouts.tokens.shape), 0).astype(np.float32)
 
     return Batch(
         rollouts=rollouts,
-        rewards=np.array([[1, 0], [1, 1] if equal else [0.25, 0.75]], np.float32),
-        reasons=(("right", "wrong_value"),) * 2,
+        rewards=rewards,
+        reasons=(("right", "wrong_value", "right"),) * 2,
         reference_logprobs=made() if "reference_logprobs" in spec.needs else None,
         values=made() if "values" in spec.needs else None,
         baseline=np.array([0.5, 1], np.float32) if "baseline" in spec.needs else None,
@@ -81,6 +104,10 @@ def _try(algorithm: Algorithm, batch: Batch) -> None:
     found = algorithm.token_loss(Tokens(logprobs, torch.from_numpy(old), torch.from_numpy(advantage), whole))
     if not isinstance(found, TokenLoss):
         raise _UnusableError(f"token_loss gives {type(found).__name__}; give TokenLoss(value), value of [N] tokens")
+    for name in found.metrics:
+        if name in TAKEN or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            why = "is of every update" if name in TAKEN else "is no name of letters, digits and _"
+            raise _UnusableError(f"token_loss: metrics[{name!r}]: {name!r} {why}; give another one")
     for name, of in {"value": found.value, **{f"metrics[{name!r}]": of for name, of in found.metrics.items()}}.items():
         given = f"{list(of.shape)}" if isinstance(of, Tensor) else type(of).__name__
         if not isinstance(of, Tensor) or of.shape != logprobs.shape:
@@ -96,7 +123,8 @@ def _try(algorithm: Algorithm, batch: Batch) -> None:
 
 
 def _array(method: str, found: Any, shapes: tuple[tuple[int, ...], ...], inside: NDArray[np.bool_]) -> NDArray[Any]:
-    """What a formula gave, where it is a finite array of one of these shapes; of tokens those ``inside`` count."""
+    """What a formula gave, where it is a finite array of one of these shapes; what is ``inside`` a completion that has
+    a verdict counts."""
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiub":
         raise _UnusableError(f"{method} gives {type(found).__name__}; give a numpy array of numbers")
     if found.shape not in shapes:
@@ -104,7 +132,8 @@ def _array(method: str, found: Any, shapes: tuple[tuple[int, ...], ...], inside:
         raise _UnusableError(
             f"{method} gives {list(found.shape)}; give {wanted} for a batch of [P, G, T] {list(inside.shape)}"
         )
-    used = found[inside] if found.shape == inside.shape else found
+    judged = inside.any(axis=2)
+    used = found[inside] if found.shape == inside.shape else found[judged] if found.shape == judged.shape else found
     if not np.isfinite(used).all():
         raise _UnusableError(f"{method} gives {used[~np.isfinite(used)][0]}, which is not finite")
     return found

@@ -4,9 +4,11 @@ Legend: P groups, G completions per group, T tokens of a completion.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl.algorithm_config import AlgorithmSpec, KlConfig
@@ -47,6 +49,11 @@ def divided(groups: Sequence[int], parts: int, step: int, epoch: int) -> Iterato
         yield [groups[index] for index in sorted(part.tolist())]
 
 
+def tensor(of: NDArray[Any]) -> Tensor:
+    """What a formula gave, whatever numbers these are and however they lie, in float32."""
+    return torch.from_numpy(np.ascontiguousarray(of, dtype=np.float32))
+
+
 def adapted(coefficient: float, config: KlConfig, measured: float) -> float:
     """The coefficient of the divergence for the next step: raised by up to 2% where more than ``target`` was measured,
     and lowered where less (Ziegler et al., arXiv 1909.08593, section 2.2, with K = 0.1)."""
@@ -83,7 +90,7 @@ class Update:
 
     def prepare(self, used: Sequence[int]) -> None:
         """Compute what holds for all steps: the advantages of these groups, and the proximal policy's log-probs."""
-        found = torch.from_numpy(self._algorithm.advantages(self.batch.select(used)))
+        found = tensor(self._algorithm.advantages(self.batch.select(used)))
         self._advantage[used] = found if found.dim() == 3 else found[..., None].expand_as(self._advantage[used])
         if self.config.minibatches * self.config.epochs > 1 and self.config.proximal == "recomputed":
             self._proximal = self._logprobs(used)
@@ -106,7 +113,7 @@ class Update:
         """That of an optimizer step on these groups, after ``progress`` of those of the batch."""
         rollouts, config = self.batch.rollouts, self.config
         weight = torch.zeros(self.batch.rewards.shape)
-        weight[part] = torch.from_numpy(self._algorithm.token_weights(rollouts.lengths[part], self._max_tokens))
+        weight[part] = tensor(self._algorithm.token_weights(rollouts.lengths[part], self._max_tokens))
         alpha = None
         if config.proximal == "interpolated":
             alpha = torch.from_numpy(interpolation(rollouts, self._step, progress))

@@ -83,8 +83,9 @@ class Tuner(Trainer):
 
     def measure(
         self, step: int, examples: Sequence[Example], reference: NDArray[np.float64] | None
-    ) -> dict[str, float]:
-        """The metrics of these examples under version ``step``, the last that was made. Raises StepsLostError."""
+    ) -> tuple[int, dict[str, float]]:
+        """The metrics of these examples under version ``step``, the last that was made, and how many tokens, or pairs,
+        they are means over. Raises StepsLostError."""
         from rl.learning.fitting import measured
         from rl.learning.supervised import as_rollouts
 

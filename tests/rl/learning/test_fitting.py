@@ -246,10 +246,11 @@ def test_steps_learn_what_is_shown(
     reference = None
     if objective.with_reference:
         reference, _ = scores(policy, learner.accumulation, shown, objective)
-        at_first = measured(policy, learner.accumulation, shown, objective, reference)
+        _, at_first = measured(policy, learner.accumulation, shown, objective, reference)
         assert at_first["dpo/loss"] == pytest.approx(np.log(2), abs=1e-6)
     losses = [fit(learner, shown, objective, reference).metrics[f"{objective.name}/loss"] for _ in range(30)]
     assert losses[-1] < 0.3 * losses[0]
-    after = measured(policy, learner.accumulation, shown, objective, reference)
+    count, after = measured(policy, learner.accumulation, shown, objective, reference)
+    assert count == (shown.lengths.sum() if objective.linear else len(shown.lengths))
     assert after[f"{objective.name}/loss"] < 0.3 * losses[0]
     assert after.get(f"{objective.name}/accuracy", 1.0) == 1.0

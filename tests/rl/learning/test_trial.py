@@ -23,18 +23,36 @@ TOKEN_LOSS = "    def token_loss(self, tokens):\n        return "
         ),
         (f"{TOKEN_LOSS}TokenLoss(tokens.nothing)", r"AttributeError: .*nothing.* \(line 6\)"),
         (f"{ADVANTAGES}batch.values - 1", r"TypeError: .* \(line 6\)"),  # without needs there are none
-        (f"{ADVANTAGES}batch.rewards.mean(axis=1)", r"advantages gives \[2\]; give \[2, 2\] or \[2, 2, 3\]"),
-        (f"{ADVANTAGES}torch.zeros(2, 2)", "advantages gives Tensor; give a numpy array"),
+        (f"{ADVANTAGES}batch.rewards.mean(axis=1)", r"advantages gives \[2\]; give \[2, 3\] or \[2, 3, 3\]"),
+        (f"{ADVANTAGES}torch.zeros(2, 3)", "advantages gives Tensor; give a numpy array"),
         (f"{ADVANTAGES}batch.rewards / np.zeros(1, np.float32)", "advantages gives (inf|nan), which is not finite"),
         (
             f"    every_group = True\n{ADVANTAGES}batch.rewards / np.ptp(batch.rewards, axis=1, keepdims=True)",
-            "advantages gives inf, which is not finite",
+            "advantages gives (inf|nan), which is not finite",
         ),
         (f"{TOKEN_LOSS}-tokens.logprobs", r"token_loss gives Tensor; give TokenLoss\(value\)"),
         (f"{TOKEN_LOSS}TokenLoss(tokens.logprobs.mean())", r"token_loss: value is \[\]; give a tensor of \[N\] tokens"),
         (f"{TOKEN_LOSS}TokenLoss(tokens.advantage)", "value does not follow from tokens.logprobs"),
         (f"{TOKEN_LOSS}TokenLoss(tokens.logprobs, {{'mine': 1.0}})", r"metrics\['mine'\] is float"),
         (f"{TOKEN_LOSS}TokenLoss((tokens.logprobs * 0).sqrt())", "value or its gradient is not finite"),
+        (
+            f"{ADVANTAGES}batch.rewards - batch.rewards.mean()",
+            "advantages gives nan, which is not finite",
+        ),  # no verdict
+        (
+            f"{TOKEN_LOSS}TokenLoss(-tokens.logprobs, {{'entropy': tokens.advantage}})",
+            r"metrics\['entropy'\]: 'entropy' is of every update; give another one",
+        ),
+        (
+            f"{TOKEN_LOSS}TokenLoss(-tokens.logprobs, {{'a b/c': tokens.advantage}})",
+            r"metrics\['a b/c'\]: 'a b/c' is no name of letters",
+        ),
+        ("    aggregation = 'sequences'", "aggregation is 'sequences'; give token, sequence, constant"),
+        (
+            "    def advantage(self, batch):\n        return 0",
+            "advantage is nothing that is read; did you mean advantages",
+        ),
+        ("    every_groups: ClassVar[bool] = True", "every_groups is nothing that is read; did you mean every_group"),
     ],
 )
 def test_a_formula_that_fails_is_one_line(method: str, says: str) -> None:
