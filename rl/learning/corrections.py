@@ -1,5 +1,6 @@
 """Corrections for tokens that an older policy sampled: weights, and apart from them masks. A weight multiplies a
-token's term, a mask takes it out of the loss. Neither changes what terms are divided by: fewer tokens, a smaller step.
+token's term, a mask takes it out of the loss. Neither changes what terms are divided by, so that the fewer tokens are
+kept, the smaller the gradient is.
 
 Legend: N completion tokens; mu: the policy that sampled them; rho: the ratio to mu of the policy that is trained, or of
 the proximal one (`AlgorithmConfig.proximal`).
