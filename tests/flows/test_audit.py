@@ -68,14 +68,13 @@ def test_one_whose_layer_is_perturbed_is_out_and_the_run_is_what_it_would_be_wit
     err = capsys.readouterr().err
     assert lab.weights_digest(runs[1], STEPS) == lab.weights_digest(runs[0], STEPS)
 
-    found = {name: lab.metrics(runs[1], f"audit/{name}") for name in ("disagreed", "redrawn", "leases", "missed")}
+    found = {name: lab.metrics(runs[1], f"audit/{name}") for name in ("disagreed", "redrawn", "leases")}
     assert list(found["disagreed"]) == [1]  # then there is one generator
     assert found["disagreed"][1] >= 2
     assert found["redrawn"][1] > 0
     pairs = {f"generator-0/{perturbed}", f"{perturbed}/generator-0"}
     divergences = [kl for pair in pairs for kl in lab.metrics(runs[1], f"audit/workers/{pair}").values()]
     assert min(divergences) > 0.02
-    assert found["missed"][1] == 0
     assert found["leases"][1] >= 3
 
     line = f"{perturbed} gets no more leases in this run: audits have found it wrong"
