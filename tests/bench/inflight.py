@@ -4,7 +4,7 @@
 
 `rlvf train` as a user would run it, with `inflight.weights` on and off in turns: the tiny architecture with weights for
 which an end token is next to impossible, so that every completion has all of its tokens, and a reward that is 1 for one
-completion in 16, so that most groups teach nothing and generation takes longer than an update. A table in Markdown on
+completion in 8, so that most groups teach nothing and generation takes longer than an update. A table in Markdown on
 stdout: means over the steps after the third, of all turns.
 
     python -m tests.bench.inflight --kept [--tokens 256]
@@ -20,31 +20,37 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from infra.runs.metric_log import read_metrics
-from infra.weights.mirror import Mirror
-from infra.weights.version import published, published_version, weights_uri
+from rl.algorithm_config import AlgorithmSpec
 from rl.config import PolicyConfig, SamplingConfig
+from rl.learning.learner import Learner
 from rl.learning.scoring import Scoring
 from rl.loading import load_policy
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
-from rl.records import Problem, Rollouts
+from rl.optimizer_config import OptimizerConfig
+from rl.records import Batch, Problem, Rollouts
 from rl.sampling.sampler import sample
 
+OLDER = (1, 2, 4)  # versions
 FIRST = 3  # steps that are left out: the first versions come late
 REWARD = """
 def reward(problem, completion):
-    return float(sum(map(ord, completion)) % 16 == 0)
+    return float(sum(map(ord, completion)) % 8 == 0)
 """
-MEANS = ("staleness/mean", "staleness/swapped", "perf/step_seconds", "perf/generator_busy", "completion/tokens_mean")
+MEANS = (
+    *("staleness/mean", "staleness/swapped", "completion/tokens_mean"),
+    *("perf/step_seconds", "perf/update_seconds", "perf/generator_busy"),
+)
 
 
 def endless(folder: Path) -> Path:
@@ -62,8 +68,8 @@ def endless(folder: Path) -> Path:
     return folder
 
 
-def measured(options: Sequence[str], steps: int) -> tuple[Path, dict[str, float]]:
-    """A run, and its means over the steps after the first."""
+def measured(options: Sequence[str], steps: int) -> dict[str, float]:
+    """The means of a run over the steps after the first."""
     rlvf = Path(sys.executable).with_name("rlvf")
     command = [str(rlvf), "train", "--json", "--held_out", "0", "--steps", str(steps), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -75,7 +81,7 @@ def measured(options: Sequence[str], steps: int) -> tuple[Path, dict[str, float]
         for name in MEANS:
             if line.step > FIRST and name in line.metrics:
                 by_name[name].append(line.metrics[name])
-    return run, {name: fmean(values) for name, values in by_name.items()}
+    return {name: fmean(values) for name, values in by_name.items()}
 
 
 def runs(given: argparse.Namespace, folder: Path) -> None:
@@ -83,9 +89,11 @@ def runs(given: argparse.Namespace, folder: Path) -> None:
     policy = endless(folder / "policy")
     (folder / "reward.py").write_text(REWARD, "utf-8")
     shared = ["--policy", str(policy), "--verifier", f"{folder / 'reward.py'}:reward", "--verifier.sandbox", "none"]
-    shared += ["--sampling.max_tokens", str(given.tokens), "--batch.prompts", "8", "--batch.samples", "8"]
+    shared += ["--sampling.max_tokens", str(given.tokens), "--batch.prompts", "8", "--batch.samples", "4"]
     shared += ["--batch.oversample", "1", "--cluster.threads", "1", "--tracking.report", "false"]
-    print("| staleness | generators | tokens | staleness/mean, off | on | lower by | swapped | s a step, off | on |")
+    print(
+        "| staleness | generators | tokens | staleness/mean: off | on | lower by | swapped | step, update: off | on |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for staleness in given.staleness:
         for generators in given.generators:
@@ -95,42 +103,41 @@ def runs(given: argparse.Namespace, folder: Path) -> None:
             for turn in range(given.turns):
                 for on, of in found.items():
                     seed = ["--seed", str(turn), "--inflight.weights", on]
-                    of.append(measured([*shared, *options, *seed], given.steps)[1])
+                    of.append(measured([*shared, *options, *seed], given.steps))
                     print(staleness, generators, on, of[-1], file=sys.stderr, flush=True)
             off, on = ({name: fmean(each[name] for each in of) for name in MEANS} for of in found.values())
             lower = 1 - on["staleness/mean"] / off["staleness/mean"]
             cells = [staleness, generators, f"{on['completion/tokens_mean']:.0f}", f"{off['staleness/mean']:.2f}"]
             cells += [f"{on['staleness/mean']:.2f}", f"{lower:.0%}", f"{on['staleness/swapped']:.0%}"]
-            cells += [f"{off['perf/step_seconds']:.2f}", f"{on['perf/step_seconds']:.2f}"]
+            cells += [f"{each['perf/step_seconds']:.1f}, {each['perf/update_seconds']:.1f} s" for each in (off, on)]
             print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
-def versions(run: Path) -> Iterator[dict[str, torch.Tensor]]:
-    """The weights of the published versions of a run, oldest first."""
-    mirror = Mirror(str(run / "weights"), patience=0)
-    for step in published(str(run)):
-        with mirror.at(published_version(weights_uri(str(run), step))) as weights:
-            yield {name: tensor.clone() for name, tensor in weights.items()}
-
-
 def k3(behaviour: NDArray[np.float32], of: NDArray[np.float32]) -> float:
-    """KL(behaviour || other) estimate on its own tokens, nats a token."""
+    """KL(behaviour || other), as estimated on its own tokens, nats a token."""
     gap = (of - behaviour).astype(np.float64)
     return float((np.exp(gap) - gap - 1).mean())
 
 
+def versions(policy: Policy, tokens: int, count: int) -> list[dict[str, Tensor]]:
+    """The weights after each of so many updates by the defaults, on batches as in `runs`; every update trains."""
+    learner = Learner(policy, OptimizerConfig(warmup_steps=0))
+    problems = [Problem(f"add {a} and {a + 3}", "1", "bench") for a in range(4)]
+    made = []
+    for step in range(count):
+        asked = {"samples": 4, "seed": 0, "step": step, "groups": range(4)}
+        rollouts = sample(policy, step, problems, SamplingConfig(max_tokens=tokens), **asked)  # type: ignore[arg-type]
+        rewards = np.random.default_rng(step).integers(0, 2, (4, 4)).astype(np.float32)
+        learner.update(Batch(rollouts, rewards, (("",) * 4,) * 4), AlgorithmSpec(), 1.0)
+        made.append({name: value.clone() for name, value in policy.weights().items()})
+    return made
+
+
 def kept(given: argparse.Namespace, folder: Path) -> None:
     """The table of keys that are kept."""
-    policy_folder = endless(folder / "policy")
-    (folder / "reward.py").write_text(REWARD, "utf-8")
-    options = ["--policy", str(policy_folder), "--verifier", f"{folder / 'reward.py'}:reward"]
-    options += ["--verifier.sandbox", "none", "--sampling.max_tokens", str(given.tokens), "--batch.prompts", "8"]
-    options += ["--batch.oversample", "1", "--staleness", "8", "--tracking.report", "false"]
-    run, _ = measured(options, given.steps)
-    there = list(versions(run))
-    policy = load_policy(str(policy_folder), PolicyConfig(device="cpu"))
-    problems = [Problem(f"add {a} and {a + 3}", "1", "bench") for a in range(16)]
-    half = given.tokens // 2
+    policy = load_policy(str(endless(folder / "policy")), PolicyConfig(device="cpu"))
+    there = versions(policy, given.tokens, max(OLDER) + 1)
+    problems, half = [Problem(f"add {a} and {a + 3}", "1", "bench") for a in range(8)], given.tokens // 2
 
     def swapped(old: int, keep: int) -> Rollouts:
         """The last version goes on from half a completion of one that is so many versions older."""
@@ -145,18 +152,16 @@ def kept(given: argparse.Namespace, folder: Path) -> None:
             policy.load_weights(there[-1])
             return old
 
-        config = SamplingConfig(max_tokens=given.tokens)
-        return sample(
-            policy, 0, problems, config, samples=4, seed=0, step=0, groups=range(16), fresh=fresh, kv_versions=keep
-        )
+        config, asked = SamplingConfig(max_tokens=given.tokens), {"samples": 4, "seed": 0, "step": 0}
+        return sample(policy, 0, problems, config, **asked, groups=range(8), fresh=fresh, kv_versions=keep)
 
-    def scored(rollouts: Rollouts, weights: dict[str, torch.Tensor]) -> NDArray[np.float32]:
+    def scored(rollouts: Rollouts, weights: dict[str, Tensor]) -> NDArray[np.float32]:
         policy.load_weights(weights)
         return Scoring(policy).logprobs(rollouts, 1.0)[..., half:]
 
     print("| versions older | k3 of kept keys | of keys computed again | of the older weights |")
     print("| --- | --- | --- | --- |")
-    for old in (old for old in (1, 2, 4, 8) if old < len(there)):
+    for old in OLDER:
         by = [swapped(old, keep) for keep in (old, 0)]
         new = [k3(each.logprobs[..., half:], scored(each, there[-1])) for each in by]
         stale = k3(scored(by[1], there[-1]), scored(by[1], there[-1 - old]))
