@@ -227,6 +227,12 @@ class TrainConfig(ConfigTree):
                 raise ValueError(f"cluster.{option}: {why}, so that they would have nothing to do; leave it out")
 
     @model_validator(mode="after")
+    def _parts(self) -> Self:
+        if (parts := self.algorithm.minibatches) > self.batch.prompts:
+            raise ValueError(f"algorithm.minibatches {parts}: a batch has {self.batch.prompts} groups (batch.prompts)")
+        return self
+
+    @model_validator(mode="after")
     def _in_flight(self) -> Self:
         self.inflight.in_use(self.staleness, self.policy.engine)
         return self

@@ -46,7 +46,9 @@ class PolicyConfig(BaseModel):
     shorthand: ClassVar[str] = "model"
 
     model: str = Field(
-        TINY, min_length=1, description="tiny, or anything transformers loads: a hub id or a local folder"
+        TINY,
+        min_length=1,
+        description="tiny; a run of rlvf sft or dpo; or anything transformers loads: a hub id or a local folder",
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = Field(
         "auto", description="where each worker computes; auto takes CUDA, else MPS, else CPU"

@@ -69,7 +69,7 @@ def _run(given: argparse.Namespace) -> None:
         graph, title, placement = graph_of_config(algorithm), name, PlacementConfig()
     drawn = drawing(title, graph, placement, step)
     if out is not None:
-        with written_to(out):
+        with written_to(out, "--output"):
             graph_picture(out, drawn)
     if given.json:
         print(json.dumps({**as_json(drawn, graph, step), **({} if out is None else {"output": str(out)})}))

@@ -1,5 +1,6 @@
 """The run that a command reads, and where it writes what it makes of it."""
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from flows.start.trust import refuse_odd_files
 from infra.home import runs_uri
 from infra.storage.faults import FORBIDDEN, FULL
 from infra.storage.usable import named_storage_errors
+
+UNWRITABLE = FULL | FORBIDDEN | {errno.ENOENT, errno.ENOTDIR}
 
 
 def named_run(name: str, known: Callable[[str, str], str] = known_run) -> str:
@@ -28,12 +31,12 @@ def named_run(name: str, known: Callable[[str, str], str] = known_run) -> str:
 
 
 @contextmanager
-def written_to(out: Path) -> Iterator[None]:
-    """Raises ValueError with the option's name where the folder of ``--out`` is full or may not be written."""
+def written_to(out: Path, option: str = "--out") -> Iterator[None]:
+    """Raises ValueError with the option's name where its folder is full, or nothing can be written there."""
     try:
         yield
     except OSError as error:
         named = Path(str(error.filename)).absolute()
-        if error.errno not in FULL | FORBIDDEN or not named.is_relative_to(out.absolute().parent):
+        if error.errno not in UNWRITABLE or not named.is_relative_to(out.absolute().parent):
             raise
-        raise ValueError(f"--out {out}: cannot be written ({error.strerror}); name a place elsewhere") from error
+        raise ValueError(f"{option} {out}: cannot be written ({error.strerror}); name a place elsewhere") from error

@@ -59,6 +59,7 @@ FIRST = (
     *(
         "problems",
         "verifier",
+        "algorithm",
         "policy",
         "policy.lora",
         "steps",

@@ -33,15 +33,12 @@ SHORT = 40  # tokens, of a small model's answer
 def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """The configuration with every such option set, and a line for each that was chosen, with the reason.
 
-    Raises ValueError where the penalty of long completions would begin before their first token, or a batch has fewer
-    groups than parts."""
+    Raises ValueError where the penalty of long completions would begin before their first token."""
     optimizer, lines = _with_rate(config.optimizer, config.policy, RATES, RATE)
     config = config.model_copy(update={"optimizer": optimizer})
     sampling, why = _sampling(config.sampling, config.policy.model, config.sets, config.verifier)
     if (overlong := config.algorithm.overlong or 0) > sampling.limit:
         raise ValueError(f"algorithm.overlong {overlong}: give at most sampling.max_tokens, {sampling.limit}")
-    if (parts := config.algorithm.minibatches) > config.batch.prompts:
-        raise ValueError(f"algorithm.minibatches {parts}: a batch has {config.batch.prompts} groups (batch.prompts)")
     return config.model_copy(update={"sampling": sampling}), [*lines, *why]
 
 
