@@ -87,6 +87,7 @@ def test_what_cannot_be_drawn_is_said(refused: Callable[..., str], run: Path) ->
     assert refused("graph", "my.py:Mine").endswith("is seen from a run: rlvf graph --run RUN")
     assert refused("graph", "--kl", "1", "--run", str(run)).startswith("--kl 1: a run has one already")
     assert refused("graph", "--kl", "-1").startswith("--algorithm.kl.coefficient: ")
+    assert refused("graph", "--output", "/proc/g.svg").startswith("--output /proc/g.svg: cannot be written")
     assert refused("graph", "ppo", "--output", "ppo.pdf") == "--output ppo.pdf: a picture is FILE.png or FILE.svg"
     assert refused("graph", "ppo", "--run", str(run)).startswith("ALGORITHM ppo: a run has one already")
     assert "is not a run" in refused("graph", "--run", str(run.parent / "none"))

@@ -123,6 +123,21 @@ def _some(generator: np.random.Generator) -> dict[str, float]:
     return {str(w): float(np.exp(generator.normal())) for w in generator.choice(WORKERS, count, replace=False)}
 
 
+@pytest.mark.parametrize("staleness", [1, 2, 4])
+def test_a_simulated_step_is_that_of_the_long_run(staleness: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(staleness)
+    cases = [step(_some(generator), _some(generator), _some(generator)) for _ in range(6)]
+    places = [
+        {"generate": tuple(sorted(costs.call("generate").seconds)), "verify": (min(costs.call("verify").seconds),),
+         "train": (min(costs.call("train").seconds),)} for costs in cases
+    ]  # fmt: skip
+    found = [simulate(*each, staleness).seconds for each in zip(cases, places, strict=True)]
+    monkeypatch.setattr("infra.cluster.simulation.STEPS", 60)
+    assert found == pytest.approx(
+        [simulate(*each, staleness).seconds for each in zip(cases, places, strict=True)], rel=0.05
+    )
+
+
 @pytest.mark.parametrize("few", [1000, 0])
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_plan_is_the_best_of_all_placements(staleness: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:

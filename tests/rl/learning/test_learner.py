@@ -15,6 +15,8 @@ from rl.records import Batch, Problem
 from rl.sampling.sampler import sample
 from tests.rl.updates import GRPO, PLAIN, REINFORCE, Judged, Make, identical, moments, off_policy, weights
 
+OWN = "import numpy as np\nfrom rl.algorithms.reinforce import Reinforce\nclass Own(Reinforce):\n"
+
 # -- which parameters
 
 
@@ -29,6 +31,45 @@ def test_muon_trains_no_table_of_embeddings_and_no_head(make_policy: Make) -> No
 
 
 # -- what an update says
+
+
+@pytest.mark.parametrize("how", [".astype(np.float64)", "[::-1].copy()[::-1]", ".T.copy().T"])
+def test_what_a_formula_gives_may_be_any_numbers_and_lie_anyhow(
+    how: str, make_policy: Make, drawn: Callable[..., Batch]
+) -> None:
+    given = f"{OWN}    def advantages(self, batch):\n        return super().advantages(batch){how}\n"
+    given += (
+        "    def token_weights(self, *of):\n        return super().token_weights(*of)[::-1].astype(np.float64)[::-1]\n"
+    )
+    found = []
+    for spec in (REINFORCE, AlgorithmSpec(name="own.py:Own", text=given)):
+        learner = Learner(make_policy(eager=4.0), PLAIN)
+        learned = learner.update(drawn(learner.policy), spec, 1.0)
+        found.append((learned.metrics, weights(learner)))
+    assert found[0][0] == found[1][0]
+    assert identical(found[0][1], found[1][1])
+
+
+def test_a_group_whose_greedy_completion_was_not_judged_takes_no_part(
+    make_policy: Make, drawn: Callable[..., Batch]
+) -> None:
+    remax, found = AlgorithmSpec(name="remax"), []
+    for unknown in (0.5, math.nan):
+        learner = Learner(make_policy(eager=4.0), PLAIN)
+        batch = drawn(learner.policy)
+        baseline = np.full(len(batch), 0.5, np.float32)
+        baseline[0] = unknown
+        whole = replace(batch, baseline=baseline)
+        given = whole if math.isnan(unknown) else whole.select(range(1, len(batch)))
+        learned = learner.update(given, remax, 1.0)
+        assert learned.metrics["groups/used"] == len(batch) - 1
+        found.append((learned.metrics, weights(learner)))
+    assert found[0][0] == pytest.approx(found[1][0])
+    assert all(torch.allclose(one, found[1][1][name], atol=1e-7) for name, one in found[0][1].items())
+    policy = make_policy()
+    batch = drawn(policy)
+    nothing = replace(batch, baseline=np.full(len(batch), np.nan, np.float32))
+    assert not Learner(policy, PLAIN).update(nothing, remax, 1.0).applied
 
 
 def test_an_update_on_its_own_samples_is_on_policy(make_policy: Make, drawn: Callable[..., Batch]) -> None:
