@@ -36,6 +36,12 @@ NAMES = ", ".join(ALGORITHMS)
         ("--algorithm.kl.target 1", "algorithm.kl: target: needs a coefficient above 0"),
         ("--algorithm.kl.estimator k2", "algorithm.kl: estimator: needs a coefficient above 0"),
         (
+            "--algorithm remax --algorithm.overlong 5",
+            "algorithm: overlong: remax subtracts the reward of a greedy completion, which has no such penalty; leave "
+            "it out, or take another algorithm",
+        ),
+        ("--algorithm.minibatches 33", "algorithm.minibatches 33: a batch has 32 groups (batch.prompts)"),
+        (
             "--algorithm.importance_cap 2",
             "algorithm: importance_cap: cuts the weights of proximal recomputed or interpolated; give one of these",
         ),
