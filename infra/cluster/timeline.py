@@ -35,7 +35,7 @@ class Span:
     call: str  # "generate", "train", ...
     start: Moment
     end: Moment
-    loading: Moment = 0.0  # seconds at its start in which the call waited for weights
+    loading: Moment = 0.0  # seconds in which the call waited for weights, nearly all at its start
     fetched: Annotated[int, Field(ge=0)] = 0  # bytes of weights that its worker has read since the call before
     downloading: Moment = 0.0  # seconds to read them, and
     applying: Moment = 0.0  # to apply them, be it beside other work

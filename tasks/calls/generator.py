@@ -93,13 +93,13 @@ class Generator:
                 kv_versions=0 if swaps is None else swaps.of.kv_versions,
             )
             yield_memory(sampler.policy.device)
-            maker = Maker(dtype=dtype_name(sampler.policy.dtype))
+            newest, maker = sampler.version, Maker(dtype=dtype_name(sampler.policy.dtype))
         rollouts = replace(rollouts, makers=(maker,) * len(problems))
         pace.note(rollouts.generated_tokens, rollouts.seconds)
         # its completions would be noise, and what is broken would look like a policy that solves nothing
         if not np.isfinite(rollouts.logprobs).all():
             raise BrokenPolicyError(
-                f"policy {version} ({version.uri}) gives log-probs that are not finite: its weights are broken, or its "
+                f"policy {newest} ({newest.uri}) gives log-probs that are not finite: its weights are broken, or its "
                 "arithmetic overflows (see policy.dtype)"
             )
         return rollouts

@@ -120,8 +120,8 @@ def k3(behaviour: NDArray[np.float32], of: NDArray[np.float32]) -> float:
 
 
 def versions(policy: Policy, tokens: int, count: int) -> list[dict[str, Tensor]]:
-    """The weights after each of so many updates by the defaults, on batches as in `runs`; every update trains."""
-    learner = Learner(policy, OptimizerConfig(warmup_steps=0))
+    """The weights after each of so many updates on random rewards, at the learning rate that the tiny policy has."""
+    learner = Learner(policy, OptimizerConfig(lr=3e-4, warmup_steps=0))
     problems = [Problem(f"add {a} and {a + 3}", "1", "bench") for a in range(4)]
     made = []
     for step in range(count):
