@@ -11,6 +11,7 @@ from rl.algorithms import ALGORITHMS
 from rl.graph import REWARD, SCORES, Call, Graph, graph_of
 
 MOST_NAMES = 3  # workers of a call that are named
+SHOWN = 0.005  # share of a step from which a wait is shown
 ENTITIES = str.maketrans(
     {"#": "#35;", "&": "#amp;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "`": "#96;"}
 )  # of Mermaid's
@@ -77,10 +78,12 @@ def _lines(call: Call, placement: PlacementConfig, step: MeasuredStep | None) ->
     if not step.place(call.name):
         yield "was not made"
         return
-    taken, waited = step.taken(call.name), step.waited(call.name)
+    taken, waits = step.taken(call.name), {"weights": step.waited(call.name), "a core": step.delayed[call.name]}
     count = step.leases[call.name]
     yield f"{taken:.3g} s a step in {count:.3g} call{'' if count == 1 else 's'}"
-    yield f"{taken / step.seconds:.0%} of {step.seconds:.3g} s" + (f", {waited:.2g} s for weights" if waited else "")
+    yield f"{taken / step.seconds:.0%} of {step.seconds:.3g} s"
+    if shown := [f"{waited:.2g} s for {what}" for what, waited in waits.items() if waited >= SHOWN * step.seconds]:
+        yield f"and waits {', '.join(shown)}"
     yield f"on {_named(step.place(call.name))}"
 
 
@@ -117,6 +120,7 @@ def as_json(drawn: Drawing, graph: Graph, step: MeasuredStep | None) -> Mapping[
                 "seconds": step.taken(call.name),
                 "share": step.taken(call.name) / step.seconds,
                 "waiting": step.waited(call.name),
+                "waiting_for_core": step.delayed.get(call.name, 0.0),
                 "workers": step.place(call.name),
             }
         calls.append(one)

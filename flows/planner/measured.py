@@ -41,6 +41,7 @@ class MeasuredStep:
     steps: int  # that the spans cover
     calls: Mapping[str, Mapping[str, Measured]]  # by call and worker
     waiting: Mapping[str, Mapping[str, float]]  # seconds a step that a call waited for weights, by worker
+    delayed: Mapping[str, float]  # seconds a step that a call waited for a core, on all workers
     leases: Mapping[str, float]  # a step
     handing_over: float  # seconds from an update to the first call with its version: publication beside bookkeeping
     logging: float  # seconds from an update to the next one: bookkeeping
@@ -90,6 +91,7 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
     machines = _machines(record)
     calls: dict[str, dict[str, Measured]] = defaultdict(dict)
     waiting: dict[str, dict[str, float]] = defaultdict(dict)
+    delayed: dict[str, float] = defaultdict(float)
     busy: dict[str, float] = defaultdict(float)
     computed: dict[str, float] = defaultdict(float)
     for (call, worker), each in sorted(by_pair.items()):
@@ -98,6 +100,7 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
         working = max(mean(map(own_seconds, warm)), mean(span.computing for span in warm) / wants)
         calls[call][worker] = Measured(working, wants, len(each), len(each) / count[call])
         waiting[call][worker] = mean(span.loading for span in warm) * len(each) / steps
+        delayed[call] += mean(span.delayed for span in warm) * len(each) / steps
         if call != "publish":  # it runs beside other work
             taken = working * len(each) / steps
             busy[worker] += taken + waiting[call][worker]
@@ -112,6 +115,7 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
         steps=steps,
         calls={call: dict(by) for call, by in calls.items()},
         waiting=dict(waiting),
+        delayed=dict(delayed),
         leases={call: number / steps for call, number in count.items()},
         handing_over=max(publishing, logging),
         logging=logging,

@@ -8,9 +8,10 @@ import pytest
 
 from flows.planner.calls import planned_calls
 from flows.planner.contention import Machine, load
-from flows.planner.drawing import graph_named
+from flows.planner.drawing import drawing, graph_named
 from flows.planner.measured import NothingMeasuredError, costs_of, measured_step, present_places
 from flows.planner.memory import memory, sizes
+from infra.cluster.placement import PlacementConfig
 from infra.cluster.timeline import Span
 from infra.runs.record import read_record
 from tests.flows.planner.kept_run import keep_run
@@ -78,6 +79,10 @@ def test_waits_for_a_core_are_no_work_and_tell_how_many_others_leave(tmp_path: P
     assert set(step.machine.values()) == {"m"}
     assert step.cores == {"m": 2}
     assert step.others["m"] > 1
+    drawn = drawing("run", graph_named("grpo", kl=False), PlacementConfig(), step)
+    lines = {node.name: " ".join(node.lines) for node in drawn.nodes}
+    assert f"{step.delayed['generate']:.2g} s for a core" in lines["generate"]
+    assert "for a core" not in lines["verify"]
 
 
 def test_calls_that_wait_for_each_other_s_cores_tell_of_no_other_program() -> None:
