@@ -51,7 +51,8 @@ EXAMPLES = """
 rlvf train                                             the tiny policy on arithmetic, made in code
 rlvf train --problems problems.csv --steps 100         your problems: CSV, JSON Lines or Parquet
 rlvf train --problems q.jsonl --verifier my_reward.py:reward   your own reward
-rlvf train --config my.yaml --algorithm grpo           a YAML file, dotted overrides on top
+rlvf train --algorithm dapo                            or ppo, grpo, gspo, …: docs/algorithms.md, or --help all
+rlvf train --config my.yaml --steps 50                 a YAML file, dotted overrides on top
 rlvf train --policy Qwen/Qwen3-0.6B --policy.lora 16   adapters alone, on a frozen model
 rlvf train --resume 20260101-120000-tiny               go on exactly where that run stopped
 """
@@ -59,7 +60,6 @@ FIRST = (
     *(
         "problems",
         "verifier",
-        "algorithm",
         "policy",
         "policy.lora",
         "steps",

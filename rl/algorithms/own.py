@@ -34,7 +34,7 @@ def own_algorithm(name: str, text: str) -> type[Algorithm]:
         ) from error
     except ModuleNotFoundError as error:
         raise OwnAlgorithmError(
-            f"algorithm {path}: {error}; the file travels alone: what lies beside it is not there"
+            f"algorithm {path}: ModuleNotFoundError: {error}; the file travels alone: what lies beside it is not there"
         ) from error
     except Exception as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
