@@ -1,12 +1,18 @@
 """An algorithm of the user's on a batch that is made up: what no update can use is said in a line."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rl.algorithm_config import AlgorithmSpec, KlConfig
 from rl.algorithms import ALGORITHMS
 from rl.algorithms.own import OwnAlgorithmError
-from rl.learning.trial import try_algorithm
+from rl.learning.learner import Learner
+from rl.learning.trial import TAKEN, try_algorithm
+from rl.records import Batch
+from tests.rl.updates import PLAIN, Make
 
 REINFORCE = "from rl.algorithms.reinforce import *\nimport numpy as np\nimport torch\nclass Mine(Reinforce):\n"
 ADVANTAGES = "    def advantages(self, batch):\n        return "
@@ -87,3 +93,12 @@ def test_a_correction_is_refused_where_the_users_loss_has_one_of_the_same_ratio(
         return
     with pytest.raises(OwnAlgorithmError, match=f"algorithm.correction: .*{says}"):
         try_algorithm(spec)
+
+
+def test_the_names_that_are_taken_are_those_of_every_update(make_policy: Make, drawn: Callable[..., Batch]) -> None:
+    spec = AlgorithmSpec(name="m2po", kl=KlConfig(coefficient=0.1), minibatches=2, proximal="recomputed")
+    learner = Learner(make_policy(eager=4.0), PLAIN)
+    batch = drawn(learner.policy)
+    learned = learner.update(replace(batch, reference_logprobs=batch.rollouts.logprobs), spec, 1.0)
+    named = {name.removeprefix("policy/") for name in learned.metrics if name.startswith("policy/")}
+    assert named | {"loss", "kl_reference"} == TAKEN
