@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any, cast
 
 import numpy as np
@@ -132,8 +132,25 @@ def test_a_worker_whose_rollouts_nobody_else_can_explain_is_out_and_all_that_it_
     assert cluster.exclusions.distrusted[A.address] == ("a", why)
 
 
-def test_one_lease_that_was_found_wrong_is_made_again_and_its_worker_is_watched() -> None:
-    cluster = Cluster(A, B, b=off(1), third=off(1))
+def test_one_lease_that_was_found_wrong_is_made_again_and_its_worker_is_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = Semaphore(0)  # leases that are known not to be audited, as their worker was not watched yet
+
+    def after_the_others(rollouts: Rollouts) -> Any:
+        assert all(others.acquire(timeout=30) for _ in range(3))
+        return off(1)(rollouts)
+
+    cluster = Cluster(A, B, b=after_the_others, third=off(1))
+    is_watched = cluster.exclusions.is_watched
+
+    def asked(worker: Offer) -> bool:
+        watched = is_watched(worker)
+        if worker == A:
+            others.release()
+        return watched
+
+    monkeypatch.setattr(cluster.exclusions, "is_watched", asked)
     collection = audited(cluster, audits=only_first())
     assert [lease.groups for lease in again(collection, cluster)] == [range(2)]
     assert cluster.exclusions.distrusted == {}
