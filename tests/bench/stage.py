@@ -1,0 +1,106 @@
+"""A home with services and machines, where runs are trained that something happens to."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+
+from infra.cluster.placement import offers
+from infra.runs.metric_log import read_metrics
+from infra.security.tls import dask_security
+from infra.services.http import answers
+from tests.flows.commands.places import ANY_PORT, Place, place
+from tests.processes import until
+
+PATIENCE = 600.0  # seconds for a run, and for what has to come back
+MACHINES = {"g0": "generator", "g1": "generator", "t": "trainer", "v": "verifier"}
+OPTIONS = {
+    "staleness": "0",
+    "held_out": "16",
+    "batch.prompts": "8",
+    "batch.samples": "4",
+    "batch.lease": "2",
+    "tracking.system_metrics": "false",
+    "tracking.report": "false",
+}
+
+
+def times(run: Path) -> list[float]:
+    """When each step was logged."""
+    return [line.time / 1000 for line in read_metrics(run / "metrics.jsonl") if "groups/used" in line.metrics]
+
+
+def digest(run: Path, steps: int) -> str:
+    """Of the weights as the trainer holds them."""
+    return sha256((run / "state" / str(steps) / "model.safetensors").read_bytes()).hexdigest()
+
+
+@dataclass
+class Stage:
+    """The home where runs are trained, as `check_steps` and `kill_in_call` use it."""
+
+    place: Place
+    client: Any
+    machines: ExitStack
+    options: Mapping[str, str]
+    steps: int
+
+    def worker(self, name: str) -> tuple[str, int]:
+        """The address and the process id of a worker."""
+        (address,) = [offer.address for offer in offers(self.client) if offer.name == name]
+        return address, int(self.client.run(os.getpid, workers=[address])[address])
+
+    def settle(self) -> None:
+        """Wait until all is there again."""
+        until(lambda: self.is_there() and self.answers("prefect") and self.answers("mlflow"), PATIENCE)
+
+    def is_there(self, *names: str) -> bool:
+        """Whether the workers of these names are there; all, where none is given."""
+        wanted = set(names) or {f"{name}-{role}" for name, role in MACHINES.items()}
+        with suppress(OSError, TimeoutError):
+            return {offer.name for offer in offers(self.client, 5.0)} >= wanted
+        return False
+
+    def answers(self, service: str) -> bool:
+        """Whether this service of `rlvf up` answers."""
+        return answers(self.place.up()[service])
+
+    def run_folder(self, name: str) -> Path:
+        return self.place.home / "runs" / name
+
+    @staticmethod
+    def metrics(run: Path, metric: str) -> dict[int, float]:
+        """The values of a metric by step, none of which was logged twice."""
+        lines = [line for line in read_metrics(run / "metrics.jsonl") if metric in line.metrics]
+        found = {line.step: line.metrics[metric] for line in lines}
+        assert len(found) == len(lines), f"{metric} was logged twice"
+        return found
+
+    def mlflow(self, run: Path, _home: Path | None = None) -> tuple[Any, Any]:
+        """An MLflow client and the run's MLflow run."""
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=f"sqlite:///{self.place.home}/mlflow.db")
+        return client, client.get_run(json.loads((run / "tracking.json").read_text())["run_id"])
+
+    def train(self, *words: str, **env: str) -> Any:
+        named = (word for name, value in self.options.items() for word in (f"--{name}", value))
+        return self.place.started("train", "--json", "--steps", str(self.steps), *named, *words, **env)
+
+
+@contextmanager
+def staged(home: Path, options: Mapping[str, str], steps: int) -> Iterator[Stage]:
+    """`rlvf up` and its machines, until the context ends."""
+    home.mkdir(parents=True, exist_ok=True)
+    with place(home) as where, ExitStack() as machines:
+        where.rlvf("up", "--detach", "--no-with-worker", *ANY_PORT)
+        for name, role in MACHINES.items():
+            machines.enter_context(where.started("worker", "--roles", role, "--name", name, "--threads", "1"))
+        with Client(where.up()["scheduler"], security=dask_security(home), set_as_default=False) as client:  # type: ignore[no-untyped-call]
+            yield Stage(where, client, machines, options, steps)
