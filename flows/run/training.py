@@ -60,6 +60,7 @@ class Training:
         self.config = config = run.config
         self._opened = progress.opened or Opened.of(run)
         self.algorithm = self._opened.algorithm
+        workplace.dispatch.lease_patience = config.lease.patience
         workplace.dispatch.require(call.name for call in self.algorithm.graph.calls)
         self.problems = self._opened.problems
         if self.problems.spared:
