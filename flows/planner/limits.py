@@ -9,7 +9,7 @@ from flows.planner.calls import planned_calls
 from flows.planner.contention import Machine
 from flows.planner.drawing import graph_of_settings
 from flows.planner.measured import MeasuredStep, NothingMeasuredError, costs_of, measured_step, present_places, step_of
-from infra.cluster.costs import Costs, Places, PlanError, listed
+from infra.cluster.costs import Costs, Places, listed
 from infra.cluster.limits import Change, Limits, find_limits
 from infra.cluster.timeline import Span
 from infra.runs.record import Record
@@ -17,6 +17,7 @@ from rl.graph import Graph
 
 STEPS = 6  # fewest that anything is said of: the first ones load and compile
 LAST = 50  # steps that it is taken from
+MOST_WORKERS = 32  # of a call: simulating more takes many seconds
 WORTH = 1.1  # times shorter that a step has to get by a change
 MISFIT = 0.25  # share of the step by which it may be off what its calls explain
 WAITS = 0.03  # share of its time that a trainer waits and is busy all the same
@@ -76,10 +77,12 @@ class Limit:
         role = PLACED[best.call][0] if best.call in PLACED else "worker"
         machine = self.costs.machine.get(best.worker, "")
         shared = len(self.costs.sharing(machine)) > 1 if machine else False
-        return f"one more {role} like {best.worker}{' on a machine of its own' if shared else ''}"
+        more = f"one more {role}" if best.count == 1 else f"{best.count} more {role}s"
+        own = "" if not shared else " on a machine of its own" if best.count == 1 else " on machines of their own"
+        return f"{more} like {best.worker}{own}"
 
     def _enough(self, best: Change) -> str:
-        if best.call != "generate" or self.found.more < 2:
+        if best.call != "generate" or self.found.more <= best.count:
             return ""
         return f", {self.found.more} would keep the trainer busy"
 
@@ -112,15 +115,17 @@ class Limit:
 
 
 def limit_of(graph: Graph, step: MeasuredStep, staleness: int) -> Limit | None:
-    """What limits steps like this one; None where they are too few, or the graph is not theirs."""
+    """What limits steps like this one; None where they are too few, the workers too many, or the graph not theirs."""
     if step.steps < STEPS or not (step.seconds > 0 and step.taken("generate") > 0 and step.taken("train") > 0):
         return None
     calls = planned_calls(graph)
     try:
         costs = costs_of(calls, step, memory={}, size={})
-    except (NothingMeasuredError, PlanError):
+    except NothingMeasuredError:
         return None
     places = present_places(calls, step)
+    if max(map(len, places.values())) > MOST_WORKERS:
+        return None
     return Limit(step, find_limits(costs, places, staleness), places, costs, staleness)
 
 

@@ -20,6 +20,7 @@ from infra.cluster.simulation import simulate
 Kind = Literal["worker", "trainer", "link", "staleness"]
 TIMES = 2  # as fast is a trainer, or the weights' way, that is tried
 SLACK = 0.05  # share of a step that a trainer may wait and is busy all the same
+PART = 8  # one more is tried for each so many workers of a call
 MOST = 16  # generators more that are looked at
 FURTHER = 3  # than what throughput alone asks for, as waits may
 DEEPEST = 4  # staleness; more of it changes next to nothing
@@ -35,6 +36,7 @@ class Change:
     gain: float  # times shorter a step gets
     call: str = ""  # of a worker more: what there are workers for
     worker: str = ""  # the one that it is like, on a machine of its own; the trainer
+    count: int = 1  # of workers more
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,12 @@ def _changes(costs: Costs, places: Places, staleness: int) -> Iterator[tuple[Cha
         fastest = min(places[call.name], key=lambda worker, call=call: (call.seconds[worker], worker))  # type: ignore[misc]
         if call.each == "lease" and fastest not in seen and not _alone(places, call):
             seen.add(fastest)
-            yield Change("worker", 1.0, call.name, fastest), *with_more(costs, places, fastest), staleness
+            count = ceil(len(places[call.name]) / PART)
+            yield (
+                Change("worker", 1.0, call.name, fastest, count),
+                *with_more(costs, places, fastest, count),
+                staleness,
+            )
     trained = {places[each.name]: each.name for each in costs.calls if each.each == "batch"}
     for (worker,), name in {**trained, places["train"]: "train"}.items():
         yield Change("trainer", 1.0, name, worker), _faster(costs, places, (worker,)), places, staleness

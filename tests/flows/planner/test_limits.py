@@ -105,6 +105,8 @@ def test_what_else_would_do_is_said_beside_it() -> None:
         r"staleness 1 would make steps [\d.]+ times faster, one more generator like jetson [\d.]+ times$",
         said(Lived(4.0, {"jetson": (8, 0.25)}, train=2.0), 0),
     )
+    many = Lived(4.0, {f"g{at}": (1, 4.0) for at in range(16)})
+    assert "for rollouts; 2 more generators like g0 would make steps" in said(many)
     assert "like jetson on a machine of its own would" in said(Lived(4.0, JETSON), machines=SHARED)
 
 
@@ -119,6 +121,8 @@ def test_nothing_is_said_of_a_few_steps_or_of_what_their_calls_do_not_explain() 
         odd.words() == "the trainer waits 89% of the time; why is not known: a step took 9 s, and its calls explain 4 s"
     )
     assert limit_of_steps(graph_named("grpo", kl=True), 1, run.spans(), run.figures, {}) is None  # not its calls
+    crowd = Lived(4.0, {f"g{at}": (1, 1.0) for at in range(33)})
+    assert crowd.limit(1) is None
     even = Lived(1.05, {"jetson": (8, 0.125), "mac": (8, 0.125)}, verify=0.0625).limit(2)
     assert even is not None
     assert even.words() == (

@@ -60,21 +60,22 @@ def test_a_critic_s_worker_may_be_what_limits_a_step() -> None:
     assert best.gain == pytest.approx(2, rel=NEAR)
 
 
-def test_the_fewest_generators_keep_the_trainer_busy() -> None:
-    plenty = step({"a": 6.0, "b": 3.0, "c": 12.0}, {"v": 0.1}, {"t": 3.2})
-    assert find_limits(plenty, everywhere(plenty), 1).fewest == ("b",)
-    both = step({"a": 6.0, "b": 3.0, "c": 12.0}, {"v": 0.1}, {"t": 2.2})
-    assert find_limits(both, everywhere(both), 2).fewest == ("a", "b")
-    few = step({"a": 6.0}, {"v": 0.1}, {"t": 2.1})
-    found = find_limits(few, everywhere(few), 2)
-    assert (found.fewest, found.more) == ((), 2)
-    judged = step({"a": 1.0}, {"v": 9.0}, {"t": 2.0})  # none of them would help
-    assert (find_limits(judged, everywhere(judged), 1).fewest, find_limits(judged, everywhere(judged), 1).more) == (
-        (),
-        0,
-    )
-    by_turns = find_limits(plenty, everywhere(plenty), 0)
-    assert (by_turns.fewest, by_turns.more) == ((), 0)
+@pytest.mark.parametrize(
+    ("generate", "verify", "train", "staleness", "fewest", "more"),
+    [
+        ({"a": 6.0, "b": 3.0, "c": 12.0}, 0.1, 3.2, 1, ("b",), 0),
+        ({"a": 6.0, "b": 3.0, "c": 12.0}, 0.1, 2.2, 2, ("a", "b"), 0),
+        ({"a": 6.0}, 0.1, 2.1, 2, (), 2),
+        ({"a": 1.0}, 9.0, 2.0, 1, (), 0),  # a generator more would not help
+        ({"a": 1.0}, 0.1, 2.0, 0, (), 0),  # the trainer waits by design
+    ],
+)
+def test_the_fewest_generators_keep_the_trainer_busy(
+    generate: dict[str, float], verify: float, train: float, staleness: int, fewest: tuple[str, ...], more: int
+) -> None:
+    costs = step(generate, {"v": verify}, {"t": train})
+    found = find_limits(costs, everywhere(costs), staleness)
+    assert (found.fewest, found.more) == (fewest, more)
 
 
 @settings(max_examples=8, deadline=None)
