@@ -39,9 +39,11 @@ def test_a_scheduler_that_is_away_costs_the_sentence() -> None:
 
 
 def test_a_run_says_what_limits_it_on_the_terminal_in_its_result_its_report_and_in_prefect(
-    lab: Any, capsys: pytest.CaptureFixture[str]
+    lab: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = lab.train(steps=str(FIRST), tracking__report="true")
+    monkeypatch.setattr("flows.run.limit.FIRST", 4)
+    monkeypatch.setattr("flows.planner.limits.STEPS", 3)
+    result = lab.train(steps="4", tracking__report="true")
     said = [line for line in capsys.readouterr().err.splitlines() if "limit: " in line]
     assert said
     assert result.limit
