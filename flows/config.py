@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from flows.options.config_tree import ConfigTree
 from infra.cluster.cluster_config import ClusterConfig
+from infra.cluster.lease_config import LeaseConfig
 from infra.cluster.placement import ROLES, PlacementConfig
 from infra.runs.checkpoints import CheckpointConfig
 from infra.runs.tracking import TrackingConfig
@@ -187,6 +188,7 @@ class TrainConfig(ConfigTree):
     checkpoint: CheckpointConfig = CheckpointConfig()
     sync: SyncConfig = SyncConfig()
     audit: AuditConfig = AuditConfig()
+    lease: LeaseConfig = LeaseConfig()
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flows.planner.measured import MeasuredStep
 from infra.cluster.placement import PlacementConfig
@@ -49,6 +50,26 @@ def graph_named(name: str, kl: bool, calls: Iterable[str] = ()) -> Graph:
     if name not in ALGORITHMS:
         name, needs = "reinforce", needs | {field for field, call in SCORES.items() if call.name in made}
     return graph_of(ALGORITHMS[name](), needs, reward_model=REWARD.name in made)
+
+
+def graph_of_settings(config: Mapping[str, Any], calls: Iterable[str]) -> Graph:
+    """The graph of a run's settings as they were read, whatever they hold, and of the calls that it has made."""
+    coefficient = _section(_algorithm(config), "kl").get("coefficient")
+    return graph_named(algorithm_of(config), isinstance(coefficient, int | float) and coefficient > 0, calls)
+
+
+def algorithm_of(config: Mapping[str, Any]) -> str:
+    """The name of the algorithm in settings, whatever they hold."""
+    return str(_algorithm(config).get("name", "reinforce"))
+
+
+def _algorithm(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _section(config, "algorithm") or _section(config, "loss")  # as older versions called it
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def drawing(title: str, graph: Graph, placement: PlacementConfig, step: MeasuredStep | None = None) -> Drawing:

@@ -45,6 +45,7 @@ class MeasuredStep:
     leases: Mapping[str, float]  # a step
     handing_over: float  # seconds from an update to the first call with its version: publication beside bookkeeping
     logging: float  # seconds from an update to the next one: bookkeeping
+    training: float  # share of the step in which the worker of the updates computes: the median
     busy: Mapping[str, float]  # seconds of each worker a step, its waits for weights included, those for cores not
     machine: Mapping[str, str]  # of each worker, where it is known
     cores: Mapping[str, float]  # of each machine
@@ -64,8 +65,11 @@ class MeasuredStep:
         return tuple(sorted(self.calls.get(call, {})))
 
 
-def measured_step(record: Record, uri: str) -> MeasuredStep:
-    """The step of a run's last session.
+FIGURES = ("perf/step_seconds", "perf/log_seconds", "perf/trainer_busy")  # of a step, that are read
+
+
+def measured_step(record: Record, uri: str, last: int | None = None) -> MeasuredStep:
+    """The step of a run's last session, or of so many of its `last` steps.
 
     Raises:
         NothingMeasuredError: it has no timeline, or fewer than FEWEST steps.
@@ -74,9 +78,22 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
         raise NothingMeasuredError(
             f"{uri} has no timeline, so nothing is known of its calls; name a run that has trained"
         )
-    spans = _of_steps(record.sessions[-1])
+    figures = {name: list(record.curve(name).values()) for name in FIGURES}
+    return step_of(record.sessions[-1], figures, machines_of(record.about.get("machines", {})), uri, last)
+
+
+def step_of(
+    session: Sequence[Span],
+    figures: Mapping[str, Sequence[float]],
+    machines: Mapping[str, Machine],
+    uri: str,
+    last: int | None = None,
+) -> MeasuredStep:
+    """The step of these spans and of FIGURES, a value a step; raises as `measured_step`."""
+    spans = _of_steps(session) if last is None else _last(_of_steps(session), last)
     steps = sum(span.call == "train" for span in spans)
-    seconds = [each for each in record.curve("perf/step_seconds").values() if isfinite(each)][-steps:]
+    known = {name: [each for each in figures.get(name, ()) if isfinite(each)][-steps:] for name in FIGURES}
+    seconds = known["perf/step_seconds"]
     if steps < FEWEST or len(seconds) < FEWEST:
         raise NothingMeasuredError(
             f"{uri} has {min(steps, len(seconds))} steps in its timeline, and figures need {FEWEST}; train it on with "
@@ -88,7 +105,6 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
     count: dict[str, int] = defaultdict(int)
     for (call, _), each in by_pair.items():
         count[call] += len(each)
-    machines = _machines(record)
     calls: dict[str, dict[str, Measured]] = defaultdict(dict)
     waiting: dict[str, dict[str, float]] = defaultdict(dict)
     delayed: dict[str, float] = defaultdict(float)
@@ -108,8 +124,7 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
                 computed[machines[worker].name] += wants * taken
     published = [span.end - span.start for span in spans if span.call == "publish"]
     publishing = median(published) if published else 0.0
-    logged = [each for each in record.curve("perf/log_seconds").values() if isfinite(each)][-steps:]
-    logging = median(logged) if logged else 0.0
+    logging = median(known["perf/log_seconds"] or [0.0])
     return MeasuredStep(
         seconds=median(seconds[1:-1]),
         steps=steps,
@@ -119,6 +134,7 @@ def measured_step(record: Record, uri: str) -> MeasuredStep:
         leases={call: number / steps for call, number in count.items()},
         handing_over=max(publishing, logging),
         logging=logging,
+        training=median(known["perf/trainer_busy"] or [0.0]),
         busy=dict(busy),
         machine={worker: at.name for worker, at in machines.items()},
         cores={at.name: at.cores for at in machines.values()},
@@ -134,9 +150,8 @@ def _load(spans: Sequence[Span], machines: Mapping[str, Machine]) -> dict[str, f
     return load(inside, machines)
 
 
-def _machines(record: Record) -> dict[str, Machine]:
-    """The machine of each worker that said which it is."""
-    said: Mapping[str, tuple[str, int]] = record.about.get("machines", {})
+def machines_of(said: Mapping[str, tuple[str, int]]) -> dict[str, Machine]:
+    """The machine of each worker that said which it is, and its cores."""
     return {worker: Machine(name, cores) for worker, (name, cores) in said.items() if name and cores > 0}
 
 
@@ -151,6 +166,12 @@ def _of_steps(spans: Sequence[Span]) -> list[Span]:
         if began <= span.start <= ended and not span.lost and span.call != "evaluate" and not _judges(span, evaluations)
     ]
     return sorted(found, key=lambda span: span.start)
+
+
+def _last(spans: Sequence[Span], steps: int) -> Sequence[Span]:
+    """Those that began after the update before so many of the last ones; all where there are no more."""
+    ends = [span.end for span in spans if span.call == "train"]
+    return spans if len(ends) <= steps else [span for span in spans if span.start >= ends[-steps - 1]]
 
 
 def _judges(span: Span, evaluations: Iterable[Span]) -> bool:

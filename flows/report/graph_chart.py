@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flows.planner.drawing import drawing, graph_named
+from flows.planner.drawing import algorithm_of, drawing, graph_of_settings
 from flows.planner.measured import NothingMeasuredError, measured_step
 from flows.report.charts import Chart
 from flows.report.graph_picture import graph_picture
@@ -18,18 +18,11 @@ def graph_chart(config: Mapping[str, Any], record: Record, name: str) -> Iterato
         step = measured_step(record, name)
     except NothingMeasuredError:
         return
-    section = _section(config, "algorithm") or _section(config, "loss")  # as older versions called it
-    algorithm, coefficient = str(section.get("name", "reinforce")), _section(section, "kl").get("coefficient")
-    with_kl = isinstance(coefficient, int | float) and coefficient > 0
-    drawn = drawing(f"{algorithm}: {name}", graph_named(algorithm, with_kl, step.calls), PlacementConfig(), step)
+    graph = graph_of_settings(config, step.calls)
+    drawn = drawing(f"{algorithm_of(config)}: {name}", graph, PlacementConfig(), step)
     yield Chart(
         "graph",
         "A step's calls",
         f"What each reads, its seconds on all workers together, and where it ran; the mean of {step.steps} steps.",
         lambda path: graph_picture(path, drawn, page=True),
     )
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from flows.options.plain_yaml import load_yaml
+from flows.planner.limits import limit_of_record
 from flows.report import finetuned
 from flows.report.charts import drawn, figures, learning, reward, title_of
 from flows.report.graph_chart import graph_chart
@@ -110,6 +111,7 @@ def _trained(run_uri: str, name: str, config: Mapping[str, Any], record: Record)
         "uses": None,
         "samples": list(_samples(run_uri, record.steps[-1])),
         "machines": drawn(machines(record)),
+        "limit": "" if (limit := limit_of_record(record, config)) is None else limit.words(),
         "graph": drawn(graph_chart(config, record, name)),
     }
 
@@ -123,6 +125,7 @@ def _finetuned(method: str, run_uri: str, name: str, config: Mapping[str, Any], 
         "model": masked(place.join(run_uri, MODEL)),
         "samples": None,
         "machines": drawn(finetuned.work(record)),
+        "limit": "",
         "graph": [],
     }
 

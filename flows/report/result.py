@@ -33,6 +33,7 @@ class TrainResult:
     seconds: float  # of this session
     stages: dict[str, float]  # share of those steps' time by stage, as the flow saw it
     lost: dict[str, int]  # calls that died with their worker
+    limit: str  # what limited its last steps, in a sentence; empty where they were too few
     picture: str
     report: str | None  # None where tracking.report is false
     checkpoint: str

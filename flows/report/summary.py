@@ -49,6 +49,7 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
     rows = [
         *_went(run, result, seconds),
         ("time", shares),
+        *([("limit", result.limit)] if result.limit else []),
         *([("lost", f"{lost}, done again elsewhere")] if lost else []),
         *([("report", result.report)] if result.report and Path(result.report).exists() else []),
         *([("picture", result.picture)] if Path(result.picture).exists() else []),
@@ -73,7 +74,8 @@ def summary(run: Run, result: "TrainResult", seconds: float) -> str:
 
 def outcome(run: Run, result: "TrainResult") -> list[str]:
     """How the run went, without the links to its pages, whose keys are for the terminal alone."""
-    return [f"{name} {text}".strip() for name, text in _went(run, result, result.seconds)]
+    limit = [("limit:", result.limit)] if result.limit else []
+    return [f"{name} {text}".strip() for name, text in [*_went(run, result, result.seconds), *limit]]
 
 
 def finetune_outcome(method: str, name: str, result: Mapping[str, Any]) -> str:

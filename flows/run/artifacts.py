@@ -37,6 +37,7 @@ class PrefectArtifacts:
         self._clients = ExitStack()
         self._client: SyncPrefectClient | None = None
         self._progress: UUID | None = None
+        self._texts: dict[str, UUID] = {}  # by name
         self._told = -float("inf")
 
     def __enter__(self) -> Self:
@@ -51,6 +52,18 @@ class PrefectArtifacts:
         """Create an artifact with a link."""
         url, note = masked(url), masked(f"{name}: {note}" if note else name)
         self._submit(lambda: self._create("markdown", name, f"[{url}]({url})", note))
+
+    def text(self, name: str, text: str) -> None:
+        """Create or update an artifact with a sentence."""
+        shown = masked(text)
+
+        def tell() -> None:
+            if name in self._texts:
+                self._api().update_artifact(self._texts[name], ArtifactUpdate(data=shown))
+            else:
+                self._texts[name] = self._create("markdown", name, shown, "")
+
+        self._submit(tell)
 
     def progress(self, done: int, total: int, *, last: bool = False) -> None:
         """Update the progress, once a second at most unless it is the ``last`` time."""

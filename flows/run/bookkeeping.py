@@ -3,7 +3,6 @@
 import json
 import shlex
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,6 +83,7 @@ class Bookkeeping:
         self._mlflow_run = tracker.run_id  # as the run's storage has it
         self._lags = False  # whether the last step's copy failed
         self._excluded: Mapping[str, tuple[str, str]] = {}  # that were shown
+        self._limit = ""  # as it was said last
         self._copied: Mapping[str, int] | None = None  # bytes of the record's files that are in the storage
 
     def __enter__(self) -> Self:
@@ -230,6 +230,17 @@ class Bookkeeping:
             self._background.offer("copying the record", self._send)
         return spans
 
+    def show_limit(self, words: Callable[[], str]) -> None:
+        """Say, beside the run, what limits it, where there are words for that."""
+
+        def show() -> None:
+            if (text := words()) and text != self._limit:
+                self._limit = text
+                self._workplace.display.say(f"limit: {text}")
+                self._artifacts.text("limit", text)
+
+        self._background.offer("what limits the run", show)
+
     def _show_excluded(self) -> None:
         """Where people look: which workers get no more leases since this was called last, and why."""
         dispatch = self._workplace.dispatch
@@ -271,19 +282,6 @@ class Bookkeeping:
             self._submit("copying the report", lambda: place.write_bytes(there, data))
         page = self._tracker.page()  # a browser follows no link from Prefect's page to a file
         self._artifacts.link("report", page.artifact(REPORT), _served_by(page.command) or str(path))
-
-
-def weights_read(spans: Sequence[timeline.Span]) -> dict[str, float]:
-    """The metrics of what generators have fetched in these calls, and how long they waited."""
-    fetched = defaultdict[str, float](float)
-    for span in spans:
-        if span.call in ("generate", "evaluate"):
-            for at in ("", f"{span.worker}/"):
-                fetched[f"sync/{at}fetched_bytes"] += span.fetched
-                fetched[f"sync/{at}load_seconds"] += span.loading
-                fetched[f"sync/{at}download_seconds"] += span.downloading
-                fetched[f"sync/{at}apply_seconds"] += span.applying
-    return dict(fetched)
 
 
 def _steps_are(first: int, last: int) -> str:

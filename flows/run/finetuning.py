@@ -15,10 +15,11 @@ from prefect.runtime import flow_run
 from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig
 from flows.report.html import REPORT
 from flows.report.summary import finetune_outcome
-from flows.run.bookkeeping import Bookkeeping, weights_read
+from flows.run.bookkeeping import Bookkeeping
 from flows.run.diverged import stop_if_diverged
 from flows.run.hold import Hold
 from flows.run.recovery import Progress
+from flows.run.step_time import weights_read
 from flows.run.workplace import Workplace
 from flows.start.finetunes import Finetune
 from flows.start.runs import local_folder

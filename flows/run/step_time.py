@@ -94,3 +94,16 @@ def computing(spans: Iterable[Span], within: Interval) -> float:
         if ended > began:
             seconds, reached = seconds + ended - began, ended
     return seconds
+
+
+def weights_read(spans: Sequence[Span]) -> dict[str, float]:
+    """The metrics of what generators have fetched in these calls, and how long they waited."""
+    fetched = defaultdict[str, float](float)
+    for span in spans:
+        if span.call in ("generate", "evaluate"):
+            for at in ("", f"{span.worker}/"):
+                fetched[f"sync/{at}fetched_bytes"] += span.fetched
+                fetched[f"sync/{at}load_seconds"] += span.loading
+                fetched[f"sync/{at}download_seconds"] += span.downloading
+                fetched[f"sync/{at}apply_seconds"] += span.applying
+    return dict(fetched)

@@ -14,9 +14,10 @@ from flows.report.html import PICTURE, REPORT
 from flows.report.result import TrainResult, held_out_figures, kept_pace
 from flows.report.summary import run_name
 from flows.run.advice import Advice
-from flows.run.bookkeeping import Bookkeeping, weights_read
+from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
+from flows.run.limit import RunningLimit
 from flows.run.models import Criticism, begin_together, critic_trainer, criticism_of, policy_trainer
 from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
@@ -24,7 +25,7 @@ from flows.run.plans import problems_to_check, what_judges
 from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
 from flows.run.scores import audits_of, check_other_model, scores_of
-from flows.run.step_time import StepTime
+from flows.run.step_time import StepTime, weights_read
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_staleness, notes_on_tiny
 from flows.start.edited import edited, save_sources
@@ -60,6 +61,7 @@ class Training:
         self.config = config = run.config
         self._opened = progress.opened or Opened.of(run)
         self.algorithm = self._opened.algorithm
+        workplace.dispatch.lease_patience = config.lease.patience
         workplace.dispatch.require(call.name for call in self.algorithm.graph.calls)
         self.problems = self._opened.problems
         if self.problems.spared:
@@ -138,6 +140,7 @@ class Training:
             sizes = self.evaluations.held_out_sizes
             books = Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check, sizes)
             self._books = stack.enter_context(books)
+            self._limit = RunningLimit(self.algorithm.graph, self.config.staleness, self.workplace.machines)
             self._stack = stack.pop_all()
         return self
 
@@ -243,6 +246,8 @@ class Training:
         }
         self.tracker.log(learned.step, figures)
         self._books.logged()
+        if self._limit.add(spans, figures):
+            self._books.show_limit(self._limit.words)
         for line in self._advice.after(figures):
             self.workplace.display.say(line)
         if self.tracker.samples_due(learned.step):
@@ -277,6 +282,7 @@ class Training:
             seconds=time.perf_counter() - self._progress.began,
             stages=stages,
             lost=dict(self.workplace.dispatch.lost),
+            limit=self._limit.words(),
             picture=str(self._folder / PICTURE),
             report=str(self._folder / REPORT) if self.config.tracking.report else None,
             checkpoint=self.workplace.dispatch.run("train", self.trainer.export, self.publishing.policy.step),

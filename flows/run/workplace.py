@@ -12,8 +12,9 @@ from flows.run.display import Display
 from infra.cluster.cluster import cluster
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
-from infra.cluster.placement import PlacementConfig, check_placement, check_sources
+from infra.cluster.placement import PlacementConfig, check_placement, check_sources, offers
 from infra.cluster.training_lock import TrainingLocks
+from infra.cluster.watch import ANSWER_SECONDS
 from infra.home import home_line, rlvf_home, rlvf_storage
 from infra.interrupts import put_off
 from infra.services.settled import import_prefect
@@ -62,6 +63,14 @@ class Workplace:
     def runs(self) -> str:
         """The folder of runs that are named without a URI."""
         return place.join(self.storage, "runs")
+
+    def machines(self) -> dict[str, tuple[str, int]]:
+        """The machine of each worker that says which it is, and its cores. Raises OSError as `offers`."""
+        return {
+            offer.name: (offer.machine, offer.cores)
+            for offer in offers(self.dispatch.client, ANSWER_SECONDS)
+            if offer.cores
+        }
 
 
 _open: ContextVar[Workplace | None] = ContextVar("workplace", default=None)

@@ -19,6 +19,7 @@ from distributed.comm.core import CommClosedError
 
 from infra.cluster.durations import Durations
 from infra.cluster.exclusions import Exclusions
+from infra.cluster.lease_config import PATIENCE
 from infra.cluster.placement import (
     ALWAYS,
     Offer,
@@ -117,6 +118,7 @@ class Calls:
         self.required = frozenset(ALWAYS)  # calls that workers must be there for
         self.own: dict[object, tuple[str, float]] = {}  # what this process waits for itself, and since when
         self.took = Durations()  # of the calls that came back
+        self.lease_patience = PATIENCE  # see Schedule
         self.exclusions = Exclusions(placement, say, own=client.cluster is not None)
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
         self._awaited: dict[str, Awaited] = {}  # by the key of its future

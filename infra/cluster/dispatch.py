@@ -61,7 +61,7 @@ class Dispatch(Calls):
         late_after: float = 10.0,
     ) -> None:
         """`attempts`: deaths of the same call before it is given up; `patience`: seconds without a capable worker;
-        `late_after`: no lease is handed to a second worker before so many seconds."""
+        `late_after`: see Schedule."""
         super().__init__(client, placement, say)
         self.attempts = attempts
         self.patience = patience
@@ -213,7 +213,7 @@ class Dispatch(Calls):
             late_after=self.late_after,
         )
         new.lost, new.timeline, new.took, new.exclusions = self.lost, self.timeline, self.took, self.exclusions
-        new.required = self.required
+        new.required, new.lease_patience = self.required, self.lease_patience
         new.silent, new._signs, new._left = self.silent, self._signs, self._left
         if new.client is self.client:
             new.connection = self.connection

@@ -4,17 +4,18 @@ import threading
 from collections import deque
 from collections.abc import Collection
 
+from infra.cluster.lease_config import PATIENCE
 from infra.cluster.placement import Offer
 
-LATE_RATIO = 3  # times the longest of late is late
 RECENT = 16  # calls that this is taken from
-UNMEASURED_SECONDS = 60.0  # late where nothing was measured yet
+UNMEASURED_SECONDS = 20.0  # that a call should take where nothing was measured yet
 GAP_SECONDS = 5.0  # between two polls, after which nothing is known of the time before
 
 
-def late_after(longest: float | None, least: float) -> float:
-    """Seconds after which a call is late, by the longest of late, None where none was measured; at least `least`."""
-    return max(least, UNMEASURED_SECONDS if longest is None else LATE_RATIO * longest)
+def late_after(longest: float | None, least: float, patience: float = PATIENCE) -> float:
+    """Seconds after which a call is late: `patience` times the longest of late, None where none was measured; at least
+    `least`."""
+    return max(least, patience * (UNMEASURED_SECONDS if longest is None else longest))
 
 
 class Durations:

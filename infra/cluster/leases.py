@@ -228,8 +228,9 @@ class LeaseQueue:
                 self._lose(assigned)
 
     def _hand_out(self) -> None:
-        workers = {offer.address: offer for offer in self._crew.capable}
-        for assigned in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent):
+        workers, crew = {offer.address: offer for offer in self._crew.capable}, self._crew
+        self._schedule.patience = self._calls.lease_patience
+        for assigned in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent, crew.quiet):
             batch = self._batches.get(assigned.item.batch)
             if batch is None:
                 continue  # it was given up for the assignment before

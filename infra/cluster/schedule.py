@@ -11,6 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from infra.cluster.durations import Durations, late_after
+from infra.cluster.lease_config import PATIENCE
+
+QUIET_SHARE = 0.2  # of the least seconds, for a worker that gives no sign of life
 
 
 @dataclass(frozen=True, order=True)
@@ -40,9 +43,11 @@ class Assignment:
 class Schedule:
     """Every item: waiting, held by workers, or done."""
 
-    def __init__(self, late_after: float) -> None:
-        """`late_after`: no assignment is late before so many seconds."""
+    def __init__(self, late_after: float, patience: float = PATIENCE) -> None:
+        """`late_after`: no assignment is late before so many seconds, nor before a fifth of them on a worker that gives
+        no sign of life; `patience`: times its expected time after which it is."""
         self.late_after = late_after
+        self.patience = patience
         self.assignments: list[Assignment] = []  # whose result has not come in
         self.deaths: Counter[Item] = Counter()
         self.failed: defaultdict[Item, set[str]] = defaultdict(set)  # workers on which it raised
@@ -57,18 +62,22 @@ class Schedule:
             self._open.add(item)
             heapq.heappush(self._waiting, item)
 
-    def hand_out(self, workers: Sequence[str], now: float, silent: Collection[str] = ()) -> list[Assignment]:
-        """The new assignments of idle workers; `silent` ones get none."""
+    def hand_out(
+        self, workers: Sequence[str], now: float, silent: Collection[str] = (), quiet: Collection[str] = ()
+    ) -> list[Assignment]:
+        """The new assignments of idle workers. `silent` ones get none, nor do `quiet` ones, which give no sign of life,
+        where there are others."""
         held = {assigned.worker for assigned in self.assignments if assigned.finished is None}
-        answering = [worker for worker in workers if worker not in silent]
+        known = [worker for worker in workers if worker not in silent]
+        answering = [worker for worker in known if worker not in quiet] or known
         made = []
         for worker in answering:
-            if worker not in held and (item := self._next(worker, answering, now)) is not None:
+            if worker not in held and (item := self._next(worker, answering, now, quiet)) is not None:
                 made.append(Assignment(item, worker, now))
                 self.assignments.append(made[-1])
         return made
 
-    def _next(self, worker: str, workers: Sequence[str], now: float) -> Item | None:
+    def _next(self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str]) -> Item | None:
         """The first item in the queue for `worker`, the late ones of other workers among them."""
         for_others: list[Item] = []
         while self._waiting:
@@ -78,7 +87,8 @@ class Schedule:
                 for_others.append(heapq.heappop(self._waiting))
             else:
                 break
-        overdue = min((item for item in self._overdue(now) if self._may_have(item, worker, workers)), default=None)
+        late = (item for item in self._overdue(now, quiet) if self._may_have(item, worker, workers))
+        overdue = min(late, default=None)
         found = overdue
         if self._waiting and (overdue is None or self._waiting[0] <= overdue):
             found = heapq.heappop(self._waiting)
@@ -100,20 +110,24 @@ class Schedule:
         tried = self.failed[item] | {at.worker for at in self._of(item)}
         return any(other not in tried for other in workers)
 
-    def _overdue(self, now: float) -> list[Item]:
+    def _overdue(self, now: float, quiet: Collection[str]) -> list[Item]:
         """Items all of whose assignments are late."""
         out = {assigned.item for assigned in self.assignments} & self._open
-        return [item for item in out if all(at.waited(now) > self.limit(at.worker) for at in self._of(item))]
+        return [
+            item
+            for item in out
+            if all(at.waited(now) > self.limit(at.worker, quiet=at.worker in quiet) for at in self._of(item))
+        ]
 
     def _of(self, item: Item) -> list[Assignment]:
         return [assigned for assigned in self.assignments if assigned.item == item]
 
-    def limit(self, worker: str) -> float:
+    def limit(self, worker: str, *, quiet: bool = False) -> float:
         """Seconds after which an assignment of this worker is late: by its own, a late one of its, all workers'."""
         longest = self._took.longest(worker)
         if longest is None:
             longest = self._took_late.get(worker, self._took.longest())
-        return late_after(longest, self.late_after)
+        return late_after(longest, self.late_after * (QUIET_SHARE if quiet else 1), self.patience)
 
     def finished(self, assigned: Assignment, now: float) -> None:
         """The assignment's worker has done it, and may have the next one."""

@@ -40,7 +40,7 @@ from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import WORKER, PlacementConfig, offers
 from infra.cluster.plan import plan, predicted
 from infra.home import rlvf_home
-from infra.runs.record import read_record
+from infra.runs.record import Record, read_record
 
 FAST, SLOW, TIMES = "generator-0", "generator-1", 3
 SLICE = 0.01  # seconds between two looks at what the slow worker has computed
@@ -107,8 +107,8 @@ def computed(pid: int) -> float:
 
 
 @contextmanager
-def slowed(pid: int) -> Iterator[None]:
-    """Stop a process for TIMES - 1 times as long as it has computed, again and again: what it computes takes so many
+def slowed(pid: int, times: float = TIMES) -> Iterator[None]:
+    """Stop a process for `times` - 1 times as long as it has computed, again and again: what it computes takes so many
     times as long, what it waits for does not, be that a message or a core that it shares."""
     over = threading.Event()
 
@@ -117,7 +117,7 @@ def slowed(pid: int) -> Iterator[None]:
             began = computed(pid)
             stopped = 0.0  # seconds so far
             while not over.wait(SLICE):
-                owed = (TIMES - 1) * (computed(pid) - began) - stopped
+                owed = (times - 1) * (computed(pid) - began) - stopped
                 if owed > 0:
                     os.kill(pid, signal.SIGSTOP)
                     at = time.perf_counter()
@@ -138,12 +138,17 @@ def slowed(pid: int) -> Iterator[None]:
 
 def trained(workplace: Workplace, config: TrainConfig) -> MeasuredStep:
     """The step of a run of this configuration, in the workplace's cluster."""
+    return measured_step(*recorded(workplace, config))
+
+
+def recorded(workplace: Workplace, config: TrainConfig) -> tuple[Record, str]:
+    """The record of such a run, and its URI."""
     from flows.train import train
 
     dispatch = Dispatch(workplace.dispatch.client, config.placement, workplace.display.say)
     with dispatch, present(replace(workplace, dispatch=dispatch)):
         uri = train(config).run
-    return measured_step(read_record(uri, local_folder(uri, rlvf_home())), uri)
+    return read_record(uri, local_folder(uri, rlvf_home())), uri
 
 
 def placed(config: TrainConfig, places: Places, name: str, steps: int) -> TrainConfig:

@@ -198,9 +198,11 @@ def test_a_worker_that_stopped_is_not_waited_for(client: Client, tmp_path: Path)
         other = "generator-1" if name == "generator-0" else "generator-0"
         os.kill(pid, signal.SIGSTOP)
         try:
-            dispatch._queues["generate"]._schedule.late_after = 0.5  # not before: the other would have it by now
+            dispatch._queues["generate"]._schedule.late_after = 10.0  # not before: the other would have it by now
+            stopped = time.monotonic()
             (tmp_path / "go").touch()
             assert next(leases) == (5, other)
+            assert time.monotonic() - stopped < 9  # it is not taken for one that is slow
             assert list(leases) == []
             assert len(said) == 1
             assert said[0].startswith(f"{name} has not come back with generate for ")

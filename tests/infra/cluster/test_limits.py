@@ -1,0 +1,120 @@
+"""What limits steps that a person can add up."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.cluster.costs import Costs, Places, Work
+from infra.cluster.limits import find_limits, leases_within, trainer_seconds, with_more
+from infra.cluster.simulation import simulate
+
+NEAR = 0.15  # share by which a prediction may be off
+
+
+def work(name: str, seconds: dict[str, float], *before: str, model: str | None = "actor", batch: bool = False) -> Work:
+    return Work(name, model, "batch" if batch else "lease", before, batch, seconds)
+
+
+def step(generate: dict[str, float], verify: dict[str, float], train: dict[str, float], **more: object) -> Costs:
+    calls = (
+        work("generate", generate),
+        work("verify", verify, "generate", model=None),
+        work("train", train, "generate", "verify", batch=True),
+    )
+    return Costs(calls, **{"leases": 8, **more})  # type: ignore[arg-type]
+
+
+def everywhere(costs: Costs) -> Places:
+    return {call.name: tuple(sorted(call.seconds)) for call in costs.calls}
+
+
+@pytest.mark.parametrize(
+    ("costs", "staleness", "kind", "call", "worker", "gain"),
+    [
+        (step({"g": 4.0}, {"v": 0.1}, {"t": 1.0}), 1, "worker", "generate", "g", 2.0),
+        (step({"a": 8.0, "b": 8.0}, {"v": 0.1}, {"t": 1.0}), 1, "worker", "generate", "a", 1.5),
+        (step({"a": 4.0, "b": 12.0}, {"v": 0.1}, {"t": 1.0}), 1, "worker", "generate", "a", 7 / 4),
+        (step({"g": 1.0}, {"v": 4.0}, {"t": 1.0}), 1, "worker", "verify", "v", 2.0),
+        (step({"g": 1.0}, {"v": 0.1}, {"t": 4.0}), 1, "trainer", "train", "t", 2.0),
+        (step({"g": 1.0}, {"v": 0.1}, {"t": 1.0}, fetching={("actor", "g"): 3.0}), 1, "link", "", "", 4 / 2.5),
+        (step({"g": 1.0}, {"v": 0.1}, {"t": 1.0}, handing_over=6.0), 1, "link", "", "", 8.1 / 5.1),
+        (step({"g": 2.0}, {"v": 0.01}, {"t": 2.0}), 0, "staleness", "", "", 2.0),
+        (step({"g": 6.0}, {"v": 0.01}, {"t": 1.0}), 0, "worker", "generate", "g", 7 / 4),
+        (step({"w": 2.0}, {"v": 0.01}, {"w": 2.0}), 1, "worker", "generate", "w", 2.0),  # w trains alone
+    ],
+)
+def test_what_would_help_most_is_what_limits_a_step(
+    costs: Costs, staleness: int, kind: str, call: str, worker: str, gain: float
+) -> None:
+    best = find_limits(costs, everywhere(costs), staleness).changes[0]
+    assert (best.kind, best.call, best.worker) == (kind, call, worker)
+    assert best.gain == pytest.approx(gain, rel=NEAR)
+
+
+def test_a_critic_s_worker_may_be_what_limits_a_step() -> None:
+    both = step({"g": 1.0}, {"v": 0.1}, {"t": 1.0})
+    critic = work("train_critic", {"c": 5.0}, "generate", "verify", model="critic", batch=True)
+    costs = Costs((*both.calls, critic), leases=8)
+    best = find_limits(costs, everywhere(costs), 1).changes[0]
+    assert (best.kind, best.call, best.worker) == ("trainer", "train_critic", "c")
+    assert best.gain == pytest.approx(2, rel=NEAR)
+
+
+@pytest.mark.parametrize(
+    ("generate", "verify", "train", "staleness", "fewest", "more"),
+    [
+        ({"a": 6.0, "b": 3.0, "c": 12.0}, 0.1, 3.2, 1, ("b",), 0),
+        ({"a": 6.0, "b": 3.0, "c": 12.0}, 0.1, 2.2, 2, ("a", "b"), 0),
+        ({"a": 6.0}, 0.1, 2.1, 2, (), 2),
+        ({"a": 1.0}, 9.0, 2.0, 1, (), 0),  # a generator more would not help
+        ({"a": 1.0}, 0.1, 2.0, 0, (), 0),  # the trainer waits by design
+    ],
+)
+def test_the_fewest_generators_keep_the_trainer_busy(
+    generate: dict[str, float], verify: float, train: float, staleness: int, fewest: tuple[str, ...], more: int
+) -> None:
+    costs = step(generate, {"v": verify}, {"t": train})
+    found = find_limits(costs, everywhere(costs), staleness)
+    assert (found.fewest, found.more) == (fewest, more)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.floats(1, 10), min_size=1, max_size=3),
+    st.floats(0.5, 5),
+    st.floats(0, 0.3),
+)
+def test_steps_that_overlap_take_as_long_as_throughput_says(
+    generate: dict[str, float], train: float, fetching: float
+) -> None:
+    """Generators that are waited for do all of the leases in a step, and hardly more; others have time for more."""
+    waits = {("actor", each): fetching for each in generate}
+    costs = step(generate, {"v": 0.01}, {"t": train}, leases=12, fetching=waits)
+    places = everywhere(costs)
+    assert trainer_seconds(costs, places) == train
+    simulated = simulate(costs, places, 2).seconds
+    within = sum(leases_within(costs, places, each, simulated) for each in generate)
+    assert within >= 12 * (1 - NEAR)
+    if simulated > train * (1 + NEAR):
+        assert within <= 12 * (1 + 2 * NEAR)
+
+
+def test_one_more_worker_has_a_machine_of_its_own_and_what_the_other_has() -> None:
+    costs = step(
+        {"w": 2.0},
+        {"w": 1.0},
+        {"w": 2.0},
+        machine={"w": "m"},
+        cores={"m": 2},
+        others={"m": 1.5},
+        memory={"w": 1e9},
+        fetching={("actor", "w"): 0.5},
+    )
+    more, places = with_more(costs, everywhere(costs), "w", 2)
+    one, two = (worker for worker in more.workers if worker != "w")
+    assert places == {"generate": ("w", one, two), "verify": ("w", one, two), "train": ("w",)}
+    assert more.machine == {"w": "m", one: one, two: two}
+    assert more.cores == {"m": 2, one: 2, two: 2}
+    assert more.memory[one] == 1e9
+    assert more.fetching["actor", two] == 0.5
+    assert more.call("train").seconds == {"w": 2.0}
