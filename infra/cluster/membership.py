@@ -166,11 +166,15 @@ class Membership:
 
 
 async def _hand_back(scheduler: Any, addresses: list[str]) -> None:
-    """Have the workers end their calls, and the scheduler keep the results. Once asked to leave they get nothing more,
-    and a call that others can go on with ends (`infra.cluster.cancellation.leaving_check`)."""
+    """Have the workers end their calls, and their callers fetch the results; the scheduler keeps what is left of these.
+    Once asked to leave they get nothing more, and a call that others can go on with ends
+    (`infra.cluster.cancellation.leaving_check`)."""
     await scheduler.retire_workers(workers=addresses, close_workers=False, remove=False)
     ends = time.monotonic() + HAND_IN_SECONDS
-    while any((await scheduler.processing(workers=addresses)).values()) and time.monotonic() < ends:
+    while time.monotonic() < ends:
+        calls, results = await scheduler.processing(workers=addresses), await scheduler.has_what(workers=addresses)
+        if not any(calls.values()) and not any(results.values()):
+            break
         await asyncio.sleep(0.05)
     await scheduler.retire_workers(workers=addresses, close_workers=False, remove=True)
 
