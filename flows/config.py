@@ -237,6 +237,7 @@ class TrainConfig(ConfigTree):
     @model_validator(mode="after")
     def _in_flight(self) -> Self:
         self.inflight.in_use(self.staleness, self.policy.engine)
+        self.batch.slices(self.staleness, self.policy.engine)
         return self
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rl.audit import Scored
 from rl.judging import Judgement
 from rl.records import Maker, Problem, Rollouts, arrays
+from rl.slices import SoFar
 from rl.verifiers.parts import MAX_REWARD
 
 TOLERANCE = 1e-3  # nats above 0 that rounding may make of the log-prob of a certain token
@@ -30,13 +31,15 @@ class Asked:
     max_tokens: int  # T at most
     versions: range  # policy versions that a token may be sampled with
     vocabulary: int | None = None  # token ids are below; None where they are not used
+    so_far: SoFar | None = None  # completions that it goes on with
+    unfinished: bool = False  # whether some may be handed in before they are over
 
 
 def refusal(returned: object, asked: Asked) -> str:
     """Why this is not trained on, in a few words; empty if it is what was asked for."""
     if not isinstance(returned, Rollouts):
         return f"it is {type(returned).__name__}, and not rollouts"
-    return _shapes(returned, asked) or _values(returned, asked)
+    return _shapes(returned, asked) or _lengths(returned, asked) or _values(returned, asked)
 
 
 def refused_judgement(returned: object, problems: int, samples: int) -> str:
@@ -128,11 +131,34 @@ def _shapes(of: Rollouts, asked: Asked) -> str:
     return ""
 
 
-def _values(of: Rollouts, asked: Asked) -> str:
+def _lengths(of: Rollouts, asked: Asked) -> str:
     T = of.tokens.shape[2]  # noqa: N806
-    if (bad := _outside(of.lengths, 1, T)) is not None:
+    so_far = asked.so_far
+    least = 0 if asked.unfinished or so_far is not None else 1
+    if (bad := _outside(of.lengths, least, T)) is not None:
         return f"a completion has {bad} of {T} tokens"
-    inside = np.arange(T) < of.lengths[:, :, None]
+    new, before = of.lengths.astype(np.int64), np.zeros(of.lengths.shape, np.int64)
+    if so_far is not None:
+        if not all(map(np.array_equal, of.prompts, so_far.prompts)):
+            return "its prompts are others than before"
+        over = np.reshape([tokens is None for tokens in so_far.tokens], new.shape)
+        before.flat[:] = [0 if tokens is None else len(tokens) for tokens in so_far.tokens]
+        if (new[over] > 0).any() or of.ended[over].any():
+            return "it goes on with a completion that was over"
+        before[over] = asked.max_tokens
+    if (most := (before + new).max()) > asked.max_tokens:
+        return f"a completion has {most} tokens with those before, not {asked.max_tokens} at most"
+    if not new.any():
+        return "it has drawn no token"
+    if (of.ended & (new == 0)).any():
+        return "a completion has ended without a token"
+    if not asked.unfinished and (~of.ended & (before + new < asked.max_tokens)).any():
+        return f"a completion is not over, and has not {asked.max_tokens} tokens"
+    return ""
+
+
+def _values(of: Rollouts, asked: Asked) -> str:
+    inside = of.inside
     tokens = np.concatenate([of.tokens[inside], *of.prompts])
     highest = np.iinfo(np.int32).max if asked.vocabulary is None else asked.vocabulary - 1
     if (bad := _outside(tokens, 0, highest)) is not None:
@@ -144,7 +170,8 @@ def _values(of: Rollouts, asked: Asked) -> str:
     oldest, newest = asked.versions.start, asked.versions.stop - 1
     if (bad := _outside(of.versions[inside], oldest, newest)) is not None:
         return f"a token was sampled with v{bad}, not with v{oldest} to v{newest}"
-    return ""
+    steps = np.diff(of.versions.astype(np.int64), axis=2)[inside[:, :, 1:]]
+    return "a token was sampled with an older version than the one before it" if (steps < 0).any() else ""
 
 
 def _outside(given: Any, lowest: int, highest: int) -> int | None:

@@ -65,12 +65,14 @@ def draws(seed: int, step: int, group: int) -> tuple[float, float]:
     return float(first), float(second)
 
 
-def compared(rollouts: Rollouts) -> tuple[int, NDArray[np.bool_]]:
-    """The oldest version in a lease, and [P, G, T] the tokens that it sampled: what follows a swap of weights within a
-    completion depends on keys and values of the version before."""
-    inside = rollouts.inside
-    version = int(rollouts.versions[inside].min())
-    tokens: NDArray[np.bool_] = inside & (rollouts.versions == version)
+def compared(rollouts: Rollouts, start: NDArray[np.int32], end: NDArray[np.int32]) -> tuple[int, NDArray[np.bool_]]:
+    """Of the tokens [P, G, T] of a lease from ``start`` to ``end`` [P, G], which one worker drew: the oldest version
+    among them, and those that it sampled. What follows a swap of weights within them depends on keys and values of the
+    version before."""
+    at = np.arange(rollouts.tokens.shape[2])
+    drawn = (at >= start[:, :, None]) & (at < end[:, :, None])
+    version = int(rollouts.versions[drawn].min())
+    tokens: NDArray[np.bool_] = drawn & (rollouts.versions == version)
     return version, tokens
 
 

@@ -1,7 +1,7 @@
 """Audits: another generator scores some leases again, at the version that sampled them; where the two disagree, the
 trainer's worker says which of them is wrong."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
@@ -22,7 +22,8 @@ from rl.graph import AUDIT
 from rl.records import Maker, Rollouts
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Referee
-from tasks.collection import Collection, Lease
+from tasks.collection import Collection
+from tasks.lease import Lease, Slice
 from tasks.score import bare
 
 AT_ONCE = 16  # audits under way, at most
@@ -43,15 +44,18 @@ class Audits:
         """Whether there are two generators: one that is alone has nobody to audit it."""
         return len(_auditors(dispatch)) > 1
 
-    def due(self, dispatch: Dispatch, step: int, lease: Lease, worker: Offer) -> bool:
-        """Whether this lease is audited: by its name alone, or because its worker was found wrong before."""
+    def due(self, dispatch: Dispatch, step: int, lease: Lease, slices: Sequence[Slice]) -> Slice | None:
+        """The slice of this lease that is audited, None where none is: any, by the lease's name alone, or that of a
+        worker that was found wrong before."""
         drawn, _ = draws(self.generator.seed, step, lease.groups.start)
-        return drawn < self.config.share or dispatch.exclusions.is_watched(worker)
+        if slices and drawn < self.config.share:
+            return slices[int(drawn / self.config.share * len(slices))]
+        return next((one for one in slices if dispatch.exclusions.is_watched(one.by)), None)
 
-    def of(self, dispatch: Dispatch, collection: Collection, lease: Lease, rollouts: Rollouts, worker: Offer) -> None:
-        """Audit one lease of this worker, and tell the collection what came of it."""
-        number, tokens = compared(rollouts)
-        (maker, *_) = rollouts.makers
+    def of(self, dispatch: Dispatch, collection: Collection, lease: Lease, rollouts: Rollouts, made: Slice) -> None:
+        """Audit one slice of a lease: the tokens that its worker drew; and tell the collection what came of it."""
+        number, tokens = compared(rollouts, made.start, made.end)
+        worker, maker = made.by, made.maker
         try:
             version = self.version(number)
         except StoreError:  # removed meanwhile
@@ -148,18 +152,18 @@ class Audits:
 def audit(dispatch: Dispatch, collection: Collection, audits: Audits) -> None:
     """Audit the collection's leases as they come in, those that are due."""
 
-    def of(lease: Lease, rollouts: Rollouts, worker: Offer) -> None:
+    def of(lease: Lease, rollouts: Rollouts, made: Slice) -> None:
         try:
-            audits.of(dispatch, collection, lease, rollouts, worker)
+            audits.of(dispatch, collection, lease, rollouts, made)
         except BaseException:
             collection.abandon()
             raise
 
     with ThreadPoolExecutor(AT_ONCE, AUDIT.name) as threads:
         asked = [
-            threads.submit(of, lease, rollouts, worker)
+            threads.submit(of, lease, rollouts, made)
             for lease, rollouts in collection.arrivals(AUDIT)
-            if (worker := collection.maker(lease)) is not None and audits.due(dispatch, collection.step, lease, worker)
+            if (made := audits.due(dispatch, collection.step, lease, collection.slices(lease))) is not None
         ]
         for audited in as_completed(asked):
             audited.result()

@@ -9,7 +9,7 @@ of their own once all else is done, and are made again by others: the same probl
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from queue import SimpleQueue
 from threading import Condition
@@ -22,12 +22,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.cluster.placement import Offer
 from infra.security.printable import printable
 from rl.audit import Audited
+from rl.config import OURS
 from rl.graph import VERIFY, Call
 from rl.judging import BrokenVerifierError, Judgement
-from rl.records import Batch, Problem, Rollouts, concatenate
+from rl.records import Batch, Rollouts, concatenate
 from rl.verifiers.spec import VerifierSpec
+from tasks.lease import Lease, Slice
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import RolloutBatch
+
+SLICE_SECONDS = 60.0
 
 
 class BatchConfig(BaseModel):
@@ -43,15 +47,32 @@ class BatchConfig(BaseModel):
         le=100,
         description="at most this many times prompts are generated, to replace groups whose rewards are all equal",
     )
-    lease: int = Field(16, ge=1, description="prompts that a generator gets at a time; a lost worker costs one lease")
+    lease: int = Field(
+        16,
+        ge=1,
+        description="prompts that a generator gets at a time; a lost worker costs one lease, or one slice of it",
+    )
+    slice_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=86400,
+        description="after which a generator hands in what it has of a lease: whole completions, and the tokens so far "
+        "of others, which whoever is free first goes on with; one that is asked to leave does so at once. Longer where "
+        "the first step, which computes keys and values of the tokens so far, takes more than a tenth of it. 0: leases "
+        "are handed in whole, as with a server (policy.engine) always; none takes 60, at staleness 0 whole leases, as "
+        "the log-probs of a completion that moved differ by rounding",
+    )
 
-
-@dataclass(frozen=True)
-class Lease:
-    """Problems handed to one generator."""
-
-    groups: range  # their numbers within the step
-    problems: tuple[Problem, ...]
+    def slices(self, staleness: int, engine: str) -> float | None:
+        """Seconds of a slice; None where leases are handed in whole. Raises ValueError where slices are asked for and
+        cannot be."""
+        if self.slice_seconds and engine != OURS:
+            raise ValueError(
+                "batch.slice_seconds: a server (policy.engine) is asked for whole completions; leave one of them out"
+            )
+        if self.slice_seconds is None:
+            return SLICE_SECONDS if staleness > 0 and engine == OURS else None
+        return self.slice_seconds or None
 
 
 class Collection:
@@ -75,7 +96,7 @@ class Collection:
         self._problems = problems
         self._drawn = 0
         self._leases: dict[int, Lease] = {}  # that came back, by their first group
-        self._makers: dict[int, Offer] = {}  # by the same: who has made it
+        self._slices: dict[int, tuple[Slice, ...]] = {}  # by the same: who has made it
         self._wrong: set[int] = set()  # by the same: what audits have found wrong
         self._again: list[Lease] = []  # to be made again
         self._audits: list[Audited] = []
@@ -119,13 +140,12 @@ class Collection:
         self._drawn += count
         return [Lease(groups[at : at + size], tuple(problems[at : at + size])) for at in range(0, count, size)]
 
-    def arrive(self, lease: Lease, rollouts: Rollouts, maker: Offer | None = None) -> None:
-        """A lease came back from this generator."""
+    def arrive(self, lease: Lease, rollouts: Rollouts, slices: tuple[Slice, ...] = ()) -> None:
+        """A lease is done, in these slices."""
         with self._changed:
             self._leases[lease.groups.start] = lease
-            if maker is not None:
-                self._makers[lease.groups.start] = maker
-        self._arrives((lease, rollouts if maker is None else rollouts.made_by(maker.name)))
+            self._slices[lease.groups.start] = slices
+        self._arrives((lease, rollouts))
 
     def _arrives(self, arrived: tuple[Lease, Rollouts] | None) -> None:
         for queue in self._arrived.values():
@@ -148,9 +168,9 @@ class Collection:
         with self._changed:
             self._scores[field][lease.groups.start] = scores
 
-    def maker(self, lease: Lease) -> Offer | None:
-        """Who has made this lease; None where nobody has said."""
-        return self._makers.get(lease.groups.start)
+    def slices(self, lease: Lease) -> tuple[Slice, ...]:
+        """Who has made this lease, one after the other; () where nobody has said."""
+        return self._slices.get(lease.groups.start, ())
 
     def audited(self, audited: Audited) -> None:
         """The audit of a lease is done."""
@@ -163,13 +183,14 @@ class Collection:
             self._wrong.add(lease.groups.start)
 
     def reopen(self, distrusted: Callable[[Offer], bool]) -> bool:
-        """Have all leases made again that audits have found wrong, or whose maker is `distrusted` by now; whether
-        there are any. To be asked when no call is under way: then all of them begin anew."""
-        again = sorted(self._wrong | {start for start, maker in self._makers.items() if distrusted(maker)})
+        """Have all leases made again that audits have found wrong, or of which one who has made them is `distrusted` by
+        now; whether there are any. To be asked when no call is under way: then all of them begin anew."""
+        bad = {start for start, slices in self._slices.items() if any(distrusted(one.by) for one in slices)}
+        again = sorted(self._wrong | bad)
         if not again:
             return False
         for start in again:
-            self._makers.pop(start, None)
+            self._slices.pop(start, None)
             self._judged.pop(start, None)
             for scores in self._scores.values():
                 scores.pop(start, None)
@@ -242,6 +263,7 @@ class Collection:
             redrawn=self._redrawn,
             audits=tuple(self._audits),
             mixed=mixed,
+            made=tuple(self._slices.values()),
         )
 
     def _complete(self, start: int) -> Batch:

@@ -134,7 +134,7 @@ def _judgement(
     judgements = {}
 
     def arguments(index: int) -> Arguments:
-        return version, 0, parts[index], [asked[i] for i in parts[index]]
+        return version, 0, parts[index], [asked[i] for i in parts[index]], None
 
     def check(index: int, returned: Rollouts) -> str:
         of = tuple(asked[i] for i in parts[index])

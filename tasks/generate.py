@@ -1,21 +1,20 @@
 """Generation: the leases of a step, fanned out over the generators."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
-from infra.cluster.placement import Offer
 from infra.cluster.probe import probe_workers
 from infra.weights.version import PolicyVersion
-from rl.admission import Asked, refusal
 from rl.config import OURS, PolicyConfig
 from rl.records import Rollouts
-from tasks.calls.generator import Arguments, Generator, check_server
-from tasks.collection import Collection, Lease
+from tasks.calls.generator import Generator, check_server
+from tasks.collection import Collection
 from tasks.mending import Mend, leased, no_mend
+from tasks.slices import Slices
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ def generate(
 ) -> None:
     """Generate the collection's leases, wave by wave, each with the newest policy when it is handed out, so that
     no worker goes back to older weights. All batches on the way share one queue, in which the leases of an earlier
-    step, and of an earlier wave of it, come first.
+    step, and of an earlier wave of it, come first. What a generator hands in before it is over goes on with whoever is
+    free first (`Generator.slice_seconds`), and a batch waits for all of it.
 
     `newest(at_least)` is the newest version; it waits until there is none before `at_least`.
     """
@@ -53,33 +53,23 @@ def generate(
     oldest = max(0, step - admission.staleness)
     for wave, leases in enumerate(collection.waves()):
         newest(oldest)  # waits here, and not where other batches' leases wait too
+        slices = Slices(generator, step, leases, range(oldest, step + 1), admission.vocabulary, newest)
 
-        def arguments(index: int, leases: Sequence[Lease] = leases) -> Arguments:
-            return newest(oldest), step, leases[index].groups, leases[index].problems
-
-        def check(index: int, returned: Rollouts, leases: Sequence[Lease] = leases) -> str:
-            asked = Asked(
-                leases[index].problems,
-                generator.samples,
-                generator.sampling.limit,
-                range(oldest, step + 1),
-                admission.vocabulary,
-            )
-            if why := refusal(returned, asked):
+        def check(index: int, returned: Rollouts, slices: Slices = slices) -> str:
+            if why := slices.check(index, returned):
                 collection.refuse()
             return why
 
-        makers: dict[int, Offer] = {}
         calls = leased(
             dispatch,
             "generate",
             generator.generate,
-            arguments,
+            slices.arguments,
             len(leases),
             check=check,
             mend=mend,
             order=(step, wave),
-            made=makers.__setitem__,
+            done=slices.take,
         )
-        for index, rollouts in calls:
-            collection.arrive(leases[index], rollouts, makers[index])
+        for index, _ in calls:
+            collection.arrive(leases[index], *slices.whole(index))

@@ -42,10 +42,10 @@ def leased(
     check: Callable[[int, T], str],
     mend: Mend,
     order: tuple[int, ...] = (),
-    made: Callable[[int, Offer], object] = lambda _, __: None,
+    done: Callable[[int, T, Offer], bool] = lambda *_: True,
 ) -> Iterator[tuple[int, T]]:
     """`(index, function(*make(index)))` of every index below ``count``, once each, as `Dispatch.lease` yields them;
-    ``make`` is called when the lease is handed out, ``made`` as there. After the weights were mended once, what is left
+    ``make`` is called when the lease is handed out, ``done`` as there. After the weights were mended once, what is left
     is tried on another worker first: it may be one machine alone that cannot read them."""
     left = list(range(count))
     at_once: tuple[type[Exception], ...] = () if mend is no_mend else MENDABLE
@@ -55,13 +55,13 @@ def leased(
         def check_left(at: int, result: T, asked: Sequence[int] = asked) -> str:
             return check(asked[at], result)
 
-        def made_left(at: int, worker: Offer, asked: Sequence[int] = asked) -> None:
-            made(asked[at], worker)
+        def done_left(at: int, result: T, worker: Offer, asked: Sequence[int] = asked) -> bool:
+            return done(asked[at], result, worker)
 
         try:
             items = _Left(make, asked)
             for at, result in dispatch.lease(
-                call, function, items, order=order, check=check_left, at_once=at_once, made=made_left
+                call, function, items, order=order, check=check_left, at_once=at_once, done=done_left
             ):
                 left.remove(asked[at])
                 yield asked[at], result

@@ -14,6 +14,7 @@ from rl.audit import Audited
 from rl.audit import figures as audit_figures
 from rl.judging import Judgement
 from rl.records import Batch, Problem, Rollouts
+from tasks.lease import Slice, moved
 
 REASONS = 20  # that are logged apart, of a step and of a run
 SAMPLES = 8  # completions that are shown to people, of a step
@@ -43,6 +44,7 @@ class RolloutBatch:
     redrawn: int = 0  # groups that were made again, as audits have found their worker wrong
     audits: tuple[Audited, ...] = ()
     mixed: bool = False  # whether there is more than one problem set
+    made: tuple[tuple[Slice, ...], ...] = ()  # by whom, lease by lease; () where nobody has said
     messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G], of all groups: why a completion was not judged
 
     @classmethod
@@ -56,6 +58,7 @@ class RolloutBatch:
         redrawn: int = 0,
         audits: tuple[Audited, ...] = (),
         mixed: bool = False,
+        made: tuple[tuple[Slice, ...], ...] = (),
     ) -> Self:
         """The batch of these groups, out of all that were generated and judged."""
         rollouts, rewards = everything.rollouts, everything.rewards
@@ -79,6 +82,7 @@ class RolloutBatch:
             redrawn=redrawn,
             audits=audits,
             mixed=mixed,
+            made=made,
             reasons=dict(Counter(reason for row in everything.reasons for reason in row)),
             tokens=rollouts.generated_tokens,
             truncated=float(1 - rollouts.ended.mean()),
@@ -134,10 +138,12 @@ class RolloutBatch:
             "groups/zero_variance": self.groups_generated - self.groups_with_signal - self.groups_failed,
             "groups/failed": self.groups_failed,
             "leases/refused": self.refused,
+            "leases/slices": sum(map(len, self.made)) / max(1, len(self.made)),
             **audit_figures(self.audits),
             **({"audit/redrawn": self.redrawn} if self.audits or self.redrawn else {}),
             "completion/tokens_mean": self.tokens / self.completions,
             "completion/truncated": self.truncated,
+            "completion/moved": sum(map(moved, self.made)) / self.completions,
             "staleness/swapped": swapped(self.everything.rollouts),
             **{f"reasons/{name}": count / self.completions for name, count in counted(self.reasons).items()},
         }

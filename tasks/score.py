@@ -19,8 +19,9 @@ from rl.records import Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.calls.generator import Arguments, Generator
 from tasks.calls.scorer import Scorer
-from tasks.collection import Collection, Lease
+from tasks.collection import Collection
 from tasks.generate import Admission
+from tasks.lease import Lease
 from tasks.mending import Mend, leased, no_mend
 from tasks.reference import ReferenceLost
 from tasks.verify import judged
@@ -105,7 +106,7 @@ class GreedyScores:
         asked = Asked(problems, self.generator.samples, limit, versions, self.admission.vocabulary)
 
         def arguments(_: int) -> Arguments:
-            return self.newest(oldest), step, range(len(problems)), problems
+            return self.newest(oldest), step, range(len(problems)), problems, None
 
         def check(_: int, returned: Rollouts) -> str:
             if why := refusal(returned, asked):

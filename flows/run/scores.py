@@ -62,7 +62,7 @@ def scores_of(
     scores: list[Scores] = []
     graph, call = trainer.algorithm.graph, SCORES["reference_logprobs"]
     if (greedy := SCORES["baseline"]) in graph.scores:
-        alone = replace(generator, greedy=True, samples=1, inflight=None)  # a baseline of one version
+        alone = replace(generator, greedy=True, samples=1, inflight=None, slice_seconds=None)  # of one version
         scores.append(GreedyScores(greedy, alone, publishing.newest, admission, verifiers, publishing.mend))
     if (reference := reference_of(config, graph)) is not None:
 

@@ -190,6 +190,9 @@ class Training:
         self.admission = Admission(config.staleness, begun.vocabulary)
         if config.inflight.in_use(config.staleness, config.policy.engine):
             self.generator = replace(self.generator, inflight=Inflight(fence, config.inflight.kv_versions))
+        self.generator = replace(
+            self.generator, slice_seconds=config.batch.slices(config.staleness, config.policy.engine)
+        )
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
         self.criticism = criticism_of(self.workplace, config, critic, self.tracker, begun)
         by = self.generator, self.publishing, self.admission, self.problems.verifiers

@@ -30,6 +30,7 @@ MAY_CHANGE = (
     "checkpoint",
     "evals",
     "inflight",
+    "batch.slice_seconds",
     "policy.device",
     "policy.engine",
     "verifier.seconds",

@@ -254,16 +254,17 @@ class Calls:
         reasons = given.reasons(call, [offer for offer in excluded if offer.satisfies(tags)])
         return PlacementError(f"{error} (excluded, {reasons})") if reasons else error
 
-    def offers(self, call: str | None = None, seconds: float | None = None) -> list[Offer]:
-        """The workers present that run our source, or those of them that may run `call`. Raises SchedulerLostError,
-        also where the scheduler has not answered in `seconds`, if given."""
-        present = [offer for offer in self._present(seconds) if not self.exclusions.is_stranger(offer)]
+    def offers(self, call: str | None = None, seconds: float | None = None, *, leaving: bool = False) -> list[Offer]:
+        """The workers present that run our source, or those of them that may run `call`; those that were asked to leave
+        only if `leaving`. Raises SchedulerLostError, also where the scheduler has not answered in `seconds`, if given.
+        """
+        present = [offer for offer in self._present(seconds, leaving) if not self.exclusions.is_stranger(offer)]
         return [offer for offer in present if call is None or offer.satisfies(self.placement.tags(call))]
 
-    def _present(self, seconds: float | None = None) -> list[Offer]:
+    def _present(self, seconds: float | None = None, leaving: bool = False) -> list[Offer]:
         self._check_connection()
         try:
-            return offers(self.client, seconds)
+            return offers(self.client, seconds, leaving=leaving)
         except OSError as error:
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
 

@@ -1,8 +1,8 @@
-"""Whether the call that a worker runs was cancelled."""
+"""Whether the call that a worker runs was cancelled, or its worker was asked to leave."""
 
 from collections.abc import Callable
 
-from distributed import get_worker
+from distributed import Status, get_worker
 
 
 class UnwantedError(Exception):
@@ -27,3 +27,13 @@ def cancellation_check() -> Callable[[], None]:
             raise UnwantedError(str(key))
 
     return check
+
+
+def leaving_check() -> Callable[[], bool]:
+    """Whether this worker was asked to leave: it gets no calls any more, and what it has is waited for a few seconds
+    (`infra.cluster.membership`). Outside of a worker never."""
+    try:
+        worker = get_worker()
+    except ValueError:
+        return lambda: False
+    return lambda: worker.status in (Status.closing_gracefully, Status.closing)

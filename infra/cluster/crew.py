@@ -45,10 +45,12 @@ class Crew:
         return {each.address for each in self.capable if self._signs.quiet(each.address, now) > self._quiet_after}
 
     def poll(self) -> set[str]:
-        """The addresses of all workers present. Raises PlacementError when none was capable for `patience`."""
-        everyone, tags = self._calls.offers(), self._calls.placement.tags(self._call)
+        """The addresses of all workers present, leaving ones too. Raises PlacementError when none was capable for
+        `patience`."""
+        everyone, tags = self._calls.offers(leaving=True), self._calls.placement.tags(self._call)
         excluded = self._calls.exclusions.excluded
-        self.capable = [offer for offer in everyone if offer.satisfies(tags) and not excluded(self._call, offer)]
+        staying = [offer for offer in everyone if not offer.leaves]
+        self.capable = [offer for offer in staying if offer.satisfies(tags) and not excluded(self._call, offer)]
         self._polled = time.monotonic()
         self._signs.poll(everyone, self._polled)
         self._quiet_after = MISSED * heartbeat_interval(len(everyone))

@@ -228,7 +228,7 @@ class Dispatch(Calls):
         order: tuple[int, ...] = (),
         check: Callable[[int, T], str] | None = None,
         at_once: tuple[type[Exception], ...] = (),
-        made: Callable[[int, Offer], object] = lambda _, __: None,
+        done: Callable[[int, T, Offer], bool] = lambda *_: True,
     ) -> Iterator[tuple[int, T]]:
         """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
 
@@ -241,7 +241,8 @@ class Dispatch(Calls):
         gets no more leases with these tags. An error is raised here when two workers raised at the same item, when
         there is no other worker, and at once for the types in `at_once`, upon which the caller acts.
 
-        `made(index, worker)` is called, in another thread, before the result that this worker has made is here.
+        `done(index, result, worker)` is called in the thread that reads `items`, with each result that counts: where it
+        is false, the result is not returned, and the item waits in its place again, for whoever is free first.
 
         The first lease is handed out when the first result is asked for. Closing the iterator cancels its leases;
         `hold` cancels them too, and `release` hands their items out anew. Otherwise raises as `run` does.
@@ -251,7 +252,7 @@ class Dispatch(Calls):
                 self._queues[call] = LeaseQueue(
                     self, call, attempts=self.attempts, patience=self.patience, late_after=self.late_after
                 )
-        return self._queues[call].results(Batch(function, items, order, check, at_once, made))
+        return self._queues[call].results(Batch(function, items, order, check, at_once, done))
 
     def ask(
         self,

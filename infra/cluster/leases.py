@@ -33,7 +33,7 @@ class Batch:
     order: tuple[int, ...]
     check: Callable[[int, Any], str] | None  # of an index and its result: why it is refused, or nothing
     at_once: tuple[type[Exception], ...]  # what is raised whichever worker raised it first
-    made: Callable[[int, Offer], object]  # told of an index and the worker whose result it is, before it is returned
+    done: Callable[[int, Any, Offer], bool]  # of an index, its result and who has made it: False: it goes on
     number: int = field(default_factory=itertools.count(1).__next__)
     returned: SimpleQueue[tuple[int, Any] | BaseException] = field(default_factory=SimpleQueue)
 
@@ -178,6 +178,9 @@ class LeaseQueue:
             return
         self._drop(assigned)
         self._calls.timeline.add(back.span(self._call, at))
+        if back.leaving:
+            self._poll()
+            self._take_from(out.worker)  # what it was given since, it does not begin
         check = out.batch.check
         if check is not None and self._schedule.wants(assigned) and (why := check(assigned.item.index, back.result)):
             self._schedule.give_back(assigned)
@@ -187,9 +190,10 @@ class LeaseQueue:
         first, others = self._schedule.done(assigned)
         self._forget(others)
         self._unawait()
-        if first:
-            out.batch.made(assigned.item.index, out.worker)
+        if first and out.batch.done(assigned.item.index, back.result, out.worker):
             out.batch.returned.put((assigned.item.index, back.result))
+        elif first:
+            self._schedule.add([assigned.item.next()])
 
     def _failed(self, assigned: Assignment, out: _Out, error: Exception) -> None:
         """The function raised `error`. Another worker tries the item, if there is one: it may be this worker's fault.
@@ -214,9 +218,12 @@ class LeaseQueue:
         """Hand out anew what an excluded worker has."""
         if self._calls.exclusions.excluded(self._call, worker):
             self._crew.changed()
-            for other in [each for each in self._out if each.worker == worker.address]:
-                self._schedule.give_back(other)
-                self._drop(other)
+            self._take_from(worker)
+
+    def _take_from(self, worker: Offer) -> None:
+        for other in [each for each in self._out if each.worker == worker.address]:
+            self._schedule.give_back(other)
+            self._drop(other)
 
     # -- leases on workers
 

@@ -21,7 +21,8 @@ from infra.security.tls import dask_security
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
-LEAVE_SECONDS = 3.0  # for the scheduler to hand results and leases to others
+LEAVE_SECONDS = 3.0  # for calls to hand in what they have, and for the scheduler to hand it on
+HAND_IN_SECONDS = 2.5  # of them for the calls
 SETTLED_SECONDS = 10.0  # a worker that lived longer has started well
 
 
@@ -154,8 +155,7 @@ class Membership:
         ]
         if addresses:
             with suppress(OSError, TimeoutError):  # the scheduler is away: nothing to hand back to
-                asked = nannies[0].scheduler.retire_workers(workers=addresses, close_workers=False, remove=True)
-                await asyncio.wait_for(asked, LEAVE_SECONDS)
+                await asyncio.wait_for(_hand_back(nannies[0].scheduler, addresses), LEAVE_SECONDS)
         await asyncio.gather(*(nanny.close() for nanny in nannies), return_exceptions=True)
         self._say(f"{self._machine} has left {self._address}" if self.joined else "never joined")
 
@@ -163,6 +163,20 @@ class Membership:
         assert self._stopping is not None
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
+
+
+async def _hand_back(scheduler: Any, addresses: list[str]) -> None:
+    """Have the workers end their calls, and their callers fetch the results; the scheduler keeps what is left of these.
+    Once asked to leave they get nothing more, and a call that others can go on with ends
+    (`infra.cluster.cancellation.leaving_check`)."""
+    await scheduler.retire_workers(workers=addresses, close_workers=False, remove=False)
+    ends = time.monotonic() + HAND_IN_SECONDS
+    while time.monotonic() < ends:
+        calls, results = await scheduler.processing(workers=addresses), await scheduler.has_what(workers=addresses)
+        if not any(calls.values()) and not any(results.values()):
+            break
+        await asyncio.sleep(0.05)
+    await scheduler.retire_workers(workers=addresses, close_workers=False, remove=True)
 
 
 class JoinError(RuntimeError):

@@ -19,6 +19,7 @@ METRIC = "rlvf"  # the metric in which our workers describe themselves: see `inf
 ANSWER_SECONDS = 10.0  # for a worker to say which source it runs
 LOCAL = ("GENERATOR", "VERIFIER", "REFERENCE", "CRITIC")  # roles of which `cluster` says how many a local cluster has
 WORKER = "worker:"  # before the name of a worker, in place of a tag
+LEAVING = "closing_gracefully"  # the status of a worker that was asked to leave
 ALWAYS = ("generate", "verify", "train", "evaluate")  # calls of every run
 
 
@@ -99,6 +100,7 @@ class Offer:
     memory_gb: float = field(default=0.0, compare=False)  # of its device; 0 where it has not said
     machine: str = field(default="", compare=False)  # the same of all that share its cores; empty where it has not said
     cores: int = field(default=0, compare=False)  # of the machine
+    leaves: bool = field(default=False, compare=False)  # it was asked to: it may end what it has, and gets nothing
 
     def satisfies(self, tags: Collection[str]) -> bool:
         """Whether it offers all of the tags, and is one of the workers that they name, if they name any."""
@@ -108,14 +110,16 @@ class Offer:
         return all(self.resources.get(tag, 0) >= 1 for tag in tags if tag not in named)
 
 
-def offers(client: "Client", seconds: float | None = None) -> list[Offer]:
-    """The running workers, asked of the scheduler. Raises `OSError` when it does not answer, in `seconds` if given."""
+def offers(client: "Client", seconds: float | None = None, *, leaving: bool = False) -> list[Offer]:
+    """The running workers, asked of the scheduler, and those that are `leaving` if they are asked for. Raises `OSError`
+    when it does not answer, in `seconds` if given."""
     # Not client.scheduler_info(): it returns a field of the client that a periodic callback overwrites without workers.
     scheduler: Any = client.scheduler
     if scheduler is None or client.status not in ("running", "connecting"):
         raise OSError(f"the Dask client is {client.status}")
     known: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1, callback_timeout=seconds)  # type: ignore[no-untyped-call]
-    return [_offer(at, worker) for at, worker in known["workers"].items() if worker["status"] == "running"]
+    there = ("running", LEAVING) if leaving else ("running",)
+    return [_offer(at, worker) for at, worker in known["workers"].items() if worker["status"] in there]
 
 
 def _offer(address: str, worker: Mapping[str, Any]) -> Offer:
@@ -130,6 +134,7 @@ def _offer(address: str, worker: Mapping[str, Any]) -> Offer:
         float(said.get("memory_gb", 0.0)),
         str(said.get("machine", "")),
         int(said.get("cores", 0)),
+        worker["status"] == LEAVING,
     )
 
 

@@ -2,13 +2,13 @@
 
 Items of several batches wait in one queue, by the order of their batch, its number and their index in it. A worker has
 one item at a time. One that is late is given to another worker too, where its place in the queue is: the first result
-counts, and the late worker gets nothing more until it answers.
+counts, and the late worker gets nothing more until it answers. Of idle workers the one that is idle longest is first.
 """
 
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.cluster.durations import Durations, late_after
 from infra.cluster.lease_config import PATIENCE
@@ -23,6 +23,11 @@ class Item:
     order: tuple[int, ...]  # of its batch: (step, wave)
     batch: int
     index: int
+    slice: int = 0  # how often it has come back unfinished
+
+    def next(self) -> "Item":
+        """The same, to be gone on with."""
+        return replace(self, slice=self.slice + 1)
 
 
 @dataclass(eq=False)
@@ -54,6 +59,7 @@ class Schedule:
         self._waiting: list[Item] = []  # a heap
         self._open: set[Item] = set()  # not done
         self._took = Durations()  # by worker
+        self._idle_since: dict[str, float] = {}  # by worker
         self._took_late: dict[str, float] = {}  # seconds of a late assignment: all that is known of some workers
 
     def add(self, items: Iterable[Item]) -> None:
@@ -70,6 +76,7 @@ class Schedule:
         held = {assigned.worker for assigned in self.assignments if assigned.finished is None}
         known = [worker for worker in workers if worker not in silent]
         answering = [worker for worker in known if worker not in quiet] or known
+        answering.sort(key=lambda worker: self._idle_since.get(worker, 0.0))
         made = []
         for worker in answering:
             if worker not in held and (item := self._next(worker, answering, now, quiet)) is not None:
@@ -136,6 +143,7 @@ class Schedule:
         else:
             self._took.add(assigned.worker, now - assigned.since)
         assigned.finished, assigned.late = now, False
+        self._idle_since[assigned.worker] = now
 
     def wants(self, assigned: Assignment) -> bool:
         """Whether the assignment's result would be the first of its item."""

@@ -92,6 +92,7 @@ class Measured(Generic[T]):
     loading: Loading
     computing: float = 0.0  # see Span
     delayed: float = 0.0
+    leaving: bool = False  # its worker was asked to leave by then
 
     def span(self, call: str, end: float) -> Span:
         """The span of the call, which came back at `end`."""
@@ -122,6 +123,8 @@ def measured(function: Callable[..., T], *args: Any) -> Measured[T]:
     """Call `function(*args)` on a worker."""
     from distributed import get_worker  # here, because it takes half a second to import, and records are read without
 
+    from infra.cluster.cancellation import leaving_check
+
     _current.loading = loading = Loading()
     began, computed, waited = time.perf_counter(), time.process_time(), _without_core()
     result = function(*args)
@@ -134,6 +137,7 @@ def measured(function: Callable[..., T], *args: Any) -> Measured[T]:
         loading,
         max(0.0, time.process_time() - computed - loading.computing),
         max(0.0, _without_core() - waited - loading.delayed),
+        leaving_check()(),
     )
 
 

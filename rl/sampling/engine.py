@@ -27,6 +27,11 @@ def no_swap() -> None:
     """The weights stay."""
 
 
+def to_the_end() -> bool:
+    """No completion is given up before it is over."""
+    return False
+
+
 class Engine:
     """Draws completions of one policy."""
 
@@ -70,13 +75,13 @@ class Engine:
         self.go_on(draw)
         return draw
 
-    def go_on(self, draw: Draw, given: Sequence[int] = ()) -> None:
+    def go_on(self, draw: Draw, given: Sequence[int] | np.ndarray = ()) -> None:
         """Take a completion up where it was left, with `given` tokens behind its own, which count against its limit.
 
         Raises:
             ValueError: it is over, or no token would be left to draw.
         """
-        if given:
+        if len(given):
             draw.tokens = np.append(draw.tokens, np.asarray(given, dtype=np.int32))
             draw.logprobs = np.append(draw.logprobs, np.full(len(given), np.nan, dtype=np.float32))
         if draw.ended or len(draw.tokens) >= draw.limit:
@@ -144,9 +149,9 @@ class Engine:
     # -- a step
 
     @torch.inference_mode()
-    def step(self) -> None:
+    def step(self) -> bool:
         """A token, or a stride, for each sequence that runs, after as many as there is room for have entered. Where
-        memory runs out, no token is lost, and fewer run from then on.
+        memory runs out, none is drawn, none is lost, and fewer run from then on: False.
 
         Raises:
             NoRoomError: the device has no memory for one sequence.
@@ -157,13 +162,14 @@ class Engine:
             if not is_out_of_memory(error):
                 raise
         else:
-            return
+            return True
         # here, where no error holds any more what was allocated
         self._halt()
         release(self.policy.device)
         schedule = self.schedule
         self.slots.ran_out(schedule.most_rows, schedule.longest_prompt + schedule.longest_own, again=self._tried_alone)
         self._tried_alone = schedule.most_rows <= 1
+        return False
 
     def _step(self) -> None:
         schedule = self.schedule
@@ -240,8 +246,11 @@ def complete(
     version: int = 0,
     fresh: Callable[[], int | None] = no_swap,
     kv_versions: int = 0,
+    so_far: Sequence[np.ndarray | None] | None = None,
+    stop_now: Callable[[], bool] = to_the_end,
 ) -> list[Draw]:
-    """[P * G]: ``samples`` completions of each prompt, all of ``max_tokens`` tokens but those that reach an end.
+    """[P * G]: ``samples`` completions of each prompt, all of ``max_tokens`` tokens but those that reach an end, and
+    those that were not over when ``stop_now`` said so.
 
     Args:
         prompts: [P] of token ids.
@@ -249,19 +258,25 @@ def complete(
         version: of the policy's weights.
         fresh: called before each step: it may overwrite them, and returns their version then.
         kv_versions: see `Engine.swapped`.
+        so_far: [P * G] of [t] tokens that completions go on from, without log-probs; None where one is over, which has
+            no tokens then.
+        stop_now: called after each step that has drawn tokens.
 
     Raises:
         NoRoomError: the device has no memory for one sequence.
     """
     engine = Engine(policy, slots, temperature=temperature, ends=ends, stop=stop, version=version)
-    drawn = [
-        engine.add(prompt, max_tokens, None if noise is None else noise[p * samples + g])
-        for p, prompt in enumerate(prompts)
-        for g in range(samples)
-    ]
+    drawn: list[Draw] = []
+    for row in range(len(prompts) * samples):
+        draw = Draw(tuple(prompts[row // samples]), max_tokens, None if noise is None else noise[row])
+        given = () if so_far is None else so_far[row]
+        if given is not None:
+            engine.go_on(draw, given)
+        drawn.append(draw)
     while engine.busy:
         between_tokens()
         if (newer := fresh()) is not None:
             engine.swapped(newer, kv_versions)
-        engine.step()
+        if engine.step() and stop_now():
+            engine.take_back()
     return drawn

@@ -15,9 +15,10 @@ from rl.config import SamplingConfig
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
 from rl.sampling.decoding import TO_THE_LETTER, StopStrings
-from rl.sampling.engine import complete, no_swap
+from rl.sampling.engine import complete, no_swap, to_the_end
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
+from rl.slices import SoFar
 
 STREAM = (0,)  # keeps this noise apart from other draws with the same seed
 
@@ -44,6 +45,8 @@ def sample(
     slots: Slots | None = None,
     fresh: Callable[[], int | None] = no_swap,
     kv_versions: int = 0,
+    so_far: SoFar | None = None,
+    stop_now: Callable[[], bool] = to_the_end,
 ) -> Rollouts:
     """Draw ``samples`` completions of each problem. The end token or stop string of one is among its tokens, with its
     log-prob, and not in its text.
@@ -57,13 +60,19 @@ def sample(
         fresh: called there too: it may overwrite the weights, and returns their version then. What is drawn by then
             stays.
         kv_versions: how many versions older than the weights keys and values may be, before they are computed again.
+        so_far: completions to go on with, whose prompts are taken as they are. Only the tokens behind these are
+            returned, beside the whole texts; one that was over has none.
+        stop_now: called once tokens were drawn: where it says so, completions stay as they are, over or not.
 
     Raises:
         ValueError: prompt and completion could grow longer than the model's attention window or range of positions.
         NoRoomError: the device has no memory for one sequence.
     """
     started = time.perf_counter()
-    prompts = [policy.prompt_tokens(problem.prompt, problem.instructions) for problem in problems]
+    if so_far is None:
+        prompts = [policy.prompt_tokens(problem.prompt, problem.instructions) for problem in problems]
+    else:
+        prompts = [prompt.tolist() for prompt in so_far.prompts]
     policy.check_room(max(map(len, prompts)), config.limit)
     drawn = complete(
         policy,
@@ -79,8 +88,11 @@ def sample(
         version=version,
         fresh=fresh,
         kv_versions=kv_versions,
+        so_far=None if so_far is None else so_far.tokens,
+        stop_now=stop_now,
     )
-    return as_rollouts(policy, problems, prompts, drawn, config.stop, started)
+    starts = None if so_far is None else [0 if tokens is None else len(tokens) for tokens in so_far.tokens]
+    return as_rollouts(policy, problems, prompts, drawn, config.stop, started, starts)
 
 
 def as_rollouts(
@@ -90,19 +102,24 @@ def as_rollouts(
     drawn: Sequence[Draw],
     stop: Sequence[str],
     started: float,
+    starts: Sequence[int] | None = None,
 ) -> Rollouts:
-    """The record of [P * G] draws that were begun at ``started`` (`time.perf_counter`), with their texts."""
+    """The record of [P * G] draws that were begun at ``started`` (`time.perf_counter`), with their texts; of the tokens
+    those from ``starts`` [P * G] on."""
     # an end token may be one that decoding would show
-    said = [draw.tokens[: len(draw.tokens) - (draw.tokens[-1] in policy.ends)].tolist() for draw in drawn]
+    said = [
+        draw.tokens[: len(draw.tokens) - any(t in policy.ends for t in draw.tokens[-1:])].tolist() for draw in drawn
+    ]
     texts = policy.tokenizer.batch_decode(said, **TO_THE_LETTER)
     if stop:
         texts = [StopStrings(policy, stop).cut(text) for text in texts]
+    cut = [slice(start, None) for start in starts or [0] * len(drawn)]
     return Rollouts.padded(
         problems,
         prompts,
-        [draw.tokens for draw in drawn],
-        logprobs=[draw.logprobs for draw in drawn],
-        versions=[draw.versions for draw in drawn],
+        [draw.tokens[part] for draw, part in zip(drawn, cut, strict=True)],
+        logprobs=[draw.logprobs[part] for draw, part in zip(drawn, cut, strict=True)],
+        versions=[draw.versions[part] for draw, part in zip(drawn, cut, strict=True)],
         ended=[draw.ended for draw in drawn],
         texts=texts,
         seconds=time.perf_counter() - started,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from infra.cluster import pace
-from infra.cluster.cancellation import cancellation_check
+from infra.cluster.cancellation import cancellation_check, leaving_check
 from infra.cluster.resident import drop, resident_now
 from infra.cluster.timeline import waiting_for_weights
 from infra.storage import place, store
@@ -21,6 +21,7 @@ from rl.audit import Scored
 from rl.config import OURS, PolicyConfig, SamplingConfig
 from rl.records import Maker, Problem, Rollouts
 from rl.sampling.server import Server
+from rl.slices import SliceEnd, SoFar
 from tasks.calls.held import held
 from tasks.calls.inflight import Inflight, Sampler, Swaps
 from tasks.calls.weights import Weights, versions_of
@@ -36,7 +37,8 @@ class BrokenPolicyError(RuntimeError):
     """A policy that cannot be sampled from."""
 
 
-Arguments = tuple[PolicyVersion, int, Sequence[int], Sequence[Problem]]  # of `Generator.generate`, in a lease
+# of `Generator.generate`, in a lease
+Arguments = tuple[PolicyVersion, int, Sequence[int], Sequence[Problem], SoFar | None]
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,19 @@ class Generator:
     patience: float = 300.0  # seconds that the storage may be away
     public: str | None = None  # the model that the run started from, where each machine loads it by itself
     inflight: Inflight | None = None  # None: a lease is of one version
+    slice_seconds: float | None = None  # see `rl.slices.SliceEnd`; None: a lease is handed in whole
 
     def generate(
-        self, version: PolicyVersion, step: int, groups: Sequence[int], problems: Sequence[Problem]
+        self,
+        version: PolicyVersion,
+        step: int,
+        groups: Sequence[int],
+        problems: Sequence[Problem],
+        so_far: SoFar | None = None,
     ) -> Rollouts:
         """One lease: sample completions of these problems, which have these numbers within the step. In flight
-        ``version`` is the oldest that its tokens are of, and ``step`` bounds the newest.
+        ``version`` is the oldest that its tokens are of, and ``step`` bounds the newest. It goes on from
+        ``so_far``, which others have drawn. In slices it ends before all completions are over.
 
         Raises:
             BrokenPolicyError: its log-probs are not finite.
@@ -65,7 +74,7 @@ class Generator:
         """
         from rl.model.memory import yield_memory
         from rl.model.policy import dtype_name
-        from rl.sampling.engine import no_swap
+        from rl.sampling.engine import no_swap, to_the_end
         from rl.sampling.sampler import sample
 
         check = cancellation_check()
@@ -91,6 +100,8 @@ class Generator:
                 slots=sampler.slots,
                 fresh=no_swap if swaps is None else partial(swaps.into, sampler),
                 kv_versions=0 if swaps is None else swaps.of.kv_versions,
+                so_far=so_far,
+                stop_now=to_the_end if self.slice_seconds is None else SliceEnd(self.slice_seconds, leaving_check()),
             )
             yield_memory(sampler.policy.device)
             newest, maker = sampler.version, Maker(dtype=dtype_name(sampler.policy.dtype))

@@ -23,7 +23,8 @@ from infra.weights.version import SyncConfig
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Problem
 from tasks.calls.generator import BrokenPolicyError, Generator
-from tasks.collection import Collection, Lease
+from tasks.collection import Collection
+from tasks.lease import Lease
 from tests.processes import until
 
 EACH_STEP = [

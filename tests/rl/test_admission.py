@@ -27,7 +27,7 @@ def rollouts(**other: Any) -> Rollouts:
         logprobs=np.where(INSIDE, -0.5, 0).astype(np.float32),
         versions=np.where(INSIDE, 6, 0).astype(np.int32),
         lengths=LENGTHS,
-        ended=LENGTHS < 4,
+        ended=np.ones((2, 3), np.bool_),
         texts=(("a", "b", ""), ("c", "d", "e")),
         seconds=0.5,
     )
@@ -42,7 +42,7 @@ def put(array: str, value: float, at: tuple[int, int, int] = (0, 1, 3)) -> dict[
 
 def test_what_was_asked_for_is_taken() -> None:
     assert refusal(rollouts(), ASKED) == ""
-    assert refusal(rollouts(**put("versions", 4)), ASKED) == ""
+    assert refusal(rollouts(**put("versions", 4, (0, 1, 0))), ASKED) == ""
     assert refusal(rollouts(**put("logprobs", 1e-6)), ASKED) == ""  # rounding
     assert refusal(rollouts(**put("tokens", 2**31 - 1)), replace(ASKED, vocabulary=None)) == ""
     assert refusal(rollouts(makers=(Maker(dtype="bfloat16"),) * 2), ASKED) == ""
@@ -82,6 +82,8 @@ def test_what_was_asked_for_is_taken() -> None:
         (put("logprobs", 0.1), "a log-prob is 0.1"),
         (put("versions", 3), "a token was sampled with v3, not with v4 to v6"),
         (put("versions", 7), "a token was sampled with v7, not with v4 to v6"),
+        (put("versions", 4), "a token was sampled with an older version than the one before it"),
+        ({"ended": np.zeros((2, 3), np.bool_)}, "a completion is not over, and has not 5 tokens"),
     ],
 )
 def test_everything_else_is_refused_in_words(other: dict[str, Any], why: str) -> None:

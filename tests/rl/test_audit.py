@@ -49,9 +49,15 @@ def test_what_is_no_log_prob_is_beyond_any_bound(odd: float) -> None:
 def test_of_a_lease_of_several_versions_the_tokens_of_the_oldest_are_compared() -> None:
     rollouts = Rollouts.padded([Problem("1", "1", "t")], [[1]], [[5, 6, 7], [8]], version=3)
     rollouts.versions[0, 0, 2] = 4
-    version, tokens = compared(rollouts)
+    none = np.zeros((1, 2), np.int32)
+    version, tokens = compared(rollouts, none, rollouts.lengths)
     assert version == 3
     assert tokens.tolist() == [[[True, True, False], [True, False, False]]]
+    # of what one of two workers drew
+    version, tokens = compared(rollouts, np.array([[1, 1]], np.int32), np.array([[2, 1]], np.int32))
+    assert (version, tokens.tolist()) == (3, [[[False, True, False], [False, False, False]]])
+    version, tokens = compared(rollouts, np.array([[2, 1]], np.int32), rollouts.lengths)
+    assert (version, tokens.tolist()) == (4, [[[False, False, True], [False, False, False]]])
 
 
 def test_which_leases_are_audited_depends_on_their_names_and_the_seed_alone() -> None:

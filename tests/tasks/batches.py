@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from infra.cluster.placement import Offer
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
-from tasks.collection import BatchConfig, Collection, Lease
+from tasks.collection import BatchConfig, Collection
+from tasks.lease import Lease, Slice
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import RolloutBatch
 
@@ -37,6 +39,12 @@ def rollouts(lease: Lease, samples: int) -> Rollouts:
         texts=[f"answer {i}" for i in each],
         seconds=0.25,
     )
+
+
+def whole(sampled: Rollouts, worker: Offer) -> tuple[Rollouts, tuple[Slice, ...]]:
+    """A lease that this worker has made alone."""
+    made = sampled.made_by(worker.name)
+    return made, (Slice(worker, made.makers[0], np.zeros_like(made.lengths), made.lengths),)
 
 
 def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> Judgement:

@@ -22,8 +22,9 @@ from rl.records import Maker, Rollouts
 from tasks.audit import Audits, audit
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Referee
-from tasks.collection import Collection, Lease
-from tests.tasks.batches import config, problem_set, rollouts
+from tasks.collection import Collection
+from tasks.lease import Lease
+from tests.tasks.batches import config, problem_set, rollouts, whole
 
 GENERATOR = Generator(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=0)
 AUDITS = Audits(
@@ -84,7 +85,7 @@ def audited(cluster: Cluster, maker: Offer = A, audits: Audits = AUDITS, times: 
     for lease in next(waves):
         sampled = rollouts(lease, 2)
         for _ in range(times):
-            collection.arrive(lease, sampled, maker)
+            collection.arrive(lease, *whole(sampled, maker))
     collection.abandon()
     audit.fn(cast("Any", cluster), collection, audits)
     return collection
@@ -154,7 +155,8 @@ def test_one_lease_that_was_found_wrong_is_made_again_and_its_worker_is_watched(
     collection = audited(cluster, audits=only_first())
     assert [lease.groups for lease in again(collection, cluster)] == [range(2)]
     assert cluster.exclusions.distrusted == {}
-    assert AUDITS.due(cast("Any", cluster), 3, Lease(range(90, 92), ()), A)
+    lease = Lease(range(90, 91), problem_set().draw(3, 1, 90))
+    assert only_first().due(cast("Any", cluster), 3, lease, whole(rollouts(lease, 2), A)[1])
 
 
 def only_first() -> Audits:
@@ -244,7 +246,7 @@ def test_a_cluster_that_is_lost_ends_the_batch() -> None:
     cluster = Cluster(A, B, b=raising(SchedulerLostError("gone")))
     collection = Collection(3, problem_set(), config(prompts=2, lease=2), [AUDIT])
     (lease,) = next(waves := collection.waves())
-    collection.arrive(lease, rollouts(lease, 2), A)
+    collection.arrive(lease, *whole(rollouts(lease, 2), A))
     ended: list[BaseException] = []
 
     def run() -> None:
@@ -275,7 +277,7 @@ def test_the_maker_s_type_is_known_by_what_it_says() -> None:
     collection = Collection(3, problem_set(), config(prompts=2, lease=2), [AUDIT])
     (lease,) = next(waves := collection.waves())
     said = rollouts(lease, 2)
-    collection.arrive(lease, replace(said, makers=(Maker(dtype="float32"),) * 2), A)
+    collection.arrive(lease, *whole(replace(said, makers=(Maker(dtype="float32"),) * 2), A))
     collection.abandon()
     audit.fn(cast("Any", Cluster(A, B)), collection, AUDITS)
     waves.close()

@@ -23,7 +23,8 @@ from rl.judging import Judgement
 from rl.records import Problem
 from rl.verifiers.spec import VerifierError, VerifierSpec
 from tasks import verify
-from tasks.collection import Collection, Lease
+from tasks.collection import Collection
+from tasks.lease import Lease
 from tasks.rollout_batch import RolloutBatch
 from tests.tasks.batches import config, problem_set, rollouts
 

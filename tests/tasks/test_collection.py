@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from infra.cluster.placement import Offer
 from rl.graph import AUDIT, SCORES
 from rl.judging import Judgement
-from tasks.collection import Collection, Lease
+from tasks.collection import Collection
+from tasks.lease import Lease
 from tasks.rollout_batch import RolloutBatch
-from tests.tasks.batches import ALL, collect, config, groups, problem_set, rollouts, verdicts
+from tests.tasks.batches import ALL, collect, config, groups, problem_set, rollouts, verdicts, whole
 
 
 def test_the_first_wave_holds_the_step_s_prompts_in_leases() -> None:
@@ -191,8 +192,8 @@ def test_what_was_found_wrong_is_made_again_as_it_was_asked_for_and_takes_its_pl
         for leases in collection.waves():
             yield leases
             for lease, maker in zip(leases, makers, strict=True):
-                collection.arrive(lease, rollouts(lease, 2), maker)
-                assert collection.maker(lease) == maker
+                collection.arrive(lease, *whole(rollouts(lease, 2), maker))
+                assert [one.by for one in collection.slices(lease)] == [maker]
                 _, arrived = next(collection.arrivals())
                 rewards = np.array([[reward, 0.25]] * len(lease.groups), np.float32)
                 collection.judged(lease, arrived, Judgement(rewards, (("near", "far"),) * len(lease.groups)))

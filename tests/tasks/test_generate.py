@@ -45,7 +45,7 @@ def nonsense_from(workers: Sequence[str], wrong: str, marks: Path) -> Generator:
     before the others return anything."""
 
     class Nonsense(Generator):
-        def generate(self, version: Any, _step: int, _groups: Sequence[int], problems: Sequence[Problem]) -> Any:
+        def generate(self, version: Any, _step: int, _groups: Any, problems: Sequence[Problem], _so_far: Any) -> Any:
             from distributed import get_worker
 
             while get_worker().name not in workers and len(list(marks.glob("[0-9]*"))) < 3:
@@ -81,7 +81,7 @@ def off_on(workers: Sequence[str]) -> tuple[Generator, Referee]:
         return np.full(shape, -1.5 if get_worker().name in workers else -0.5, np.float32)
 
     class Off(Generator):
-        def generate(self, version: Any, _step: int, _groups: Sequence[int], problems: Sequence[Problem]) -> Any:
+        def generate(self, version: Any, _step: int, _groups: Any, problems: Sequence[Problem], _so_far: Any) -> Any:
             time.sleep(0.02)  # so that each worker gets some
             made = Rollouts.padded(problems, [[1]] * len(problems), [[3, 4]] * 2 * len(problems), version=version.step)
             return replace(made, logprobs=logprobs(made.tokens.shape), makers=(Maker(dtype="float32"),) * len(problems))

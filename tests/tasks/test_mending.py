@@ -32,7 +32,7 @@ class Cluster:
         order: tuple[int, ...],
         check: Callable[[int, str], str],
         at_once: tuple[type[Exception], ...],
-        made: Callable[[int, str], object],
+        done: Callable[[int, str, str], bool],
     ) -> Iterator[tuple[int, str]]:
         assert (call, order) == ("generate", (3, 0))
         self.at_once.append(at_once)
@@ -43,7 +43,7 @@ class Cluster:
             self.handed_out.append(name)
             result = function(name)
             assert check(index, result) == ""
-            made(index, f"worker of {name}")
+            assert done(index, result, f"worker of {name}")
             yield index, result
 
     def mend(self, error: StoreError) -> None:
@@ -56,7 +56,13 @@ def leases(cluster: Any, mend: Mend) -> dict[int, str]:
 
     makers: dict[int, Any] = {}
     call = cluster, "generate", str.upper, named, len(NAMES)
-    calls = leased(*call, check=check, mend=mend, order=(3, 0), made=makers.__setitem__)
+
+    def note(index: int, result: str, worker: Any) -> bool:
+        assert check(index, result) == ""
+        makers[index] = worker
+        return True
+
+    calls = leased(*call, check=check, mend=mend, order=(3, 0), done=note)
     done = dict(calls)
     assert makers == {index: f"worker of {NAMES[index]}" for index in done}
     return done

@@ -279,3 +279,37 @@ def test_a_worker_on_which_everything_fails_tries_each_item_once_and_others_do_t
     late = any(wait for _, wait in happenings)  # what all the others are late with may come back to it
     assert late or all(times == 1 for times in tried.values())
     assert schedule.unsettled(0) == []
+
+
+def test_what_comes_back_unfinished_goes_on_before_later_work_with_whoever_is_idle_longest() -> None:
+    schedule = Schedule(10)
+    schedule.add(items(0, (1,), 1))
+    schedule.add(items(1, (2,), 3))
+    slow, fast = schedule.hand_out(["a", "b"], 0)
+    schedule.finished(slow, 5)
+    (later,) = schedule.hand_out(["a"], 5)  # before its result is here
+    assert later.item.order == (2,)
+    assert schedule.done(slow) == (True, [])
+    schedule.add([slow.item.next()])
+    schedule.finished(fast, 6)
+    schedule.done(fast)
+    (going_on,) = schedule.hand_out(["a", "b"], 6)
+    assert (going_on.worker, going_on.item) == ("b", slow.item.next())
+    assert not schedule.wants(slow)  # what a late copy of the first slice brings is dropped
+    for assigned, now in ((going_on, 7), (later, 8)):
+        schedule.finished(assigned, now)
+        schedule.done(assigned)
+    (last,) = schedule.hand_out(["a", "b"], 9)
+    assert last.worker == "b"
+    assert names(schedule.hand_out(["a", "b", "new"], 9)) == []
+
+
+@given(st.permutations(["a", "b", "c"]), st.permutations(WORKERS))
+def test_of_idle_workers_the_one_that_was_free_first_is_first(freed: list[str], asked: list[str]) -> None:
+    schedule = Schedule(10)
+    schedule.add(items(0, (1,), 6))
+    first = {assigned.worker: assigned for assigned in schedule.hand_out(WORKERS, 0)}
+    for now, worker in enumerate(freed, 1):
+        schedule.finished(first[worker], now)
+        schedule.done(first[worker])
+    assert [assigned.worker for assigned in schedule.hand_out(asked, 9)] == freed

@@ -1,0 +1,98 @@
+"""Slices: what one generator draws of a lease. Completions that are not over go on from their tokens, on any generator:
+their noise is named by position, so that they draw what they would have drawn.
+
+Legend: P problems, G completions per problem, T completion tokens, t those of one completion.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl.records import Maker, Rollouts
+
+SHARE = 0.1  # of a slice at most that its first step takes, which computes keys and values of the tokens so far
+
+
+@dataclass(frozen=True)
+class SoFar:
+    """Completions that are gone on with."""
+
+    prompts: tuple[NDArray[np.int32], ...]  # [P] of [S]
+    tokens: tuple[NDArray[np.int32] | None, ...]  # [P * G] of [t]; None where one is over
+
+    @classmethod
+    def of(cls, rollouts: Rollouts, limit: int) -> Self:
+        """Those of a lease that may have so many tokens."""
+        rows = rollouts.tokens.reshape(-1, rollouts.tokens.shape[2])
+        lengths, ended = rollouts.lengths.ravel(), over(rollouts, limit).ravel()
+        return cls(
+            rollouts.prompts,
+            tuple(None if done else row[:t].copy() for row, t, done in zip(rows, lengths, ended, strict=True)),
+        )
+
+
+def over(rollouts: Rollouts, limit: int) -> NDArray[np.bool_]:
+    """[P, G] whether a completion has ended, or has all tokens that it may have."""
+    done: NDArray[np.bool_] = rollouts.ended | (rollouts.lengths >= limit)
+    return done
+
+
+def joined(before: Rollouts, more: Rollouts) -> Rollouts:
+    """A lease so far, with what was drawn since: of ``more`` each completion begins behind its last token of before."""
+    lengths = before.lengths + more.lengths
+    at = np.arange(lengths.max())
+    old = at < before.lengths[:, :, None]
+    new = (at < lengths[:, :, None]) & ~old
+
+    def both(first: NDArray[Any], then: NDArray[Any]) -> NDArray[Any]:
+        found = np.zeros(new.shape, first.dtype)
+        found[old], found[new] = first[before.inside], then[more.inside]
+        return found
+
+    drew: NDArray[np.bool_] = more.lengths > 0
+    texts = tuple(
+        tuple(b if now else a for a, b, now in zip(first, then, row, strict=True))
+        for first, then, row in zip(before.texts, more.texts, drew, strict=True)
+    )
+    return replace(
+        before,
+        tokens=both(before.tokens, more.tokens),
+        logprobs=both(before.logprobs, more.logprobs),
+        versions=both(before.versions, more.versions),
+        lengths=lengths,
+        ended=before.ended | more.ended,
+        texts=texts,
+        seconds=before.seconds + more.seconds,
+        makers=tuple(
+            _both(one, other) if now.any() else one
+            for one, other, now in zip(before.makers, more.makers, drew, strict=True)
+        ),
+    )
+
+
+def _both(one: Maker, other: Maker) -> Maker:
+    """Two generators that have drawn tokens of a group."""
+    names = dict.fromkeys([*one.worker.split(", "), *other.worker.split(", ")])
+    return Maker(", ".join(names), one.dtype if one.dtype == other.dtype else "")
+
+
+class SliceEnd:
+    """Whether a slice is to end, asked between two steps of the engine, behind the first one that drew tokens: after
+    ``seconds``, at least 1 / SHARE times what its first step took, or once its worker is ``leaving``."""
+
+    def __init__(
+        self, seconds: float, leaving: Callable[[], bool], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._seconds, self._leaving, self._clock = seconds, leaving, clock
+        self._began = clock()
+        self._ends: float | None = None
+
+    def __call__(self) -> bool:
+        now = self._clock()
+        if self._ends is None:
+            self._ends = self._began + max(self._seconds, (now - self._began) / SHARE)
+        return now >= self._ends or self._leaving()

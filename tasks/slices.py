@@ -1,0 +1,73 @@
+"""The leases of a wave in slices: what generators have handed in so far, and what goes on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infra.cluster.placement import Offer
+from infra.weights.version import PolicyVersion
+from rl.admission import Asked, refusal
+from rl.records import Rollouts
+from rl.slices import SoFar, joined, over
+from tasks.calls.generator import Arguments, Generator
+from tasks.lease import Lease, Slice
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The leases of one step that wait, or are being made. Its methods are called by one thread, but for `whole`, which
+    is called for a lease that is done."""
+
+    generator: Generator
+    step: int
+    leases: Sequence[Lease]
+    versions: range  # that a token may be of
+    vocabulary: int
+    newest: Callable[[int], PolicyVersion]  # from this step on
+    _made: dict[int, Rollouts] = field(default_factory=dict)  # so far, by the lease's index
+    _slices: dict[int, tuple[Slice, ...]] = field(default_factory=dict)
+
+    def arguments(self, index: int) -> Arguments:
+        """Of the lease's next slice, with the newest version."""
+        lease, so_far = self.leases[index], self._so_far(index)
+        return self.newest(self._allowed(index).start), self.step, lease.groups, lease.problems, so_far
+
+    def check(self, index: int, returned: Rollouts) -> str:
+        """Why this is not what was asked for; empty if it is."""
+        asked = Asked(
+            self.leases[index].problems,
+            self.generator.samples,
+            self.generator.sampling.limit,
+            self._allowed(index),
+            self.vocabulary,
+            self._so_far(index),
+            unfinished=self.generator.slice_seconds is not None,
+        )
+        return refusal(returned, asked)
+
+    def take(self, index: int, returned: Rollouts, worker: Offer) -> bool:
+        """Keep what this worker has made of the lease; whether that is done."""
+        made, before = returned.made_by(worker.name), self._made.get(index)
+        start = np.zeros_like(made.lengths) if before is None else before.lengths
+        found = made if before is None else joined(before, made)
+        (maker, *_) = made.makers
+        self._slices[index] = *self._slices.get(index, ()), Slice(worker, maker, start, found.lengths)
+        self._made[index] = found
+        return bool(over(found, self.generator.sampling.limit).all())
+
+    def whole(self, index: int) -> tuple[Rollouts, tuple[Slice, ...]]:
+        """A lease that is done, and who has made it."""
+        return self._made.pop(index), self._slices.pop(index)
+
+    def _so_far(self, index: int) -> SoFar | None:
+        made = self._made.get(index)
+        return None if made is None else SoFar.of(made, self.generator.sampling.limit)
+
+    def _allowed(self, index: int) -> range:
+        """The versions that the lease's next tokens may be of: none older than its tokens so far."""
+        made = self._made.get(index)
+        if made is None:
+            return self.versions
+        going_on = made.versions[~over(made, self.generator.sampling.limit)]
+        return range(max(self.versions.start, int(going_on.max())), self.versions.stop)

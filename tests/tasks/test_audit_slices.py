@@ -1,0 +1,47 @@
+"""Audits of leases that several workers have made."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from rl.audit import AuditConfig
+from rl.graph import AUDIT
+from rl.records import Maker, Rollouts
+from tasks.collection import Collection
+from tasks.lease import Lease, Slice
+from tests.tasks.batches import config, problem_set
+from tests.tasks.test_audit import AUDITS, A, B, C, Cluster
+
+
+def test_of_a_lease_in_slices_one_is_audited_and_whoever_made_it_answers_for_its_tokens_alone() -> None:
+    leases = [Lease(range(at, at + 2), ()) for at in range(0, 200, 2)]
+    none = np.zeros((2, 2), np.int32)
+    slices = [Slice(by, Maker(by.name), none + at, none + at + 1) for at, by in enumerate((A, B))]
+    cluster = Cluster(A, B, C)
+    chosen = [AUDITS.due(cast("Any", cluster), 3, lease, slices) for lease in leases]
+    assert 30 < sum(one is slices[0] for one in chosen) < 70
+    assert {id(one) for one in chosen} == {id(one) for one in slices}
+
+    collection = Collection(3, problem_set(), config(prompts=2, lease=2), [AUDIT])
+    (lease,) = next(collection.waves())
+    made = Rollouts.padded(lease.problems, [[1]] * 2, [[3, 4]] * 4, logprobs=[[-0.5, -1.5]] * 4, version=1)
+    for one in slices:
+        AUDITS.of(cast("Any", cluster), collection, lease, made, one)
+    a, b = collection._audits
+    assert (a.maker.worker, a.wrong) == ("a", "")  # by all others, its tokens have -0.5
+    assert (b.maker.worker, b.wrong) == ("b", "maker")
+    assert cluster.exclusions.is_watched(B)
+    assert not cluster.exclusions.is_watched(A)
+    assert collection._wrong == {0}
+
+
+def test_of_one_that_was_found_wrong_every_slice_is_audited() -> None:
+    cluster, lease, none = Cluster(A, B), Lease(range(90, 92), ()), np.zeros((2, 2), np.int32)
+    slices = Slice(B, Maker("b"), none, none + 1), Slice(A, Maker("a"), none + 1, none + 2)
+    unlikely = replace(AUDITS, config=AuditConfig(share=0, bound=0.1))
+    assert unlikely.due(cast("Any", cluster), 3, lease, slices) is None
+    cluster.exclusions.found_wrong(A, "far off", B)
+    assert unlikely.due(cast("Any", cluster), 3, lease, slices) is slices[1]
+    assert unlikely.due(cast("Any", cluster), 3, lease, slices[:1]) is None
+    assert AUDITS.due(cast("Any", cluster), 3, lease, ()) is None
