@@ -66,8 +66,7 @@ class LeaseQueue:
         self._calls = calls
         self._call = call
         self._attempts = attempts
-        self._crew = Crew(calls, call, patience)
-        self._schedule = Schedule(late_after)
+        self._crew, self._schedule = Crew(calls, call, patience), Schedule(late_after)
         self._batches: dict[int, Batch] = {}
         self._out: dict[Assignment, _Out] = {}
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -235,9 +234,9 @@ class LeaseQueue:
                 self._lose(assigned)
 
     def _hand_out(self) -> None:
-        workers, crew = {offer.address: offer for offer in self._crew.capable}, self._crew
+        workers, quiet = {offer.address: offer for offer in self._crew.capable}, self._crew.quiet
         self._schedule.patience = self._calls.lease_patience
-        for assigned in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent, crew.quiet):
+        for assigned in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent, quiet):
             batch = self._batches.get(assigned.item.batch)
             if batch is None:
                 continue  # it was given up for the assignment before
