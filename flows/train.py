@@ -32,7 +32,7 @@ from infra.storage import store
 from rl.config import TINY
 from rl.graph import AUDIT
 from rl.records import Learned
-from tasks.audit import audit
+from tasks.audit import audit, doubts
 from tasks.collection import Collection
 from tasks.generate import generate
 from tasks.rollout_batch import RolloutBatch
@@ -115,10 +115,11 @@ class Collecting:
     def result(self) -> RolloutBatch:
         """The batch, once it is complete and what audits have found wrong is made again. The first fault of a task is
         raised at once."""
+        dispatch = self.training.workplace.dispatch
         while True:
             for each in as_completed(self.tasks):
                 each.result()
-            if not self.collection.reopen(self.training.workplace.dispatch.exclusions.is_distrusted):
+            if not self.collection.reopen(dispatch.exclusions.is_distrusted, doubts(dispatch, self.training.audits)):
                 return self.collection.collected()
             self.tasks = begin(self.training, self.collection)
 

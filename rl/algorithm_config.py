@@ -171,14 +171,19 @@ class CommonAlgorithmConfig(BaseModel):
             raise ValueError(
                 f"{option}: {first['input']!r} is not allowed with name {self.name}: {first['msg']}"
             ) from None
+        if why := self._contradicted(algorithm):
+            raise ValueError(why)
+        return self
+
+    def _contradicted(self, algorithm: Algorithm) -> str:
+        """Which option does not go with this algorithm, and why; empty where all do."""
         if self.overlong and "baseline" in algorithm.needs:
-            raise ValueError(
+            return (
                 f"overlong: {self.name} subtracts the reward of a greedy completion, which has no such penalty; leave "
                 "it out, or take another algorithm"
             )
-        if why := self.correction.contradicts(algorithm, self.name, self.proximal):
-            raise ValueError(f"correction: {why}")
-        return self
+        why = self.correction.contradicts(algorithm, self.name, self.proximal)
+        return f"correction: {why}" if why else ""
 
     @property
     def importance_bound(self) -> float:
@@ -250,8 +255,8 @@ class AlgorithmSpec(AlgorithmConfig):
                 has = f"its options are {', '.join(of.model_fields)}" if of.model_fields else "it has no options"
                 said = f"is none of its options; did you mean {near[0]}? ({has})" if near else f"is unknown; {has}"
             raise OwnAlgorithmError(f"algorithm.options.{option}: {said} ({self.name})") from None
-        if why := self.correction.contradicts(found, self.name, self.proximal):
-            raise OwnAlgorithmError(f"algorithm.correction: {why}")
+        if why := self._contradicted(found):
+            raise OwnAlgorithmError(f"algorithm.{why}")
         return found
 
     @property

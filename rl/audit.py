@@ -66,14 +66,19 @@ def draws(seed: int, step: int, group: int) -> tuple[float, float]:
 
 
 def compared(rollouts: Rollouts, start: NDArray[np.int32], end: NDArray[np.int32]) -> tuple[int, NDArray[np.bool_]]:
-    """Of the tokens [P, G, T] of a lease from ``start`` to ``end`` [P, G], which one worker drew: the oldest version
-    among them, and those that it sampled. What follows a swap of weights within them depends on keys and values of the
-    version before."""
+    """A version, and [P, G, T] its tokens from ``start`` to ``end`` [P, G], which one worker drew of a lease, those
+    that it sampled by itself. What follows a swap of weights within a completion depends on keys and values of the
+    version before: of the newest version, which others may still have, count completions begun with it; where there
+    are none, the tokens of the oldest do."""
     at = np.arange(rollouts.tokens.shape[2])
     drawn = (at >= start[:, :, None]) & (at < end[:, :, None])
-    version = int(rollouts.versions[drawn].min())
-    tokens: NDArray[np.bool_] = drawn & (rollouts.versions == version)
-    return version, tokens
+    newest = int(rollouts.versions[drawn].max())
+    begun = (~drawn | (rollouts.versions == newest)).all(axis=2, keepdims=True)
+    tokens: NDArray[np.bool_] = drawn & begun
+    if tokens.any():
+        return newest, tokens
+    oldest = int(rollouts.versions[drawn].min())
+    return oldest, drawn & (rollouts.versions == oldest)
 
 
 def divergence(behaviour: NDArray[np.float32], scored: NDArray[np.float32], tokens: NDArray[np.bool_]) -> float:

@@ -162,6 +162,10 @@ class Batch:
         known = (~np.isnan(self.rewards)).any(axis=1)
         return np.asarray(known if self.baseline is None else known & ~np.isnan(self.baseline))
 
+    def teaching(self, *, every_group: bool) -> NDArray[np.bool_]:
+        """[P]: groups that an update learns from: judged ones whose rewards differ, or ``every_group`` of them."""
+        return self.judged if every_group else self.judged & self.with_signal
+
     @property
     def returns(self) -> NDArray[np.float32]:
         """[P, G] rewards less the penalties of all tokens."""

@@ -38,19 +38,21 @@ class Audits:
     generator: Generator
     referee: Referee
     version: Callable[[int], PolicyVersion]  # of the run, by its number
-    _said: set[str] = field(default_factory=set)  # lines about workers that could not
+    newest: Callable[[int], PolicyVersion]  # of the run, from this number on
+    _said: set[tuple[str, ...]] = field(default_factory=set)  # of which workers it was said, and what
 
     def possible(self, dispatch: Dispatch) -> bool:
         """Whether there are two generators: one that is alone has nobody to audit it."""
         return len(_auditors(dispatch)) > 1
 
     def due(self, dispatch: Dispatch, step: int, lease: Lease, slices: Sequence[Slice]) -> Slice | None:
-        """The slice of this lease that is audited, None where none is: any, by the lease's name alone, or that of a
-        worker that was found wrong before."""
+        """The slice of this lease that is audited, None where none is: that of a worker that was found wrong before, or
+        any, by the lease's name alone."""
         drawn, _ = draws(self.generator.seed, step, lease.groups.start)
-        if slices and drawn < self.config.share:
+        watched = next((one for one in slices if dispatch.exclusions.is_watched(one.by)), None)
+        if watched is None and slices and drawn < self.config.share:
             return slices[int(drawn / self.config.share * len(slices))]
-        return next((one for one in slices if dispatch.exclusions.is_watched(one.by)), None)
+        return watched
 
     def of(self, dispatch: Dispatch, collection: Collection, lease: Lease, rollouts: Rollouts, made: Slice) -> None:
         """Audit one slice of a lease: the tokens that its worker drew; and tell the collection what came of it."""
@@ -60,6 +62,9 @@ class Audits:
             version = self.version(number)
         except StoreError:  # removed meanwhile
             collection.audited(Audited(maker))
+            return
+        if self.generator.inflight is not None and self.newest(number).step > number:
+            collection.audited(Audited(maker))  # all others go on with that, and none goes back
             return
         _, place = draws(self.generator.seed, collection.step, lease.groups.start)
         for auditor, scored in self._scored(dispatch, version, rollouts, worker, place):
@@ -72,11 +77,19 @@ class Audits:
                 if wrong == "maker":
                     collection.found_wrong(lease)
             else:
-                dispatch.exclusions.found_right(worker)
-                dispatch.exclusions.found_right(auditor)
+                self._agree(dispatch, collection, lease, worker, auditor)
             collection.audited(Audited(maker, Maker(auditor.name, scored.dtype), kl, wrong))
             return
         collection.audited(Audited(maker))
+
+    def _agree(self, dispatch: Dispatch, collection: Collection, lease: Lease, worker: Offer, auditor: Offer) -> None:
+        """Two workers agree. Of two that were found wrong before, that says nothing: what is wrong may be the same."""
+        is_watched = dispatch.exclusions.is_watched
+        if not is_watched(auditor):
+            collection.found_right(lease, worker)
+            dispatch.exclusions.found_right(worker)
+        elif not is_watched(worker):
+            dispatch.exclusions.found_right(auditor)
 
     def _scored(
         self, dispatch: Dispatch, version: PolicyVersion, rollouts: Rollouts, maker: Offer, place: float
@@ -117,7 +130,8 @@ class Audits:
         names = " and ".join(party.name for party in parties)
         trainers = {offer.address for offer in dispatch.offers("train")}
         if trainers & {party.address for party in parties}:
-            self._say(dispatch, f"{names} disagree about {said}; one of them trains, so that no third can decide")
+            why = "one of them trains, so that no third can decide"
+            self._say(dispatch, f"{names} disagree about {said}; {why}", names, why)
             return "undecided"
         try:
             third = dispatch.run("train", self.referee.score, version, bare(rollouts))
@@ -126,26 +140,34 @@ class Audits:
         except DispatchError:
             raise
         except Exception as error:  # noqa: BLE001 - what it raised there: the run does not need it
-            self._say(dispatch, f"{names} disagree about {said}; the trainer's worker cannot decide: {one_line(error)}")
+            why = f"the trainer's worker cannot decide: {one_line(error)}"
+            self._say(dispatch, f"{names} disagree about {said}; {why}", names, why)
             return "undecided"
         of_maker = divergence(rollouts.logprobs, third, tokens)
         of_auditor = divergence(scored.logprobs, third, tokens)
         wrong = who_is_wrong(of_maker, of_auditor, self.config.bound)
         apart = f"{of_maker:.3g} and {of_auditor:.3g} from the trainer's worker"
         if wrong == "undecided":
-            self._say(
-                dispatch, f"{names} disagree about {said}; they are {apart}, so that neither is known to be wrong"
-            )
+            why = f"they are {apart}, so that neither is known to be wrong"
+            self._say(dispatch, f"{names} disagree about {said}; {why}", names)
         else:
             bad, good = parties if wrong == "maker" else parties[::-1]
             dispatch.exclusions.found_wrong(bad, f"{names} disagree about {said}; they are {apart}", good)
         return wrong
 
-    def _say(self, dispatch: Dispatch, line: str) -> None:
-        """Once."""
-        if line not in self._said:
-            self._said.add(line)
+    def _say(self, dispatch: Dispatch, line: str, *of: str) -> None:
+        """Once, of these workers and for this cause."""
+        if (about := of or (line,)) not in self._said:
+            self._said.add(about)
             dispatch.say(line)
+
+
+def doubts(dispatch: Dispatch, audits: Audits | None) -> Callable[[Offer], bool]:
+    """Whether what a worker has made counts only once an audit has found it right: it was found wrong before, and there
+    is another one to make it."""
+    is_watched = dispatch.exclusions.is_watched
+    trusted = audits is not None and not all(map(is_watched, _auditors(dispatch)))
+    return is_watched if trusted else lambda _: False
 
 
 @task(name="audit", task_run_name="audit {collection.step}", cache_policy=NO_CACHE)

@@ -98,7 +98,10 @@ class Collection:
         self._leases: dict[int, Lease] = {}  # that came back, by their first group
         self._slices: dict[int, tuple[Slice, ...]] = {}  # by the same: who has made it
         self._wrong: set[int] = set()  # by the same: what audits have found wrong
+        self._right: set[tuple[int, str]] = set()  # by the same and the address of who has made it: found right
         self._again: list[Lease] = []  # to be made again
+        self._others: dict[int, frozenset[str]] = {}  # by the same: addresses of whom it is to be made again without
+        self._ends: list[int] = []  # groups up to the end of each wave
         self._audits: list[Audited] = []
         self._redrawn = 0  # groups
         self._judged: dict[int, tuple[Batch, Judgement]] = {}  # by the first group of the lease
@@ -138,6 +141,7 @@ class Collection:
         groups = range(self._drawn, self._drawn + count)
         problems = self._problems.draw(self.step, count, self._drawn) if count else []
         self._drawn += count
+        self._ends.append(self._drawn)
         return [Lease(groups[at : at + size], tuple(problems[at : at + size])) for at in range(0, count, size)]
 
     def arrive(self, lease: Lease, rollouts: Rollouts, slices: tuple[Slice, ...] = ()) -> None:
@@ -182,22 +186,44 @@ class Collection:
         with self._changed:
             self._wrong.add(lease.groups.start)
 
-    def reopen(self, distrusted: Callable[[Offer], bool]) -> bool:
+    def found_right(self, lease: Lease, by: Offer) -> None:
+        """An audit agrees with what this worker has made of the lease."""
+        with self._changed:
+            self._right.add((lease.groups.start, by.address))
+
+    def without(self, lease: Lease) -> frozenset[str]:
+        """The addresses of workers that do not make this lease while there are others: what they made was not right."""
+        return self._others.get(lease.groups.start, frozenset())
+
+    def reopen(self, distrusted: Callable[[Offer], bool], doubted: Callable[[Offer], bool] = lambda _: False) -> bool:
         """Have all leases made again that audits have found wrong, or of which one who has made them is `distrusted` by
-        now; whether there are any. To be asked when no call is under way: then all of them begin anew."""
-        bad = {start for start, slices in self._slices.items() if any(distrusted(one.by) for one in slices)}
-        again = sorted(self._wrong | bad)
+        now, or `doubted` and not found right by an audit of it; whether there are any. Later waves follow from their
+        verdicts, and are drawn anew. To be asked when no call is under way: then all of them begin anew."""
+        again = self._wrong | {start for start in self._slices if self._is_in_doubt(start, distrusted, doubted)}
         if not again:
             return False
-        for start in again:
-            self._slices.pop(start, None)
+        end = next(end for end in self._ends if end > min(again))
+        self._ends = [one for one in self._ends if one <= end]
+        later = {start for start in self._leases if start >= end}
+        self._redrawn += sum(len(self._leases[start].groups) for start in again | later)
+        for start in again | later:
+            slices = self._slices.pop(start, ())
+            self._others[start] = frozenset(one.by.address for one in slices if start in again)
+            self._right -= {(start, one.by.address) for one in slices}
             self._judged.pop(start, None)
             for scores in self._scores.values():
                 scores.pop(start, None)
-        self._again, self._wrong, self._abandoned = [self._leases[start] for start in again], set(), False
-        self._redrawn += sum(len(lease.groups) for lease in self._again)
-        self._arrived = self._queues()
+        self._again = [self._leases[start] for start in sorted(again - later)]
+        for start in later:
+            del self._leases[start]
+        self._drawn, self._wrong, self._abandoned, self._arrived = end, set(), False, self._queues()
         return True
+
+    def _is_in_doubt(self, start: int, distrusted: Callable[[Offer], bool], doubted: Callable[[Offer], bool]) -> bool:
+        return any(
+            distrusted(one.by) or (doubted(one.by) and (start, one.by.address) not in self._right)
+            for one in self._slices[start]
+        )
 
     def refuse(self, *_: object) -> None:
         """Count a lease that came back as what was not asked for."""
@@ -231,7 +257,7 @@ class Collection:
 
     def _teaching(self, batch: Batch) -> NDArray[np.bool_]:
         """[P]: groups that an update learns from."""
-        return batch.judged if self._every_group else batch.with_signal
+        return batch.teaching(every_group=self._every_group)
 
     def judgement(self) -> Judgement | None:
         """All verdicts, in order of admission; None where nothing arrived.

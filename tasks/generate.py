@@ -70,6 +70,7 @@ def generate(
             mend=mend,
             order=(step, wave),
             done=slices.take,
+            without=lambda index, leases=leases: collection.without(leases[index]),  # type: ignore[misc]
         )
         for index, _ in calls:
             collection.arrive(leases[index], *slices.whole(index))

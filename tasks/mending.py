@@ -43,10 +43,11 @@ def leased(
     mend: Mend,
     order: tuple[int, ...] = (),
     done: Callable[[int, T, Offer], bool] = lambda *_: True,
+    without: Callable[[int], frozenset[str]] = lambda _: frozenset(),
 ) -> Iterator[tuple[int, T]]:
     """`(index, function(*make(index)))` of every index below ``count``, once each, as `Dispatch.lease` yields them;
-    ``make`` is called when the lease is handed out, ``done`` as there. After the weights were mended once, what is left
-    is tried on another worker first: it may be one machine alone that cannot read them."""
+    ``make`` is called when the lease is handed out, ``done`` and ``without`` as there. After the weights were mended
+    once, what is left is tried on another worker first: it may be one machine alone that cannot read them."""
     left = list(range(count))
     at_once: tuple[type[Exception], ...] = () if mend is no_mend else MENDABLE
     while left:
@@ -58,10 +59,20 @@ def leased(
         def done_left(at: int, result: T, worker: Offer, asked: Sequence[int] = asked) -> bool:
             return done(asked[at], result, worker)
 
+        def without_left(at: int, asked: Sequence[int] = asked) -> frozenset[str]:
+            return without(asked[at])
+
         try:
             items = _Left(make, asked)
             for at, result in dispatch.lease(
-                call, function, items, order=order, check=check_left, at_once=at_once, done=done_left
+                call,
+                function,
+                items,
+                order=order,
+                check=check_left,
+                at_once=at_once,
+                done=done_left,
+                without=without_left,
             ):
                 left.remove(asked[at])
                 yield asked[at], result

@@ -62,7 +62,7 @@ def scores_of(
     scores: list[Scores] = []
     graph, call = trainer.algorithm.graph, SCORES["reference_logprobs"]
     if (greedy := SCORES["baseline"]) in graph.scores:
-        alone = replace(generator, greedy=True, samples=1, inflight=None, slice_seconds=None)  # of one version
+        alone = replace(generator, greedy=True, samples=1, slice_seconds=None)
         scores.append(GreedyScores(greedy, alone, publishing.newest, admission, verifiers, publishing.mend))
     if (reference := reference_of(config, graph)) is not None:
 
@@ -86,4 +86,4 @@ def audits_of(config: TrainConfig, generator: Generator, publishing: Publishing)
     if not config.audit.share or config.policy.engine != OURS:
         return None
     referee = Referee(generator.weights, config.sampling.temperature)
-    return Audits(config.audit, generator, referee, publishing.version)
+    return Audits(config.audit, generator, referee, publishing.version, publishing.newest)

@@ -29,6 +29,8 @@ MAY_CHANGE = (
     "tracking",
     "checkpoint",
     "evals",
+    "audit",
+    "lease",
     "inflight",
     "batch.slice_seconds",
     "policy.device",

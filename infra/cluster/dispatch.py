@@ -26,7 +26,8 @@ from infra.cluster.calls import (
     work_of,
 )
 from infra.cluster.durations import Signs
-from infra.cluster.leases import Batch, LeaseQueue
+from infra.cluster.lease_batch import Batch
+from infra.cluster.leases import LeaseQueue
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.cluster.timeline import Measured, Span
 from infra.cluster.watch import ANSWER_SECONDS, Watch
@@ -229,6 +230,7 @@ class Dispatch(Calls):
         check: Callable[[int, T], str] | None = None,
         at_once: tuple[type[Exception], ...] = (),
         done: Callable[[int, T, Offer], bool] = lambda *_: True,
+        without: Callable[[int], frozenset[str]] = lambda _: frozenset(),
     ) -> Iterator[tuple[int, T]]:
         """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
 
@@ -241,18 +243,18 @@ class Dispatch(Calls):
         gets no more leases with these tags. An error is raised here when two workers raised at the same item, when
         there is no other worker, and at once for the types in `at_once`, upon which the caller acts.
 
-        `done(index, result, worker)` is called in the thread that reads `items`, with each result that counts: where it
-        is false, the result is not returned, and the item waits in its place again, for whoever is free first.
+        `done(index, result, worker)` is called in the thread that reads `items`, with each result that counts: where
+        false, the item waits in its place again, for whoever is free first. Workers at `without(index)` get it last.
 
-        The first lease is handed out when the first result is asked for. Closing the iterator cancels its leases;
-        `hold` cancels them too, and `release` hands their items out anew. Otherwise raises as `run` does.
+        The first lease is handed out when the first result is asked for. Closing the iterator cancels its leases, as
+        does `hold`; `release` hands their items out anew. Otherwise raises as `run` does.
         """
         with self._lock:
             if call not in self._queues:
                 self._queues[call] = LeaseQueue(
                     self, call, attempts=self.attempts, patience=self.patience, late_after=self.late_after
                 )
-        return self._queues[call].results(Batch(function, items, order, check, at_once, done))
+        return self._queues[call].results(Batch(function, items, order, check, at_once, done, without))
 
     def ask(
         self,
@@ -270,8 +272,9 @@ class Dispatch(Calls):
         fetching, ends = self.fetch(future), time.monotonic() + seconds
         try:
             while not concurrent.futures.wait([fetching], POLL_SECONDS).done:
-                if time.monotonic() > ends or worker not in self.offers(seconds=ANSWER_SECONDS):
-                    return None
+                with suppress(SchedulerLostError):  # it may be slow: all calls are cancelled when it is gone
+                    if time.monotonic() > ends or worker not in self.offers(seconds=ANSWER_SECONDS):
+                        return None
             back = fetching.result()
         except (KilledWorker, NoValidWorkerError):
             return None

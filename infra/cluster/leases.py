@@ -1,11 +1,10 @@
 """Leases: the items of one call, handed out to its workers one at a time, as they come back for the next."""
 
 import concurrent.futures
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -16,34 +15,13 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.cluster.calls import Calls, DispatchError, DispatchStoppedError, poisoned
 from infra.cluster.crew import Crew
+from infra.cluster.lease_batch import Batch
 from infra.cluster.placement import Offer
-from infra.cluster.schedule import Assignment, Item, Schedule
+from infra.cluster.schedule import Assignment, Schedule
 from infra.cluster.timeline import Measured, Span
 from infra.errors import mark_worker
 
 POLL_SECONDS = 0.25  # that the next event is waited for
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """The items of one caller, and its queue of their results."""
-
-    function: Callable[..., Any]
-    items: Sequence[tuple[Any, ...]]
-    order: tuple[int, ...]
-    check: Callable[[int, Any], str] | None  # of an index and its result: why it is refused, or nothing
-    at_once: tuple[type[Exception], ...]  # what is raised whichever worker raised it first
-    done: Callable[[int, Any, Offer], bool]  # of an index, its result and who has made it: False: it goes on
-    number: int = field(default_factory=itertools.count(1).__next__)
-    returned: SimpleQueue[tuple[int, Any] | BaseException] = field(default_factory=SimpleQueue)
-
-    def results(self) -> Iterator[tuple[int, Any]]:
-        """(index, result) of every item, as they come in; raises what ended the batch."""
-        for _ in range(len(self.items)):
-            returned = self.returned.get()
-            if isinstance(returned, BaseException):
-                raise returned
-            yield returned
 
 
 @dataclass(frozen=True)
@@ -132,7 +110,7 @@ class LeaseQueue:
         if not self._batches:
             self._crew.begin()
         self._batches[batch.number] = batch
-        self._schedule.add(Item(batch.order, batch.number, index) for index in range(len(batch.items)))
+        self._schedule.add(batch.waiting())
 
     def _withdraw(self, batch: Batch) -> None:
         if self._batches.pop(batch.number, None) is not None:

@@ -8,7 +8,7 @@ counts, and the late worker gets nothing more until it answers. Of idle workers 
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from infra.cluster.durations import Durations, late_after
 from infra.cluster.lease_config import PATIENCE
@@ -24,6 +24,7 @@ class Item:
     batch: int
     index: int
     slice: int = 0  # how often it has come back unfinished
+    without: frozenset[str] = field(default=frozenset(), compare=False)  # workers that get it where there are no others
 
     def next(self) -> "Item":
         """The same, to be gone on with."""
@@ -111,10 +112,11 @@ class Schedule:
         return all(worker != at.worker for at in self._of(item)) and not self._is_for_others(item, worker, workers)
 
     def _is_for_others(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
-        """Whether the item failed on `worker`, and one of `workers` has not tried it."""
-        if worker not in self.failed.get(item, ()):
+        """Whether the item failed on `worker`, or is to be done without it, and one of `workers` has not tried it."""
+        out = item.without | self.failed.get(item, set())
+        if worker not in out:
             return False
-        tried = self.failed[item] | {at.worker for at in self._of(item)}
+        tried = out | {at.worker for at in self._of(item)}
         return any(other not in tried for other in workers)
 
     def _overdue(self, now: float, quiet: Collection[str]) -> list[Item]:

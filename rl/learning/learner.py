@@ -24,7 +24,7 @@ class Learner(Optimized[Policy]):
         if self.kl_coefficient is None:
             self.kl_coefficient = config.kl.coefficient
         batch = shaped(batch, config, max_tokens, self.kl_coefficient)
-        teaching = batch.judged if config.algorithm.every_group else batch.with_signal
+        teaching = batch.teaching(every_group=config.algorithm.every_group)
         used = [int(group) for group in teaching.nonzero()[0] if batch.rollouts.lengths[group].any()]
         learned = Learned(self.step + 1, applied=False)
         if used:

@@ -98,7 +98,7 @@ class Generator:
                 greedy=self.greedy,
                 between_tokens=check,
                 slots=sampler.slots,
-                fresh=no_swap if swaps is None else partial(swaps.into, sampler),
+                fresh=no_swap if swaps is None or self.greedy else partial(swaps.into, sampler),
                 kv_versions=0 if swaps is None else swaps.of.kv_versions,
                 so_far=so_far,
                 stop_now=to_the_end if self.slice_seconds is None else SliceEnd(self.slice_seconds, leaving_check()),

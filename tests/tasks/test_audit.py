@@ -32,6 +32,7 @@ AUDITS = Audits(
     GENERATOR,
     Referee(GENERATOR.weights, 1.0),
     lambda step: PolicyVersion(step, f"v{step}", ""),
+    lambda step: PolicyVersion(step, f"v{step}", ""),
 )
 A, B, C = (Offer(f"tcp://{name}", name, {}) for name in "abc")
 TRAINER = Offer("tcp://trainer", "trainer", {})
@@ -165,7 +166,7 @@ def only_first() -> Audits:
         seed for seed in range(99) if draws(seed, 3, 0)[0] < 0.1 < min(draws(seed, 3, at)[0] for at in (2, 4, 6))
     )
     generator = Generator(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=seed)
-    return Audits(AuditConfig(share=0.1, bound=0.1), generator, AUDITS.referee, AUDITS.version)
+    return Audits(AuditConfig(share=0.1, bound=0.1), generator, AUDITS.referee, AUDITS.version, AUDITS.newest)
 
 
 def test_an_auditor_that_is_alone_with_its_opinion_is_out_itself_and_what_it_judged_stays() -> None:
@@ -201,7 +202,7 @@ def test_where_no_two_of_three_agree_nobody_is_wrong_and_it_is_said_once(
 
 
 def fresh() -> Audits:
-    return Audits(AUDITS.config, AUDITS.generator, AUDITS.referee, AUDITS.version)
+    return Audits(AUDITS.config, AUDITS.generator, AUDITS.referee, AUDITS.version, AUDITS.newest)
 
 
 def test_an_audit_that_no_worker_can_make_costs_nothing() -> None:
@@ -215,7 +216,7 @@ def test_an_audit_that_no_worker_can_make_costs_nothing() -> None:
     def gone(step: int) -> PolicyVersion:
         raise NotThere(f"v{step}")
 
-    removed = Audits(AUDITS.config, AUDITS.generator, AUDITS.referee, gone)
+    removed = Audits(AUDITS.config, AUDITS.generator, AUDITS.referee, gone, AUDITS.newest)
     assert figures(audited(Cluster(A, B), audits=removed))["audit/missed"] == 4
 
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,8 @@ def off_on(workers: Sequence[str]) -> tuple[Generator, Referee]:
 
 def test_what_a_worker_made_that_audits_find_wrong_is_made_again_by_others(client: Client) -> None:
     generator, referee = off_on(["generator-0"])
-    audits = Audits(AuditConfig(share=1), generator, referee, lambda step: PolicyVersion(step, f"v{step}", ""))
+    found: Callable[[int], PolicyVersion] = lambda step: PolicyVersion(step, f"v{step}", "")  # noqa: E731
+    audits = Audits(AuditConfig(share=1), generator, referee, found, found)
     said: list[str] = []
     with Dispatch(client, PlacementConfig(), said.append) as dispatch:
         assert audits.possible(dispatch)

@@ -33,8 +33,10 @@ class Cluster:
         check: Callable[[int, str], str],
         at_once: tuple[type[Exception], ...],
         done: Callable[[int, str, str], bool],
+        without: Callable[[int], frozenset[str]],
     ) -> Iterator[tuple[int, str]]:
         assert (call, order) == ("generate", (3, 0))
+        assert [without(at) for at in range(len(items))] == [frozenset(item) for item in items]
         self.at_once.append(at_once)
         for index in reversed(range(len(items))):
             if len(self.handed_out) // 2 > len(self.mended):
@@ -62,7 +64,9 @@ def leases(cluster: Any, mend: Mend) -> dict[int, str]:
         makers[index] = worker
         return True
 
-    calls = leased(*call, check=check, mend=mend, order=(3, 0), done=note)
+    calls = leased(
+        *call, check=check, mend=mend, order=(3, 0), done=note, without=lambda index: frozenset(named(index))
+    )
     done = dict(calls)
     assert makers == {index: f"worker of {NAMES[index]}" for index in done}
     return done
