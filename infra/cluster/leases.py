@@ -156,7 +156,7 @@ class LeaseQueue:
         self._drop(assigned)
         self._calls.timeline.add(back.span(self._call, at))
         if back.leaving:
-            self._poll()
+            self._crew.changed()
             self._take_from(out.worker)  # what it was given since, it does not begin
         check = out.batch.check
         if check is not None and self._schedule.wants(assigned) and (why := check(assigned.item.index, back.result)):

@@ -6,8 +6,11 @@ from itertools import count
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from rl.admission import Asked, refusal
 from rl.config import SamplingConfig
@@ -129,6 +132,43 @@ def test_a_stop_string_over_the_tokens_of_two_slices_ends_a_completion(
     for steps in ([1], [2], [3], [1, 1, 1, 1, 1]):
         found, _ = drawn([policy, make_policy(eager=2.0)], problems, steps, stop=("never", stop))
         check_same(found, whole)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_under_newer_weights_each_token_has_the_log_prob_of_those_that_drew_it(
+    swapped: bool,
+    make_policy: Make,
+    problems: list[Problem],
+    exactly: Callable[[PreTrainedModel], PreTrainedModel],
+    alone: Callable[..., Tensor],
+) -> None:
+    old, new = make_policy(seed=0, eager=2.0), make_policy(seed=1, eager=2.0)
+    config, asked = SamplingConfig(max_tokens=LIMIT), {"samples": 4, "seed": 0, "step": 0, "groups": range(3)}
+    first = sample(old, 4, problems, config, **asked, stop_now=after(4))  # type: ignore[arg-type]
+    first = replace(first, makers=(Maker(),) * 3)
+    weights = {name: value.clone() for name, value in new.weights().items()}
+    policy, versions = (make_policy(seed=0, eager=2.0), iter([6])) if swapped else (new, iter([]))
+
+    def fresh() -> int | None:  # it comes before the first token
+        if (version := next(versions, None)) is not None:
+            policy.load_weights(weights)
+        return version
+
+    so_far = SoFar.of(first, LIMIT)
+    rest = sample(policy, 5, problems, config, **asked, so_far=so_far, fresh=fresh)  # type: ignore[arg-type]
+    found = joined(first, replace(rest, makers=(Maker(),) * 3))
+    scored = {4: exactly(old.model), 6 if swapped else 5: exactly(new.model)}
+    assert set(found.versions[found.inside]) == set(scored)
+    for p, prompt in enumerate(found.prompts):
+        for g, length in enumerate(found.lengths[p]):
+            tokens, versions_of = found.tokens[p, g, :length], found.versions[p, g, :length]
+            assert versions_of.tolist() == sorted(versions_of)
+            assert (versions_of == 4).sum() == min(4, length)
+            for version, model in scored.items():
+                with torch.no_grad():
+                    expected = alone(model, prompt, tokens).numpy()
+                drew = versions_of == version
+                np.testing.assert_allclose(found.logprobs[p, g, :length][drew], expected[drew], atol=1e-4)
 
 
 def test_two_types_of_arithmetic_are_none(make_policy: Make, problems: list[Problem]) -> None:

@@ -1,6 +1,7 @@
 """Leases in slices by whoever is free: no token is older than the one before it, or than its batch may be."""
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from flows.config import TrainConfig
 from infra.cluster.placement import Offer
+from infra.cluster.resident import drop
 from infra.weights.version import PolicyVersion
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Maker, Problem, Rollouts
@@ -18,6 +20,7 @@ from tasks.calls.generator import Generator
 from tasks.collection import SLICE_SECONDS, BatchConfig
 from tasks.lease import Lease, Slice, moved
 from tasks.slices import Slices
+from tests.tasks.test_generator import SPEC, published
 
 LIMIT, SAMPLES = 6, 2
 GENERATOR = Generator(PolicyConfig(), SamplingConfig(max_tokens=LIMIT), samples=SAMPLES, seed=0, slice_seconds=1.0)
@@ -107,6 +110,33 @@ def test_whatever_is_published_and_swapped_meanwhile_no_token_is_older_than_the_
     assert moved(made) == sum(len(names) > 1 for names in by)
     assert sum(int((one.end - one.start).sum()) for one in made) == rollouts.generated_tokens
     assert {name for maker in rollouts.makers for name in maker.worker.split(", ")} == set[str]().union(*by)
+
+
+def test_generators_that_take_turns_at_a_lease_make_what_one_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl.slices.SHARE", 1e9)
+    version = published(tmp_path / "run", 3)
+    one = replace(SPEC, slice_seconds=1e-6)
+    slices = Slices(one, 3, [LEASE], range(3, 4), 10**6, lambda _: version)
+    done, count = False, 0
+    while not done:
+        part = one.generate(*slices.arguments(0))
+        assert slices.check(0, part) == ""
+        done = slices.take(0, part, WORKERS[count % 2])
+        count += 1
+        for name in ("sampler", "mirror") if count < 3 else ():
+            drop(name)  # the next one is another worker
+    found, made = slices.whole(0)
+    whole = SPEC.generate(version, 3, LEASE.groups, LEASE.problems)
+    for name in ("sampler", "mirror"):
+        drop(name)
+    assert len(made) == count == whole.lengths.max()  # a token each
+    np.testing.assert_array_equal(found.tokens, whole.tokens)
+    np.testing.assert_array_equal(found.versions, whole.versions)
+    np.testing.assert_allclose(found.logprobs, whole.logprobs, atol=1e-5)
+    assert (found.texts, found.ended.tolist()) == (whole.texts, whole.ended.tolist())
+    assert found.makers == (Maker("a, b", "float32"),) * 2
 
 
 def test_a_slice_begins_with_the_versions_of_those_that_go_on() -> None:
