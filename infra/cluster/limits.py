@@ -54,10 +54,10 @@ def find_limits(costs: Costs, places: Places, staleness: int) -> Limits:
     widest = max(len(workers) for workers in places.values())
     costs = replace(costs, leases=min(costs.leases, max(FINE[0], FINE[1] * widest)))
     now = simulate(costs, places, min(staleness, DEEPEST)).seconds
-    changes = [
-        replace(change, gain=now / simulate(other, moved, min(versions, DEEPEST + 1)).seconds)
-        for change, other, moved, versions in _changes(costs, places, staleness)
-    ]
+    changes = []
+    for change in _changes(costs, places):
+        other, moved, versions = changed(change, costs, places, min(staleness, DEEPEST))
+        changes.append(replace(change, gain=now / simulate(other, moved, versions).seconds))
     fewest, more = _fewest(costs, places, staleness)
     return Limits(now, tuple(sorted(changes, key=lambda change: -_rank(change, staleness))), fewest, more)
 
@@ -102,25 +102,31 @@ def leases_within(costs: Costs, places: Places, worker: str, seconds: float) -> 
     return max(0.0, seconds - sum(waits.values())) / each
 
 
-def _changes(costs: Costs, places: Places, staleness: int) -> Iterator[tuple[Change, Costs, Places, int]]:
-    """Each change, and what it makes of costs, placement and staleness."""
+def changed(change: Change, costs: Costs, places: Places, staleness: int) -> tuple[Costs, Places, int]:
+    """What this change makes of them."""
+    if change.kind == "worker":
+        return *with_more(costs, places, change.worker, change.count), staleness
+    if change.kind == "trainer":
+        return _faster(costs, places, (change.worker,)), places, staleness
+    if change.kind == "link":
+        return _faster_link(costs), places, staleness
+    return costs, places, staleness + 1
+
+
+def _changes(costs: Costs, places: Places) -> Iterator[Change]:
+    """All that are tried."""
     seen: set[str] = set()
     for call in costs.calls:
         fastest = min(places[call.name], key=lambda worker, call=call: (call.seconds[worker], worker))  # type: ignore[misc]
         if call.each == "lease" and fastest not in seen and not _alone(places, call):
             seen.add(fastest)
-            count = ceil(len(places[call.name]) / PART)
-            yield (
-                Change("worker", 1.0, call.name, fastest, count),
-                *with_more(costs, places, fastest, count),
-                staleness,
-            )
+            yield Change("worker", 1.0, call.name, fastest, ceil(len(places[call.name]) / PART))
     trained = {places[each.name]: each.name for each in costs.calls if each.each == "batch"}
     for (worker,), name in {**trained, places["train"]: "train"}.items():
-        yield Change("trainer", 1.0, name, worker), _faster(costs, places, (worker,)), places, staleness
+        yield Change("trainer", 1.0, name, worker)
     if costs.fetching or costs.handing_over > costs.logging:
-        yield Change("link", 1.0), _faster_link(costs), places, staleness
-    yield Change("staleness", 1.0), costs, places, staleness + 1
+        yield Change("link", 1.0)
+    yield Change("staleness", 1.0)
 
 
 def _alone(places: Places, call: Work) -> bool:
