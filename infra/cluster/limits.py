@@ -20,6 +20,7 @@ from infra.cluster.simulation import simulate
 Kind = Literal["worker", "trainer", "link", "staleness"]
 TIMES = 2  # as fast is a trainer, or the weights' way, that is tried
 SLACK = 0.05  # share of a step that a trainer may wait and is busy all the same
+FREE = 0.01  # of its seconds, for work that counts for next to nothing
 PART = 8  # one more is tried for each so many workers of a call
 MOST = 16  # generators more that are looked at
 FURTHER = 3  # than what throughput alone asks for, as waits may
@@ -88,10 +89,17 @@ def with_more(costs: Costs, places: Places, worker: str, count: int = 1) -> tupl
     ), {name: (*workers, *(new if name in shared else ())) for name, workers in places.items()}
 
 
-def trainer_seconds(costs: Costs, places: Places) -> float:
-    """Seconds of a step in which its trainer waits for nothing: of all that it alone does, and of bookkeeping."""
-    (trainer,) = places["train"]
-    return costs.logging + sum(call.seconds[trainer] for call in costs.calls if places[call.name] == (trainer,))
+def trainer_seconds(costs: Costs, places: Places, staleness: int) -> float:
+    """Seconds of a step whose trainer waits for no other worker, but for cores that other programs take: simulated,
+    with next to no work for the others."""
+    calls = tuple(
+        call
+        if places[call.name] == places["train"]
+        else replace(call, seconds={worker: FREE * seconds for worker, seconds in call.seconds.items()})
+        for call in costs.calls
+    )
+    waits = {pair: FREE * seconds for pair, seconds in costs.fetching.items()}
+    return simulate(replace(costs, calls=calls, fetching=waits), places, min(staleness, DEEPEST)).seconds
 
 
 def leases_within(costs: Costs, places: Places, worker: str, seconds: float) -> float:
@@ -163,9 +171,7 @@ def _fewest(costs: Costs, places: Places, staleness: int) -> tuple[tuple[str, ..
     """See Limits. Not where the trainer waits by design, or generates itself."""
     if staleness == 0 or set(places["train"]) & set(places["generate"]):
         return (), 0
-    own = trainer_seconds(costs, places)
-    if own <= 0:
-        return (), 0
+    own = trainer_seconds(costs, places, staleness)
     rate = {worker: leases_within(costs, places, worker, own) for worker in places["generate"]}
     first = sorted(rate, key=lambda worker: (-rate[worker], worker))
 
