@@ -20,6 +20,7 @@ from infra.cluster.simulation import simulate
 Kind = Literal["worker", "trainer", "link", "staleness"]
 TIMES = 2  # as fast is a trainer, or the weights' way, that is tried
 SLACK = 0.05  # share of a step that a trainer may wait and is busy all the same
+FREE = 0.01  # of its seconds, for work that counts for next to nothing
 PART = 8  # one more is tried for each so many workers of a call
 MOST = 16  # generators more that are looked at
 FURTHER = 3  # than what throughput alone asks for, as waits may
@@ -54,10 +55,10 @@ def find_limits(costs: Costs, places: Places, staleness: int) -> Limits:
     widest = max(len(workers) for workers in places.values())
     costs = replace(costs, leases=min(costs.leases, max(FINE[0], FINE[1] * widest)))
     now = simulate(costs, places, min(staleness, DEEPEST)).seconds
-    changes = [
-        replace(change, gain=now / simulate(other, moved, min(versions, DEEPEST + 1)).seconds)
-        for change, other, moved, versions in _changes(costs, places, staleness)
-    ]
+    changes = []
+    for change in _changes(costs, places):
+        other, moved, versions = changed(change, costs, places, min(staleness, DEEPEST))
+        changes.append(replace(change, gain=now / simulate(other, moved, versions).seconds))
     fewest, more = _fewest(costs, places, staleness)
     return Limits(now, tuple(sorted(changes, key=lambda change: -_rank(change, staleness))), fewest, more)
 
@@ -88,10 +89,17 @@ def with_more(costs: Costs, places: Places, worker: str, count: int = 1) -> tupl
     ), {name: (*workers, *(new if name in shared else ())) for name, workers in places.items()}
 
 
-def trainer_seconds(costs: Costs, places: Places) -> float:
-    """Seconds of a step in which its trainer waits for nothing: of all that it alone does, and of bookkeeping."""
-    (trainer,) = places["train"]
-    return costs.logging + sum(call.seconds[trainer] for call in costs.calls if places[call.name] == (trainer,))
+def trainer_seconds(costs: Costs, places: Places, staleness: int) -> float:
+    """Seconds of a step whose trainer waits for no other worker, but for cores that other programs take: simulated,
+    with next to no work for the others."""
+    calls = tuple(
+        call
+        if places[call.name] == places["train"]
+        else replace(call, seconds={worker: FREE * seconds for worker, seconds in call.seconds.items()})
+        for call in costs.calls
+    )
+    waits = {pair: FREE * seconds for pair, seconds in costs.fetching.items()}
+    return simulate(replace(costs, calls=calls, fetching=waits), places, min(staleness, DEEPEST)).seconds
 
 
 def leases_within(costs: Costs, places: Places, worker: str, seconds: float) -> float:
@@ -102,25 +110,31 @@ def leases_within(costs: Costs, places: Places, worker: str, seconds: float) -> 
     return max(0.0, seconds - sum(waits.values())) / each
 
 
-def _changes(costs: Costs, places: Places, staleness: int) -> Iterator[tuple[Change, Costs, Places, int]]:
-    """Each change, and what it makes of costs, placement and staleness."""
+def changed(change: Change, costs: Costs, places: Places, staleness: int) -> tuple[Costs, Places, int]:
+    """What this change makes of them."""
+    if change.kind == "worker":
+        return *with_more(costs, places, change.worker, change.count), staleness
+    if change.kind == "trainer":
+        return _faster(costs, places, (change.worker,)), places, staleness
+    if change.kind == "link":
+        return _faster_link(costs), places, staleness
+    return costs, places, staleness + 1
+
+
+def _changes(costs: Costs, places: Places) -> Iterator[Change]:
+    """All that are tried."""
     seen: set[str] = set()
     for call in costs.calls:
         fastest = min(places[call.name], key=lambda worker, call=call: (call.seconds[worker], worker))  # type: ignore[misc]
         if call.each == "lease" and fastest not in seen and not _alone(places, call):
             seen.add(fastest)
-            count = ceil(len(places[call.name]) / PART)
-            yield (
-                Change("worker", 1.0, call.name, fastest, count),
-                *with_more(costs, places, fastest, count),
-                staleness,
-            )
+            yield Change("worker", 1.0, call.name, fastest, ceil(len(places[call.name]) / PART))
     trained = {places[each.name]: each.name for each in costs.calls if each.each == "batch"}
     for (worker,), name in {**trained, places["train"]: "train"}.items():
-        yield Change("trainer", 1.0, name, worker), _faster(costs, places, (worker,)), places, staleness
+        yield Change("trainer", 1.0, name, worker)
     if costs.fetching or costs.handing_over > costs.logging:
-        yield Change("link", 1.0), _faster_link(costs), places, staleness
-    yield Change("staleness", 1.0), costs, places, staleness + 1
+        yield Change("link", 1.0)
+    yield Change("staleness", 1.0)
 
 
 def _alone(places: Places, call: Work) -> bool:
@@ -157,9 +171,7 @@ def _fewest(costs: Costs, places: Places, staleness: int) -> tuple[tuple[str, ..
     """See Limits. Not where the trainer waits by design, or generates itself."""
     if staleness == 0 or set(places["train"]) & set(places["generate"]):
         return (), 0
-    own = trainer_seconds(costs, places)
-    if own <= 0:
-        return (), 0
+    own = trainer_seconds(costs, places, staleness)
     rate = {worker: leases_within(costs, places, worker, own) for worker in places["generate"]}
     first = sorted(rate, key=lambda worker: (-rate[worker], worker))
 

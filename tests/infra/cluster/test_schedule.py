@@ -114,11 +114,14 @@ def test_what_was_given_up_is_let_go_but_by_a_late_worker(late: bool) -> None:
 STEPS = st.tuples(st.sampled_from("add answer lose refuse hold wait drop".split()), st.integers(0, 7))
 
 
-@given(st.lists(STEPS, max_size=60), st.integers(1, 3))
+@given(st.lists(STEPS, max_size=60), st.integers(1, 3), st.booleans())
 def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_first(
-    happenings: list[tuple[str, int]], workers: int
+    happenings: list[tuple[str, int]], workers: int, paced: bool
 ) -> None:
+    """Unless it is left to a worker that will have done it sooner, of whom nothing is known where not `paced`."""
     schedule, now, batches = Schedule(1.0), 0.0, 0
+    if not paced:
+        schedule._took.usual = lambda _: None  # type: ignore[method-assign]
     dropped: set[int] = set()
     counted: Counter[Item] = Counter()
     added: list[Item] = []
@@ -152,11 +155,12 @@ def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_
         left = {item for item in added if item.batch not in dropped and not counted[item]}
         waiting = left - before - {lease.item for lease in made}
         fresh = [lease.item for lease in made if lease.item not in before]
-        assert all(item <= other for item in fresh for other in waiting)
-        assert fresh == sorted(fresh)
+        if not paced:
+            assert all(item <= other for item in fresh for other in waiting)
+            assert fresh == sorted(fresh)
         held = [lease.worker for lease in schedule.assignments if lease.finished is None]
         assert len(held) == len(set(held))
-        assert not waiting or len(held) == workers
+        assert not waiting or len(held) == workers or (paced and held)
     assert schedule.assignments == []
     assert {item for item in added if item.batch not in dropped} <= set(counted.elements())
     assert all(times <= 1 for times in counted.values())
@@ -244,7 +248,7 @@ def test_of_idle_workers_the_one_that_was_free_first_is_first(freed: list[str], 
     schedule = Schedule(10)
     schedule.add(items(0, (1,), 6))
     first = {assigned.worker: assigned for assigned in schedule.hand_out(WORKERS, 0)}
-    for now, worker in enumerate(freed, 1):
-        schedule.finished(first[worker], now)
+    for after, worker in enumerate(freed):
+        schedule.finished(first[worker], 10 + after / 10)  # so that none would be much sooner than another
         schedule.done(first[worker])
-    assert [assigned.worker for assigned in schedule.hand_out(asked, 9)] == freed
+    assert [assigned.worker for assigned in schedule.hand_out(asked, 19)] == freed
