@@ -59,8 +59,10 @@ def find_limits(costs: Costs, places: Places, staleness: int) -> Limits:
     for change in _changes(costs, places):
         other, moved, versions = changed(change, costs, places, min(staleness, DEEPEST))
         changes.append(replace(change, gain=now / simulate(other, moved, versions).seconds))
-    fewest, more = _fewest(costs, places, staleness)
-    return Limits(now, tuple(sorted(changes, key=lambda change: -_rank(change, staleness))), fewest, more)
+    changes.sort(key=lambda change: -_rank(change, staleness))
+    trains = (changes[0].kind, changes[0].call) == ("trainer", "train")
+    fewest, more = _fewest(costs, places, staleness, now if trains else 0.0)
+    return Limits(now, tuple(changes), fewest, more)
 
 
 def _rank(change: Change, staleness: int) -> float:
@@ -167,8 +169,9 @@ def _faster_link(costs: Costs) -> Costs:
     )
 
 
-def _fewest(costs: Costs, places: Places, staleness: int) -> tuple[tuple[str, ...], int]:
-    """See Limits. Not where the trainer waits by design, or generates itself."""
+def _fewest(costs: Costs, places: Places, staleness: int, enough: float) -> tuple[tuple[str, ...], int]:
+    """See Limits. Not where the trainer waits by design, or generates itself. `enough`: seconds of a step whose trainer
+    is busy, as it is; where generators share its cores it is longer than `trainer_seconds`."""
     if staleness == 0 or set(places["train"]) & set(places["generate"]):
         return (), 0
     own = trainer_seconds(costs, places, staleness)
@@ -176,7 +179,7 @@ def _fewest(costs: Costs, places: Places, staleness: int) -> tuple[tuple[str, ..
     first = sorted(rate, key=lambda worker: (-rate[worker], worker))
 
     def busy(known: Costs, placed: Places) -> bool:
-        return own >= (1 - SLACK) * simulate(known, placed, min(staleness, DEEPEST)).seconds
+        return simulate(known, placed, min(staleness, DEEPEST)).seconds <= max(enough, own / (1 - SLACK))
 
     need = (1 - SLACK) * costs.leases
     for count in range(1, len(first) + 1):

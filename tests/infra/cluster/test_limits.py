@@ -108,6 +108,15 @@ def test_a_trainer_that_waits_for_cores_alone_is_busy_all_the_same() -> None:
     assert find_limits(costs, places, 1).fewest == find_limits(alone, places, 1).fewest == ("a",)
 
 
+def test_generators_on_the_cores_of_a_busy_trainer_do_where_steps_are_no_longer_with_them() -> None:
+    here = {"machine": dict.fromkeys("abt", "m"), "cores": {"m": 2.0}, "others": {"m": 2.0}}
+    costs = step({"a": 2.3, "b": 2.4}, {"v": 0.1}, {"t": 8.0}, **here)
+    found = find_limits(costs, everywhere(costs), 1)
+    assert trainer_seconds(costs, everywhere(costs), 1) < 0.95 * found.seconds
+    assert found.changes[0].kind == "trainer"
+    assert found.fewest == ("a",)
+
+
 def test_one_more_worker_has_a_machine_of_its_own_and_what_the_other_has() -> None:
     costs = step(
         {"w": 2.0},
