@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,32 +171,36 @@ def trained(stage: Stage, name: str, make: Make | None, usual: float, weights: s
     """A run with this fault; `usual` seconds a step and these weights are those of one without."""
     stage.settle()
     run = stage.run_folder(name)
-    resumed = False
-    with stage.train("--run", name) as process:
+    faults = []
+    with ThreadPoolExecutor(1) as pool, stage.train("--run", name) as process:
         accident = Accident(stage, run, process)
-        if make is not None:
-            until(lambda: AFTER in stage.metrics(run, "groups/used") or process.poll() is not None, PATIENCE)
-            making = threading.Thread(target=make, args=(accident,))
-            making.start()
+        making = None if make is None else pool.submit(make_after, make, accident)
         _, said = process.communicate(timeout=PATIENCE)
-    if make is kill_flow:
-        resumed = True
-        with stage.place.started("train", "--json", "--resume", name) as process:
-            _, said = process.communicate(timeout=PATIENCE)
-    accident.over.set()
-    if make is not None:
-        making.join(PATIENCE)
-    faults = [] if process.returncode == 0 else [f"exit code {process.returncode}: {said.strip().splitlines()[-1]}"]
+        if make is kill_flow:
+            with stage.place.started("train", "--json", "--resume", name) as process:
+                _, said = process.communicate(timeout=PATIENCE)
+        accident.over.set()
+        if making is not None and (error := making.exception(PATIENCE)) is not None:
+            faults.append(f"it could not be made, or did not come back: {error}")
+    if process.returncode != 0:
+        faults.append(f"exit code {process.returncode}: {said.strip().splitlines()[-1]}")
     try:
         check_steps(stage, run, stage.steps)
     except (AssertionError, OSError, KeyError) as error:
         faults.append(f"not every step was made and logged once: {error}")
     if weights and not faults and digest(run, stage.steps) != weights:
         faults.append("other weights")
-    logged = [at for at in times(run) if at > accident.at]
-    before = [at for at in times(run) if at <= accident.at]
-    gaps = [later - earlier for earlier, later in zip([*before[-1:], *logged], logged, strict=False)]
-    return Found(max(gaps, default=0) - usual, accident.back, resumed, tuple(faults))
+    at = times(run)
+    first = sum(time <= accident.at for time in at)
+    gaps = [later - earlier for earlier, later in pairwise(at[max(0, first - 1) :])]
+    return Found(max(gaps, default=0) - usual, accident.back, make is kill_flow, tuple(faults))
+
+
+def make_after(make: Make, accident: Accident) -> None:
+    """Make the fault, once the run has logged step AFTER."""
+    stage, process = accident.stage, accident.process
+    until(lambda: AFTER in stage.metrics(accident.run, "groups/used") or process.poll() is not None, PATIENCE)
+    make(accident)
 
 
 def row(name: str, found: Sequence[Found]) -> str:

@@ -23,9 +23,9 @@ MACHINES = {"g0": "generator", "g1": "generator", "t": "trainer", "v": "verifier
 OPTIONS = {
     "staleness": "0",
     "held_out": "16",
-    "batch.prompts": "8",
-    "batch.samples": "4",
-    "batch.lease": "2",
+    "batch.prompts": "16",
+    "batch.samples": "8",
+    "batch.lease": "4",
     "tracking.system_metrics": "false",
     "tracking.report": "false",
 }
