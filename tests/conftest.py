@@ -53,10 +53,24 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share", metavar="K/N", help="slow tests: of the files that hold some every N-th, from the K-th on"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those that take longest first, of which no process is left with one at the end: on machines of their own; then as
-    they stand, `flows` before the rest."""
+    they stand, `flows` before the rest. Of the slow ones a share, if that is asked for."""
     items.sort(key=lambda item: "netns" not in item.path.parts)
+    if (share := config.getoption("share")) is None:
+        return
+    first, every = map(int, share.split("/"))
+    files = sorted({item.path for item in items if item.get_closest_marker("slow")})
+    there = set(files[first % every :: every])
+    left = [item for item in items if item.get_closest_marker("slow") and item.path not in there]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in set(left)]
 
 
 @pytest.hookimpl(optionalhook=True)
