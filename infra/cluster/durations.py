@@ -3,7 +3,6 @@
 import threading
 from collections import deque
 from collections.abc import Collection
-from statistics import median
 
 from infra.cluster.lease_config import PATIENCE
 from infra.cluster.placement import Offer
@@ -36,11 +35,6 @@ class Durations:
         with self._lock:
             took = self._took.values() if work is None else [self._took.get(work, ())]
             return max((seconds for each in took for seconds in each), default=None)
-
-    def usual(self, work: str) -> float | None:
-        """Seconds of the last calls that did `work`, the median; None where there was none."""
-        with self._lock:
-            return median(took) if (took := self._took.get(work)) else None
 
     def limit(self, work: str, least: float) -> float:
         """Seconds after which a call that does `work` is late; at least `least`."""

@@ -1,9 +1,8 @@
 """Which item of a call goes to which worker next: plain data, without a clock or a cluster.
 
 Items of several batches wait in one queue, by the order of their batch, its number and their index in it. A worker has
-one item at a time, and leaves the last ones of a batch to others that will have done them sooner. One that is late is
-given to another worker too, where its place in the queue is: the first result counts, and the late worker gets nothing
-more until it answers. Of idle workers the one that is idle longest is first.
+one item at a time. One that is late is given to another worker too, where its place in the queue is: the first result
+counts, and the late worker gets nothing more until it answers. Of idle workers the one that is idle longest is first.
 """
 
 import heapq
@@ -14,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from infra.cluster.durations import Durations, late_after
 from infra.cluster.lease_config import PATIENCE
 
-SOONER = 0.8  # of the time that a worker would take, in which others have to have done its item and those before
-OVERDUE = 1.5  # times its usual time, after which nobody counts on a worker
 QUIET_SHARE = 0.2  # of the least seconds, for a worker that gives no sign of life
 
 
@@ -94,9 +91,7 @@ class Schedule:
         while self._waiting:
             if self._waiting[0] not in self._open:
                 heapq.heappop(self._waiting)
-            elif self._is_for_others(self._waiting[0], worker, workers) or self._is_sooner_by_others(
-                self._waiting[0], worker, workers, now
-            ):
+            elif self._is_for_others(self._waiting[0], worker, workers):
                 for_others.append(heapq.heappop(self._waiting))
             else:
                 break
@@ -123,21 +118,6 @@ class Schedule:
             return False
         tried = out | {at.worker for at in self._of(item)}
         return any(other not in tried for other in workers)
-
-    def _is_sooner_by_others(self, item: Item, worker: str, workers: Sequence[str], now: float) -> bool:
-        """Whether others will have done what waits of the item's batch, and before it, when `worker` is far from it."""
-        if (mine := self._took.usual(worker)) is None:
-            return False
-        held = {at.worker: at.waited(now) for at in self.assignments if at.finished is None}
-        done = 0
-        for other in workers:
-            usual = self._took.usual(other)
-            if other == worker or not usual or self._is_for_others(item, other, workers):
-                continue
-            if (waited := held.get(other)) is None or waited < OVERDUE * usual:
-                left = 0.0 if waited is None else max(0.0, usual - waited)
-                done += max(0, int((SOONER * mine - left) / usual))
-        return done > 0 and done >= sum((each.order, each.batch) <= (item.order, item.batch) for each in self._waiting)
 
     def _overdue(self, now: float, quiet: Collection[str]) -> list[Item]:
         """Items all of whose assignments are late."""

@@ -1,10 +1,10 @@
 """Steps as the cluster would run them: an idle worker takes the first call that is ready and that it may run.
 
 This is what `infra.cluster.leases` and Dask do, in a model of a few lines: calls of an earlier step come first, leases
-are pulled, the last ones of a batch left to workers that will have done them sooner, a call for the whole batch waits
-for all of its leases, and batch k begins when version k − staleness is there. Workers that share the cores of a machine
-slow each other down, and other programs them. (ReaL judges its plans by unrolled steps too: arXiv 2406.14088, section
-5.)
+are pulled, a call for the whole batch waits for all of its leases, and batch k begins when version k − staleness is
+there. Workers that share the cores of a machine slow each other down, and other programs
+them. (ReaL judges its plans by unrolled steps too:
+arXiv 2406.14088, section 5.)
 """
 
 import heapq
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from infra.cluster.costs import Costs, Places, Work
 from infra.cluster.fair_share import rates
-from infra.cluster.schedule import SOONER
 
 NEXT_UPDATE, NEXT_STEP = "next update", "next step"  # what may begin, in place of a worker's name
 STEPS = 8  # that are looked at, after those at the beginning, for each batch that is under way at once
@@ -123,9 +122,6 @@ class _Simulation:
                 nobody.append(item)
                 continue
             worker = min(idle, key=lambda each, call=call: (call.seconds[each], each))  # type: ignore[misc]
-            if self._is_sooner_by_others(worker, call, item, nobody, now):
-                nobody.append(item)
-                continue
             self._idle.remove(worker)
             seconds = call.seconds[worker] / self._count(call)
             fetching = self._fetching(call, worker)
@@ -138,20 +134,6 @@ class _Simulation:
         for item in nobody:
             heapq.heappush(self._ready, item)
         self._pace(now)
-
-    def _is_sooner_by_others(self, worker: str, call: Work, item: _Item, before: list[_Item], now: float) -> bool:
-        """Whether others will have done its lease, and those before it, when this worker is far from it. `before`:
-        ready, and nobody's."""
-        places, mine = self._places[call.name], SOONER * call.seconds[worker]
-        if call.each == "batch" or not 0 < min(call.seconds[other] for other in places) <= mine:
-            return False
-        leases, done = self._count(call), 0
-        for other in places:
-            if other != worker and (running := self._running.get(other)) is not None and other not in self._idle:
-                left = max(0.0, running.left - running.pace * (now - running.since)) / (running.pace or 1.0)
-                done += max(0, int((mine - left * leases) / call.seconds[other]))
-        waiting = 1 + sum(each.at == item.at and each.step <= item.step for each in (*self._ready, *before))
-        return done >= waiting
 
     def _pace(self, now: float) -> None:
         """Say when each item ends as things are now: by the cores that it has, beside what runs on its machine."""

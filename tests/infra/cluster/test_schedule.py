@@ -114,14 +114,11 @@ def test_what_was_given_up_is_let_go_but_by_a_late_worker(late: bool) -> None:
 STEPS = st.tuples(st.sampled_from("add answer lose refuse hold wait drop".split()), st.integers(0, 7))
 
 
-@given(st.lists(STEPS, max_size=60), st.integers(1, 3), st.booleans())
+@given(st.lists(STEPS, max_size=60), st.integers(1, 3))
 def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_first(
-    happenings: list[tuple[str, int]], workers: int, paced: bool
+    happenings: list[tuple[str, int]], workers: int
 ) -> None:
-    """Unless it is left to a worker that will have done it sooner, of whom nothing is known where not `paced`."""
     schedule, now, batches = Schedule(1.0), 0.0, 0
-    if not paced:
-        schedule._took.usual = lambda _: None  # type: ignore[method-assign]
     dropped: set[int] = set()
     counted: Counter[Item] = Counter()
     added: list[Item] = []
@@ -155,12 +152,11 @@ def test_whatever_happens_each_item_counts_once_and_the_first_in_the_queue_goes_
         left = {item for item in added if item.batch not in dropped and not counted[item]}
         waiting = left - before - {lease.item for lease in made}
         fresh = [lease.item for lease in made if lease.item not in before]
-        if not paced:
-            assert all(item <= other for item in fresh for other in waiting)
-            assert fresh == sorted(fresh)
+        assert all(item <= other for item in fresh for other in waiting)
+        assert fresh == sorted(fresh)
         held = [lease.worker for lease in schedule.assignments if lease.finished is None]
         assert len(held) == len(set(held))
-        assert not waiting or len(held) == workers or (paced and held)
+        assert not waiting or len(held) == workers
     assert schedule.assignments == []
     assert {item for item in added if item.batch not in dropped} <= set(counted.elements())
     assert all(times <= 1 for times in counted.values())
