@@ -119,6 +119,13 @@ class Rollouts:
         within: NDArray[np.bool_] = np.arange(self.tokens.shape[2]) < self.lengths[..., None]
         return within
 
+    def typed(self) -> "Rollouts":
+        """With arrays of the types above: a worker may have returned others of their kind."""
+        types = {"iu": np.int32, "f": np.float32, "b": np.bool_}
+        return replace(
+            self, **{name: getattr(self, name).astype(types[kind]) for name, (_, kind) in arrays(type(self)).items()}
+        )
+
     def made_by(self, worker: str) -> "Rollouts":
         """As sampled by the worker of this name."""
         makers = self.makers or (Maker(),) * len(self.problems)

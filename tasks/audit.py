@@ -45,13 +45,13 @@ class Audits:
         """Whether there are two generators: one that is alone has nobody to audit it."""
         return len(_auditors(dispatch)) > 1
 
-    def due(self, dispatch: Dispatch, step: int, lease: Lease, slices: Sequence[Slice]) -> Slice | None:
-        """The slice of this lease that is audited, None where none is: that of a worker that was found wrong before, or
-        any, by the lease's name alone."""
+    def due(self, dispatch: Dispatch, step: int, lease: Lease, slices: Sequence[Slice]) -> list[Slice]:
+        """The slices of this lease that are audited: all by workers that were found wrong before; else one, by the
+        lease's name alone, or none."""
         drawn, _ = draws(self.generator.seed, step, lease.groups.start)
-        watched = next((one for one in slices if dispatch.exclusions.is_watched(one.by)), None)
-        if watched is None and slices and drawn < self.config.share:
-            return slices[int(drawn / self.config.share * len(slices))]
+        watched = [one for one in slices if dispatch.exclusions.is_watched(one.by)]
+        if not watched and slices and drawn < self.config.share:
+            return [slices[int(drawn / self.config.share * len(slices))]]
         return watched
 
     def of(self, dispatch: Dispatch, collection: Collection, lease: Lease, rollouts: Rollouts, made: Slice) -> None:
@@ -77,18 +77,18 @@ class Audits:
                 if wrong == "maker":
                     collection.found_wrong(lease)
             else:
-                self._agree(dispatch, collection, lease, worker, auditor)
+                self._agree(dispatch, collection, lease, made, auditor)
             collection.audited(Audited(maker, Maker(auditor.name, scored.dtype), kl, wrong))
             return
         collection.audited(Audited(maker))
 
-    def _agree(self, dispatch: Dispatch, collection: Collection, lease: Lease, worker: Offer, auditor: Offer) -> None:
+    def _agree(self, dispatch: Dispatch, collection: Collection, lease: Lease, made: Slice, auditor: Offer) -> None:
         """Two workers agree. Of two that were found wrong before, that says nothing: what is wrong may be the same."""
         is_watched = dispatch.exclusions.is_watched
         if not is_watched(auditor):
-            collection.found_right(lease, worker)
-            dispatch.exclusions.found_right(worker)
-        elif not is_watched(worker):
+            collection.found_right(lease, made)
+            dispatch.exclusions.found_right(made.by)
+        elif not is_watched(made.by):
             dispatch.exclusions.found_right(auditor)
 
     def _scored(
@@ -185,7 +185,7 @@ def audit(dispatch: Dispatch, collection: Collection, audits: Audits) -> None:
         asked = [
             threads.submit(of, lease, rollouts, made)
             for lease, rollouts in collection.arrivals(AUDIT)
-            if (made := audits.due(dispatch, collection.step, lease, collection.slices(lease))) is not None
+            for made in audits.due(dispatch, collection.step, lease, collection.slices(lease))
         ]
         for audited in as_completed(asked):
             audited.result()

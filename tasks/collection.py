@@ -98,7 +98,7 @@ class Collection:
         self._leases: dict[int, Lease] = {}  # that came back, by their first group
         self._slices: dict[int, tuple[Slice, ...]] = {}  # by the same: who has made it
         self._wrong: set[int] = set()  # by the same: what audits have found wrong
-        self._right: set[tuple[int, str]] = set()  # by the same and the address of who has made it: found right
+        self._right: set[tuple[int, int]] = set()  # by the same and the slice's place: found right
         self._again: list[Lease] = []  # to be made again
         self._others: dict[int, frozenset[str]] = {}  # by the same: addresses of whom it is to be made again without
         self._ends: list[int] = []  # groups up to the end of each wave
@@ -186,10 +186,11 @@ class Collection:
         with self._changed:
             self._wrong.add(lease.groups.start)
 
-    def found_right(self, lease: Lease, by: Offer) -> None:
-        """An audit agrees with what this worker has made of the lease."""
+    def found_right(self, lease: Lease, made: Slice) -> None:
+        """An audit agrees with this slice of the lease."""
+        start = lease.groups.start
         with self._changed:
-            self._right.add((lease.groups.start, by.address))
+            self._right |= {(start, at) for at, one in enumerate(self.slices(lease)) if one is made}
 
     def without(self, lease: Lease) -> frozenset[str]:
         """The addresses of workers that do not make this lease while there are others: what they made was not right."""
@@ -208,8 +209,9 @@ class Collection:
         self._redrawn += sum(len(self._leases[start].groups) for start in again | later)
         for start in again | later:
             slices = self._slices.pop(start, ())
-            self._others[start] = frozenset(one.by.address for one in slices if start in again)
-            self._right -= {(start, one.by.address) for one in slices}
+            if start in again:
+                self._others[start] = self.without(self._leases[start]) | {one.by.address for one in slices}
+            self._right -= {(start, at) for at in range(len(slices))}
             self._judged.pop(start, None)
             for scores in self._scores.values():
                 scores.pop(start, None)
@@ -221,8 +223,8 @@ class Collection:
 
     def _is_in_doubt(self, start: int, distrusted: Callable[[Offer], bool], doubted: Callable[[Offer], bool]) -> bool:
         return any(
-            distrusted(one.by) or (doubted(one.by) and (start, one.by.address) not in self._right)
-            for one in self._slices[start]
+            distrusted(one.by) or (doubted(one.by) and (start, at) not in self._right)
+            for at, one in enumerate(self._slices[start])
         )
 
     def refuse(self, *_: object) -> None:

@@ -39,7 +39,7 @@ class Slices:
             self.leases[index].problems,
             self.generator.samples,
             self.generator.sampling.limit,
-            self._allowed(index),
+            self._published(self._allowed(index)),
             self.vocabulary,
             self._so_far(index),
             unfinished=self.generator.slice_seconds is not None,
@@ -48,7 +48,7 @@ class Slices:
 
     def take(self, index: int, returned: Rollouts, worker: Offer) -> bool:
         """Keep what this worker has made of the lease; whether that is done."""
-        made, before = returned.made_by(worker.name), self._made.get(index)
+        made, before = returned.typed().made_by(worker.name), self._made.get(index)
         start = np.zeros_like(made.lengths) if before is None else before.lengths
         found = made if before is None else joined(before, made)
         (maker, *_) = made.makers
@@ -59,6 +59,10 @@ class Slices:
     def whole(self, index: int) -> tuple[Rollouts, tuple[Slice, ...]]:
         """A lease that is done, and who has made it."""
         return self._made.pop(index), self._slices.pop(index)
+
+    def _published(self, versions: range) -> range:
+        """Those that there are by now: a worker that says another would have others go on with that."""
+        return range(versions.start, min(versions.stop, self.newest(versions.start).step + 1))
 
     def _so_far(self, index: int) -> SoFar | None:
         made = self._made.get(index)

@@ -17,7 +17,7 @@ from rl.graph import Graph
 
 STEPS = 6  # fewest that anything is said of: the first ones load and compile
 LAST = 50  # steps that it is taken from
-MOST_WORKERS = 32  # of a call: simulating more takes many seconds
+MOST_WORKERS = 8  # of a call: simulating more takes many seconds
 WORTH = 1.1  # times shorter that a step has to get by a change
 MISFIT = 0.25  # share of the step by which it may be off what its calls explain
 WAITS = 0.03  # share of its time that a trainer waits and is busy all the same

@@ -157,7 +157,7 @@ class LeaseQueue:
         self._calls.timeline.add(back.span(self._call, at))
         if back.leaving:
             self._crew.changed()
-            self._take_from(out.worker)  # what it was given since, it does not begin
+            self._take_from(out.worker, begun=False)  # what it was given since
         check = out.batch.check
         if check is not None and self._schedule.wants(assigned) and (why := check(assigned.item.index, back.result)):
             self._schedule.give_back(assigned)
@@ -197,8 +197,9 @@ class LeaseQueue:
             self._crew.changed()
             self._take_from(worker)
 
-    def _take_from(self, worker: Offer) -> None:
-        for other in [each for each in self._out if each.worker == worker.address]:
+    def _take_from(self, worker: Offer, *, begun: bool = True) -> None:
+        """Hand out anew what a worker has; of one that leaves not what it has done."""
+        for other in [each for each in self._out if each.worker == worker.address and (begun or not each.finished)]:
             self._schedule.give_back(other)
             self._drop(other)
 
@@ -258,7 +259,7 @@ class LeaseQueue:
         self._calls.count(self._call)
         self._calls.timeline.add(Span(out.worker.name, self._call, out.since, time.time(), lost=True))
         self._schedule.give_back(assigned)
-        self._schedule.deaths[assigned.item] += 1
+        self._schedule.deaths[assigned.item] += self._schedule.wants(assigned)  # unless another has done it
         if self._schedule.deaths[assigned.item] >= self._attempts and assigned.item.batch in self._batches:
             self._fail(out.batch, poisoned(self._call, self._attempts))
 

@@ -109,7 +109,7 @@ def leases_within(costs: Costs, places: Places, worker: str, seconds: float) -> 
     mine = [call for call in costs.calls if call.each == "lease" and places[call.name] == places["generate"]]
     waits = {call.holds: costs.fetching.get((call.holds, worker), 0.0) for call in mine if call.holds is not None}
     each = sum(call.seconds[worker] for call in mine) / costs.leases
-    return max(0.0, seconds - sum(waits.values())) / each
+    return max(0.0, seconds - sum(waits.values())) / each if each > 0 else float(costs.leases)
 
 
 def changed(change: Change, costs: Costs, places: Places, staleness: int) -> tuple[Costs, Places, int]:

@@ -185,7 +185,7 @@ def collected(
     ("wrong", "why"),
     [
         ("token", "token id 1000000 is not in the vocabulary, 0 to 49"),
-        ("version", "a token was sampled with v-1, not with v7 to v9"),
+        ("version", "a token was sampled with v-1, not with v7 to v8"),
         ("type", "it is str, and not rollouts"),
     ],
 )

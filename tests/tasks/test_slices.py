@@ -152,7 +152,7 @@ def test_a_slice_begins_with_the_versions_of_those_that_go_on() -> None:
     assert not run.slices.take(0, replace(part, makers=(Maker(dtype="float32"),) * 2), WORKERS[0])
     assert run.slices.arguments(0)[0].step == 4  # which is waited for; the one of v5 is over
     part = Rollouts.padded(LEASE.problems, [[7], [8]], [[], [2], [], [2]], version=3, ended=[False, True, False, True])
-    assert run.slices.check(0, part) == "a token was sampled with v3, not with v4 to v5"
+    assert run.slices.check(0, part) == "a token was sampled with v3, not with v4 to v4"
 
 
 def test_a_lease_that_is_not_sliced_is_whole_or_refused() -> None:

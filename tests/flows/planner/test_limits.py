@@ -7,7 +7,7 @@ import pytest
 
 from flows.planner.contention import Machine
 from flows.planner.drawing import graph_named
-from flows.planner.limits import STEPS, Limit, limit_of_record, limit_of_steps
+from flows.planner.limits import MOST_WORKERS, STEPS, Limit, limit_of_record, limit_of_steps
 from infra.cluster.timeline import Span
 from infra.runs.metric_log import MetricLine
 from infra.runs.record import Record
@@ -105,8 +105,8 @@ def test_what_else_would_do_is_said_beside_it() -> None:
         r"staleness 1 would make steps [\d.]+ times faster, one more generator like jetson [\d.]+ times$",
         said(Lived(4.0, {"jetson": (8, 0.25)}, train=2.0), 0),
     )
-    many = Lived(4.0, {f"g{at}": (1, 4.0) for at in range(16)})
-    assert "for rollouts; 2 more generators like g0 would make steps" in said(many)
+    many = Lived(4.0, {f"g{at}": (1, 4.0) for at in range(MOST_WORKERS)})
+    assert "for rollouts; one more generator like g0 would make steps" in said(many)
     assert "like jetson on a machine of its own would" in said(Lived(4.0, JETSON), machines=SHARED)
 
 
@@ -115,6 +115,7 @@ def test_nothing_is_said_of_a_few_steps_or_of_what_their_calls_do_not_explain() 
     assert replace(run, steps=STEPS - 1).limit(1) is None
     assert replace(run, steps=STEPS).limit(1) is not None
     assert replace(run, train=0.0).limit(1) is None
+    assert Lived(4.0, {f"g{at}": (1, 4.0) for at in range(MOST_WORKERS + 1)}).limit(1) is None
     odd = replace(run, seconds=9.0).limit(1)
     assert odd is not None
     assert (
