@@ -53,7 +53,7 @@ train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)
 
 # A file's tests stay in one process, which starts its servers once; files in their order, those that take longest first. On two
-# cores a third process uses what the others leave while they wait for something.
+# cores a third process uses what the others leave while they wait for something; slow tests leave less, and start whole clusters.
 # What one process has compiled is not compiled again by the hundreds that tests start.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 
@@ -61,7 +61,7 @@ test: $(STAMP)
 	@$(PYTEST) --numprocesses 3 -m "not slow" $(ARGS)
 
 test-all: $(STAMP)
-	@$(PYTEST) --numprocesses 3 $(ARGS)
+	@$(PYTEST) --numprocesses 2 $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check
