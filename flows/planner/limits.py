@@ -77,12 +77,10 @@ class Limit:
         role = PLACED[best.call][0] if best.call in PLACED else "worker"
         machine = self.costs.machine.get(best.worker, "")
         shared = len(self.costs.sharing(machine)) > 1 if machine else False
-        more = f"one more {role}" if best.count == 1 else f"{best.count} more {role}s"
-        own = "" if not shared else " on a machine of its own" if best.count == 1 else " on machines of their own"
-        return f"{more} like {best.worker}{own}"
+        return f"one more {role} like {best.worker}{' on a machine of its own' if shared else ''}"
 
     def _enough(self, best: Change) -> str:
-        if best.call != "generate" or self.found.more <= best.count:
+        if best.call != "generate" or self.found.more <= 1:
             return ""
         return f", {self.found.more} would keep the trainer busy"
 

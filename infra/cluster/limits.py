@@ -21,7 +21,6 @@ Kind = Literal["worker", "trainer", "link", "staleness"]
 TIMES = 2  # as fast is a trainer, or the weights' way, that is tried
 SLACK = 0.05  # share of a step that a trainer may wait and is busy all the same
 FREE = 0.01  # of its seconds, for work that counts for next to nothing
-PART = 8  # one more is tried for each so many workers of a call
 MOST = 16  # generators more that are looked at
 FURTHER = 3  # than what throughput alone asks for, as waits may
 DEEPEST = 4  # staleness; more of it changes next to nothing
@@ -35,9 +34,8 @@ class Change:
 
     kind: Kind
     gain: float  # times shorter a step gets
-    call: str = ""  # of a worker more: what there are workers for
+    call: str = ""  # of one more worker: what there are workers for
     worker: str = ""  # the one that it is like, on a machine of its own; the trainer
-    count: int = 1  # of workers more
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def leases_within(costs: Costs, places: Places, worker: str, seconds: float) -> 
 def changed(change: Change, costs: Costs, places: Places, staleness: int) -> tuple[Costs, Places, int]:
     """What this change makes of them."""
     if change.kind == "worker":
-        return *with_more(costs, places, change.worker, change.count), staleness
+        return *with_more(costs, places, change.worker), staleness
     if change.kind == "trainer":
         return _faster(costs, places, (change.worker,)), places, staleness
     if change.kind == "link":
@@ -130,7 +128,7 @@ def _changes(costs: Costs, places: Places) -> Iterator[Change]:
         fastest = min(places[call.name], key=lambda worker, call=call: (call.seconds[worker], worker))  # type: ignore[misc]
         if call.each == "lease" and fastest not in seen and not _alone(places, call):
             seen.add(fastest)
-            yield Change("worker", 1.0, call.name, fastest, ceil(len(places[call.name]) / PART))
+            yield Change("worker", 1.0, call.name, fastest)
     trained = {places[each.name]: each.name for each in costs.calls if each.each == "batch"}
     for (worker,), name in {**trained, places["train"]: "train"}.items():
         yield Change("trainer", 1.0, name, worker)

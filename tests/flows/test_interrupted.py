@@ -36,7 +36,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(lab: Any, number: Signals
                 window.read()
                 return 2 in lab.metrics(run, "groups/used") or command.process.poll() is not None
 
-            until(has_steps, 200)  # with the start of a cluster, beside other tests
+            until(has_steps)
             if number == SIGINT:
                 command.signal_group(SIGINT)  # as a terminal does
             elif number == SIGTERM:
