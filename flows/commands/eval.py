@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flows.commands.command import Command
 from flows.commands.unused_up import say_unused_up
-from flows.commands.workplace import in_workplace
+from flows.commands.workplace import in_workplace, prepare_workplace
 from flows.config import EvalConfig
 from flows.options.reading import add_options, read_config
 from flows.report.summary import evaluation_outcome
@@ -43,6 +43,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 def _run(given: argparse.Namespace) -> None:
     config = read_config(EvalConfig, file=given.config, overrides=given.overrides, defaults=False)
     say_unused_up(config.cluster)
+    prepare_workplace(config.cluster)
     model = config.policy.model
     with named_storage_errors(model if "://" in model else runs_uri()):
         config = with_made_model(config, runs_uri())

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from flows.commands.command import say
 from flows.commands.unused_up import say_unused_up
-from flows.commands.workplace import in_workplace
+from flows.commands.workplace import in_workplace, prepare_workplace
 from flows.finetune_config import FinetuneConfig, RewardModelConfig
 from flows.options.reading import add_options, read_config
 from flows.report.summary import finetune_outcome
@@ -62,6 +62,7 @@ def train_on_examples(
             run = new_finetune(asked, runs)
     config = run.config
     say_unused_up(config.cluster)
+    prepare_workplace(config.cluster)
     if run.resumed:
         trusted(run, given.trust, ask=True)
     else:

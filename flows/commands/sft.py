@@ -8,7 +8,7 @@ from flows.commands.command import Command
 from flows.commands.on_examples import FIRST as EXAMPLE_OPTIONS
 from flows.commands.on_examples import add_example_options, train_on_examples
 from flows.commands.unused_up import say_unused_up
-from flows.commands.workplace import in_workplace
+from flows.commands.workplace import in_workplace, prepare_workplace
 from flows.finetune_config import SftConfig
 from flows.options.reading import read_config
 from flows.options.tree import changed_leaves
@@ -58,6 +58,7 @@ def _run(given: argparse.Namespace) -> None:
         return
     refuse_unused(config)
     say_unused_up(config.cluster)
+    prepare_workplace(config.cluster)
 
     def work(_: Display) -> str:
         with put_off():

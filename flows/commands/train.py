@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flows.commands.command import Command, say
 from flows.commands.unused_up import say_unused_up
-from flows.commands.workplace import in_workplace
+from flows.commands.workplace import in_workplace, prepare_workplace
 from flows.config import TrainConfig
 from flows.options.reading import add_options, read_config
 from flows.report.summary import run_name, summary
@@ -94,10 +94,12 @@ def _run(given: argparse.Namespace) -> None:
                 say_unused_up()
                 raise
         say_unused_up(run.config.cluster)
+        prepare_workplace(run.config.cluster)
         trusted(run, given.trust, ask=True)
     else:
         config = read_config(TrainConfig, file=given.config, overrides=given.overrides)
         say_unused_up(config.cluster)
+        prepare_workplace(config.cluster)
         with named_storage_errors(config.run if config.run and "://" in config.run else runs):
             run = new_run(with_named_reference(with_made_model(config, runs), runs), runs)
         refuse_odd_files(run.uri)  # a folder may be there before its run is

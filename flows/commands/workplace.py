@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 from flows.run.display import Display
-from flows.run.workplace import open_workplace
+from flows.run.workplace import IMPORTS, open_workplace
+from infra.cluster.cluster import prepare
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
@@ -16,6 +17,11 @@ from infra.services.prefect_server import prefect_server
 from infra.services.settled import read_settings_again
 
 T = TypeVar("T")
+
+
+def prepare_workplace(cluster: ClusterConfig) -> None:
+    """Begin with what takes longest of `in_workplace`, while the rest of what was asked for is being checked."""
+    prepare(cluster, IMPORTS)
 
 
 def in_workplace(cluster: ClusterConfig, placement: PlacementConfig, work: Callable[[Display], T]) -> T:

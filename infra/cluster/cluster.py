@@ -12,6 +12,7 @@ import dask.config
 from distributed import Client, Scheduler, Security, SpecCluster
 
 from infra.cluster.cluster_config import ClusterConfig, joined_scheduler
+from infra.cluster.fork_server import START_METHOD, start_method
 from infra.cluster.machine import cores, detect_device
 from infra.cluster.reach import UnreachableError, parse_address, reach
 from infra.cluster.role import Role, RoleNanny, logs_to, role_options, start_resource_tracker
@@ -34,7 +35,7 @@ def workers(
 ) -> dict[str, dict[str, Any]]:
     """The local workers as `SpecCluster` wants them, by name. `preload` maps a role tag to modules."""
     warm = preload or {}
-    device = detect_device() if config.device == "auto" else config.device.upper()
+    device = _device(config)
     models = [("GENERATOR", config.generators), ("REFERENCE", config.references), ("CRITIC", config.critics)]
     computing = 1 + sum(count for _, count in models)
     threads = config.threads or max(1, cores() // computing)
@@ -46,6 +47,20 @@ def workers(
     for index in range(config.verifiers):
         roles.append(Role(f"verifier-{index}", ("CPU", "VERIFIER"), 1, warm.get("VERIFIER", ())))
     return {role.name: {"cls": RoleNanny, "options": role_options(role, LOCALHOST, log_dir)} for role in roles}
+
+
+def _device(config: ClusterConfig) -> str:
+    return detect_device() if config.device == "auto" else config.device.upper()
+
+
+def _modules(preload: Mapping[str, Sequence[str]] | None) -> list[str]:
+    return [module for modules in (preload or {}).values() for module in modules]
+
+
+def prepare(config: ClusterConfig, preload: Mapping[str, Sequence[str]]) -> None:
+    """Begin, in a process beside this one, with the imports of the local workers that `cluster` will start."""
+    if joined_scheduler(config) is None:
+        start_method(_device(config), _modules(preload))
 
 
 @contextmanager
@@ -111,6 +126,7 @@ def local_cluster(
         specified = workers(config, log_dir=log_dir, preload=preload)
         for worker in specified.values():
             worker["options"]["security"] = security
+        stack.enter_context(dask.config.set({START_METHOD: start_method(_device(config), _modules(preload))}))
         scheduler = {
             "cls": Scheduler,
             "options": {

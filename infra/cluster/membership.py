@@ -12,6 +12,7 @@ from typing import Any
 import dask.config
 from distributed import Security, Status
 
+from infra.cluster.fork_server import START_METHOD, start_method
 from infra.cluster.reach import SchedulerAddress, UnreachableError, reach
 from infra.cluster.role import Role, RoleNanny, logs_to, role_options, start_resource_tracker
 from infra.cluster.settings import NANNY_SETTINGS
@@ -49,12 +50,15 @@ class Membership:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._ready = threading.Event()
+        self._method = "spawn"
         self._thread = threading.Thread(target=self._live, name="membership", daemon=True)
 
     def start(self) -> None:
         """Begin to join."""
         # Started here because its first start unblocks SIGINT in the thread that caused it: RoleNanny's, otherwise.
         start_resource_tracker()
+        device = next((role.tags[0] for role in self._roles if role.tags[0] != "CPU"), "CPU")
+        self._method = start_method(device, [module for role in self._roles for module in role.warm])
         self._thread.start()
         self._ready.wait()
 
@@ -78,7 +82,8 @@ class Membership:
     def _live(self) -> None:
         logs = self._home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        with logs_to(logs / f"{self._machine}.log"), dask.config.set(dict(NANNY_SETTINGS)):
+        settings = {**NANNY_SETTINGS, START_METHOD: self._method}
+        with logs_to(logs / f"{self._machine}.log"), dask.config.set(settings):
             asyncio.run(self._stay())
 
     async def _stay(self) -> None:

@@ -7,7 +7,8 @@ import logging
 import multiprocessing.resource_tracker
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 from distributed import Nanny, Status, Worker
 
 from infra.cluster import pace
+from infra.cluster.fork_server import HASH_SEED, library_environment
 from infra.cluster.placement import METRIC
 from infra.cluster.settings import DEVICE_PROCESSES, MEASURED, MODELS_GB, measured_file
 from infra.logs import log_at
@@ -47,7 +49,19 @@ class RoleWorker(Worker):
     own place in `sys.modules`, as transformers does.
     """
 
-    def __init__(self, *args: Any, log_file: str | None = None, warm: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        log_file: str | None = None,
+        warm: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`environment`: of the process that asked for this one; one that is forked has its fork server's."""
+        if environment is not None:
+            for name in os.environ.keys() - environment.keys() - {HASH_SEED}:
+                del os.environ[name]
+            os.environ.update(environment)
         if log_file is not None:
             out = os.open(log_at(Path(log_file)), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             # The descriptors, not sys.stderr: native libraries write there too.
@@ -62,7 +76,7 @@ class RoleWorker(Worker):
         """Serve no pages: they are plain HTTP without a password, and the scheduler's tell the same."""
 
     async def start_unsafe(self) -> Any:
-        self._warmed = self.executors["default"].submit(_import, self._warm)
+        self._warmed = self.executors["default"].submit(import_all, self._warm)
         return await super().start_unsafe()  # type: ignore[no-untyped-call]
 
     async def handle_scheduler(self, comm: Any) -> None:
@@ -71,19 +85,22 @@ class RoleWorker(Worker):
         await super().handle_scheduler(comm)
 
 
-def _import(modules: Sequence[str]) -> None:
-    """Import them. Nothing of a module is ever garbage: to look for it there takes a fifth of the time of importing
-    torch and transformers, and some of every full collection later."""
+def import_all(modules: Sequence[str]) -> None:
+    """Import them, and have torch compute with this process's number of threads. Nothing of a module is ever garbage:
+    to look for it there takes a fifth of the time of importing torch and transformers, and some of every full
+    collection later."""
     gc.disable()
     try:
         for module in modules:
             try:
                 importlib.import_module(module)
-            except ImportError:
+            except Exception:
                 logger.exception("cannot import %s ahead of the first call", module)  # the call raises it to its caller
     finally:
         gc.freeze()
         gc.enable()
+    if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS")):
+        sys.modules["torch"].set_num_threads(int(threads))  # of a fork; where torch was imported here, it has them
 
 
 def start_resource_tracker() -> None:
@@ -116,21 +133,20 @@ class RoleNanny(Nanny):
 
 def role_options(role: Role, host: str, log_dir: Path | None) -> dict[str, Any]:
     """The arguments of a role's `RoleNanny`."""
+    env = {
+        **library_environment(role.threads),
+        DEVICE_PROCESSES: str(role.sharing),
+        MEASURED: measured_file(),
+        **({} if role.memory is None else {f"{MODELS_GB}{role.tags[0]}": str(role.memory)}),
+    }
     return {
         "name": role.name,
         "nthreads": 1,
         "memory_limit": 0,
         "host": host,
         "resources": dict.fromkeys(role.tags, 1),
-        "env": {
-            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(role.threads)),
-            # threads that wait by computing lose all when another program has one of their cores
-            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
-            "TOKENIZERS_PARALLELISM": "false",
-            DEVICE_PROCESSES: str(role.sharing),
-            MEASURED: measured_file(),
-            **({} if role.memory is None else {f"{MODELS_GB}{role.tags[0]}": str(role.memory)}),
-        },
+        "env": env,
+        "environment": {**os.environ, **env},
         "worker_class": RoleWorker,
         "log_file": None if log_dir is None else str(log_dir / f"{role.name}.log"),
         "warm": role.warm,

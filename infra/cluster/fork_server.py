@@ -1,0 +1,88 @@
+"""Workers forked from one process that has imported what their calls need.
+
+To import torch and transformers takes 7 s of a core, which each worker that starts anew takes for itself.
+"""
+
+import atexit
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing import forkserver
+
+import distributed.utils
+
+logger = logging.getLogger("distributed.rlvf")  # into Dask's file
+MODULES = "RLVF_FORK_SERVER_MODULES"  # in the server's environment
+START_METHOD = "distributed.worker.multiprocessing-method"  # the setting
+HASH_SEED = "PYTHONHASHSEED"  # Dask sets it, for all workers
+READ_AT_IMPORT = tuple(  # variables that the imports of workers read, by how they begin
+    "HOME XDG_ LD_ MALLOC_ PYTHON DASK_ FSSPEC_ NUMPY_ NPY_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ TORCH_ PYTORCH_ ATEN_ CUDA_ "
+    "HF_ HUGGINGFACE_ TRANSFORMERS_ ACCELERATE_".split()
+)
+_began_with: dict[str, str] | None = None  # the environment when the server was started
+
+
+def library_environment(threads: int) -> dict[str, str]:
+    """What numerical libraries read when they are loaded, for a process that computes with so many threads."""
+    return {
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)),
+        # threads that wait by computing lose all when another program has one of their cores
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def start_method(device: str, modules: Iterable[str]) -> str:
+    """How Dask starts workers of that device in this process: by `forkserver`, whose server is running then and has
+    imported the modules, or by `spawn`.
+
+    CUDA and macOS's frameworks do not survive a fork: only processors are used by forked workers, on Linux. A process
+    has one server: where the environment has changed since its start, workers are spawned, as its modules read the
+    old one.
+    """
+    global _began_with
+    if device != "CPU" or sys.platform != "linux":
+        return "spawn"
+    now = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT) and name != HASH_SEED}
+    if _began_with is None:
+        try:
+            _start(modules)
+        except OSError as error:
+            logger.warning("workers are spawned, as there is no fork server: %r", error)
+            return "spawn"
+        _began_with = now
+    return "forkserver" if _began_with == now else "spawn"
+
+
+def _start(modules: Iterable[str]) -> None:
+    # Dask would import all that it might preload, pandas among them, to see what is there.
+    distributed.utils._forkserver_preload_set = True
+    multiprocessing.set_forkserver_preload(["infra.cluster.forked"])
+    added = {
+        **library_environment(1),  # no library may start threads: of a process that has some, none can be forked
+        HASH_SEED: "6640",  # Dask's
+        MODULES: " ".join(dict.fromkeys(["infra.cluster.role", *modules])),
+    }
+    before = dict(os.environ)
+    # The server has the blocked signals of this thread, and so have the workers (`RoleNanny`).
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    os.environ.update(added)
+    try:
+        forkserver.ensure_running()
+        atexit.register(_end, forkserver._forkserver._forkserver_pid)
+    finally:
+        for name in added:
+            del os.environ[name]
+        os.environ.update(before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _end(server: int) -> None:
+    """It would end by itself, but not before its imports are done. Workers do not need it any more."""
+    with suppress(OSError):
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)

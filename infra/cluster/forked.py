@@ -1,0 +1,17 @@
+"""What the fork server does before it forks the first worker (`infra.cluster.fork_server`): the imports of them all."""
+
+import atexit
+import gc
+import importlib
+import os
+from contextlib import suppress
+
+from infra.cluster.fork_server import MODULES
+
+atexit.register(os._exit, 0)  # there is nothing to clean up, and to take torch down takes a while
+gc.disable()
+for module in os.environ.pop(MODULES).split():
+    with suppress(Exception):  # the worker that needs it raises it, into its log
+        importlib.import_module(module)
+gc.freeze()
+gc.enable()
