@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 SHRUNK = '''
@@ -261,7 +263,6 @@ def test_a_kind_of_storage_is_one_file(copy: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_a_figure_of_a_batch_is_one_file(copy: Path) -> None:
     batch = copy / "tasks/rollout_batch.py"
     at = '            "leases/refused": self.refused,\n'

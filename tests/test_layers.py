@@ -133,11 +133,13 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_flow_imports_no_torch() -> None:
     code = "import flows.train, flows.evaluate, flows.sft\nflows.train.with_defaults(flows.train.TrainConfig())"
     assert loaded_by(code).isdisjoint({"torch", "transformers"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("role", "files"), [("GENERATOR", ["generator"]), ("TRAINER", ["start", "trainer", "warm_up"])]
 )

@@ -15,6 +15,8 @@ from multiprocessing import forkserver
 
 import distributed.utils
 
+from infra.cluster.source import ROOT, SOURCE, digest_of
+
 logger = logging.getLogger("distributed.rlvf")  # into Dask's file
 MODULES = "RLVF_FORK_SERVER_MODULES"  # in the server's environment
 START_METHOD = "distributed.worker.multiprocessing-method"  # the setting
@@ -41,13 +43,14 @@ def start_method(device: str, modules: Iterable[str]) -> str:
     imported the modules, or by `spawn`.
 
     CUDA and macOS's frameworks do not survive a fork: only processors are used by forked workers, on Linux. A process
-    has one server: where the environment has changed since its start, workers are spawned, as its modules read the
-    old one.
+    has one server: where the environment or our source has changed since its start, workers are spawned, as its modules
+    are of the old one.
     """
     global _began_with
     if device != "CPU" or sys.platform != "linux":
         return "spawn"
     now = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT) and name != HASH_SEED}
+    now[SOURCE] = digest_of(ROOT)
     if _began_with is None:
         try:
             _start(modules)
@@ -73,7 +76,7 @@ def _start(modules: Iterable[str]) -> None:
     os.environ.update(added)
     try:
         forkserver.ensure_running()
-        atexit.register(_end, forkserver._forkserver._forkserver_pid)
+        atexit.register(_end, forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
     finally:
         for name in added:
             del os.environ[name]

@@ -50,15 +50,13 @@ class Membership:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._ready = threading.Event()
-        self._method = "spawn"
         self._thread = threading.Thread(target=self._live, name="membership", daemon=True)
 
     def start(self) -> None:
         """Begin to join."""
         # Started here because its first start unblocks SIGINT in the thread that caused it: RoleNanny's, otherwise.
         start_resource_tracker()
-        device = next((role.tags[0] for role in self._roles if role.tags[0] != "CPU"), "CPU")
-        self._method = start_method(device, [module for role in self._roles for module in role.warm])
+        self._start_method()
         self._thread.start()
         self._ready.wait()
 
@@ -82,7 +80,7 @@ class Membership:
     def _live(self) -> None:
         logs = self._home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        settings = {**NANNY_SETTINGS, START_METHOD: self._method}
+        settings = {**NANNY_SETTINGS, START_METHOD: "spawn"}  # until a join says otherwise
         with logs_to(logs / f"{self._machine}.log"), dask.config.set(settings):
             asyncio.run(self._stay())
 
@@ -115,6 +113,7 @@ class Membership:
     async def _join(self) -> None:
         """Start the roles that have no nanny. Raises JoinError when one does not start."""
         missing = [role for role in self._roles if role.name not in self._nannies]
+        dask.config.set({START_METHOD: self._start_method()})
         here = await asyncio.to_thread(reach, self._address, self._home)
         for role, outcome in zip(missing, await self._start(missing, self._host or here), strict=True):
             if isinstance(outcome, BaseException):
@@ -123,6 +122,10 @@ class Membership:
         tags = " ".join(dict.fromkeys(tag for role in missing for tag in role.tags))
         again = " again" if self.joined > 1 else ""
         self._say(f"joined {self._address}{again} as {self._machine}: {tags}")
+
+    def _start_method(self) -> str:
+        device = next((tag for role in self._roles for tag in role.tags if tag in ("CUDA", "MPS")), "CPU")
+        return start_method(device, [module for role in self._roles for module in role.warm])
 
     async def _start(self, roles: Sequence[Role], host: str) -> list[Any]:
         security = dask_security(self._home) if self._address.scheme == "tls" else Security()  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 SOURCE = "rlvf source"  # beside the versions of packages
 UNKNOWN = "unknown"  # the source of an older worker, which announces versions without it
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 _PACKAGES = ("flows", "infra", "rl", "tasks")
 _DIGITS = 12  # against mistakes, not against people
 
@@ -15,7 +15,7 @@ _DIGITS = 12  # against mistakes, not against people
 @cache
 def source_digest() -> str:
     """A digest of the names and bytes of our Python files, as this process found them when it was first asked."""
-    return digest_of(_ROOT)
+    return digest_of(ROOT)
 
 
 def digest_of(root: Path) -> str:

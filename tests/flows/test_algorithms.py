@@ -11,6 +11,8 @@ from flows.planner.measured import measured_step
 from flows.run.training import Training
 from infra.runs.record import read_record
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("options", "logged"),

@@ -22,6 +22,8 @@ from infra.weights.mirror import Mirror
 from rl.records import Rollouts
 from tests.flows.accidents import kill_in_call
 
+pytestmark = pytest.mark.slow
+
 PPO = {"algorithm": "ppo", "staleness": "0", "checkpoint__keep_last": "1", "optimizer__lr": "1e-3"}
 STEPS = 4
 CRITIC = ("critic/loss", "critic/explained_variance", "critic/grad_norm", "critic/value_mean")
@@ -146,7 +148,6 @@ def test_ahead_of_training_all_values_of_a_batch_are_of_one_published_version(
     assert store.versions(str(run / "state"))[-1] == store.versions(str(run / "critic" / "state"))[-1] == 8
 
 
-@pytest.mark.slow
 def test_where_the_critic_runs_changes_no_bit(lab: Any, undisturbed: tuple[Path, tuple[str, str]]) -> None:
     alone = {"cluster__scheduler": None, "cluster__threads": "1", "cluster__device": "cpu", "cluster__critics": "1"}
     result = lab.train(steps=str(STEPS), **PPO, **alone, placement__value="CRITIC", placement__train_critic="CRITIC")

@@ -27,6 +27,8 @@ from rl.verifiers.spec import VerifierSpec
 from tasks.evaluate import Evaluation
 from tasks.verify import check_verifiers
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 16
 
 
@@ -139,7 +141,6 @@ def test_a_run_is_judged_as_it_was_trained_and_what_differs_is_said(
     assert (scheduled.reward, scheduled.problems, scheduled.k) == (0.5, 16, 4)
 
 
-@pytest.mark.slow
 def test_the_newest_run_is_evaluated_once_a_version(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Path(lab.train(steps="1").run)
     asked = {"policy": "newest", "problems": str(lab.problems), "samples": "2", "again": "false"}
@@ -154,7 +155,6 @@ def test_the_newest_run_is_evaluated_once_a_version(lab: Any, monkeypatch: pytes
     assert lab.evaluate(**asked).step == 2
 
 
-@pytest.mark.slow
 def test_a_run_whose_problem_file_was_edited_is_not_resumed_and_evaluated_on_none_that_it_was_trained_on(
     lab: Any, tmp_path: Path
 ) -> None:

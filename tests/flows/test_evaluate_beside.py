@@ -14,13 +14,14 @@ from infra.weights.version import published
 from tasks.evaluate import evaluate
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 
 def points(lab: Any, run: Path, metric: str) -> list[Any]:
     mlflow, logged = lab.mlflow(run)
     return list(mlflow.get_metric_history(logged.info.run_id, metric))
 
 
-@pytest.mark.slow
 def test_what_is_asked_otherwise_than_the_run_asks_itself_has_another_name_in_its_log(
     lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +43,6 @@ def test_what_is_asked_otherwise_than_the_run_asks_itself_has_another_name_in_it
         assert len(points(lab, run, metric)) == 3
 
 
-@pytest.mark.slow
 def test_a_run_that_trains_meanwhile_is_evaluated_at_one_version(lab: Any) -> None:
     run = lab.run_folder(lab.new_name())
     training = {
@@ -79,7 +79,6 @@ def test_an_evaluation_of_a_run_that_is_removed_meanwhile_does_not_bring_it_back
     assert not run.exists()
 
 
-@pytest.mark.slow
 def test_a_run_that_may_only_be_read_is_evaluated_and_keeps_nothing(
     lab: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,8 @@ from rl.config import PolicyConfig
 from rl.loading import load_policy
 from rl.lora_config import LoraConfig
 
+pytestmark = pytest.mark.slow
+
 TEXT = torch.arange(5, 25)[None]
 
 
@@ -130,7 +132,6 @@ def test_a_model_without_adapters_is_copied(
     AutoModelForCausalLM.from_pretrained(here / "late-2")
 
 
-@pytest.mark.slow
 def test_of_a_run_that_went_on_after_its_end_the_newest_version_is_written(
     lab: Any, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,8 @@ from tasks.calls.reward import BrokenRewardModelError
 from tests.flows.on_examples import tune, write_examples
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,6 +15,8 @@ from tasks import fit
 from tasks.calls.tuner import Tuner
 from tests.flows.on_examples import tune, write_examples
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -21,6 +21,7 @@ def above_median(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_the_algorithm_of_the_documentation_trains_on_the_cluster(
     lab: Any, above_median: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_what_cannot_be_used_is_one_line_before_a_run_is_written(
     assert not (lab.run_folder(name) / "config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_adding_an_algorithm_touches_one_file_outside_of_the_packages(above_median: Path) -> None:
     lines = [line for line in above_median.read_text().splitlines() if line.strip()]
     assert len(lines) <= 20

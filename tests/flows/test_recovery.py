@@ -26,6 +26,8 @@ from infra.storage import store
 from tests.flows.accidents import STEPS, check_steps, kill_in_call
 from tests.processes import started, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def undisturbed(lab: Any) -> str:
@@ -52,7 +54,6 @@ def trained_with_a_killed_worker(
     return Path(run)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("worker", "call"), [("generator-0", "generate"), ("verifier-0", "verify")])
 def test_a_killed_worker_costs_its_piece_of_work(lab: Any, undisturbed: str, worker: str, call: str) -> None:
     trained_with_a_killed_worker(lab, undisturbed, worker, call, after=3)
@@ -64,7 +65,6 @@ def test_a_killed_trainer_costs_its_update(lab: Any) -> None:
     trained_with_a_killed_worker(lab, alone, "trainer", "train", after=3, steps=few)
 
 
-@pytest.mark.slow
 def test_steps_that_died_with_the_trainer_are_made_again_in_place(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +75,6 @@ def test_steps_that_died_with_the_trainer_are_made_again_in_place(
     assert kept_steps(str(run)) == list(range(1, STEPS + 1))
 
 
-@pytest.mark.slow
 def test_another_trainer_takes_over_from_one_that_stopped(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,7 +128,6 @@ def dask_worker(lab: Any, resources: str, *words: str) -> Iterator[subprocess.Po
         yield worker
 
 
-@pytest.mark.slow
 def test_a_run_that_is_ahead_of_itself_survives_them_all(lab: Any) -> None:
     name = lab.new_name()
     run = lab.run_folder(name)
@@ -150,7 +148,6 @@ def test_a_run_that_is_ahead_of_itself_survives_them_all(lab: Any) -> None:
     assert max(lab.metrics(run, "staleness/max").values()) <= 2
 
 
-@pytest.mark.slow
 def test_a_generator_that_nobody_named_and_that_stops_does_not_stop_the_run(
     lab: Any, undisturbed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +178,6 @@ def test_a_generator_that_nobody_named_and_that_stops_does_not_stop_the_run(
     until(lambda: len(offers(lab.client)) == 3)
 
 
-@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undisturbed: str, tmp_path: Path) -> None:
     home = lab.fresh_home(tmp_path / "home")
     run = home / "runs" / "often-killed"
@@ -220,7 +216,6 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(lab: Any, undi
     assert not list(run.glob("**/.*.tmp"))
 
 
-@pytest.mark.slow
 def test_a_corrupt_checkpoint_is_passed_over_with_a_warning(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,7 +230,6 @@ def test_a_corrupt_checkpoint_is_passed_over_with_a_warning(
     assert lab.weights_digest(run, STEPS) == undisturbed
 
 
-@pytest.mark.slow
 def test_damaged_weights_are_published_whole_while_the_run_goes_on_and_when_it_is_resumed(
     lab: Any, undisturbed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,7 +259,6 @@ def test_damaged_weights_are_published_whole_while_the_run_goes_on_and_when_it_i
     assert lab.weights_digest(run, STEPS) == undisturbed
 
 
-@pytest.mark.slow
 def test_steps_since_the_last_checkpoint_are_made_again_and_replace_what_was_logged(
     lab: Any, undisturbed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

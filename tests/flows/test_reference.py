@@ -24,6 +24,8 @@ from tests.flows.accidents import kill_in_call
 from tests.flows.test_train import task_runs
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 Batches = dict[int, Batch]
 
 
@@ -169,7 +171,6 @@ def test_a_reference_with_other_tokens_is_refused_before_the_run_is_written(lab:
     assert not (lab.run_folder(name) / "config.yaml").exists()
 
 
-@pytest.mark.slow
 def test_a_reference_that_follows_is_there_after_pruning_and_a_kill(lab: Any) -> None:
     """Version 3 is the reference of step 4, from which the killed run goes on, and no other reader needs it by then."""
     steps = 10

@@ -12,8 +12,9 @@ from rl.sampling.server import ServerError
 from tests.conftest import free_port
 from tests.rl.sampling.vllm_like import vllm_like
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_run_learns_from_what_a_server_samples_and_is_evaluated_without_it(lab: Any) -> None:
     policy = load_policy(str(lab.policy), PolicyConfig(device="cpu"), check=False)
     before = deepcopy(policy.weights())

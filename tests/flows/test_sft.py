@@ -24,6 +24,8 @@ from tasks.failures import Failures
 from tasks.warm_up import is_kept
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def workplace(lab: Any, home: Path, said: io.StringIO) -> Iterator[Workplace]:
@@ -65,7 +67,6 @@ def test_a_warm_up_waits_for_another_one_and_says_so(lab: Any, tmp_path: Path) -
     assert training(lab.client) is None
 
 
-@pytest.mark.slow
 def test_a_warm_up_that_was_made_by_whoever_had_the_turn_is_not_made_again(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

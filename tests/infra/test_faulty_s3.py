@@ -38,6 +38,7 @@ def seconds(action: Callable[[], Any]) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_without_faults_it_is_an_s3_api(faulty: FaultyS3, fs: Any, bucket: str) -> None:
     big = bytes(range(256)) * 45_000  # 11.5 MB
     fs.pipe_file(f"{bucket}/a b/ü", b"small")
@@ -77,6 +78,7 @@ def test_a_listing_is_matched_by_its_prefix(faulty: FaultyS3, once: Any, bucket:
         once.list_objects_v2(Bucket=bucket, Prefix="here/")
 
 
+@pytest.mark.slow
 def test_bodies_are_slow_both_ways(faulty: FaultyS3, fs: Any, bucket: str) -> None:
     faulty.slow(100_000, times=None)
     assert seconds(lambda: fs.pipe_file(f"{bucket}/one", bytes(100_000))) > 0.9
@@ -86,6 +88,7 @@ def test_bodies_are_slow_both_ways(faulty: FaultyS3, fs: Any, bucket: str) -> No
     assert seconds(lambda: fs.cat_file(f"{bucket}/one")) < slow
 
 
+@pytest.mark.slow
 def test_a_body_that_ends_early_is_noticed(faulty: FaultyS3, once: Any, fs: Any, bucket: str) -> None:
     once.put_object(Bucket=bucket, Key="one", Body=bytes(100_000))
     faulty.truncate("GET", share=0.3)
@@ -119,6 +122,7 @@ def test_what_is_carried_out_may_be_left_unanswered(faulty: FaultyS3, once: Any,
     assert once.get_object(Bucket=bucket, Key="one")["Body"].read() == b"1"
 
 
+@pytest.mark.slow
 def test_an_object_becomes_visible_late(faulty: FaultyS3, fs: Any, bucket: str) -> None:
     fs.pipe_file(f"{bucket}/old", b"before")
     faulty.late(5.0)  # the next lines take a second, or three where others compute
@@ -157,6 +161,7 @@ def test_it_is_away_and_comes_back(faulty: FaultyS3, once: Any, bucket: str, how
     assert once.get_object(Bucket=bucket, Key="one")["Body"].read() == b"1"
 
 
+@pytest.mark.slow
 def test_s3fs_lives_through_a_moment_away(faulty: FaultyS3, fs: Any, bucket: str) -> None:
     """A fifth of a second: botocore's four waits, each random() * 2**i seconds, add to less than that once in a million
     tries, but once in 1,536 to less than a second."""

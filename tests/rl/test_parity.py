@@ -31,6 +31,7 @@ def chosen(names: tuple[str, ...]) -> tuple:  # type: ignore[type-arg]
     return found
 
 
+@pytest.mark.slow
 def test_architectures_agree_with_the_model_or_are_refused_in_one_line_at_load() -> None:
     for finding in findings(chosen(AGREE)):
         assert finding.gap is not None, finding

@@ -83,6 +83,7 @@ def nonsense(marks: Path, wrong: str, workers: tuple[str, ...]) -> Callable[...,
     return judge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
@@ -157,6 +158,7 @@ def judged(dispatch: Dispatch, spec: VerifierSpec, problems: int = 6) -> Judgeme
     return verify.judged(dispatch, rollouts(lease, 2), {"own": spec})
 
 
+@pytest.mark.slow
 def test_verifiers_that_cannot_work_are_named_and_left_out_before_a_run_begins(lacking: Client) -> None:
     give(lacking, "verifier-2")
     said: list[str] = []
@@ -190,6 +192,7 @@ def test_one_that_cannot_work_and_was_not_tried_is_no_fault_of_the_completions(c
     assert failures[1].endswith("it gets no more such leases in this run: 3 of them failed")
 
 
+@pytest.mark.slow
 def test_where_none_can_work_a_run_is_refused(client: Client) -> None:
     text = "import no_such_module\ndef reward(p, c): return 1\n"
     spec = VerifierSpec(name="r.py:reward", seconds=5.0, memory_mb=512, text=text)

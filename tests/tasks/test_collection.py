@@ -89,6 +89,7 @@ def test_graded_answers_vary_but_do_not_pass() -> None:
     assert (found.groups_with_signal, found.pass_rate, found.reward) == (1, 0, 0.375)
 
 
+@pytest.mark.slow
 @given(
     varied=st.lists(st.booleans(), min_size=60, max_size=60),
     prompts=st.integers(1, 12),

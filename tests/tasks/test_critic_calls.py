@@ -32,6 +32,8 @@ from tasks.calls.critic import Critic, Valuer
 from tasks.calls.trained import drop_publisher
 from tasks.calls.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 CPU = PolicyConfig(device="cpu")
 PPO = AlgorithmSpec(name="ppo")
 KILLED = """

@@ -31,6 +31,8 @@ from tasks.generate import Admission, generate
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import RolloutBatch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:

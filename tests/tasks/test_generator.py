@@ -99,6 +99,7 @@ def test_a_call_with_another_version_waits_for_the_one_that_samples(
         drop(name)
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_a_run_that_trains_samples_with_its_model_whose_versions_go_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,8 @@ from tasks.calls.reward import RewardModel
 from tasks.calls.scorer import Scorer
 from tests.tasks.test_critic_calls import CPU, batch_at, both_of, lose, saved_state
 
+pytestmark = pytest.mark.slow
+
 STEPS = 2
 FROZEN = ("sampler", "reference", "values", "reward model")
 

@@ -118,6 +118,7 @@ def test_a_generator_takes_no_other_base_than_the_trainer_s(mine: Trainer, tmp_p
     assert not isinstance(met.value, MENDABLE)  # to publish the version once more is in vain
 
 
+@pytest.mark.slow
 def test_newer_adapters_are_swapped_in_in_the_middle_of_a_lease(mine: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     mine.begin()
     old = mine.publish(0).version
@@ -149,6 +150,7 @@ def test_newer_adapters_are_swapped_in_in_the_middle_of_a_lease(mine: Trainer, m
     drop("reference")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["torn", "no manifest", "nothing"])
 def test_a_base_that_is_no_longer_whole_is_stored_anew_from_the_model_that_it_was(
     mine: Trainer, tmp_path: Path, half_right: Path, left: str

@@ -120,6 +120,7 @@ def test_a_version_of_another_run_is_scored_by(run: Path, tmp_path: Path, fence:
     assert SCORER.score(reference.stored()[0], rollouts).tobytes() == found.tobytes()
 
 
+@pytest.mark.slow
 def test_a_copy_is_made_once_and_again_where_it_is_lost(run: Path, tmp_path: Path, fence: Fence) -> None:
     folder = made(tmp_path / "other")
     reference = other(run, folder, fence)
@@ -186,6 +187,7 @@ def test_what_cannot_be_loaded_is_named_as_the_reference(run: Path, tmp_path: Pa
         other(run, folder, fence).check("tiny")
 
 
+@pytest.mark.slow
 def test_adapters_of_another_run_are_merged(run: Path, tmp_path: Path, fence: Fence, half_right: Path) -> None:
     theirs, adapted = str(tmp_path / "theirs"), PolicyConfig(device="cpu", lora=LoraConfig(rank=2))
     lock = acquire(theirs, print)

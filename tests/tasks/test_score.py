@@ -86,6 +86,7 @@ def batch_of(dispatch: Dispatch, scores: ReferenceScores, leases: int, varied: l
     return collection.collected()
 
 
+@pytest.mark.slow
 def test_each_group_of_a_batch_has_its_own_scores(client: Client) -> None:
     varied = [i % 3 != 1 for i in range(100)]
     with Dispatch(client, PlacementConfig()) as dispatch:

@@ -51,6 +51,7 @@ def test_what_a_step_refers_to_stays(every: int, staleness: int, first: int, mor
     assert len(reference.versions(first, newest)) <= 1 + (more + staleness) // max(1, every) + 1
 
 
+@pytest.mark.slow
 def test_a_reference_stays_beside_a_sampler_of_another_version(tmp_path: Path) -> None:
     old, new = (published(tmp_path / "run", step) for step in (0, 1))
     problems = [Problem("add 1 and 2", "1 + 2", "here:1"), Problem("add 3 and 4", "3 + 4", "here:2")]

@@ -26,6 +26,8 @@ from tests.conftest import free_port
 from tests.real_vllm import serving
 from tests.rl.sampling.vllm_like import VllmLike, vllm_like
 
+pytestmark = pytest.mark.slow
+
 VLLM = os.environ.get("VLLM_PYTHON")  # of an environment with vLLM: tests/bench/vllm.py makes one
 PROBLEMS = [Problem("add 1 and 2", "1 + 2", "here:1"), Problem("take 4 from 9", "9 - 4", "here:2")]
 SIZE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "max_position_embeddings": 512}
@@ -159,7 +161,6 @@ needs_vllm = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
 @needs_vllm
 @pytest.mark.timeout(1200)  # its start alone takes a minute of a core
 def test_a_real_vllm_samples_each_version(versions: list[PolicyVersion], tmp_path: Path) -> None:
@@ -176,7 +177,6 @@ def test_a_real_vllm_samples_each_version(versions: list[PolicyVersion], tmp_pat
         assert np.array_equal(*found)
 
 
-@pytest.mark.slow
 @needs_vllm
 @pytest.mark.timeout(1200)  # its start alone takes a minute of a core
 def test_a_real_vllm_that_says_log_probs_without_the_temperature_is_refused(

@@ -12,6 +12,8 @@ from rl.model import memory
 from rl.model.policy import choose_device, choose_dtype, dtype_name
 from rl.model.tiny import build_model, build_tokenizer
 
+pytestmark = pytest.mark.slow
+
 DTYPE = dtype_name(choose_dtype("auto", choose_device("auto"), lambda: 0))  # of a small model
 
 

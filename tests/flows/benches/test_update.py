@@ -15,11 +15,12 @@ from rl.model.lora import adapters_of
 from rl.model.policy import choose_device, choose_dtype, dtype_name
 from tests.rl.updates import moments
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"layers": 1, "vocabulary": 600}
 DTYPE = dtype_name(choose_dtype("auto", choose_device("auto"), lambda: 0))  # of a small model
 
 
-@pytest.mark.slow
 def test_a_row_for_each_method() -> None:
     words = ["bench", "update", "--positions", "64", "--layers", "1", "--vocabulary", "600", "--json"]
     code = "from flows.cli import main; main()"

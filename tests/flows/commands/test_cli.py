@@ -275,6 +275,7 @@ def test_nor_does_what_a_traceback_quotes() -> None:
     assert ended.stderr.splitlines()[-1] == f"OSError: {SHOWN}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["train", "--stepz", "3"], ["train", "--problems", "none.csv"]])
 def test_a_mistake_ends_the_process_at_once_with_code_2(tmp_path: Path, words: list[str]) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime

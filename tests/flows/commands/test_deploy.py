@@ -24,6 +24,8 @@ from infra.cluster.training_lock import training_lock
 from tests.flows.on_examples import write_examples
 from tests.processes import MARK, marked, started, until
 
+pytestmark = pytest.mark.slow
+
 MANIFEST = Path(__file__).parents[3] / "prefect.yaml"
 CONFIGS = {
     "rlvf/train": TrainConfig,
@@ -160,7 +162,6 @@ def test_a_bad_value_is_refused_when_a_run_is_asked_for(
     assert named in refused.value.read().decode()
 
 
-@pytest.mark.slow
 def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(server: Server, lab: Any) -> None:
     lab.fresh_home(server.folder / ".rlvf")  # a worker without $RLVF_HOME works where it was started
     for name in ("tasks.py", "random.py", "prefect.py"):  # a user's, of no concern to anybody
@@ -177,7 +178,6 @@ def test_a_worker_runs_the_deployment_to_the_end_and_leaves_nothing_running(serv
     until(lambda: not marked(mark))
 
 
-@pytest.mark.slow
 def test_a_worker_trains_on_pairs_and_goes_on_with_that(server: Server, lab: Any) -> None:
     home = lab.fresh_home(server.folder / "pairs")
     pairs = write_examples(home) / "pairs.jsonl"
@@ -200,7 +200,6 @@ def test_a_worker_trains_on_pairs_and_goes_on_with_that(server: Server, lab: Any
     assert (run / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_two_trainings_at_once_wait_for_their_turns(server: Server, lab: Any, tmp_path: Path) -> None:
     home = lab.fresh_home(server.folder / "queue")
     here = {"policy": str(lab.policy), "cluster": {"scheduler": lab.client.scheduler.address}}

@@ -66,6 +66,7 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line.startswith(("ok    ", "warn  ")) for line in out.splitlines())
 
 
+@pytest.mark.slow
 def test_a_cluster_is_looked_at_from_here(
     scheduler: tuple[Any, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_cluster_is_looked_at_from_here(
     assert "no answer at http://127.0.0.1:9" in found["mlflow"][0]["found"]
 
 
+@pytest.mark.slow
 def test_a_folder_at_the_same_path_that_is_not_shared_is_found(
     scheduler: tuple[Any, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ NAMES = [command.name for command in commands()]
 RUN = "from flows.cli import main; main()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [[], ["train"], *(pytest.param([name], marks=pytest.mark.slow) for name in NAMES if name != "train")]
 )
@@ -134,6 +135,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_in_silence(words: list[str
     assert not home_folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full: Linux")
 def test_output_that_cannot_be_written_is_one_line() -> None:
     command = [sys.executable, "-c", "from flows.cli import main; main()", "train", "--help"]

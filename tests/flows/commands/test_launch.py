@@ -15,6 +15,8 @@ import pytest
 
 from tests.processes import started, until
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Launched:

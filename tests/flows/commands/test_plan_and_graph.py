@@ -68,6 +68,7 @@ def test_a_run_s_graph_has_what_its_calls_took(said: Said, run: Path) -> None:
     assert generate["seconds"] == pytest.approx(2 * 0.5 + 2 * 12)
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(said: Said, run: Path, tmp_path: Path) -> None:
     assert said("graph", "ppo", "--output", "ppo.png") == "ppo.png\n"
     with Image.open(tmp_path / "ppo.png") as picture:
@@ -121,6 +122,7 @@ def test_a_plan_is_applied_to_the_run_or_to_a_file(said: Said, run: Path, tmp_pa
     }
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_not_asked_for_well_is_refused(refused: Callable[..., str], run: Path) -> None:
     assert refused("plan").startswith("name a run that has trained (--run newest), or measure with --probe")
     assert refused("plan", "--probe", "--run", str(run)).endswith("one of both")

@@ -15,6 +15,7 @@ from tests.processes import until
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "line"),
     [

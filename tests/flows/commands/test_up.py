@@ -30,6 +30,8 @@ from tests.flows.commands.places import ANY_PORT, Place, place
 from tests.processes import MARK, of_each, until
 from tests.strangers import refused, status
 
+pytestmark = pytest.mark.slow
+
 PLANTED = {
     "AWS_ACCESS_KEY_ID": "tester",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -245,7 +247,6 @@ def test_what_is_killed_comes_back_at_its_address_and_knows_what_it_knew(up: Pla
         assert api.ask(f"deployments/name/{name}")["work_pool_name"] == "rlvf"
 
 
-@pytest.mark.slow
 def test_an_up_that_is_killed_takes_its_services_along_and_down_cleans_up(up: Place) -> None:
     known = up.up()
     os.kill(known["pid"], signal.SIGKILL)
@@ -261,7 +262,6 @@ def test_an_up_that_is_killed_takes_its_services_along_and_down_cleans_up(up: Pl
     assert (status["prefect"], status["scheduler"]) == (None, None)
 
 
-@pytest.mark.slow
 def test_what_was_there_before_is_used_and_left_alone(lab: Any, up: Place) -> None:
     class Mlflow(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -40,6 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     return run
 
 
+@pytest.mark.slow
 def test_a_reward_is_tried_on_a_few_rows(tmp_path: Path, here: Run) -> None:
     (tmp_path / "r.py").write_text(
         "def reward(p, c):\n    print('saw', c)\n    return {'a': 0.25 * bool(c), 'b': 0.75 * (c == p.target)}\n"

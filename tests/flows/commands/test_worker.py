@@ -131,6 +131,7 @@ def jetson(town: Town, start: Start, tmp_path_factory: pytest.TempPathFactory) -
     return start("worker", "--bundle", bundle, "--roles", "verifier", "--device", "cpu", RLVF_HOME=str(folder / "home"))
 
 
+@pytest.mark.slow
 def test_a_machine_joins_with_its_bundle(town: Town, jetson: Running) -> None:
     jetson.says(rf"joined {town.scheduler.address} as jetson: CPU VERIFIER\n")
     assert town.names() == ["jetson-verifier"]
@@ -147,6 +148,7 @@ def test_a_machine_joins_with_its_bundle(town: Town, jetson: Running) -> None:
     assert figures["device"]
 
 
+@pytest.mark.slow
 def test_nothing_listens_beyond_the_loopback_interface(jetson: Running) -> None:
     hosts = {
         connection.laddr.ip
@@ -160,6 +162,7 @@ async def remove(address: str, dask_scheduler: Any) -> None:
     await dask_scheduler.remove_worker(address, stimulus_id="worker-ttl")
 
 
+@pytest.mark.slow
 def test_a_second_machine_of_the_same_name_is_refused_in_one_line(town: Town, jetson: Running, start: Start) -> None:
     assert jetson.process.poll() is None
     before = until(town.names)
@@ -179,6 +182,7 @@ def test_a_second_machine_of_the_same_name_is_refused_in_one_line(town: Town, je
     until(lambda: town.names() == before)
 
 
+@pytest.mark.slow
 def test_a_machine_that_slept_joins_again(town: Town, jetson: Running) -> None:
     until(lambda: town.names() == ["jetson-verifier"])
     jetson.signal_all(signal.SIGSTOP)
@@ -193,6 +197,7 @@ def test_a_machine_that_slept_joins_again(town: Town, jetson: Running) -> None:
     assert town.client.submit(sum, [1, 2], resources=VERIFY, pure=False).result(20) == 3
 
 
+@pytest.mark.slow
 def test_a_machine_joins_a_scheduler_that_was_killed_and_came_back(town: Town, jetson: Running) -> None:
     town.restart()
     until(lambda: town.names() == ["jetson-verifier"], 45, about=jetson.log.read_text)
@@ -200,6 +205,7 @@ def test_a_machine_joins_a_scheduler_that_was_killed_and_came_back(town: Town, j
     assert "Traceback" not in jetson.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_lease_goes_to_another_worker_when_its_machine_leaves(
     town: Town, jetson: Running, start: Start, tmp_path: Path
 ) -> None:

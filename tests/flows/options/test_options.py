@@ -134,6 +134,7 @@ jobs = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # of a shared machine
 @given(jobs)
 def test_a_configuration_survives_yaml(tmp_path_factory: pytest.TempPathFactory, job: Job) -> None:

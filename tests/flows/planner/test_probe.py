@@ -73,6 +73,7 @@ def test_a_cluster_without_what_a_step_needs_is_refused() -> None:
         list(probes(TrainConfig(), {"judge": TAGS["judge"]}, "x"))
 
 
+@pytest.mark.slow
 def test_a_probe_that_is_refused_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLVF_HOME", str(tmp_path))
     config = changed_config(TrainConfig(), {"problems.path": "none.csv", "run": "probe-y"})
@@ -82,6 +83,7 @@ def test_a_probe_that_is_refused_says_why(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "none.csv" in heard[-1]
 
 
+@pytest.mark.slow
 def test_a_probe_ends_with_what_asked_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLVF_HOME", str(tmp_path))
 

@@ -32,6 +32,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(str(run), read_record(str(run), run), run / "report.html")
 
 
+@pytest.mark.slow
 def test_a_reward_that_never_is_1_is_seen_to_rise(graded: Path) -> None:
     page = Page(graded)
     assert page.figures == ["reward", "pass-rate", "sets", "entropy", "stages"]
@@ -40,6 +41,7 @@ def test_a_reward_that_never_is_1_is_seen_to_rise(graded: Path) -> None:
     assert "<b>" in page.text  # a set's name is text in a drawing, too
 
 
+@pytest.mark.slow
 def test_a_long_run_says_of_how_many_steps_each_point_is_the_mean(tmp_path: Path, graded: Path) -> None:
     figures = {"reward/mean": 0.5, "policy/entropy": 0.1, "perf/rollouts_seconds": 0.4}
     figures |= {"staleness/mean": 0.5, "staleness/max": 1, "sync/bytes": 9}
@@ -64,6 +66,7 @@ def test_groups_of_a_run_that_an_older_version_began_are_drawn_too(tmp_path: Pat
     assert "generated</text>" in page.read_text()
 
 
+@pytest.mark.slow
 def test_what_a_critic_and_a_reference_say_is_drawn_and_no_kl_is_mistaken_for_the_other(tmp_path: Path) -> None:
     figures = {"reward/mean": 0.5, "policy/mismatch_kl": 1e-4, "loss/kl_reference": 0.2, "loss/kl_coefficient": 0.1}
     figures |= {"critic/explained_variance": -0.5, "critic/loss": 0.2, "critic/value_mean": 0.4}

@@ -24,6 +24,8 @@ from infra.storage import place
 from tests.flows.on_examples import tune, write_examples
 from tests.flows.report.read_back import Page
 
+pytestmark = pytest.mark.slow
+
 SECTIONS = ["learning", "model", "machines", "config", "versions", "links"]
 MACHINES = ["pace", "workers", "timeline"]
 HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}"
@@ -123,7 +125,6 @@ def test_one_that_fails_is_reported_too(lab: Any, files: Path, monkeypatch: pyte
     assert lab.mlflow(run)[1].info.status == "FAILED"
 
 
-@pytest.mark.slow
 def test_one_in_a_bucket_is_reported_from_anywhere(
     lab: Any, files: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,8 @@ from infra.runs.rollouts import kept_steps, read_rollouts, write_rollouts
 from infra.storage import place, store
 from tests.flows.report.read_back import Page
 
+pytestmark = pytest.mark.slow
+
 SECTIONS = ["learning", "samples", "machines", "config", "versions", "links"]
 LEARNING = ["reward", "sampled", "entropy", "lengths", "shares", "kl-behaviour", "gradient", "groups"]
 MACHINES = ["stages", "workers", "timeline", "staleness", "bytes"]
@@ -216,7 +218,6 @@ def test_a_report_that_cannot_be_made_is_said_and_the_run_ends_well(
     assert lab.mlflow(Path(result.run))[1].info.status == "FINISHED"
 
 
-@pytest.mark.slow
 def test_a_run_in_a_bucket_is_reported_from_anywhere(
     lab: Any, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,7 +236,6 @@ def test_a_run_in_a_bucket_is_reported_from_anywhere(
     assert list(lab.metrics(lab.record_folder(uri), "eval/pass_at_1")) == [0, 2, 3]
 
 
-@pytest.mark.slow
 def test_a_resumed_run_says_where_it_goes_on_and_with_what_and_its_report_is_of_the_whole_run(
     lab: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,6 +116,7 @@ def test_half_of_a_character_keeps_nobody_from_a_report(tmp_path: Path) -> None:
     assert "? completed" in reported(run, config='policy: "\\ud800 text"\n')
 
 
+@pytest.mark.slow
 def test_a_few_lines_that_mean_billions_cost_no_time(tmp_path: Path) -> None:
     names = "abcdefghi"
     bomb = 'a: &a ["x", "x", "x", "x", "x", "x", "x", "x", "x", "x"]\n' + "".join(
@@ -132,6 +133,7 @@ def test_a_time_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     assert "reward in training" in reported(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [1e308, -1e308, float("inf"), float("nan")])
 def test_figures_that_cannot_be_summed_are_gaps(tmp_path: Path, value: float) -> None:
     names = [f"perf/{name}_seconds" for name in ("step", "rollouts", "update", "publish")]

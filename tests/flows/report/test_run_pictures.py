@@ -39,6 +39,7 @@ def test_of_thousands_of_workers_the_busiest_are_shown() -> None:
     assert busiest(SPANS) == SPANS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 900])
 def test_the_pictures_of_short_and_long_runs_are_drawn(
     tmp_path: Path, steps: int, recwarn: pytest.WarningsRecorder

@@ -10,6 +10,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 from flows.run.artifacts import _tried
 from infra.services.passwords import USER, password
 
+pytestmark = pytest.mark.slow
+
 
 def artifacts(lab: Any, flow_run: str) -> dict[str, Any]:
     """What the page of a flow run shows, by key."""
@@ -20,7 +22,6 @@ def artifacts(lab: Any, flow_run: str) -> dict[str, Any]:
     return {artifact.key: artifact for artifact in found}
 
 
-@pytest.mark.slow
 def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.run.artifacts.PAUSE_SECONDS", 0)
     first = lab.train(run="Links_1", steps="3", tracking__report="true")
@@ -45,7 +46,6 @@ def test_the_page_in_prefect_links_to_what_there_is_and_moves(lab: Any, monkeypa
     assert artifacts(lab, first.flow_run_id)["links-1-progress"].description == "step 3 of 3"
 
 
-@pytest.mark.slow
 def test_prefect_away_costs_a_run_one_line(
     lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_scheduler_that_is_away_costs_the_sentence() -> None:
     assert limit.words() == ""
 
 
+@pytest.mark.slow
 def test_a_run_says_what_limits_it_on_the_terminal_in_its_result_its_report_and_in_prefect(
     lab: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,8 @@ from infra.storage.claim import Claim
 from infra.storage.lock import acquire
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 
 def set_state(lab: Any, identity: str, kind: str) -> Any:
     asked = lab.api(f"flow_runs/{identity}/set_state", {"state": {"type": kind, "name": kind.capitalize()}})
@@ -73,7 +75,6 @@ def quiet(lab: Any, seconds: float) -> Callable[[], bool]:
     return is_quiet
 
 
-@pytest.mark.slow
 def test_a_paused_run_holds_still_and_goes_on(lab: Any) -> None:
     running = Running(lab, steps="30")
     set_state(lab, running.identity, "PAUSED")
@@ -115,7 +116,6 @@ def test_another_flow_run_does_not_go_on_with_the_run_of_that_name(lab: Any) -> 
     assert {path: path.read_bytes() for path in Path(first.run).rglob("*.*") if path.is_file()} == before
 
 
-@pytest.mark.slow
 def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.settle()
     with lab.prefect() as client:
@@ -141,7 +141,6 @@ def test_a_run_that_prefect_starts_again_goes_on_where_it_stopped(lab: Any, monk
     assert list(lab.metrics(Path(first.run), "groups/used")) == [1, 2, 3, 4]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["the page", "Ctrl-C"])
 def test_a_run_that_waits_for_its_turn_ends_when_asked_to_and_leaves_nothing(
     lab: Any, tmp_path: Path, asked: str

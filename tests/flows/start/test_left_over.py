@@ -42,6 +42,7 @@ def test_what_a_start_left_that_was_killed_before_its_run_was_one_is_in_nobody_s
     assert not new_run(TrainConfig(run="mine"), str(tmp_path)).resumed
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_made_in_a_bucket_is_empty(s3: str, tmp_path: Path) -> None:
     import boto3
 

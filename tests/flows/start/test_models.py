@@ -10,6 +10,8 @@ from rl.model.policy import UnknownModelError
 from rl.model.tiny import build_tokenizer
 from tests.bench.architectures import ARCHITECTURES, build
 
+pytestmark = pytest.mark.slow
+
 
 def small(folder: Path, name: str) -> str:
     [architecture] = [one for one in ARCHITECTURES if one.name == name]

@@ -10,6 +10,8 @@ import pytest
 
 from tests.flows.start.elsewhere import saved
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32)); from flows.cli import main; main()"
 
 

@@ -20,6 +20,8 @@ from tests.conftest import free_port
 from tests.flows.commands.refusals import refused
 from tests.flows.start.model_hub import Hub, use_hub
 
+pytestmark = pytest.mark.slow
+
 SERVED = "http://127.0.0.1:8000"
 RUN = "from flows.cli import main; main()"
 

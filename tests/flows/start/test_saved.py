@@ -45,6 +45,7 @@ def test_a_configuration_that_cannot_be_used_is_refused_in_one_line(saved: Run, 
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_configuration_that_was_cut_off_is_refused_wherever_that_was(saved: Run) -> None:
     file = Path(saved.uri, CONFIG)
     whole = file.read_text()

@@ -56,6 +56,7 @@ def points(runs: Path, run_id: str | None) -> tuple[str, str, list[tuple[int, fl
     return found.lifecycle_stage, found.status, [(point.step, point.value) for point in history]
 
 
+@pytest.mark.slow
 def test_the_copy_of_a_run_gets_an_mlflow_run_of_its_own_and_the_originals_stays(runs: Path) -> None:
     base = named(runs / "base")
     with tracked(base) as first:

@@ -160,6 +160,7 @@ exec "$@"
 """
 
 
+@pytest.mark.slow
 def test_an_interface_that_does_not_route_to_itself_is_found(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         pytest.skip("needs unshare (util-linux) and ip (iproute2) to make a network of its own")

@@ -8,6 +8,8 @@ import pytest
 from infra.cluster import dispatch as dispatches
 from infra.cluster.dispatch import Dispatch
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_scheduler_that_is_slow_to_answer_does_not_end_what_asks(
     dispatch: Dispatch, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,8 @@ from infra.cluster.exclusions import Exclusions
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.errors import worker_of
 
+pytestmark = pytest.mark.slow
+
 GENERATORS = [f"generator-{at}" for at in range(3)]
 
 

@@ -24,6 +24,8 @@ from infra.cluster.settings import DEVICE_PROCESSES
 from infra.security.identity import certs_folder
 from tests.processes import started, until
 
+pytestmark = pytest.mark.slow
+
 WARM = "wave"  # a module that nothing else imports
 
 

@@ -23,6 +23,8 @@ from infra.cluster.placement import PlacementConfig, PlacementError, offers
 from tests.infra.cluster.processes import die_until
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_call_runs_where_its_tags_are(dispatch: Dispatch) -> None:
     assert dispatch.run("train", lambda: get_worker().name) == "trainer"
@@ -224,7 +226,6 @@ def test_what_is_waited_for_is_said(client: Client, tmp_path: Path, monkeypatch:
     assert silences == sorted(silences)
 
 
-@pytest.mark.slow
 def test_a_call_that_takes_what_its_like_take_is_nothing_to_be_said(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

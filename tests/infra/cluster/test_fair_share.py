@@ -37,6 +37,7 @@ def test_whoever_computes_now_and_then_waits_less() -> None:
     assert found["slow"] / 3 + 2 * found["b"] == pytest.approx(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("want", "count", "cores"), [(0.3, 60, 10.0), (0.7, 40, 20.0), (0.5, 60, 29.0)])
 def test_the_mean_values_are_those_of_many_processes(want: float, count: int, cores: float) -> None:
     """Each computes for a random while, then waits for something for another; all that compute share the cores."""

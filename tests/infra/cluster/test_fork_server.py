@@ -76,7 +76,7 @@ def test_a_worker_is_spawned_where_a_library_has_read_what_has_changed(monkeypat
     assert fork_server.start_method("CPU", []) == "forkserver"
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1")  # no worker imports prefect
     assert fork_server.start_method("CPU", []) == "forkserver"
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", "/elsewhere")
     assert fork_server.start_method("CPU", []) == "spawn"
     assert fork_server.start_method("MPS", []) == "spawn"
 

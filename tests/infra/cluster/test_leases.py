@@ -24,12 +24,14 @@ from tests.infra.cluster.processes import dask, die_until
 from tests.processes import until
 
 
+@pytest.mark.slow
 def test_a_lease_that_kills_every_worker_is_given_up(dispatch: Dispatch, tmp_path: Path) -> None:
     with pytest.raises(PoisonedCallError, match="verify: 3 workers"):
         list(dispatch.lease("verify", die_until(tmp_path, 99), [(1,)]))
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_its_lease_costs_one_lease(dispatch: Dispatch, tmp_path: Path) -> None:
     def call(item: int) -> int:
         if item == 5 and not (tmp_path / "died").exists():
@@ -52,6 +54,7 @@ def test_a_worker_killed_in_its_lease_costs_one_lease(dispatch: Dispatch, tmp_pa
     assert all(span.start <= span.end for span in spans)
 
 
+@pytest.mark.slow
 def test_a_result_lost_with_its_worker_is_made_again(
     dispatch: Dispatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +80,7 @@ def test_a_result_lost_with_its_worker_is_made_again(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
+@pytest.mark.slow
 def test_a_slow_worker_gets_fewer_leases(dispatch: Dispatch, tmp_path: Path) -> None:
     def call() -> str:
         name: str = get_worker().name
@@ -172,6 +176,7 @@ def test_batches_share_one_queue_and_no_worker_goes_back(
     assert all(version >= step - 2 for step, _, version in every)
 
 
+@pytest.mark.slow
 def test_a_worker_that_stopped_is_not_waited_for(client: Client, tmp_path: Path) -> None:
     def call(item: int) -> str:
         (tmp_path / f"{item}-{get_worker().name}-{os.getpid()}").touch()

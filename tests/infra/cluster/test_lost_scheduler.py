@@ -17,6 +17,8 @@ from tests.conftest import free_port, running_scheduler
 from tests.infra.cluster.processes import dask
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 
 def worker(scheduler: Any) -> AbstractContextManager[Any]:
     return dask("worker", scheduler.address, "--nthreads", "1", "--no-nanny", "--resources", "TRAINER=1")

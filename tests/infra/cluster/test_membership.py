@@ -15,7 +15,7 @@ from infra.cluster.role import Role
 
 def test_who_joined_again_is_named_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    roles = [Role("jetson-generator", ("GENERATOR", "CUDA"), 1, None), Role("jetson-verifier", ("VERIFIER",), 1, None)]
+    roles = [Role("jetson-generator", ("GENERATOR", "CUDA"), 1, ()), Role("jetson-verifier", ("VERIFIER",), 1, ())]
     joining = Membership(parse_address("tcp://10.0.0.5:8786", tmp_path), tmp_path, "jetson", roles, said.append)
 
     async def start(missing: Sequence[Role], _: str) -> list[Any]:

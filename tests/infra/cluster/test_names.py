@@ -35,6 +35,7 @@ def test_a_name_is_one_that_a_metric_may_have(announced: object, name: str) -> N
     _validate_metric_name(f"sync/{name}/fetched_bytes")
 
 
+@pytest.mark.slow
 def test_a_worker_without_a_name_is_told_apart_and_logged(start_scheduler: StartScheduler, tmp_path: Path) -> None:
     scheduler = start_scheduler()
     with (

@@ -12,6 +12,8 @@ from infra.cluster.placement import offers
 from tests import other_users
 from tests.other_users import intrude
 
+pytestmark = pytest.mark.slow
+
 
 def ports_of_ours() -> set[int]:
     """The ports of this process and of all that it has started."""
@@ -38,7 +40,6 @@ def test_nobody_else_runs_code_on_a_port_of_the_cluster(tmp_path: Path) -> None:
         assert len(offers(client)) == 2
 
 
-@pytest.mark.slow
 def test_without_certificates_anybody_does(tmp_path: Path) -> None:
     config = ClusterConfig(generators=0, verifiers=0, threads=1, device="cpu")
     before = ports_of_ours()

@@ -13,6 +13,8 @@ from infra.cluster.costs import Costs, PlanError, Work, link_seconds
 from infra.cluster.plan import plan, predicted, relaxed
 from infra.cluster.simulation import simulate
 
+pytestmark = pytest.mark.slow
+
 WORKERS = ("a", "b", "c", "d")
 GB = 1e9
 

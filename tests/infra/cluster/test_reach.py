@@ -71,6 +71,7 @@ def said(scheduler: Any, words: str) -> None:
     assert "Traceback" not in scheduler.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_member_gets_in(tls: Any, first: Path, plain: Any, tmp_path: Path) -> None:
     assert reach(at(tls), first) == "127.0.0.1"
     assert reach(at(plain), tmp_path) == "127.0.0.1"

@@ -12,6 +12,8 @@ from infra.cluster.resident import resident_now, using
 from infra.cluster.room import Room
 from tests.infra.cluster.test_room import GB, Accelerated, use
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _empty(monkeypatch: pytest.MonkeyPatch) -> None:

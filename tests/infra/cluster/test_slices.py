@@ -20,6 +20,8 @@ from infra.cluster.placement import Offer, offers
 from tests.infra.cluster.processes import dask
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 
 class Counts(Sequence[tuple[int, int]]):
     """Items that are counted up to three by their workers, and what was counted so far."""

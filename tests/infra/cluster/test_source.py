@@ -83,6 +83,7 @@ def test_one_of_the_same_source_works(told: Client) -> None:
         assert dict(dispatch.lease("generate", sum, [([1, 2],)])) == {0: 3}
 
 
+@pytest.mark.slow
 def test_a_worker_that_this_process_started_again_after_an_edit_works(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_worker_that_this_process_started_again_after_an_edit_works(
     assert len(names) == len(set(names)) == len(said)
 
 
+@pytest.mark.slow
 def test_one_of_dasks_own_command_is_asked(copy: Path, tmp_path: Path) -> None:
     plain = Security(require_encryption=False)  # type: ignore[no-untyped-call]  # so that Dask's own commands join it
     config = ClusterConfig(generators=1, threads=1, device="cpu")

@@ -16,6 +16,8 @@ from infra.cluster.placement import PlacementConfig, offers
 from tests.infra.cluster.processes import dask
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 ROLES = ("--nthreads", "1", "--no-dashboard", "--no-nanny", "--resources", "TRAINER=1 CPU=1")
 
 
@@ -42,7 +44,6 @@ def waits_for(folder: Path) -> Callable[[str], tuple[str, int]]:
     return call
 
 
-@pytest.mark.slow
 def test_calls_stay_where_they_are_until_their_worker_stops_and_then_somebody_has_to_agree(
     client: Client, spare: str, tmp_path: Path
 ) -> None:

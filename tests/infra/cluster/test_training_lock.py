@@ -63,6 +63,7 @@ def test_who_does_not_want_its_turn_any_more_waits_no_longer_and_keeps_nobody_fr
             assert training(two) == "third"
 
 
+@pytest.mark.slow
 def test_who_slept_through_its_turn_is_refused_and_leaves_the_next_one_its_own(
     scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_clock_that_is_set_takes_the_turn_from_nobody(monkeypatch: pytest.Monk
             assert mine.lock.locked()
 
 
+@pytest.mark.slow
 def test_a_turn_on_a_scheduler_that_is_gone_keeps_nobody_from_the_next_one(
     tmp_path: Path,
 ) -> None:

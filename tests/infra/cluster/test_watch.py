@@ -68,6 +68,7 @@ def test_a_worker_of_another_machine_is_named_with_it() -> None:
     assert watch._name(Offer("tls://127.0.0.1:40123", "trainer", {})) == "trainer"
 
 
+@pytest.mark.slow
 def test_what_keeps_a_worker_from_its_storage_is_said(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

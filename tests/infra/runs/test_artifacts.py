@@ -21,6 +21,7 @@ def server(home, request, tmp_path, monkeypatch):
     return server
 
 
+@pytest.mark.slow
 def test_a_run_without_the_server_has_its_files_where_the_server_finds_them(home, client, server, tmp_path):
     (tmp_path / "report.html").write_text("<p>")
     local = tmp_path / "metrics.jsonl"
@@ -42,6 +43,7 @@ def test_a_run_without_the_server_has_its_files_where_the_server_finds_them(home
     assert table(served, again.run_id, "samples/000001.json", tmp_path)["data"] == [["of 1"]]
 
 
+@pytest.mark.slow
 def test_a_run_that_the_server_wrote_goes_on_without_it(home, server):
     with start(home, TrackingConfig(uri=server.uri, system_metrics=False)) as first:
         first.log_samples(1, [{"completion": "of 1"}])

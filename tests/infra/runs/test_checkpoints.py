@@ -144,6 +144,7 @@ def kill_while_writing(run: str, made: Path, step: int, chance: random.Random) -
     return max([step, *(int(line.split()[1]) for line in said if line.startswith("ends"))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "kills"), [("file", 15), ("s3", 3)])
 def test_kill_9_in_the_middle_of_a_write_loses_no_complete_step(
     request: pytest.FixtureRequest, tmp_path: Path, where: str, kills: int

@@ -29,6 +29,7 @@ def unwritable(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 def test_one_that_fails_keeps_neither_others_nor_metrics_nor_status_from_mlflow(
     home, client, tmp_path, unwritable, caplog
 ):

@@ -90,6 +90,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_kill_9_loses_no_logged_step_and_a_new_home_is_made_in_silence(tmp_path):
     home, local = tmp_path / "new home", tmp_path / "metrics.jsonl"
     child = subprocess.run(

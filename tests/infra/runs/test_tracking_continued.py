@@ -14,6 +14,7 @@ from infra.sqlite import DamagedDatabaseError
 from tests.infra.runs.tracked import points, start, table
 
 
+@pytest.mark.slow
 def test_a_continued_run_goes_on_in_the_same_mlflow_run(home, client, tmp_path):
     local = tmp_path / "metrics.jsonl"
     with start(home, params={"steps": 2, "seed": 1}, local=local) as first:
@@ -34,6 +35,7 @@ def test_a_continued_run_goes_on_in_the_same_mlflow_run(home, client, tmp_path):
     assert points(client, first.run_id, "eval/pass_at_1") == [(1, 0.5)]
 
 
+@pytest.mark.slow
 def test_a_run_that_mlflow_lost_is_created_again_from_the_local_file(home, tmp_path, empty_database, caplog):
     local = tmp_path / "metrics.jsonl"
     with start(home, local=local) as first:
@@ -153,6 +155,7 @@ def test_another_evaluation_of_a_step_is_sent_too_and_none_twice(home, client, t
     assert points(client, again.run_id, "eval/reward") == [(2, 0.9), (2, 0.1), (4, 0.2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["delete_run", "log_batch"])
 def test_a_run_that_is_killed_while_it_goes_back_leaves_none_behind(home, client, tmp_path, monkeypatch, at):
     local = tmp_path / "metrics.jsonl"

@@ -40,6 +40,7 @@ def server(home, request):
     return request.getfixturevalue("mlflow_server")
 
 
+@pytest.mark.slow
 def test_an_outage_loses_nothing_and_is_said_once(server, home, client, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
     monkeypatch.setattr(outage, "PAUSE_RATIO", 0)
@@ -142,6 +143,7 @@ def fill(home):
             file.write(bytes(min(2**16, left)))
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_mlflow_is_called_that_and_what_it_lacks_is_said(small_home, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(outage, "PAUSE_SECONDS", 0)
     monkeypatch.setattr(outage, "PAUSE_RATIO", 0)

@@ -150,6 +150,7 @@ def test_who_was_stopped_itself_and_goes_on_ends_nothing(service: Service, clock
     assert gone(processes)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_takes_nobody_along_who_needs_it(service: Service, tmp_path: Path, clock: Clock) -> None:
     """Whether a Prefect worker works is known from Prefect alone, and the runs that it has started end with it."""
     server = Service(tmp_path / "server", tmp_path / "server.log")

@@ -15,6 +15,8 @@ from infra.services.prefect_server import PrefectServer
 from infra.services.supervisor import Program
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 ANSWERS = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):

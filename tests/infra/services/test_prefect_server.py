@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -27,14 +27,14 @@ from infra.services.supervisor import ServiceError
 from infra.sqlite import DamagedDatabaseError
 from tests.processes import started, until
 
+pytestmark = pytest.mark.slow
+
 
 def nobody_holds(lock: Path) -> bool:
-    with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+    with lock.open("a") as file, suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +212,6 @@ def test_the_server_of_the_environment_is_used(tmp_path: Path, monkeypatch: pyte
     assert os.environ["PREFECT_API_URL"] == url
 
 
-@pytest.mark.slow
 def test_a_port_that_is_taken_while_the_server_starts_is_given_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remarks: list[str] = []
     port = free_port(0)

@@ -17,6 +17,8 @@ from infra.services.served import served
 from tests.conftest import free_port
 from tests.processes import started, until
 
+pytestmark = pytest.mark.slow
+
 AUTH = "rlvf:secret"
 CREATE = "api/2.0/mlflow/experiments/create"
 

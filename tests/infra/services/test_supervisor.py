@@ -63,6 +63,7 @@ def test_its_file_is_written_again_when_it_is_lost(service: Service, lose: Calla
     until(lambda: gone(processes))
 
 
+@pytest.mark.slow
 def test_one_that_lost_its_file_and_is_stopped_is_ended_by_who_started_it_and_said_by_others(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_an_owner_who_changes_its_writers_refuses_the_earlier_ones(place: str) -
             second.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["folder", "s3"])
 def test_who_slept_while_another_took_over_changes_nothing_any_more(
     where: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -129,6 +129,7 @@ def test_an_unknown_protocol_is_named() -> None:
     assert re.fullmatch(r"s4://a/b\.csv: Protocol not known: s4; use .*", refusal("s4://a/b.csv"))
 
 
+@pytest.mark.slow
 def test_the_extra_that_brings_s3_is_named() -> None:
     program = """if True:
         import sys
@@ -202,6 +203,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.stop()
 
 
+@pytest.mark.slow
 def test_objects_are_read_and_new_ones_are_seen(bucket: str) -> None:
     s3fs.S3FileSystem().pipe(
         {f"{bucket}/set/b.csv": b"b", f"{bucket}/set/a.csv.gz": gzip.compress(b"a"), f"{bucket}/other.csv": b"o"}
@@ -216,6 +218,7 @@ def test_objects_are_read_and_new_ones_are_seen(bucket: str) -> None:
     assert list(texts(f"s3://{bucket}/set/*.csv").values()) == ["b", "c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "says"),
     [
@@ -274,6 +277,7 @@ def test_what_a_librarys_file_system_raises_is_one_line_and_our_own_mistakes_are
         raise TypeError("a mistake")
 
 
+@pytest.mark.slow
 def test_missing_credentials_are_said(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(variable, raising=False)

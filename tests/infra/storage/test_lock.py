@@ -85,6 +85,7 @@ def test_a_killed_owner_of_this_machine_is_succeeded_at_once(tmp_path: Path, mon
         assert mine.fence.epoch == 2
 
 
+@pytest.mark.slow
 def test_an_owner_elsewhere_is_dead_when_its_sign_stands_still_whatever_its_clock_says(place: str) -> None:
     with taken(place) as first:
         name = first.fence.claim

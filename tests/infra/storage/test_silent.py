@@ -18,6 +18,8 @@ from infra.storage.usable import StorageError, named_storage_errors, probe_stora
 from tests.faulty_s3 import FaultyS3
 from tests.processes import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

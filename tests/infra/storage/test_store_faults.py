@@ -53,6 +53,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["note", "v1"]
 
 
+@pytest.mark.slow
 def test_a_reader_beside_a_writer_sees_one_or_the_other(tmp_path: Path) -> None:
     """Never a mixture, though the writer replaces the folder all the time."""
     uri = str(tmp_path / "run" / "v1")
@@ -197,6 +198,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(safe_names, st.binary(max_size=100), min_size=1, max_size=4),

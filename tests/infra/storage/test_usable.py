@@ -78,6 +78,7 @@ def endpoint() -> Iterator[str]:
     running.stop()
 
 
+@pytest.mark.slow
 def test_a_bucket_is_checked_through_its_endpoint(endpoint: str) -> None:
     probe_storage("s3://checked/rlvf")
     import boto3

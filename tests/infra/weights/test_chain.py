@@ -71,6 +71,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seed"), [*QUICK, *SLOW])
 def test_the_way_of_a_newcomer_is_at_most_two_whole_versions(
     kind: str, seed: int, place: str, open_publisher: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
@@ -103,6 +104,7 @@ def test_the_way_of_a_newcomer_is_at_most_two_whole_versions(
     assert stored <= own * (2 if kind == "dense" else 1 + math.log2(config.anchor_every))
 
 
+@pytest.mark.slow
 def test_a_difference_that_cannot_be_merged_is_said_and_costs_no_more_than_a_whole_version(
     place: str, open_publisher: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_difference_that_cannot_be_merged_is_said_and_costs_no_more_than_a_who
     assert said in published[3].warnings
 
 
+@pytest.mark.slow
 def test_what_cannot_be_removed_is_said(
     open_publisher: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:

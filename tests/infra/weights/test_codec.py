@@ -22,6 +22,7 @@ def round_trip(new: np.ndarray, old: np.ndarray | None) -> int:
     return len(blocks)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]).flatmap(
         lambda dtype: st.integers(0, 300).flatmap(
@@ -33,6 +34,7 @@ def test_any_bits_come_back(pair: tuple[np.ndarray, np.ndarray | None]) -> None:
     round_trip(*pair)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([codec.GAPS, codec.PACKED, codec.ULP, codec.XOR, codec.FULL]),
     st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]),
@@ -107,6 +109,7 @@ def test_packed_blocks_that_do_not_fit_are_refused() -> None:
             decode(block(codec.PACKED, *streams), np.zeros(6, dtype=np.uint16))
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 100))
 def test_any_bytes_are_refused_as_blocks(blocks: bytes, cells: int) -> None:

@@ -116,6 +116,7 @@ def test_a_file_cannot_ask_for_more_memory_than_expected(tmp_path: Path) -> None
         apply_difference(tmp_path / "d", {}, "", (1 << 22) - 1)
 
 
+@pytest.mark.slow
 def test_no_mutation_of_a_file_is_accepted_or_crashes(tmp_path: Path) -> None:
     draws = random.Random(0)
     old, new = adam_like(500, 1e-5)

@@ -37,6 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pin, "DEAD_SECONDS", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_pinned_version_stays_while_its_reader_lives_and_goes_when_it_is_done(
     place: str, open_publisher: Callable[..., Publisher]

@@ -23,6 +23,7 @@ from tests.infra.weights.versions import WINDOW, fresh, publish_all, same, versi
 pytestmark = pytest.mark.usefixtures("impatient")
 
 
+@pytest.mark.slow
 def test_whoever_follows_falls_behind_or_comes_anew_has_the_published_bits(
     place: str, open_publisher: Callable[..., Publisher]
 ) -> None:
@@ -44,6 +45,7 @@ def test_whoever_follows_falls_behind_or_comes_anew_has_the_published_bits(
     assert followers[1].take_fetched().bytes == 0
 
 
+@pytest.mark.slow
 def test_what_is_kept_stays_small_and_the_way_short(place: str, open_publisher: Callable[..., Publisher]) -> None:
     writer = open_publisher()
     for step in range(35):
@@ -125,6 +127,7 @@ def test_a_failed_publication_harms_no_later_one(
         assert same(weights, version(5))
 
 
+@pytest.mark.slow
 def test_what_fails_in_the_background_is_said_with_the_next_version_and_costs_no_bits(
     place: str, open_publisher: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +151,7 @@ def test_what_fails_in_the_background_is_said_with_the_next_version_and_costs_no
     assert len(way) <= 5
 
 
+@pytest.mark.slow
 def test_tensors_may_come_go_and_change_their_shape(place: str, open_publisher: Callable[..., Publisher]) -> None:
     writer = open_publisher()
     shapes: list[dict[str, Tensor]] = [

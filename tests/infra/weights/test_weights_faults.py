@@ -21,6 +21,8 @@ from infra.weights.publisher import Publisher
 from infra.weights.version import PolicyVersion, SyncConfig
 from tests.faulty_s3 import FaultyS3
 
+pytestmark = pytest.mark.slow
+
 errors = pytest.importorskip("botocore.exceptions", reason="needs boto3: install the extra 's3'")
 
 CELLS = 60_000
@@ -231,7 +233,6 @@ def test_a_manifest_that_comes_damaged_while_old_versions_are_removed_costs_nobo
     run.check(version, run.fresh())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_in_whatever_order_nobody_has_other_weights(
     seed: int, faulty: FaultyS3, start_run: StartRun, monkeypatch: pytest.MonkeyPatch

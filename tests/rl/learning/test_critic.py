@@ -124,6 +124,7 @@ def test_values_are_exact_in_float64(make_policy: Callable[..., Policy], make_ro
     assert (found - expected).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 @given(groups=GROUPS, positions=st.integers(1, 60), data=st.data())
 def test_values_do_not_depend_on_packing_and_order(
     make_policy: Callable[..., Policy],
@@ -215,6 +216,7 @@ def test_the_loss_has_the_gradient_of_its_formula() -> None:
     assert torch.allclose(away, torch.full_like(away, (2 + 0.9) ** 2 / 2))
 
 
+@pytest.mark.slow
 def test_values_learn_what_they_are_trained_towards(
     make_policy: Callable[..., Policy], make_rollouts: Make, judged: Judged
 ) -> None:

@@ -17,6 +17,8 @@ from rl.optimizer_config import OptimizerConfig
 from rl.records import Batch
 from tests.rl.updates import PLAIN, REINFORCE, Make, identical, moments, weights
 
+pytestmark = pytest.mark.slow
+
 CONTINUE = """
 import pickle, sys
 from pathlib import Path

@@ -90,6 +90,7 @@ def test_in_bfloat16_they_are_those_of_float32_as_far_as_that_goes(
     assert 0 < np.abs(wide - narrow).max() < 0.15
 
 
+@pytest.mark.slow
 @given(groups=GROUPS, positions=st.integers(1, 60))
 def test_they_do_not_depend_on_how_rows_are_packed(
     make_policy: Callable[..., Policy],

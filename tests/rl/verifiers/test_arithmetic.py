@@ -161,6 +161,7 @@ def test_ten_thousand_hostile_completions_each_cost_less_than_50_ms() -> None:
     assert costs[slowest] <= 0.05, slowest[:200]
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None, database=None)
 @given(st.lists(st.text() | st.text("0123456789.+-*/%() ", max_size=MAX_CHARACTERS), min_size=5, max_size=10))
 def test_any_text_gets_a_verdict_within_50_ms(completions: list[str]) -> None:

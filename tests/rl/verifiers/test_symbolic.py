@@ -160,6 +160,7 @@ TARGETS = [
 ]
 
 
+@pytest.mark.slow
 def test_each_of_many_targets_accepts_itself_and_none_of_the_others() -> None:
     patient = opened(VerifierSpec(name="math", seconds=30))
     assert len(set(TARGETS)) == len(TARGETS) > 90

@@ -114,12 +114,14 @@ def found(request: pytest.FixtureRequest, sandbox: str) -> Any:
     return {**answers, "as": request.param}
 
 
+@pytest.mark.slow
 def test_limits_cannot_be_raised_and_hold(found: dict[str, Any]) -> None:
     assert found["raise_limits"] == [0, "none"]
     assert found["memory"] == [0, "MemoryError "]
     assert found["new_privileges"] == [1, "told"]
 
 
+@pytest.mark.slow
 def test_files_are_bounded_in_size_and_in_number(found: dict[str, Any]) -> None:
     assert found["write"] == [0, "OSError 27"]  # EFBIG
     for name in ("fill", "fill_amid_orphans"):
@@ -129,6 +131,7 @@ def test_files_are_bounded_in_size_and_in_number(found: dict[str, Any]) -> None:
 MEMORY, DISK = "held more than 300 MB of memory", "wrote more than 256 MB or 10000 files"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -149,10 +152,12 @@ def test_what_all_processes_hold_together_is_bounded(sandbox: str, found: dict[s
         assert (reward, said) == (None, f"r.py: reward {says} (here)")
 
 
+@pytest.mark.slow
 def test_what_is_within_the_bounds_goes_on(found: dict[str, Any]) -> None:
     assert found["within"] == [1, "right"]
 
 
+@pytest.mark.slow
 def test_a_process_neither_hides_nor_outlives_its_first_thread(sandbox: str, found: dict[str, Any]) -> None:
     if sandbox == NONE and found["as"] == "user":
         assert found["hide"] == [None, "r.py: reward closed its processes to its supervisor (here)"]
@@ -163,11 +168,13 @@ def test_a_process_neither_hides_nor_outlives_its_first_thread(sandbox: str, fou
     assert (found["headless"], found["headless_left"]) == ([1, "right"], 0)
 
 
+@pytest.mark.slow
 def test_the_environment_and_the_memory_of_other_processes_are_closed(found: dict[str, Any]) -> None:
     assert found["parent"][0] == found["memory_of_parent"][0] == 0
     assert found["everybody"] == [0, "seen"]
 
 
+@pytest.mark.slow
 def test_a_process_of_another_session_and_an_orphan_end(found: dict[str, Any]) -> None:
     assert found["orphan"] == found["session"] == found["orphan_amid_orphans"] == [1, "right"]
     assert found["orphans"] == 0
@@ -180,6 +187,7 @@ def test_a_process_of_another_session_and_an_orphan_end(found: dict[str, Any]) -
     assert found["left"] == 0
 
 
+@pytest.mark.slow
 def test_processes_that_multiply_end_and_the_next_call_works(found: dict[str, Any]) -> None:
     reward, why = found["forever"]
     assert reward is None
@@ -189,12 +197,14 @@ def test_processes_that_multiply_end_and_the_next_call_works(found: dict[str, An
     assert (found["bombs"], found["folders"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_what_a_killed_supervisor_had_started_ends_with_its_folder(found: dict[str, Any]) -> None:
     for name in ("killed", "killed_with_its_worker"):
         started, left, folders = found[name]
         assert (started, left, folders) == (1, 0, 1), name  # the one folder is that of the process that runs now
 
 
+@pytest.mark.slow
 def test_a_sandbox_closes_files_keys_and_the_network(sandbox: str, found: dict[str, Any]) -> None:
     closed = sandbox != NONE
     for name in ("outside", "secret", "connect", "udp", "unix", "unix_datagram_of_a_pair"):
@@ -206,12 +216,14 @@ def test_a_sandbox_closes_files_keys_and_the_network(sandbox: str, found: dict[s
         assert found["var_tmp"] == [0, "seen"]
 
 
+@pytest.mark.slow
 def test_root_leaves_every_right(found: dict[str, Any]) -> None:
     assert found["rights"] == [0, "told"]
     if os.geteuid() == 0:  # else the file is the user's own
         assert found["owned"] == [0, "PermissionError 13"]
 
 
+@pytest.mark.slow
 def test_a_sandbox_refuses_calls_that_go_round_it(sandbox: str, found: dict[str, Any]) -> None:
     if "calls" not in found:
         pytest.skip("no seccomp here")
@@ -222,10 +234,12 @@ def test_a_sandbox_refuses_calls_that_go_round_it(sandbox: str, found: dict[str,
         assert found["calls"][0] > 0  # the probe tells the two apart
 
 
+@pytest.mark.slow
 def test_what_verifiers_use_works(found: dict[str, Any]) -> None:
     assert found["usual"] == [1, "right"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_supervisor_leaves_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left, young = tmp_path / f"{PREFIX}a", tmp_path / f"{PREFIX}b"
@@ -236,6 +250,7 @@ def test_what_a_killed_supervisor_leaves_is_removed_later(tmp_path: Path, monkey
     assert sorted(tmp_path.iterdir()) == [young]
 
 
+@pytest.mark.slow
 def test_what_others_put_beside_the_folders_neither_hangs_a_verifier_nor_is_removed(tmp_path: Path) -> None:
     elsewhere, foreign, pipe, link = (tmp_path / name for name in ("kept", f"{PREFIX}b", f"{PREFIX}a", f"{PREFIX}c"))
     os.mkfifo(pipe)

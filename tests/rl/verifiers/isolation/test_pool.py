@@ -158,6 +158,7 @@ def test_callers_at_the_same_time_share_the_processes_of_a_pool(started: list[Pr
 HANGING = "def reward(p, c):\n    while c == 'loop': pass\n    return 1\n"
 
 
+@pytest.mark.slow
 def test_a_verifier_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl.verifiers.isolation.pool.IN_A_ROW", 4)
     pool = Pool(HANGING, "r.py", "reward", seconds=0.3, memory_mb=512, size=2)
@@ -178,6 +179,7 @@ def test_a_verifier_that_hangs_is_given_up_and_tried_again_with_one(monkeypatch:
     assert [verdict.reason for verdict in verdicts] == ["right", "timeout"] * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 def test_one_problem_on_which_it_hangs_takes_the_verdicts_of_no_other(
     monkeypatch: pytest.MonkeyPatch, size: int
