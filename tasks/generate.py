@@ -14,7 +14,7 @@ from rl.config import OURS, PolicyConfig
 from tasks.calls.generator import Generator, check_server
 from tasks.collection import Collection
 from tasks.lease import Lease
-from tasks.mending import Mend, leased, no_mend
+from tasks.mending import Mend, Mending, leased, no_mend
 from tasks.slices import Slices
 
 AT_ONCE = 256  # draws of a batch under way, at most: each has a lease that waits or is being made
@@ -53,7 +53,7 @@ def generate(
     `newest(at_least)` is the newest version; it waits until there is none before `at_least`.
     """
     step = collection.step
-    oldest = max(0, step - admission.staleness)
+    oldest, mending = max(0, step - admission.staleness), Mending(mend)
 
     def refused(why: str) -> str:
         if why:
@@ -69,7 +69,7 @@ def generate(
             slices.arguments,
             len(leases),
             check=lambda index, returned: refused(slices.check(index, returned)),
-            mend=mend,
+            mending=mending,
             order=(step, leases[0].groups.start),
             done=slices.take,
             without=lambda index: collection.without(leases[index]),
