@@ -1,16 +1,15 @@
 """One step's batch in the making: the generate task puts leases in, the verify task takes each of them out, and so does
 the task of each score.
 
-Leases come in waves. The first holds the step's prompts; when all its verdicts are in and too few groups have rewards
-that differ, the next one draws replacements, up to a bound. What is drawn depends on the verdicts alone, never on when
-they came, so the same policy makes the same batch on any cluster. Leases of a worker that was found wrong make a wave
-of their own once all else is done, and are made again by others: the same problems, with the same noise.
+The first leases hold the step's prompts; as soon as verdicts make it certain that too few groups have rewards that
+differ, replacements are drawn, up to a bound (`tasks.refills`). What is drawn depends on the verdicts alone, never on
+when they came, so the same policy makes the same batch on any cluster. Leases of a worker that was found wrong are made
+again by others once all else is done: the same problems, with the same noise.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from math import ceil
 from queue import SimpleQueue
 from threading import Condition
 from typing import Any
@@ -25,10 +24,11 @@ from rl.audit import Audited
 from rl.config import OURS
 from rl.graph import VERIFY, Call
 from rl.judging import BrokenVerifierError, Judgement
-from rl.records import Batch, Rollouts, concatenate
+from rl.records import Batch, Problem, Rollouts, concatenate
 from rl.verifiers.spec import VerifierSpec
 from tasks.lease import Lease, Slice
 from tasks.problem_set import ProblemSet
+from tasks.refills import Refills
 from tasks.rollout_batch import RolloutBatch
 
 SLICE_SECONDS = 60.0
@@ -76,7 +76,7 @@ class BatchConfig(BaseModel):
 
 
 class Collection:
-    """See the module's docstring. One thread runs :meth:`waves`, another one each call's :meth:`arrivals`."""
+    """See the module's docstring. One thread runs :meth:`draws`, another one each call's :meth:`arrivals`."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class Collection:
         self._every_group = every_group
         self.refused = 0  # leases, see RolloutBatch
         self._problems = problems
-        self._drawn = 0
+        self._drawn: list[Problem] = []  # of the step, in order: those of leases, and some that may become one
+        self._refills = Refills(config.prompts, int(config.prompts * config.oversample), config.lease)
         self._leases: dict[int, Lease] = {}  # that came back, by their first group
         self._slices: dict[int, tuple[Slice, ...]] = {}  # by the same: who has made it
         self._wrong: set[int] = set()  # by the same: what audits have found wrong
         self._right: set[tuple[int, int]] = set()  # by the same and the slice's place: found right
-        self._again: list[Lease] = []  # to be made again
+        self._again: list[range] = []  # the groups of leases to be made again
         self._others: dict[int, frozenset[str]] = {}  # by the same: addresses of whom it is to be made again without
-        self._ends: list[int] = []  # groups up to the end of each wave
         self._audits: list[Audited] = []
         self._redrawn = 0  # groups
         self._judged: dict[int, tuple[Batch, Judgement]] = {}  # by the first group of the lease
@@ -123,26 +123,35 @@ class Collection:
         """What judges the problems of each set."""
         return self._problems.verifiers
 
-    def waves(self) -> Iterator[list[Lease]]:
-        """The leases to generate, wave by wave; each waits for the verdicts on the one before it."""
+    def draws(self) -> Iterator[list[Lease]]:
+        """The leases to generate, as soon as each is certain to be needed; ends when all are judged."""
         try:
-            while leases := self._next_wave():
-                yield leases
-                with self._changed:
-                    self._changed.wait_for(lambda: self._abandoned or self._all_judged())
+            while groups := self._next():
+                yield [Lease(each, self._problems_of(each)) for each in groups]
         finally:
             self._arrives(None)
 
-    def _next_wave(self) -> list[Lease]:
-        if self._again and not self._abandoned:
-            again, self._again = self._again, []
-            return again
-        count, size = self._wanted(), self.config.lease
-        groups = range(self._drawn, self._drawn + count)
-        problems = self._problems.draw(self.step, count, self._drawn) if count else []
-        self._drawn += count
-        self._ends.append(self._drawn)
-        return [Lease(groups[at : at + size], tuple(problems[at : at + size])) for at in range(0, count, size)]
+    def _next(self) -> list[range]:
+        """The groups of each lease to generate, once there are any; nothing where no more are needed."""
+        with self._changed:
+            while not self._abandoned:
+                if self._again:
+                    again, self._again = self._again, []
+                    return again
+                broken = all(judgement.broken for _, judgement in self._judged.values())
+                if drawn := self._refills.draw(broken=broken):
+                    return drawn
+                if self._refills.all_judged:
+                    break
+                self._changed.wait()
+        return []
+
+    def _problems_of(self, groups: range) -> tuple[Problem, ...]:
+        """Draws ahead of them: many small draws take long where problems are made in code."""
+        if groups.stop > (there := len(self._drawn)):
+            further = min(2 * there, self._refills.bound)
+            self._drawn += self._problems.draw(self.step, max(groups.stop, further) - there, there)
+        return tuple(self._drawn[groups.start : groups.stop])
 
     def arrive(self, lease: Lease, rollouts: Rollouts, slices: tuple[Slice, ...] = ()) -> None:
         """A lease is done, in these slices."""
@@ -163,7 +172,9 @@ class Collection:
     def judged(self, lease: Lease, rollouts: Rollouts, judgement: Judgement) -> None:
         """The verdicts on a lease are in."""
         with self._changed:
-            self._judged[lease.groups.start] = Batch(rollouts, judgement.rewards, judgement.reasons), judgement
+            batch = Batch(rollouts, judgement.rewards, judgement.reasons)
+            self._judged[lease.groups.start] = batch, judgement
+            self._refills.judged(lease.groups.start, self._teaching(batch))
             self._changed.notify_all()
 
     def scored(self, lease: Lease, call: Call, scores: NDArray[np.float32]) -> None:
@@ -198,13 +209,12 @@ class Collection:
 
     def reopen(self, distrusted: Callable[[Offer], bool], doubted: Callable[[Offer], bool] = lambda _: False) -> bool:
         """Have all leases made again that audits have found wrong, or of which one who has made them is `distrusted` by
-        now, or `doubted` and not found right by an audit of it; whether there are any. Later waves follow from their
-        verdicts, and are drawn anew. To be asked when no call is under way: then all of them begin anew."""
+        now, or `doubted` and not found right by an audit of it; whether there are any. Refills that followed from their
+        verdicts are drawn anew. To be asked when no call is under way: then all of them begin anew."""
         again = self._wrong | {start for start in self._slices if self._is_in_doubt(start, distrusted, doubted)}
         if not again:
             return False
-        end = next(end for end in self._ends if end > min(again))
-        self._ends = [one for one in self._ends if one <= end]
+        end = self._refills.reopen(again)
         later = {start for start in self._leases if start >= end}
         self._redrawn += sum(len(self._leases[start].groups) for start in again | later)
         for start in again | later:
@@ -215,10 +225,10 @@ class Collection:
             self._judged.pop(start, None)
             for scores in self._scores.values():
                 scores.pop(start, None)
-        self._again = [self._leases[start] for start in sorted(again - later)]
+        self._again = [self._leases[start].groups for start in sorted(again - later)]
         for start in later:
             del self._leases[start]
-        self._drawn, self._wrong, self._abandoned, self._arrived = end, set(), False, self._queues()
+        self._wrong, self._abandoned, self._arrived = set(), False, self._queues()
         return True
 
     def _is_in_doubt(self, start: int, distrusted: Callable[[Offer], bool], doubted: Callable[[Offer], bool]) -> bool:
@@ -238,24 +248,6 @@ class Collection:
             self._abandoned = True
             self._changed.notify_all()
         self._arrives(None)
-
-    def _all_judged(self) -> bool:
-        return sum(len(batch) for batch, _ in self._judged.values()) == self._drawn
-
-    def _wanted(self) -> int:
-        """How many groups the next wave holds; 0 when the batch is full or the bound reached."""
-        if self._abandoned:
-            return 0
-        if self._drawn == 0:
-            return self.config.prompts
-        if all(judgement.broken for _, judgement in self._judged.values()):
-            return 0  # no verifier works: see collected
-        teaching = int(sum(self._teaching(batch).sum() for batch, _ in self._judged.values()))
-        missing = self.config.prompts - teaching
-        bound = int(self.config.prompts * self.config.oversample) - self._drawn
-        # as many as should give what is missing at the rate seen so far
-        likely = ceil(missing * self._drawn / max(teaching, 1))
-        return max(0, min(likely, bound))
 
     def _teaching(self, batch: Batch) -> NDArray[np.bool_]:
         """[P]: groups that an update learns from."""

@@ -17,7 +17,7 @@ from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
 from tasks.calls.generator import Arguments, Generator
 from tasks.collection import BatchConfig
-from tasks.mending import Mend, leased, no_mend
+from tasks.mending import Mend, Mending, leased, no_mend
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import mean_reward, pass_rate
 from tasks.verify import judged
@@ -141,7 +141,8 @@ def _judgement(
         versions = range(version.step, version.step + 1)
         return refusal(returned, Asked(of, generator.samples, generator.sampling.limit, versions))
 
-    calls = leased(dispatch, "evaluate", generator.generate, arguments, len(parts), check=check, mend=mend)
+    mending = Mending(mend)
+    calls = leased(dispatch, "evaluate", generator.generate, arguments, len(parts), check=check, mending=mending)
     for index, rollouts in calls:
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)
         saw(judgements[index])

@@ -1,6 +1,7 @@
 """Generation: the leases of a step, fanned out over the generators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from prefect import task
@@ -10,11 +11,13 @@ from infra.cluster.dispatch import Dispatch
 from infra.cluster.probe import probe_workers
 from infra.weights.version import PolicyVersion
 from rl.config import OURS, PolicyConfig
-from rl.records import Rollouts
 from tasks.calls.generator import Generator, check_server
 from tasks.collection import Collection
-from tasks.mending import Mend, leased, no_mend
+from tasks.lease import Lease
+from tasks.mending import Mend, Mending, leased, no_mend
 from tasks.slices import Slices
+
+AT_ONCE = 256  # draws of a batch under way, at most: each has a lease that waits or is being made
 
 
 @dataclass(frozen=True)
@@ -42,35 +45,49 @@ def generate(
     admission: Admission,
     mend: Mend = no_mend,
 ) -> None:
-    """Generate the collection's leases, wave by wave, each with the newest policy when it is handed out, so that
-    no worker goes back to older weights. All batches on the way share one queue, in which the leases of an earlier
-    step, and of an earlier wave of it, come first. What a generator hands in before it is over goes on with whoever is
+    """Generate the collection's leases as they are drawn, each with the newest policy when it is handed out, so that no
+    worker goes back to older weights. All batches on the way share one queue, in which the leases of an earlier step,
+    and of those the earlier groups, come first. What a generator hands in before it is over goes on with whoever is
     free first (`Generator.slice_seconds`), and a batch waits for all of it.
 
     `newest(at_least)` is the newest version; it waits until there is none before `at_least`.
     """
     step = collection.step
-    oldest = max(0, step - admission.staleness)
-    for wave, leases in enumerate(collection.waves()):
-        newest(oldest)  # waits here, and not where other batches' leases wait too
+    oldest, mending = max(0, step - admission.staleness), Mending(mend)
+
+    def refused(why: str) -> str:
+        if why:
+            collection.refuse()
+        return why
+
+    def draw(leases: Sequence[Lease]) -> None:
         slices = Slices(generator, step, leases, range(oldest, step + 1), admission.vocabulary, newest)
-
-        def check(index: int, returned: Rollouts, slices: Slices = slices) -> str:
-            if why := slices.check(index, returned):
-                collection.refuse()
-            return why
-
         calls = leased(
             dispatch,
             "generate",
             generator.generate,
             slices.arguments,
             len(leases),
-            check=check,
-            mend=mend,
-            order=(step, wave),
+            check=lambda index, returned: refused(slices.check(index, returned)),
+            mending=mending,
+            order=(step, leases[0].groups.start),
             done=slices.take,
-            without=lambda index, leases=leases: collection.without(leases[index]),  # type: ignore[misc]
+            without=lambda index: collection.without(leases[index]),
         )
-        for index, _ in calls:
-            collection.arrive(leases[index], *slices.whole(index))
+        try:
+            for index, _ in calls:
+                collection.arrive(leases[index], *slices.whole(index))
+        except BaseException:
+            collection.abandon()
+            raise
+
+    threads = ThreadPoolExecutor(AT_ONCE, "generate")
+    try:
+        under_way = []
+        for leases in collection.draws():
+            newest(oldest)  # waits here, and not where other batches' leases wait too
+            under_way.append(threads.submit(draw, leases))
+        for each in as_completed(under_way):
+            each.result()
+    finally:
+        threads.shutdown(wait=False)  # the run that one of them ends stops the others

@@ -1,6 +1,7 @@
 """Leases of generators that cannot get at the weights: once these are mended, what is left is leased again."""
 
 from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
 from typing import Any, TypeVar, TypeVarTuple
 
 from infra.cluster.dispatch import Dispatch
@@ -17,6 +18,28 @@ MENDABLE = (Torn, NotThere)
 def no_mend(error: StoreError) -> None:
     """Where nobody holds the weights."""
     raise error
+
+
+class Mending:
+    """What several calls of `leased` may share: whatever one of them has had mended is mended for those that run beside
+    it. Safe to use from several threads."""
+
+    def __init__(self, mend: Mend) -> None:
+        self._mend = mend
+        self._lock = Lock()
+        self.times = 0
+
+    @property
+    def at_once(self) -> tuple[type[Exception], ...]:
+        """What is mended as soon as one worker raises it: the first time, as later on it may be that machine alone."""
+        return () if self._mend is no_mend or self.times else MENDABLE
+
+    def mend(self, error: StoreError, before: int) -> None:
+        """Mend, unless that was done since it had been done so many times. Raises what cannot be mended."""
+        with self._lock:
+            if self.times == before:
+                self._mend(error)
+                self.times += 1
 
 
 class _Left(Sequence[Item]):
@@ -40,7 +63,7 @@ def leased(
     count: int,
     *,
     check: Callable[[int, T], str],
-    mend: Mend,
+    mending: Mending,
     order: tuple[int, ...] = (),
     done: Callable[[int, T, Offer], bool] = lambda *_: True,
     without: Callable[[int], frozenset[str]] = lambda _: frozenset(),
@@ -49,9 +72,8 @@ def leased(
     ``make`` is called when the lease is handed out, ``done`` and ``without`` as there. After the weights were mended
     once, what is left is tried on another worker first: it may be one machine alone that cannot read them."""
     left = list(range(count))
-    at_once: tuple[type[Exception], ...] = () if mend is no_mend else MENDABLE
     while left:
-        asked = tuple(left)
+        asked, before = tuple(left), mending.times
 
         def check_left(at: int, result: T, asked: Sequence[int] = asked) -> str:
             return check(asked[at], result)
@@ -70,12 +92,11 @@ def leased(
                 items,
                 order=order,
                 check=check_left,
-                at_once=at_once,
+                at_once=mending.at_once,
                 done=done_left,
                 without=without_left,
             ):
                 left.remove(asked[at])
                 yield asked[at], result
         except MENDABLE as error:
-            mend(error)
-            at_once = ()
+            mending.mend(error, before)

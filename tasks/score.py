@@ -22,7 +22,7 @@ from tasks.calls.scorer import Scorer
 from tasks.collection import Collection
 from tasks.generate import Admission
 from tasks.lease import Lease
-from tasks.mending import Mend, leased, no_mend
+from tasks.mending import Mend, Mending, leased, no_mend
 from tasks.reference import ReferenceLost
 from tasks.verify import judged
 
@@ -114,7 +114,8 @@ class GreedyScores:
             return why
 
         generate = self.generator.generate
-        calls = leased(dispatch, self.call.name, generate, arguments, 1, check=check, mend=self.mend, order=(step,))
+        mending = Mending(self.mend)
+        calls = leased(dispatch, self.call.name, generate, arguments, 1, check=check, mending=mending, order=(step,))
         ((_, greedy),) = calls
         return judged(dispatch, greedy, self.verifiers, order=(step,), refused=refused).rewards[:, 0]
 

@@ -1,4 +1,4 @@
-"""The leases of a wave in slices: what generators have handed in so far, and what goes on."""
+"""Leases in slices: what generators have handed in so far, and what goes on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -14,7 +14,7 @@ from rl.admission import refused_scores
 from rl.graph import SCORES, Call
 from rl.records import Rollouts
 from tasks.calls.critic import Valuer
-from tasks.mending import Mend, leased
+from tasks.mending import Mend, Mending, leased
 from tasks.score import bare
 
 
@@ -48,7 +48,8 @@ class ValueScores:
         def asked(_: int) -> tuple[PolicyVersion, Rollouts]:
             return version, bare(rollouts)
 
-        calls = leased(dispatch, "value", self.valuer.value, asked, 1, check=check, mend=self.mend, order=(step,))
+        mending = Mending(self.mend)
+        calls = leased(dispatch, "value", self.valuer.value, asked, 1, check=check, mending=mending, order=(step,))
         ((_, found),) = calls
         return found
 

@@ -20,7 +20,7 @@ QUIET_SHARE = 0.2  # of the least seconds, for a worker that gives no sign of li
 class Item:
     """One item, by its place in the queue."""
 
-    order: tuple[int, ...]  # of its batch: (step, wave)
+    order: tuple[int, ...]  # of its batch: (step, first group)
     batch: int
     index: int
     slice: int = 0  # how often it has come back unfinished

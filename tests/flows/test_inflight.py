@@ -42,7 +42,7 @@ def slow_lab(lab: Any) -> Iterator[Any]:
 
 
 def test_completions_go_on_with_newer_weights_and_are_no_staler_than_asked(slow_lab: Any) -> None:
-    once = {"held_out": "0", "batch__oversample": "1"}  # a batch in one wave: no lease of the next one comes between
+    once = {"held_out": "0", "batch__oversample": "1"}  # nothing is replaced: no lease of the next batch comes between
     run = Path(slow_lab.train(steps="4", staleness="1", optimizer__lr="1e-3", **once).run)
     swapped = slow_lab.metrics(run, "staleness/swapped")
     assert list(swapped) == [1, 2, 3, 4]

@@ -245,19 +245,19 @@ def test_a_run_that_diverges_is_stopped_with_its_weights_intact(lab: Any, monkey
     from flows.run.diverged import DivergedError
 
     sampled: list[int] = []
-    waves = Collection.waves
+    draws = Collection.draws
     _, pid = lab.worker("trainer")
 
     def counted(self: Collection) -> Iterator[list[Lease]]:
         """Five batches are sampled from version 0, the first update of which ruins the weights."""
-        yield from waves(self)
+        yield from draws(self)
         sampled.append(self.step)
         if len(sampled) == 1:
             os.kill(pid, SIGSTOP)
         elif len(sampled) == 5:
             os.kill(pid, SIGCONT)
 
-    monkeypatch.setattr(Collection, "waves", counted)
+    monkeypatch.setattr(Collection, "draws", counted)
     name = lab.new_name()
     run = lab.run_folder(name)
     refused = r"3 updates in a row were refused: the \w+ of update 4 is not finite; low"

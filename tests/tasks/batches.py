@@ -57,16 +57,17 @@ def verdicts(lease: Lease, varied: Sequence[bool], samples: int) -> Judgement:
 def collect(
     config: BatchConfig, varied: Sequence[bool], shuffle: Callable[[list[Lease]], None] = lambda _: None, step: int = 5
 ) -> tuple[RolloutBatch, list[list[range]]]:
-    """The batch, and the groups of each wave's leases, when leases come back in the order that `shuffle` makes."""
+    """The batch, and the groups of the leases of each draw, when none is drawn before all are back, in the order that
+    `shuffle` makes."""
     collection = Collection(step, problem_set(), config)
-    waves = []
-    for leases in collection.waves():
-        waves.append([lease.groups for lease in leases])
+    draws = []
+    for leases in collection.draws():
+        draws.append([lease.groups for lease in leases])
         back = list(leases)
         shuffle(back)
         for lease in back:
             collection.judged(lease, rollouts(lease, config.samples), verdicts(lease, varied, config.samples))
-    return collection.collected(), waves
+    return collection.collected(), draws
 
 
 def groups(collected: RolloutBatch) -> list[int]:

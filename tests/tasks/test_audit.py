@@ -82,8 +82,8 @@ class Cluster:
 def audited(cluster: Cluster, maker: Offer = A, audits: Audits = AUDITS, times: int = 1) -> Collection:
     """A collection of four leases, each of which was audited so often."""
     collection = Collection(3, problem_set(), config(prompts=8, lease=2), [AUDIT])
-    waves = collection.waves()
-    for lease in next(waves):
+    draws = collection.draws()
+    for lease in next(draws):
         sampled = rollouts(lease, 2)
         for _ in range(times):
             collection.arrive(lease, *whole(sampled, maker))
@@ -100,7 +100,7 @@ def again(collection: Collection, cluster: Cluster) -> list[Lease]:
     """What is made again."""
     if not collection.reopen(cluster.exclusions.is_distrusted):
         return []
-    return next(collection.waves())
+    return next(collection.draws())
 
 
 def test_workers_that_agree_are_left_alone() -> None:
@@ -246,7 +246,7 @@ def test_who_audits_follows_from_the_name_of_the_lease_and_whom_nothing_is_known
 def test_a_cluster_that_is_lost_ends_the_batch() -> None:
     cluster = Cluster(A, B, b=raising(SchedulerLostError("gone")))
     collection = Collection(3, problem_set(), config(prompts=2, lease=2), [AUDIT])
-    (lease,) = next(waves := collection.waves())
+    (lease,) = next(draws := collection.draws())
     collection.arrive(lease, *whole(rollouts(lease, 2), A))
     ended: list[BaseException] = []
 
@@ -258,7 +258,7 @@ def test_a_cluster_that_is_lost_ends_the_batch() -> None:
 
     auditing = Thread(target=run)
     auditing.start()
-    assert list(waves) == []  # nothing is waited for any more
+    assert list(draws) == []  # nothing is waited for any more
     auditing.join(30)
     assert [str(error) for error in ended] == ["gone"]
 
@@ -276,10 +276,10 @@ def test_a_generator_that_is_alone_has_nobody_to_audit_it() -> None:
 
 def test_the_maker_s_type_is_known_by_what_it_says() -> None:
     collection = Collection(3, problem_set(), config(prompts=2, lease=2), [AUDIT])
-    (lease,) = next(waves := collection.waves())
+    (lease,) = next(draws := collection.draws())
     said = rollouts(lease, 2)
     collection.arrive(lease, *whole(replace(said, makers=(Maker(dtype="float32"),) * 2), A))
     collection.abandon()
     audit.fn(cast("Any", Cluster(A, B)), collection, AUDITS)
-    waves.close()
+    draws.close()
     assert "audit/dtypes/float32/bfloat16" in figures(collection)

@@ -38,8 +38,8 @@ def test_one_right_slice_does_not_clear_the_others_of_a_worker_that_was_found_wr
     cluster.exclusions.found_wrong(A, "far off", B)
     # B, which is right, makes -0.5 of every token: of the second tokens A has -1.5
     collection = Collection(3, problem_set(), config(prompts=2, lease=2), [AUDIT])
-    waves = collection.waves()  # held
-    (lease,) = next(waves)
+    draws = collection.draws()  # held
+    (lease,) = next(draws)
     made = rollouts(lease, 2)
     made.logprobs[:, :, 1:] = np.where(made.inside[:, :, 1:], np.float32(-1.5), np.float32(0))
     slices = Slice(A, Maker("a"), none, none + 1), Slice(A, Maker("a"), none + 1, made.lengths)

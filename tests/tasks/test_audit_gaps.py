@@ -11,9 +11,9 @@ from tests.tasks.test_audit import AUDITS, A, B, C, Cluster, off
 
 
 def made_by(maker: Offer, cluster: Cluster, collection: Collection) -> None:
-    """Every lease of the next wave is made by this worker, and audited."""
-    waves = collection.waves()
-    for lease in next(waves):
+    """Every lease of the next draw is made by this worker, and audited."""
+    draws = collection.draws()
+    for lease in next(draws):
         collection.arrive(lease, *whole(rollouts(lease, 2), maker))
     collection.abandon()
     audit.fn(cast("Any", cluster), collection, AUDITS)
@@ -64,8 +64,8 @@ def test_how_groups_are_leased_does_not_follow_from_verdicts_that_were_made_agai
         """The lease of each group that is trained on; a lease by B has no group whose rewards differ."""
         collection = Collection(0, problem_set(), config(prompts=4, lease=4))
 
-        def waves(first: Offer) -> None:
-            for leases in collection.waves():
+        def made(first: Offer) -> None:
+            for leases in collection.draws():
                 for lease in leases:
                     maker = first if lease.groups.start == 0 else A
                     collection.arrive(lease, *whole(rollouts(lease, 2), maker))
@@ -73,9 +73,9 @@ def test_how_groups_are_leased_does_not_follow_from_verdicts_that_were_made_agai
                     collection.judged(lease, rollouts(lease, 2), verdicts(lease, varied, 2))
             collection.abandon()
 
-        waves(first)
+        made(first)
         if collection.reopen(lambda maker: maker == B):
-            waves(A)
+            made(A)
         used = [int(problem.target) for problem in collection.collected().batch.rollouts.problems]
         return {i: lease.groups for lease in collection._leases.values() for i in lease.groups if i in used}
 

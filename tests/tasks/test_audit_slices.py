@@ -25,7 +25,7 @@ def test_of_a_lease_in_slices_one_is_audited_and_whoever_made_it_answers_for_its
     assert {id(one) for one in chosen} == {id(one) for one in slices}
 
     collection = Collection(3, problem_set(), config(prompts=2, lease=2), [AUDIT])
-    (lease,) = next(collection.waves())
+    (lease,) = next(collection.draws())
     made = Rollouts.padded(lease.problems, [[1]] * 2, [[3, 4]] * 4, logprobs=[[-0.5, -1.5]] * 4, version=1)
     for one in slices:
         AUDITS.of(cast("Any", cluster), collection, lease, made, one)

@@ -47,8 +47,8 @@ def verified(dispatch: Dispatch, leases: int) -> RolloutBatch:
     collection = Collection(3, problem_set(), config(prompts=2 * leases, samples=2, lease=2))
 
     def generate() -> None:
-        for wave in collection.waves():
-            for lease in wave:
+        for leases in collection.draws():
+            for lease in leases:
                 collection.arrive(lease, rollouts(lease, 2))
 
     generating = threading.Thread(target=generate)

@@ -22,15 +22,15 @@ from tasks.rollout_batch import RolloutBatch
 from tests.tasks.batches import ALL, collect, config, groups, problem_set, rollouts, verdicts, whole
 
 
-def test_the_first_wave_holds_the_step_s_prompts_in_leases() -> None:
-    found, waves = collect(config(prompts=7), ALL)
-    assert waves == [[range(3), range(3, 6), range(6, 7)]]
+def test_the_first_leases_hold_the_step_s_prompts() -> None:
+    found, draws = collect(config(prompts=7), ALL)
+    assert draws == [[range(3), range(3, 6), range(6, 7)]]
     assert [problem.prompt for problem in found.batch.rollouts.problems] == [f"5/{i}" for i in range(7)]
     assert (found.groups_generated, found.groups_with_signal) == (7, 7)
 
 
 @pytest.mark.parametrize(
-    ("varied", "waves"),
+    ("varied", "draws"),
     [
         ("1100 1111", [4, 4]),  # 2 are missing and half of them vary: 4 more
         ("1110 01", [4, 2]),  # 1 is missing, 3 in 4 vary: 2 more, of which one does
@@ -39,10 +39,10 @@ def test_the_first_wave_holds_the_step_s_prompts_in_leases() -> None:
         ("1000 00000000", [4, 8]),  # 12 would be likely to do, the bound is 12 in all
     ],
 )
-def test_groups_without_variance_are_replaced_at_the_rate_seen_up_to_the_bound(varied: str, waves: list[int]) -> None:
+def test_groups_without_variance_are_replaced_at_the_rate_seen_up_to_the_bound(varied: str, draws: list[int]) -> None:
     known = [mark == "1" for mark in varied.replace(" ", "")]
     _, drawn = collect(config(), known)
-    assert [sum(map(len, wave)) for wave in drawn] == waves
+    assert [sum(map(len, leases)) for leases in drawn] == draws
 
 
 def test_a_mean_of_right_and_wrong_is_the_pass_rate_to_the_last_bit() -> None:
@@ -82,9 +82,9 @@ def test_figures_are_of_everything_generated() -> None:
 
 def test_graded_answers_vary_but_do_not_pass() -> None:
     collection = Collection(0, problem_set(), config(prompts=1, samples=2))
-    (lease,) = next(waves := collection.waves())
+    (lease,) = next(draws := collection.draws())
     collection.judged(lease, rollouts(lease, 2), Judgement(np.array([[0.5, 0.25]], np.float32), (("near", "far"),)))
-    assert list(waves) == []
+    assert list(draws) == []
     found = collection.collected()
     assert (found.groups_with_signal, found.pass_rate, found.reward) == (1, 0, 0.375)
 
@@ -101,24 +101,24 @@ def test_whatever_the_verdicts_and_however_leases_arrive(
     varied: list[bool], prompts: int, lease: int, oversample: float, orders: tuple[Random, Random]
 ) -> None:
     asked = config(prompts=prompts, lease=lease, oversample=oversample)
-    found, waves = collect(asked, varied, orders[0].shuffle)
+    found, draws = collect(asked, varied, orders[0].shuffle)
     bound = int(prompts * oversample)
 
-    numbers = [i for wave in waves for groups in wave for i in groups]
+    numbers = [i for leases in draws for groups in leases for i in groups]
     assert numbers == list(range(found.groups_generated))  # none twice, none left out
     assert prompts <= found.groups_generated <= max(prompts, bound)
-    assert all(len(groups) <= lease for wave in waves for groups in wave)
+    assert all(len(groups) <= lease for leases in draws for groups in leases)
     usable = [i for i in numbers if varied[i]]
     assert found.groups_with_signal == len(usable)
     assert groups(found) == usable[:prompts]  # in order of admission
     assert len(found.batch) == prompts or found.groups_generated == bound  # constant, unless the bound was met
-    before_last = [i for wave in waves[:-1] for groups in wave for i in groups]
-    assert sum(varied[i] for i in before_last) < prompts  # the last wave was needed
+    before_last = [i for leases in draws[:-1] for groups in leases for i in groups]
+    assert sum(varied[i] for i in before_last) < prompts  # the last ones were needed
     assert found.batch.rollouts.tokens[:, 0, 0].tolist() == groups(found)  # each with its own completions
     assert found.batch.rewards.max(axis=1, initial=0).tolist() == [1] * len(found.batch)
 
-    again, waves_again = collect(asked, varied, orders[1].shuffle)
-    assert waves_again == waves
+    again, drawn_again = collect(asked, varied, orders[1].shuffle)
+    assert drawn_again == draws
     assert again.figures() == found.figures()
     assert again.samples == found.samples
     assert np.array_equal(again.batch.rollouts.tokens, found.batch.rollouts.tokens)
@@ -131,7 +131,7 @@ def test_generating_and_judging_meet_in_two_threads() -> None:
     collection = Collection(5, problem_set(), asked)
 
     def generate() -> None:
-        for leases in collection.waves():
+        for leases in collection.draws():
             for lease in reversed(leases):
                 collection.arrive(lease, rollouts(lease, asked.samples))
 
@@ -152,7 +152,7 @@ def test_the_generating_side_ends_when_no_verdicts_will_come() -> None:
     seen = []
 
     def generate() -> None:
-        for leases in collection.waves():
+        for leases in collection.draws():
             seen.append(len(leases))
             waiting.set()
 
@@ -163,14 +163,14 @@ def test_the_generating_side_ends_when_no_verdicts_will_come() -> None:
         generating.result(timeout=30)
     assert seen == [2]
     assert list(collection.arrivals()) == []
-    assert list(Collection.waves(collection)) == []  # and none starts any more
+    assert list(Collection.draws(collection)) == []  # and none starts any more
 
 
 def test_the_judging_side_ends_when_generating_fails() -> None:
     collection = Collection(5, problem_set(), config(lease=2))
 
     def generate() -> None:
-        for leases in collection.waves():
+        for leases in collection.draws():
             collection.arrive(leases[0], rollouts(leases[0], 2))
             raise OSError("no generator left")
 
@@ -186,11 +186,11 @@ def test_what_was_found_wrong_is_made_again_as_it_was_asked_for_and_takes_its_pl
     assert collection.makes(AUDIT)
 
     def round_of(makers: list[Offer], reward: float) -> list[range]:
-        (leases,) = [list(wave) for wave in rounds(makers, reward)]
+        (leases,) = [list(each) for each in rounds(makers, reward)]
         return [lease.groups for lease in leases]
 
     def rounds(makers: list[Offer], reward: float) -> Iterator[list[Lease]]:
-        for leases in collection.waves():
+        for leases in collection.draws():
             yield leases
             for lease, maker in zip(leases, makers, strict=True):
                 collection.arrive(lease, *whole(rollouts(lease, 2), maker))

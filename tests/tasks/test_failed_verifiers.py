@@ -19,11 +19,11 @@ from tests.tasks.batches import config, groups, problem_set, rollouts
 def judged_as(
     rewards: list[list[float]], sets: Sequence[str] = ("",), oversample: float = 1, said: str = "it broke"
 ) -> Collection:
-    """One wave of groups with these rewards (nan: the verifier failed), of these sets in turn."""
+    """Groups with these rewards (nan: the verifier failed), of these sets in turn."""
     problems = replace(problem_set(), verifiers={name: VerifierSpec(name="arithmetic") for name in sets})
     asked = config(prompts=len(rewards), samples=len(rewards[0]), oversample=oversample, lease=len(rewards))
     collection = Collection(0, problems, asked)
-    (lease,) = next(collection.waves())
+    (lease,) = next(collection.draws())
     marked = replace(lease, problems=tuple(replace(p, set=sets[i % len(sets)]) for i, p in enumerate(lease.problems)))
     values = np.array(rewards, np.float32)
     reasons = tuple(tuple("timeout" if r != r else "judged" for r in row) for row in rewards)
@@ -60,7 +60,7 @@ def test_a_group_is_trained_on_the_verdicts_that_are_there() -> None:
 
 def test_a_step_of_failures_alone_ends_the_run_with_the_first_message_and_without_replacements() -> None:
     collection = judged_as([[NAN, NAN], [NAN, NAN]], oversample=10, said="it broke \x1b[31m")
-    assert collection._wanted() == 0
+    assert list(collection.draws()) == []
     with pytest.raises(BrokenVerifierError) as ended:
         collection.collected()
     # and Prefect's commands may print it
@@ -74,9 +74,9 @@ def test_completions_that_were_cut_do_not_hide_that_a_verifier_fails_on_everythi
     )
     truncated = np.arange(4).reshape(2, 2) < cut
     collection = Collection(0, problem_set(), config(prompts=4, samples=2, oversample=10, lease=2))
-    for lease in next(collection.waves()):
+    for lease in next(collection.draws()):
         collection.judged(lease, rollouts(lease, 2), failed.without_ends(truncated))
-    assert collection._wanted() == 0
+    assert list(collection.draws()) == []
     with pytest.raises(BrokenVerifierError, match="no completion of step 1 could be judged: it broke"):
         collection.collected()
     # one that was judged is enough, whatever else was cut

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from infra.cluster.cluster import cluster
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
+from infra.storage.manifest import StoreError, Torn
 from infra.weights.version import PolicyVersion
 from rl.audit import AuditConfig, Scored
 from rl.config import PolicyConfig, SamplingConfig
@@ -28,8 +30,10 @@ from tasks.calls.generator import Generator
 from tasks.calls.scorer import Referee
 from tasks.collection import BatchConfig, Collection
 from tasks.generate import Admission, generate
+from tasks.mending import Mend, no_mend
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import RolloutBatch
+from tests.processes import until
 
 pytestmark = pytest.mark.slow
 
@@ -224,3 +228,63 @@ def test_where_everybody_returns_nonsense_the_run_ends_in_words(client: Client, 
         pytest.raises(PlacementError, match=words),
     ):
         generated(dispatch, generator, step=9, leases=4)
+
+
+def held(marks: Path, error: Exception | None = None) -> Generator:
+    """A generator that samples nothing, and its first lease not before there is a file `over`; of replacements it
+    leaves a file, or raises the error."""
+
+    class Held(Generator):
+        def generate(self, version: Any, _step: int, groups: Any, problems: Any, _so_far: Any) -> Any:
+            deadline = time.monotonic() + 60
+            while groups.start == 0 and not (marks / "over").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if groups.start > 1:
+                (marks / str(groups.start)).touch()
+                if error is not None:
+                    raise error
+            return Rollouts.padded(problems, [[1]], [[3, 4]] * 2, version=version.step)
+
+    return Held(PolicyConfig(), SamplingConfig(max_tokens=3), samples=2, seed=0)
+
+
+def replacing(dispatch: Dispatch, collection: Collection, generator: Generator, mend: Mend = no_mend) -> None:
+    """Generate a batch of which the second group alone teaches nothing."""
+
+    def judge() -> None:
+        for lease, rollouts in collection.arrivals():
+            rewards = np.array([[0, lease.groups.start != 1]], np.float32)
+            collection.judged(lease, rollouts, Judgement(rewards, (("wrong", "judged"),)))
+
+    judging = threading.Thread(target=judge, daemon=True)
+    judging.start()
+    newest: Callable[[int], PolicyVersion] = lambda step: PolicyVersion(step, "v", "")  # noqa: E731
+    generate.fn(dispatch, collection, generator, newest, Admission(0, vocabulary=50), mend)
+    judging.join(30)
+
+
+def test_replacements_do_not_wait_for_the_slowest(client: Client, tmp_path: Path) -> None:
+    collection = numbered(9, leases=2)
+    with Dispatch(client, PlacementConfig(), late_after=600) as dispatch, ThreadPoolExecutor(1) as threads:
+        generating = threads.submit(replacing, dispatch, collection, held(tmp_path))
+        until((tmp_path / "3").exists, 30, about=lambda: str(generating))
+        (tmp_path / "over").touch()
+        generating.result(30)
+    found = collection.collected()
+    assert [problem.target for problem in found.batch.rollouts.problems] == ["0", "2"]
+    assert found.groups_generated == 4
+
+
+def test_the_fault_of_a_replacement_is_raised_while_others_are_made(client: Client, tmp_path: Path) -> None:
+    def lost(error: StoreError) -> None:
+        raise RuntimeError("nobody has it") from error
+
+    with Dispatch(client, PlacementConfig(), late_after=600) as dispatch:
+        began = time.monotonic()
+        try:
+            with pytest.raises(RuntimeError, match="nobody has it"):
+                replacing(dispatch, numbered(9, leases=2), held(tmp_path, Torn("v9 is damaged")), lost)
+            assert time.monotonic() - began < 30
+            assert not (tmp_path / "3").exists()  # nothing further is begun
+        finally:
+            (tmp_path / "over").touch()

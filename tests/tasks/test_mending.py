@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.storage.manifest import NotThere, StoreError, Torn
-from tasks.mending import Mend, leased, no_mend
+from tasks.mending import Mend, Mending, leased, no_mend
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -53,6 +53,10 @@ class Cluster:
 
 
 def leases(cluster: Any, mend: Mend) -> dict[int, str]:
+    return dict(leasing(cluster, Mending(mend)))
+
+
+def leasing(cluster: Any, mending: Mending) -> Iterator[tuple[int, str]]:
     def check(index: int, result: str) -> str:
         return "" if result == NAMES[index].upper() else "another"
 
@@ -65,11 +69,11 @@ def leases(cluster: Any, mend: Mend) -> dict[int, str]:
         return True
 
     calls = leased(
-        *call, check=check, mend=mend, order=(3, 0), done=note, without=lambda index: frozenset(named(index))
+        *call, check=check, mending=mending, order=(3, 0), done=note, without=lambda index: frozenset(named(index))
     )
-    done = dict(calls)
-    assert makers == {index: f"worker of {NAMES[index]}" for index in done}
-    return done
+    for index, result in calls:
+        assert makers[index] == f"worker of {NAMES[index]}"
+        yield index, result
 
 
 def test_what_is_left_is_leased_again_and_checked_as_what_it_is() -> None:
@@ -86,3 +90,19 @@ def test_where_nobody_can_mend_it_is_an_error() -> None:
     with pytest.raises(Torn, match="v3 is torn"):
         leases(cluster, no_mend)
     assert cluster.at_once == [()]
+
+
+def test_what_another_has_had_mended_meanwhile_is_not_mended_again() -> None:
+    class Late(Cluster):
+        def lease(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, str]]:
+            if not self.at_once:
+                self.at_once.append(kwargs["at_once"])
+                mending.mend(Torn("v3 is torn"), 0)
+                raise Torn("v3 is torn")
+            yield from super().lease(*args, **kwargs)
+
+    cluster = Late()
+    mending = Mending(cluster.mend)
+    assert dict(leasing(cluster, mending)) == {0: "A", 1: "B", 2: "C", 3: "D"}
+    assert cluster.mended == ["v3 is torn"]
+    assert cluster.at_once == [(Torn, NotThere), ()]

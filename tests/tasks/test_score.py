@@ -67,8 +67,8 @@ def batch_of(dispatch: Dispatch, scores: ReferenceScores, leases: int, varied: l
     collection = Collection(5, problem_set(), asked, [REFERENCE])
 
     def generate() -> None:
-        for wave in collection.waves():
-            for lease in wave:
+        for leases in collection.draws():
+            for lease in leases:
                 collection.arrive(lease, rollouts(lease, asked.samples))
 
     def verify() -> None:
@@ -95,7 +95,7 @@ def test_each_group_of_a_batch_has_its_own_scores(client: Client) -> None:
     scored = found.batch.reference_logprobs
     assert scored is not None
     assert scored.dtype == np.float32
-    assert found.groups_generated > 10  # more than one wave
+    assert found.groups_generated > 10  # some were replaced
     assert len(found.batch) == 10
     assert np.array_equal(scored, sure(found.batch.rollouts))
     assert {span.call for span in spans} == {"reference"}
@@ -161,8 +161,8 @@ def test_a_generating_side_that_waits_for_verdicts_ends_with_the_scores(client: 
     ended = threading.Event()
 
     def generate() -> None:
-        for wave in collection.waves():  # nobody judges
-            for lease in wave:
+        for leases in collection.draws():  # nobody judges
+            for lease in leases:
                 collection.arrive(lease, rollouts(lease, 2))
         ended.set()
 
@@ -182,8 +182,8 @@ def test_the_scores_end_when_generating_fails(client: Client) -> None:
     collection = Collection(5, problem_set(), config(lease=2), [REFERENCE])
 
     def generate() -> None:
-        for wave in collection.waves():
-            collection.arrive(wave[0], rollouts(wave[0], 2))
+        for leases in collection.draws():
+            collection.arrive(leases[0], rollouts(leases[0], 2))
             raise OSError("no generator left")
 
     with pytest.raises(OSError, match="no generator left"):

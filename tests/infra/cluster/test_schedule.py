@@ -21,7 +21,7 @@ def names(leases: list) -> list[tuple[str, tuple[int, ...], int]]:  # type: igno
     return [(lease.worker, lease.item.order, lease.item.index) for lease in leases]
 
 
-def test_an_earlier_step_and_an_earlier_wave_go_first_whenever_they_came() -> None:
+def test_an_earlier_step_and_of_it_the_earlier_groups_go_first_whenever_they_came() -> None:
     schedule = Schedule(10)
     schedule.add(items(0, (3, 0), 2))
     (first,) = schedule.hand_out(["a"], 0)
