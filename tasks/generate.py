@@ -8,11 +8,13 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.probe import probe_workers
+from infra.cluster.shares import Sizes
 from infra.weights.version import PolicyVersion
 from rl.config import OURS, PolicyConfig
 from rl.records import Rollouts
 from tasks.calls.generator import Generator, check_server
 from tasks.collection import Collection
+from tasks.lease import neighbours_joined
 from tasks.mending import Mend, leased, no_mend
 from tasks.slices import Slices
 
@@ -23,6 +25,7 @@ class Admission:
 
     staleness: int  # versions that a token may be behind the step
     vocabulary: int  # token ids are below
+    sizes: Sizes | None = None  # of leases, in prompts; None: they are as large as the collection makes them
 
 
 def check_servers(dispatch: Dispatch, policy: PolicyConfig) -> None:
@@ -51,9 +54,12 @@ def generate(
     """
     step = collection.step
     oldest = max(0, step - admission.staleness)
-    for wave, leases in enumerate(collection.waves()):
+    for wave, drawn in enumerate(collection.waves()):
         newest(oldest)  # waits here, and not where other batches' leases wait too
-        slices = Slices(generator, step, leases, range(oldest, step + 1), admission.vocabulary, newest)
+        again = any(collection.without(lease) for lease in drawn)  # as they were, without who has made them
+        leases = drawn if again or admission.sizes is None else neighbours_joined(drawn)
+        sizes = None if again else admission.sizes
+        slices = Slices(generator, step, leases, range(oldest, step + 1), admission.vocabulary, newest, sizes)
 
         def check(index: int, returned: Rollouts, slices: Slices = slices) -> str:
             if why := slices.check(index, returned):
@@ -70,6 +76,7 @@ def generate(
             mend=mend,
             order=(step, wave),
             done=slices.take,
+            cuts=None if sizes is None else slices,
             without=lambda index, leases=leases: collection.without(leases[index]),  # type: ignore[misc]
         )
         for index, _ in calls:
