@@ -76,7 +76,7 @@ def generate(
             mend=mend,
             order=(step, wave),
             done=slices.take,
-            cuts=None if sizes is None else slices,
+            cuts=slices,
             without=lambda index, leases=leases: collection.without(leases[index]),  # type: ignore[misc]
         )
         for index, _ in calls:

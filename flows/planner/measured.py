@@ -149,7 +149,7 @@ def step_of(
 
 
 def _work(span: Span) -> int:
-    """The tokens of a lease; where it says nothing of them, all are alike."""
+    """The tokens of a lease; where nothing is said of them, all are alike."""
     return span.tokens or 1
 
 

@@ -13,7 +13,8 @@ from infra.cluster.speeds import Made
 
 
 class Cuts(Protocol):
-    """How the items of a batch are cut into what suits each worker, before anybody has had them."""
+    """How large the items of a batch are, and how they are cut into what suits each worker before anybody has had them.
+    Without it nothing is known of what they should take."""
 
     def sizes(self, index: int) -> Sizes | None:
         """That the parts of an item should have; None where it cannot be cut."""
@@ -55,10 +56,6 @@ class Batch:
         """Leave an item its first so many units; a new one with the others."""
         assert self.cuts is not None
         return replace(item, index=self.cuts.cut(item.index, units), units=item.units - units)
-
-    def made(self, index: int, result: Any) -> Made:
-        """What a worker has made of an item."""
-        return Made() if self.cuts is None else self.cuts.made(index, result)
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """(index, result) of every item, as they come in; raises what ended the batch."""

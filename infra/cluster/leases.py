@@ -18,7 +18,6 @@ from infra.cluster.crew import Crew
 from infra.cluster.lease_batch import Batch
 from infra.cluster.placement import Offer
 from infra.cluster.schedule import Assignment, Schedule
-from infra.cluster.speeds import Made
 from infra.cluster.timeline import Measured, Span
 from infra.errors import mark_worker
 
@@ -169,12 +168,14 @@ class LeaseQueue:
         first, others = self._schedule.done(assigned)
         self._forget(others)
         self._unawait()
-        made = out.batch.made(assigned.item.index, back.result) if first else Made()
-        self._calls.timeline.add(back.span(self._call, at, int(made.tokens) if made.steps else 0))
+        cuts = out.batch.cuts if first else None
+        made = None if cuts is None else cuts.made(assigned.item.index, back.result)
+        self._calls.timeline.add(back.span(self._call, at, 0 if made is None else int(made.tokens)))
         if not first:
             return
         over = out.batch.done(assigned.item.index, back.result, out.worker)
-        self._schedule.measured(assigned, made, back.seconds - back.loading.seconds, over=over)
+        if made is not None:
+            self._schedule.measured(assigned, made, back.seconds - back.loading.seconds, over=over)
         if over:
             out.batch.returned.put((assigned.item.index, back.result))
         else:

@@ -7,7 +7,7 @@ counts, and the late worker gets nothing more until it answers. Of idle workers 
 Of a batch, and what is before it, a worker gets as much as lets all workers end at once, by what items cost each of
 them (`infra.cluster.shares`). So the last items go to who will have done them first, and who is too slow for them goes
 on with a later batch. Items with `Sizes` are cut to what a worker should have, before anybody has had them; others are
-given whole, or left to faster workers.
+given whole, or left to faster workers. Where nothing was measured, an idle worker gets the first item there is.
 """
 
 import heapq

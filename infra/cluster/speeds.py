@@ -19,10 +19,10 @@ LEAST = 1e-9  # seconds of a unit
 
 @dataclass(frozen=True)
 class Made:
-    """What a call has made of an item. One that cannot be cut is a token."""
+    """What a call has made of an item."""
 
-    steps: float = 0.0  # one after the other
-    tokens: float = 1.0
+    steps: float  # one after the other
+    tokens: float
 
 
 @dataclass(frozen=True)
