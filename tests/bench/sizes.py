@@ -5,7 +5,7 @@ first steps of each, in which speeds get known, are left out. Share of speed: a 
 without waits for weights, of the sum of both. Meant for a quiet machine with two cores, where it takes some four
 minutes.
 
-python -m tests.bench.sizes --policy $RLVF_HOME/warmup/... [--steps 30] [--turns 2] [--json]
+python -m tests.bench.sizes [--policy tiny] [--steps 30] [--turns 2] [--json]
 """
 
 import argparse
@@ -98,7 +98,7 @@ def run(workplace: Workplace, way: str, config: TrainConfig) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policy", required=True)
+    parser.add_argument("--policy", default="tiny")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--json", action="store_true")

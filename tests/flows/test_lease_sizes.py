@@ -24,5 +24,5 @@ def test_leases_of_any_size_make_the_same_completions(lab: Any) -> None:
     assert max(sizes) > 2 * min(sizes)
     assert [{**row, "worker": ""} for row in found] == [{**row, "worker": ""} for row in asked]
     for run in (fixed, cut):
-        assert lab.metrics(run, "policy/mismatch_kl")[1] == pytest.approx(0, abs=1e-9)
+        assert lab.metrics(run, "policy/mismatch_kl")[1] == pytest.approx(0, abs=1e-6)
         assert lab.metrics(run, "leases/refused") == {1: 0}
