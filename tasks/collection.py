@@ -1,5 +1,4 @@
-"""One step's batch in the making: the generate task puts leases in, the verify task takes each of them out, and so does
-the task of each score.
+"""One step's batch in the making: the generate task puts leases in, the tasks of verification and scores take them out.
 
 The first leases hold the step's prompts; as soon as verdicts make it certain that too few groups have rewards that
 differ, replacements are drawn, up to a bound (`tasks.refills`). What is drawn depends on the verdicts alone, never on
@@ -50,7 +49,8 @@ class BatchConfig(BaseModel):
     lease: int = Field(
         16,
         ge=1,
-        description="prompts that a generator gets at a time; a lost worker costs one lease, or one slice of it",
+        description="prompts that a generator gets at a time, where generation runs ahead until its speed is known "
+        "(lease.seconds); a lost worker costs one lease, or one slice of it",
     )
     slice_seconds: float | None = Field(
         None,

@@ -1,6 +1,6 @@
 """Generation: the leases of a step, fanned out over the generators."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
@@ -9,11 +9,12 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.probe import probe_workers
+from infra.cluster.shares import Sizes
 from infra.weights.version import PolicyVersion
 from rl.config import OURS, PolicyConfig
 from tasks.calls.generator import Generator, check_server
 from tasks.collection import Collection
-from tasks.lease import Lease
+from tasks.lease import Lease, neighbours_joined
 from tasks.mending import Mend, Mending, leased, no_mend
 from tasks.slices import Slices
 
@@ -26,6 +27,7 @@ class Admission:
 
     staleness: int  # versions that a token may be behind the step
     vocabulary: int  # token ids are below
+    sizes: Sizes | None = None  # of leases, in prompts; None: they are as large as the collection makes them
 
 
 def check_servers(dispatch: Dispatch, policy: PolicyConfig) -> None:
@@ -60,8 +62,11 @@ def generate(
             collection.refuse()
         return why
 
-    def draw(leases: Sequence[Lease]) -> None:
-        slices = Slices(generator, step, leases, range(oldest, step + 1), admission.vocabulary, newest)
+    def draw(drawn: list[Lease]) -> None:
+        again = any(map(collection.without, drawn))  # as they were, without who has made them
+        sizes = None if again else admission.sizes
+        leases = drawn if sizes is None else neighbours_joined(drawn)
+        slices = Slices(generator, step, leases, range(oldest, step + 1), admission.vocabulary, newest, sizes)
         calls = leased(
             dispatch,
             "generate",
@@ -72,6 +77,7 @@ def generate(
             mending=mending,
             order=(step, leases[0].groups.start),
             done=slices.take,
+            cuts=slices,
             without=lambda index: collection.without(leases[index]),
         )
         try:
@@ -84,9 +90,9 @@ def generate(
     threads = ThreadPoolExecutor(AT_ONCE, "generate")
     try:
         under_way = []
-        for leases in collection.draws():
+        for drawn in collection.draws():
             newest(oldest)  # waits here, and not where other batches' leases wait too
-            under_way.append(threads.submit(draw, leases))
+            under_way.append(threads.submit(draw, drawn))
         for each in as_completed(under_way):
             each.result()
     finally:

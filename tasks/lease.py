@@ -1,7 +1,8 @@
 """A lease, and who has made it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,13 @@ class Lease:
 
     groups: range  # their numbers within the step
     problems: tuple[Problem, ...]
+
+    def cut(self, count: int) -> tuple[Self, Self]:
+        """Its first so many problems, and the others."""
+        return (
+            replace(self, groups=self.groups[:count], problems=self.problems[:count]),
+            replace(self, groups=self.groups[count:], problems=self.problems[count:]),
+        )
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,17 @@ class Slice:
         """[P, G] completions that it has drawn tokens of."""
         some: NDArray[np.bool_] = self.end > self.start
         return some
+
+
+def neighbours_joined(leases: Sequence[Lease]) -> list[Lease]:
+    """Those whose groups follow on one another as one."""
+    found: list[Lease] = []
+    for lease in leases:
+        if found and found[-1].groups.stop == lease.groups.start:
+            before = found.pop()
+            lease = Lease(range(before.groups.start, lease.groups.stop), before.problems + lease.problems)
+        found.append(lease)
+    return found
 
 
 def moved(slices: Sequence[Slice]) -> int:

@@ -5,7 +5,10 @@ from threading import Lock
 from typing import Any, TypeVar, TypeVarTuple
 
 from infra.cluster.dispatch import Dispatch
+from infra.cluster.lease_batch import Cuts
 from infra.cluster.placement import Offer
+from infra.cluster.shares import Sizes
+from infra.cluster.speeds import Made
 from infra.storage.manifest import NotThere, StoreError, Torn
 
 T = TypeVar("T")
@@ -45,7 +48,7 @@ class Mending:
 class _Left(Sequence[Item]):
     """The arguments of the leases that are left, each made when it is handed out."""
 
-    def __init__(self, make: Callable[[int], Item], indices: Sequence[int]) -> None:
+    def __init__(self, make: Callable[[int], Item], indices: list[int]) -> None:
         self.make, self.indices = make, indices
 
     def __len__(self) -> int:
@@ -53,6 +56,28 @@ class _Left(Sequence[Item]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.make(self.indices[index])
+
+
+class _LeftCuts:
+    """How those that are left are cut; `left` gets what is new too."""
+
+    def __init__(self, cuts: Cuts, indices: list[int], left: list[int]) -> None:
+        self._cuts, self._indices, self._left = cuts, indices, left
+
+    def sizes(self, index: int) -> Sizes | None:
+        return self._cuts.sizes(self._indices[index])
+
+    def units(self, index: int) -> int:
+        return self._cuts.units(self._indices[index])
+
+    def cut(self, index: int, units: int) -> int:
+        new = self._cuts.cut(self._indices[index], units)
+        self._left.append(new)
+        self._indices.append(new)
+        return len(self._indices) - 1
+
+    def made(self, index: int, result: Any) -> Made:
+        return self._cuts.made(self._indices[index], result)
 
 
 def leased(
@@ -67,13 +92,15 @@ def leased(
     order: tuple[int, ...] = (),
     done: Callable[[int, T, Offer], bool] = lambda *_: True,
     without: Callable[[int], frozenset[str]] = lambda _: frozenset(),
+    cuts: Cuts | None = None,
 ) -> Iterator[tuple[int, T]]:
-    """`(index, function(*make(index)))` of every index below ``count``, once each, as `Dispatch.lease` yields them;
-    ``make`` is called when the lease is handed out, ``done`` and ``without`` as there. After the weights were mended
-    once, what is left is tried on another worker first: it may be one machine alone that cannot read them."""
+    """`(index, function(*make(index)))` of every index below ``count``, and of what is cut from them, once each, as
+    `Dispatch.lease` yields them; ``make`` is called when the lease is handed out, ``done`` and others as there. After
+    the weights were mended once, what is left is tried on another worker first: it may be one machine alone that cannot
+    read them."""
     left = list(range(count))
     while left:
-        asked, before = tuple(left), mending.times
+        asked, before = list(left), mending.times
 
         def check_left(at: int, result: T, asked: Sequence[int] = asked) -> str:
             return check(asked[at], result)
@@ -95,6 +122,7 @@ def leased(
                 at_once=mending.at_once,
                 done=done_left,
                 without=without_left,
+                cuts=None if cuts is None else _LeftCuts(cuts, asked, left),
             ):
                 left.remove(asked[at])
                 yield asked[at], result

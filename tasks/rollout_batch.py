@@ -138,6 +138,7 @@ class RolloutBatch:
             "groups/zero_variance": self.groups_generated - self.groups_with_signal - self.groups_failed,
             "groups/failed": self.groups_failed,
             "leases/refused": self.refused,
+            "leases/prompts": self.groups_generated / max(1, len(self.made)),
             "leases/slices": sum(map(len, self.made)) / max(1, len(self.made)),
             **audit_figures(self.audits),
             **({"audit/redrawn": self.redrawn} if self.audits or self.redrawn else {}),

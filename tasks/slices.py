@@ -1,11 +1,13 @@
 """Leases in slices: what generators have handed in so far, and what goes on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from infra.cluster.placement import Offer
+from infra.cluster.shares import Sizes
+from infra.cluster.speeds import Made
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
 from rl.records import Rollouts
@@ -21,12 +23,32 @@ class Slices:
 
     generator: Generator
     step: int
-    leases: Sequence[Lease]
+    leases: list[Lease]  # more of them, where one is cut
     versions: range  # that a token may be of
     vocabulary: int
     newest: Callable[[int], PolicyVersion]  # from this step on
+    cut_to: Sizes | None = None  # prompts and seconds of a lease; None: they stay as they are
     _made: dict[int, Rollouts] = field(default_factory=dict)  # so far, by the lease's index
     _slices: dict[int, tuple[Slice, ...]] = field(default_factory=dict)
+
+    def sizes(self, index: int) -> Sizes | None:
+        """What the lease is cut to; None where others have begun it."""
+        return None if index in self._made else self.cut_to
+
+    def units(self, index: int) -> int:
+        """Prompts of the lease."""
+        return len(self.leases[index].groups)
+
+    def cut(self, index: int, units: int) -> int:
+        """Leave the lease its first so many prompts; the index of a new one with the others."""
+        assert index not in self._made
+        self.leases[index], rest = self.leases[index].cut(units)
+        self.leases.append(rest)
+        return len(self.leases) - 1
+
+    def made(self, _: int, returned: Rollouts) -> Made:
+        """What a generator has drawn of a lease, and in how many steps."""
+        return Made(int(returned.lengths.max()), returned.generated_tokens)
 
     def arguments(self, index: int) -> Arguments:
         """Of the lease's next slice, with the newest version."""

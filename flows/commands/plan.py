@@ -156,9 +156,9 @@ def _words(found: Proposal, where: str | None) -> str:
         f"{'' if n else 'places':10s} {call}: {', '.join(by)}" for n, (call, by) in enumerate(found.best.places.items())
     ]
     flying = found.leases * (found.best.staleness + 1)
+    size = "as large as suits each worker" if found.lease is None else f"of up to {found.lease} problems"
     rows.append(
-        f"leases     {found.leases} a step, of up to {found.lease} problems; at most {flying} in flight "
-        f"(staleness {found.best.staleness})"
+        f"leases     {found.leases} a step, {size}; at most {flying} in flight (staleness {found.best.staleness})"
     )
     rows += [f"load       {line}: plan again when that has changed" for line in found.load]
     if found.unknown:

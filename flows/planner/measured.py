@@ -27,10 +27,12 @@ class NothingMeasuredError(ValueError):
 class Measured:
     """One call on one worker."""
 
-    seconds: float  # of one lease, or one batch, without waits for weights and cores: the mean
+    seconds: (
+        float  # of a lease as large as the mean of all, or one batch, without waits for weights and cores: the mean
+    )
     computing: float  # cores that it used in them
-    count: int  # of them
-    share: float  # of the call's leases
+    count: int  # of its leases
+    share: float  # of the call's work
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class MeasuredStep:
     waiting: Mapping[str, Mapping[str, float]]  # seconds a step that a call waited for weights, by worker
     delayed: Mapping[str, float]  # seconds a step that a call waited for a core, on all workers
     leases: Mapping[str, float]  # a step
+    cut: bool  # to what suits each worker
     handing_over: float  # seconds from an update to the first call with its version: publication beside bookkeeping
     logging: float  # seconds from an update to the next one: bookkeeping
     training: float  # share of the step in which the worker of the updates computes: the median
@@ -102,9 +105,9 @@ def step_of(
     by_pair: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in spans:
         by_pair[span.call, span.worker].append(span)
-    count: dict[str, int] = defaultdict(int)
-    for (call, _), each in by_pair.items():
-        count[call] += len(each)
+    by_call: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        by_call[span.call].append(span)
     calls: dict[str, dict[str, Measured]] = defaultdict(dict)
     waiting: dict[str, dict[str, float]] = defaultdict(dict)
     delayed: dict[str, float] = defaultdict(float)
@@ -114,7 +117,8 @@ def step_of(
         warm = each[1:] or each
         wants = min(wanted(warm), machines[worker].cores) if worker in machines else wanted(warm)
         working = max(mean(map(own_seconds, warm)), mean(span.computing for span in warm) / wants)
-        calls[call][worker] = Measured(working, wants, len(each), len(each) / count[call])
+        size, share = _size(warm, by_call[call]), sum(map(_work, each)) / sum(map(_work, by_call[call]))
+        calls[call][worker] = Measured(working / size, wants, len(each), share)
         waiting[call][worker] = mean(span.loading for span in warm) * len(each) / steps
         delayed[call] += mean(span.delayed for span in warm) * len(each) / steps
         if call != "publish":  # it runs beside other work
@@ -131,7 +135,8 @@ def step_of(
         calls={call: dict(by) for call, by in calls.items()},
         waiting=dict(waiting),
         delayed=dict(delayed),
-        leases={call: number / steps for call, number in count.items()},
+        leases={call: len(each) / steps for call, each in by_call.items()},
+        cut=any(span.tokens for span in spans),
         handing_over=max(publishing, logging),
         logging=logging,
         training=median(known["perf/trainer_busy"] or [0.0]),
@@ -141,6 +146,16 @@ def step_of(
         others=_load(spans, machines),
         computed=dict(computed),
     )
+
+
+def _work(span: Span) -> int:
+    """The tokens of a lease; where nothing is said of them, all are alike."""
+    return span.tokens or 1
+
+
+def _size(some: Sequence[Span], every: Sequence[Span]) -> float:
+    """Times as large as the mean of every lease are some."""
+    return mean(map(_work, some)) / mean(map(_work, every))
 
 
 def _load(spans: Sequence[Span], machines: Mapping[str, Machine]) -> dict[str, float]:
@@ -231,6 +246,7 @@ def costs_of(
         {name: median(each) for name, each in wanted_by_others.items()},
         median(one.handing_over for one in runs),
         median(one.logging for one in runs),
+        cut=step.cut,
     )
 
 

@@ -36,7 +36,7 @@ class Proposal:
     busy: Mapping[str, float]  # share of the step in which each worker, and a machine's cores, are busy now, by name
     then: Mapping[str, float]  # the same of the plan
     leases: int  # a step, of the plan
-    lease: int  # problems in one
+    lease: int | None  # problems in one; None where each worker has a size of its own
     load: tuple[str, ...]  # machines whose cores other programs wanted, in words
     unknown: tuple[str, ...]  # calls and the workers on which they were not measured
 
@@ -73,6 +73,7 @@ def propose(
     """
     calls = tuple(calls)
     costs = costs_of(calls, step, memory=memory, size=size, others=others)
+    costs = replace(costs, cut=costs.cut and config.lease.seconds > 0)
     places = present_places(calls, step) if probed is None else _known(costs, probed)
     present = predicted(replace(costs, memory={}), places, config.staleness)  # it has run, so it fits
     changes: list[Change] = []
@@ -97,7 +98,7 @@ def propose(
         _shares(costs, step if probed is None else present),
         _shares(costs, best),
         costs.leases,
-        lease,
+        None if costs.cut and best.staleness else lease,
         _load(costs),
         _unknown(costs, tags or {}),
     )
@@ -120,6 +121,8 @@ def placement(costs: Costs, before: Places, after: Places) -> dict[str, object]:
 def _leases(costs: Costs, config: TrainConfig, best: Plan, changes: list[Change]) -> tuple[Costs, Plan, int]:
     """The costs and the plan with leases of the size that is best for this placement, and that size."""
     found = costs, best, config.batch.lease
+    if costs.cut and best.staleness:
+        return found
     for times in LEASES:
         lease = math.ceil(config.batch.lease / times)
         if lease > config.batch.prompts or lease == config.batch.lease:

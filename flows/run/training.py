@@ -33,6 +33,7 @@ from flows.start.runs import Run, local_folder
 from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
 from flows.start.trust import remember
 from infra.cluster.placement import workers_with
+from infra.cluster.shares import Sizes
 from infra.interrupts import answered_by
 from infra.runs.checkpoints import best_version
 from infra.runs.metric_log import read_metrics
@@ -187,7 +188,8 @@ class Training:
             self._books.note_changes(begun.step, self._changed)
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
             self.tracker.log(begun.step, {**begun.figures, **begun.learned.metrics})
-        self.admission = Admission(config.staleness, begun.vocabulary)
+        sizes = Sizes(config.batch.lease, config.lease.seconds) if config.staleness and config.lease.seconds else None
+        self.admission = Admission(config.staleness, begun.vocabulary, sizes)
         if config.inflight.in_use(config.staleness, config.policy.engine):
             self.generator = replace(self.generator, inflight=Inflight(fence, config.inflight.kv_versions))
         self.generator = replace(

@@ -40,6 +40,7 @@ class Costs:
 
     calls: tuple[Work, ...]  # each after those that it reads from
     leases: int  # that a step's work is handed out in
+    cut: bool = field(default=False, kw_only=True)  # to what suits each worker, where steps overlap
     size: Mapping[str, float] = field(default_factory=dict)  # bytes of what is held, by `Work.holds`
     memory: Mapping[str, float] = field(default_factory=dict)  # bytes, by worker
     fetching: Mapping[tuple[str, str], float] = field(default_factory=dict)  # seconds for a new version: (held, worker)

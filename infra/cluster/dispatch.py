@@ -26,7 +26,7 @@ from infra.cluster.calls import (
     work_of,
 )
 from infra.cluster.durations import Signs
-from infra.cluster.lease_batch import Batch
+from infra.cluster.lease_batch import Batch, Cuts
 from infra.cluster.leases import LeaseQueue
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.cluster.timeline import Measured, Span
@@ -214,8 +214,8 @@ class Dispatch(Calls):
             late_after=self.late_after,
         )
         new.lost, new.timeline, new.took, new.exclusions = self.lost, self.timeline, self.took, self.exclusions
-        new.required, new.lease_patience = self.required, self.lease_patience
-        new.silent, new._signs, new._left = self.silent, self._signs, self._left
+        new.required, new.lease_patience, new.silent = self.required, self.lease_patience, self.silent
+        new._signs, new._left = self._signs, self._left
         if new.client is self.client:
             new.connection = self.connection
         return new
@@ -231,12 +231,13 @@ class Dispatch(Calls):
         at_once: tuple[type[Exception], ...] = (),
         done: Callable[[int, T, Offer], bool] = lambda *_: True,
         without: Callable[[int], frozenset[str]] = lambda _: frozenset(),
+        cuts: Cuts | None = None,
     ) -> Iterator[tuple[int, T]]:
         """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
 
-        All leases of a call wait in one queue, by `order`: an idle worker gets the first of them, and `items[index]` is
-        read at that moment. A lost worker costs its lease, and the result before it if that had not come in. The item
-        of a late worker (`Schedule`) goes to an idle one too, and the first result counts.
+        All leases of a call wait in one queue, by `order`: an idle worker gets the first of them that others would not
+        have done before it (`Schedule`), and `items[index]` is read at that moment. A lost worker costs its lease, and
+        the result before it if that had not come in. A late worker's goes to an idle one too: the first result counts.
 
         A result for which `check(index, result)` returns a reason is refused and done again; after three such results
         a worker gets no more leases. An item whose call raises is tried on another worker; after three errors a worker
@@ -244,17 +245,16 @@ class Dispatch(Calls):
         there is no other worker, and at once for the types in `at_once`, upon which the caller acts.
 
         `done(index, result, worker)` is called in the thread that reads `items`, with each result that counts: where
-        false, the item waits in its place again, for whoever is free first. Workers at `without(index)` get it last.
-
-        The first lease is handed out when the first result is asked for. Closing the iterator cancels its leases, as
-        does `hold`; `release` hands their items out anew. Otherwise raises as `run` does.
+        false, the item waits in its place again. Workers at `without(index)` get it last. `cuts` gives each worker
+        items of a size of its own: `items` grows. The first lease is handed out as the first result is asked for.
+        Closing the iterator cancels its leases, as does `hold`; `release` hands them out anew. Else raises as `run`.
         """
         with self._lock:
             if call not in self._queues:
                 self._queues[call] = LeaseQueue(
                     self, call, attempts=self.attempts, patience=self.patience, late_after=self.late_after
                 )
-        return self._queues[call].results(Batch(function, items, order, check, at_once, done, without))
+        return self._queues[call].results(Batch(function, items, order, check, at_once, done, without, cuts))
 
     def ask(
         self,

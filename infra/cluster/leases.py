@@ -44,7 +44,8 @@ class LeaseQueue:
         self._calls = calls
         self._call = call
         self._attempts = attempts
-        self._crew, self._schedule = Crew(calls, call, patience), Schedule(late_after)
+        self._crew = Crew(calls, call, patience)
+        self._schedule = Schedule(late_after, cut=lambda item, units: self._batches[item.batch].cut(item, units))
         self._batches: dict[int, Batch] = {}
         self._out: dict[Assignment, _Out] = {}
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -154,12 +155,12 @@ class LeaseQueue:
             self._failed(assigned, out, error)
             return
         self._drop(assigned)
-        self._calls.timeline.add(back.span(self._call, at))
         if back.leaving:
             self._crew.changed()
             self._take_from(out.worker, begun=False)  # what it was given since
         check = out.batch.check
         if check is not None and self._schedule.wants(assigned) and (why := check(assigned.item.index, back.result)):
+            self._calls.timeline.add(back.span(self._call, at))
             self._schedule.give_back(assigned)
             self._calls.exclusions.refuse(self._call, out.worker, why)
             self._leave_out(out.worker)
@@ -167,9 +168,17 @@ class LeaseQueue:
         first, others = self._schedule.done(assigned)
         self._forget(others)
         self._unawait()
-        if first and out.batch.done(assigned.item.index, back.result, out.worker):
+        cuts = out.batch.cuts if first else None
+        made = None if cuts is None else cuts.made(assigned.item.index, back.result)
+        self._calls.timeline.add(back.span(self._call, at, 0 if made is None else int(made.tokens)))
+        if not first:
+            return
+        over = out.batch.done(assigned.item.index, back.result, out.worker)
+        if made is not None:
+            self._schedule.measured(assigned, made, back.seconds - back.loading.seconds, over=over)
+        if over:
             out.batch.returned.put((assigned.item.index, back.result))
-        elif first:
+        else:
             self._schedule.add([assigned.item.next()])
 
     def _failed(self, assigned: Assignment, out: _Out, error: Exception) -> None:

@@ -3,17 +3,26 @@
 Items of several batches wait in one queue, by the order of their batch, its number and their index in it. A worker has
 one item at a time. One that is late is given to another worker too, where its place in the queue is: the first result
 counts, and the late worker gets nothing more until it answers. Of idle workers the one that is idle longest is first.
+
+Of a batch, and what is before it, a worker gets as much as lets all workers end at once, by what items cost each of
+them (`infra.cluster.shares`). So the last items go to who will have done them first, and who is too slow for them goes
+on with a later batch. Items with `Sizes` are cut to what a worker should have, before anybody has had them; others are
+given whole, or left to faster workers. Where nothing was measured, an idle worker gets the first item there is.
 """
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from infra.cluster.durations import Durations, late_after
 from infra.cluster.lease_config import PATIENCE
+from infra.cluster.shares import Free, Sizes, is_sooner, share
+from infra.cluster.speeds import Cost, Made, Speeds
 
 QUIET_SHARE = 0.2  # of the least seconds, for a worker that gives no sign of life
+OVERDUE = 1.5  # times its expected time, after which nobody counts on a worker
 
 
 @dataclass(frozen=True, order=True)
@@ -25,6 +34,8 @@ class Item:
     index: int
     slice: int = 0  # how often it has come back unfinished
     without: frozenset[str] = field(default=frozenset(), compare=False)  # workers that get it where there are no others
+    units: int = field(default=1, compare=False)
+    sizes: Sizes | None = field(default=None, compare=False)  # None: it is handed out whole
 
     def next(self) -> "Item":
         """The same, to be gone on with."""
@@ -49,11 +60,15 @@ class Assignment:
 class Schedule:
     """Every item: waiting, held by workers, or done."""
 
-    def __init__(self, late_after: float, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, late_after: float, patience: float = PATIENCE, *, cut: Callable[[Item, int], Item] | None = None
+    ) -> None:
         """`late_after`: no assignment is late before so many seconds, nor before a fifth of them on a worker that gives
-        no sign of life; `patience`: times its expected time after which it is."""
+        no sign of life; `patience`: times its expected time after which it is; `cut(item, units)`: leaves an item its
+        first so many units, and returns a new one with the others."""
         self.late_after = late_after
         self.patience = patience
+        self.speeds = Speeds()
         self.assignments: list[Assignment] = []  # whose result has not come in
         self.deaths: Counter[Item] = Counter()
         self.failed: defaultdict[Item, set[str]] = defaultdict(set)  # workers on which it raised
@@ -61,6 +76,10 @@ class Schedule:
         self._open: set[Item] = set()  # not done
         self._took = Durations()  # by worker
         self._idle_since: dict[str, float] = {}  # by worker
+        self._declined: dict[str, float] = {}  # since when an idle worker leaves what waits to others
+        self._tried: Counter[str] = Counter()  # how often it was given something all the same
+        self._cut = cut
+        self._made: dict[Item, Made] = {}  # of items that go on, so far; by their first slice
         self._took_late: dict[str, float] = {}  # seconds of a late assignment: all that is known of some workers
 
     def add(self, items: Iterable[Item]) -> None:
@@ -88,24 +107,89 @@ class Schedule:
     def _next(self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str]) -> Item | None:
         """The first item in the queue for `worker`, the late ones of other workers among them."""
         for_others: list[Item] = []
+        waiting: Counter[tuple[tuple[int, ...], int]] = Counter()  # units, by batch
+        for item in set(self._waiting) & self._open:
+            waiting[item.order, item.batch] += item.units
+        units, left = 0, False
         while self._waiting:
             if self._waiting[0] not in self._open:
                 heapq.heappop(self._waiting)
-            elif self._is_for_others(self._waiting[0], worker, workers):
-                for_others.append(heapq.heappop(self._waiting))
-            else:
-                break
+                continue
+            if not self._is_for_others(self._waiting[0], worker, workers):
+                if units := self._share(self._waiting[0], worker, workers, now, waiting):
+                    break
+                left = True
+            for_others.append(heapq.heappop(self._waiting))
         late = (item for item in self._overdue(now, quiet) if self._may_have(item, worker, workers))
         overdue = min(late, default=None)
         found = overdue
         if self._waiting and (overdue is None or self._waiting[0] <= overdue):
-            found = heapq.heappop(self._waiting)
+            found = self._cut_to(heapq.heappop(self._waiting), units)
         elif overdue is not None:
             for assigned in self._of(overdue):
                 assigned.late = True
         for item in for_others:
             heapq.heappush(self._waiting, item)
+        if found is None and left:
+            self._declined.setdefault(worker, now)
+        else:
+            self._declined.pop(worker, None)
         return found
+
+    def _cut_to(self, item: Item, units: int) -> Item:
+        """The item with its first so many units; the rest waits in its place."""
+        if units == item.units:
+            return item
+        assert self._cut is not None
+        rest, first = self._cut(item, units), replace(item, units=units)
+        self._open.remove(item)  # they are equal
+        self._open |= {first, rest}
+        heapq.heappush(self._waiting, rest)
+        return first
+
+    def _share(
+        self,
+        item: Item,
+        worker: str,
+        workers: Sequence[str],
+        now: float,
+        waiting: Mapping[tuple[tuple[int, ...], int], int],
+    ) -> int:
+        """Units of the item that the worker should have; 0 where others will have done all of its batch before."""
+        begun = item.slice > 0 or item.without or self.deaths[item] or item in self.failed
+        sizes = None if begun else item.sizes
+        if not (costs := self.speeds.costs(workers)):
+            held = {at.worker for at in self.assignments if at.finished is None}
+            return item.units if sizes is None else min(ceil(item.units / len(set(workers) - held)), sizes.first)
+        ahead = sum(units for batch, units in waiting.items() if batch <= (item.order, item.batch))
+        mine, others = costs[worker], list(self._others(item, worker, workers, costs, now))
+        units = item.units if sizes is None else min(share(ahead, mine, others, sizes.seconds), item.units)
+        if sizes is not None and self.speeds.cost(worker) is None:
+            return min(units, sizes.first)
+        seconds = mine.seconds(units)
+        if not self.speeds.knows(worker) or not is_sooner(ahead, item.units if sizes is None else 1, others, seconds):
+            self._tried[worker] = 0
+            return units
+        if now - self._declined.get(worker, now) <= seconds * 2 ** self._tried[worker]:
+            return 0
+        self._tried[worker] += 1  # it may not be slow any more, and does not often hold others up if it is
+        return units
+
+    def _others(
+        self, item: Item, worker: str, workers: Sequence[str], costs: Mapping[str, Cost], now: float
+    ) -> Iterator[Free]:
+        """Who else may do the item, but for those that are overdue."""
+        held = {at.worker: at for at in self.assignments if at.finished is None}
+        for other in workers:
+            if other == worker or self._is_for_others(item, other, workers):
+                continue
+            left = 0.0
+            if (at := held.get(other)) is not None:
+                expected, waited = costs[other].seconds(at.item.units), at.waited(now)
+                if waited > OVERDUE * expected:
+                    continue
+                left = max(0.0, expected - waited)
+            yield Free(left + costs[other].fixed, costs[other].each)
 
     def _may_have(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
         """Whether a late item may go to this worker too."""
@@ -125,17 +209,22 @@ class Schedule:
         return [
             item
             for item in out
-            if all(at.waited(now) > self.limit(at.worker, quiet=at.worker in quiet) for at in self._of(item))
+            if all(
+                at.waited(now) > self.limit(at.worker, at.item.units, quiet=at.worker in quiet) for at in self._of(item)
+            )
         ]
 
     def _of(self, item: Item) -> list[Assignment]:
         return [assigned for assigned in self.assignments if assigned.item == item]
 
-    def limit(self, worker: str, *, quiet: bool = False) -> float:
-        """Seconds after which an assignment of this worker is late: by its own, a late one of its, all workers'."""
+    def limit(self, worker: str, units: int = 1, *, quiet: bool = False) -> float:
+        """Seconds after which an assignment of this worker is late: by its own, a late one of its, all workers'; and by
+        what so many units should take it."""
         longest = self._took.longest(worker)
         if longest is None:
             longest = self._took_late.get(worker, self._took.longest())
+        if units > 1 and longest is not None and (cost := self.speeds.cost(worker)) is not None:
+            longest = max(longest, cost.seconds(units))
         return late_after(longest, self.late_after * (QUIET_SHARE if quiet else 1), self.patience)
 
     def finished(self, assigned: Assignment, now: float) -> None:
@@ -146,6 +235,17 @@ class Schedule:
             self._took.add(assigned.worker, now - assigned.since)
         assigned.finished, assigned.late = now, False
         self._idle_since[assigned.worker] = now
+
+    def measured(self, assigned: Assignment, made: Made, seconds: float, *, over: bool) -> None:
+        """What an assignment has made of its item in so many seconds without waits for weights; `over`: there is no
+        more to be made of it."""
+        self.speeds.add(assigned.worker, made, seconds)
+        before = self._made.pop(replace(assigned.item, slice=0), Made(0.0, 0.0))
+        so_far = Made(before.steps + made.steps, before.tokens + made.tokens)
+        if over:
+            self.speeds.over(assigned.item.units, so_far)
+        else:
+            self._made[replace(assigned.item, slice=0)] = so_far
 
     def wants(self, assigned: Assignment) -> bool:
         """Whether the assignment's result would be the first of its item."""
@@ -173,6 +273,7 @@ class Schedule:
 
     def withdraw(self, batch: int) -> list[Assignment]:
         """Drop the items of a batch; the assignments to be cancelled."""
+        self._made = {item: made for item, made in self._made.items() if item.batch != batch}
         self._open = {item for item in self._open if item.batch != batch}
         return self._let_go(lambda assigned: assigned.item.batch == batch)
 

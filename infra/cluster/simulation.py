@@ -10,12 +10,13 @@ arXiv 2406.14088, section 5.)
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.cluster.costs import Costs, Places, Work
 from infra.cluster.fair_share import rates
 
 NEXT_UPDATE, NEXT_STEP = "next update", "next step"  # what may begin, in place of a worker's name
+CUT = 8, 2  # leases of a step that are as good as any size; of each worker, where that is more
 STEPS = 8  # that are looked at, after those at the beginning, for each batch that is under way at once
 
 
@@ -53,6 +54,9 @@ class _Running:
 
 def simulate(costs: Costs, places: Places, staleness: int) -> Simulated:
     """The mean of a step, once the pipeline has been filled and emptied."""
+    if costs.cut and staleness:
+        leases = max(CUT[0], CUT[1] * max(len(workers) for workers in places.values()))
+        costs = replace(costs, leases=max(costs.leases, leases))
     return _Simulation(costs, places, staleness).run()
 
 

@@ -41,6 +41,7 @@ class Span:
     applying: Moment = 0.0  # to apply them, be it beside other work
     computing: Moment = 0.0  # seconds of cores that its process has used, and
     delayed: Moment = 0.0  # that its thread was ready and had none (0 where not Linux), waits for weights left out
+    tokens: Annotated[int, Field(ge=0)] = 0  # that it has drawn
     lost: bool = False  # the worker died or vanished in it
 
 
@@ -94,8 +95,8 @@ class Measured(Generic[T]):
     delayed: float = 0.0
     leaving: bool = False  # its worker was asked to leave by then
 
-    def span(self, call: str, end: float) -> Span:
-        """The span of the call, which came back at `end`."""
+    def span(self, call: str, end: float, tokens: int = 0) -> Span:
+        """The span of the call, which came back at `end` with so many tokens."""
         of = self.loading.fetched
         return Span(
             self.worker,
@@ -108,6 +109,7 @@ class Measured(Generic[T]):
             applying=of.apply_seconds,
             computing=self.computing,
             delayed=self.delayed,
+            tokens=tokens,
         )
 
 

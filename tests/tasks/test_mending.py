@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from infra.cluster.shares import Sizes
+from infra.cluster.speeds import Made
 from infra.storage.manifest import NotThere, StoreError, Torn
 from tasks.mending import Mend, Mending, leased, no_mend
 
@@ -34,8 +36,9 @@ class Cluster:
         at_once: tuple[type[Exception], ...],
         done: Callable[[int, str, str], bool],
         without: Callable[[int], frozenset[str]],
+        cuts: Any,
     ) -> Iterator[tuple[int, str]]:
-        assert (call, order) == ("generate", (3, 0))
+        assert (call, order, cuts) == ("generate", (3, 0), None)
         assert [without(at) for at in range(len(items))] == [frozenset(item) for item in items]
         self.at_once.append(at_once)
         for index in reversed(range(len(items))):
@@ -83,6 +86,55 @@ def test_what_is_left_is_leased_again_and_checked_as_what_it_is() -> None:
     assert cluster.handed_out == ["d", "c", "b", "a"]
     assert cluster.mended == ["v3 is torn"]
     assert cluster.at_once == [(Torn, NotThere), ()]  # what is still torn then may be so on one machine only
+
+
+class Halves:
+    """Items of several letters that are cut."""
+
+    def __init__(self) -> None:
+        self.letters = ["abcd", "ef"]
+
+    def sizes(self, index: int) -> Sizes | None:
+        return Sizes(1, 1.0) if index == 0 else None
+
+    def units(self, index: int) -> int:
+        return len(self.letters[index])
+
+    def cut(self, index: int, units: int) -> int:
+        letters = self.letters[index]
+        self.letters[index] = letters[:units]
+        self.letters.append(letters[units:])
+        return len(self.letters) - 1
+
+    def made(self, index: int, result: str) -> Made:
+        return Made(float(index), len(result))
+
+
+def test_what_was_cut_from_an_item_is_leased_again_too() -> None:
+    halves, asked = Halves(), list[tuple[list[int], list[Sizes | None]]]()
+
+    class Cutting:
+        """Cuts an item, hands out the first part of it, and meets damaged weights."""
+
+        def lease(self, _: str, function: Any, items: Any, *, cuts: Any, **_others: Any) -> Iterator[tuple[int, str]]:
+            at_first = len(items)
+            asked.append(([cuts.units(at) for at in range(at_first)], [cuts.sizes(at) for at in range(at_first)]))
+            if len(asked) == 1:
+                assert cuts.cut(0, 1) == 2
+                assert len(items) == 3
+                yield 2, function(*items[2])
+                raise Torn("v3 is torn")
+            assert cuts.made(1, "xyz") == Made(1.0, 3)
+            for index in range(at_first):
+                yield index, function(*items[index])
+
+    cluster: Any = Cutting()
+    calls = leased(
+        cluster, "generate", str.upper, lambda index: (halves.letters[index],), 2,
+        check=lambda *_: "", mend=lambda _: None, cuts=halves,
+    )  # fmt: skip
+    assert list(calls) == [(2, "BCD"), (0, "A"), (1, "EF")]
+    assert asked == [([4, 2], [Sizes(1, 1.0), None]), ([1, 2], [Sizes(1, 1.0), None])]
 
 
 def test_where_nobody_can_mend_it_is_an_error() -> None:

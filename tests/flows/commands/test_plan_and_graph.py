@@ -111,6 +111,16 @@ def test_a_plan_says_what_holds_a_step_up_and_what_to_set(said: Said, run: Path)
     assert found["planned_seconds"] < found["step_seconds"] / 1.3
 
 
+def test_a_plan_of_leases_that_are_cut_proposes_no_size(said: Said, run: Path) -> None:
+    spans = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+    written = [{**one, "tokens": 9} if one.get("call") == "generate" else one for one in spans]
+    (run / "timeline.jsonl").write_text("".join(json.dumps(one) + "\n" for one in written))
+    text = said("plan", "--run", str(run))
+    assert "leases     4 a step, as large as suits each worker; at most 8 in flight (staleness 1)" in text
+    assert "--batch.lease" not in text
+    assert json.loads(said("plan", "--run", str(run), "--json"))["lease"] is None
+
+
 def test_a_plan_is_applied_to_the_run_or_to_a_file(said: Said, run: Path, tmp_path: Path) -> None:
     assert f"written    {run}/config.yaml" in said("plan", "--run", str(run), "--apply")
     assert saved_config(str(run)).placement.generate == ("worker:fast",)

@@ -35,6 +35,26 @@ def test_a_step_is_what_its_calls_took_without_cold_starts_and_what_is_no_step(t
     assert step.busy["trainer"] == pytest.approx(1.0)  # what is published beside it does not count
 
 
+def test_leases_of_several_sizes_cost_what_they_would_if_all_were_of_one(tmp_path: Path) -> None:
+    """The slow one takes three times as long for a token, and has leases of a third of the tokens."""
+    run = keep_run(tmp_path / "run", generate={"fast": 1.0, "slow": 1.0})
+    spans = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+    for one in spans:
+        if one.get("call") == "generate":
+            one["tokens"] = {"fast": 600, "slow": 200}[one["worker"]]
+    (run / "timeline.jsonl").write_text("".join(json.dumps(one) + "\n" for one in spans))
+    step = measured_step(read_record(str(run), run), str(run))
+    found = step.calls["generate"]
+    assert {worker: each.share for worker, each in found.items()} == {"fast": 0.75, "slow": 0.25}
+    assert step.taken("generate") == pytest.approx(4.0)
+    assert step.busy["slow"] == pytest.approx(2 + 2 * 0.5 * 5 / 9, abs=0.2)
+    assert step.cut
+    costs = costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={})
+    # 1600 tokens a step: alone the fast one would take 1600 / 600 s, the slow one 1600 / 200
+    assert costs.call("generate").seconds == pytest.approx({"fast": 1600 / 600, "slow": 1600 / 200})
+    assert costs.cut
+
+
 def test_costs_are_of_a_whole_step_s_work(tmp_path: Path) -> None:
     run, other = keep_run(tmp_path / "run"), keep_run(tmp_path / "other", generate={"third": 2.0})
     step, more = (measured_step(read_record(str(one), one), str(one)) for one in (run, other))

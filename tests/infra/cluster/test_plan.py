@@ -232,3 +232,12 @@ def test_a_call_without_a_worker_is_named() -> None:
     costs = step({"a": 1.0}, {"a": 1.0}, {"a": 1.0, "b": 1.0})
     with pytest.raises(PlanError, match="train on a and b cannot be planned"):
         predicted(costs, {"generate": ("a",), "verify": ("a",), "train": ("a", "b")}, 0)
+
+
+def test_leases_that_are_cut_are_simulated_as_such_where_steps_overlap() -> None:
+    costs = step({"a": 4.0, "b": 12.0}, {"c": 0.01}, {"d": 0.01}, leases=2)
+    places = {"generate": ("a", "b"), "verify": ("c",), "train": ("d",)}
+    whole, cut = (simulate(replace(costs, cut=given), places, 1).seconds for given in (False, True))
+    assert cut == pytest.approx(3.0, rel=0.05)  # three quarters are done by the one, a quarter by the other
+    assert cut < whole
+    assert simulate(replace(costs, cut=True), places, 0) == simulate(costs, places, 0)
