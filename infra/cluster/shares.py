@@ -12,6 +12,7 @@ from infra.cluster.speeds import Cost
 
 SOONER = 0.8  # of its own time, in which others have done what a worker leaves to them
 ROUNDING = 1e-6  # of a unit
+REST = 0.05  # of a part that may be left over and is no item of its own: it is done too
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def share(ahead: int, mine: Cost, others: Sequence[Free], seconds: float) -> int
     alone would take as long. At least 1."""
     part = mine.units(ends(ahead, [*others, Free(mine.fixed, mine.each)]))
     units = max(1, floor(min(part, mine.units(seconds)) + ROUNDING))
+    units = ahead if ahead <= (1 + REST) * units else units
     worth = min(ceil(mine.half), ahead)
     return worth if units < worth and mine.seconds(worth) <= ends(ahead, others) else units
 

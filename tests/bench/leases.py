@@ -105,8 +105,8 @@ def measure(dispatch: Dispatch, fixed: str, trainer: str, batches: int, *, cut: 
             threads[batch + 1].start()
         whole[batch].wait()
         time.sleep(TRAINING[trainer])
-    seconds = (time.perf_counter() - began) / (batches - SKIPPED)
     spans = [span for span in dispatch.timeline.take() if not span.lost]
+    seconds = (time.perf_counter() - began) * PROMPTS / sum(span.tokens for span in spans)
     speed = {
         name: sum(span.tokens for span in spans if span.worker == name)
         / sum(span.end - span.start for span in spans if span.worker == name)
