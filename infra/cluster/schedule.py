@@ -7,13 +7,14 @@ counts, and the late worker gets nothing more until it answers. Of idle workers 
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from infra.cluster.durations import Durations, late_after
 from infra.cluster.lease_config import PATIENCE
 
 QUIET_SHARE = 0.2  # of the least seconds, for a worker that gives no sign of life
+LOOK_SECONDS = 0.5  # between two looks at all assignments for late ones
 
 
 @dataclass(frozen=True, order=True)
@@ -54,14 +55,29 @@ class Schedule:
         no sign of life; `patience`: times its expected time after which it is."""
         self.late_after = late_after
         self.patience = patience
-        self.assignments: list[Assignment] = []  # whose result has not come in
         self.deaths: Counter[Item] = Counter()
         self.failed: defaultdict[Item, set[str]] = defaultdict(set)  # workers on which it raised
         self._waiting: list[Item] = []  # a heap
         self._open: set[Item] = set()  # not done
+        self._at: dict[Item, list[Assignment]] = {}  # whose result has not come in
+        self._held: set[str] = set()  # workers that have not done what they have
+        self._late: list[Item] = []  # those that were late at the last look
+        self._looked: tuple[float, frozenset[str]] | None = None  # when that was, and who was quiet
         self._took = Durations()  # by worker
         self._idle_since: dict[str, float] = {}  # by worker
         self._took_late: dict[str, float] = {}  # seconds of a late assignment: all that is known of some workers
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Those whose result has not come in."""
+        return [assigned for of in self._at.values() for assigned in of]
+
+    def keep(self, workers: Collection[str]) -> None:
+        """Forget what is known of all other workers: one that was started again has another address."""
+        self._took.keep(workers)
+        for known in (self._idle_since, self._took_late):
+            for gone in known.keys() - workers:
+                del known[gone]
 
     def add(self, items: Iterable[Item]) -> None:
         """Queue items."""
@@ -74,27 +90,27 @@ class Schedule:
     ) -> list[Assignment]:
         """The new assignments of idle workers. `silent` ones get none, nor do `quiet` ones, which give no sign of life,
         where there are others."""
-        held = {assigned.worker for assigned in self.assignments if assigned.finished is None}
+        if self._held.issuperset(workers) or not self._has_any(now, quiet):
+            return []
         known = [worker for worker in workers if worker not in silent]
         answering = [worker for worker in known if worker not in quiet] or known
-        answering.sort(key=lambda worker: self._idle_since.get(worker, 0.0))
+        idle = [worker for worker in answering if worker not in self._held]
         made = []
-        for worker in answering:
-            if worker not in held and (item := self._next(worker, answering, now, quiet)) is not None:
+        for worker in sorted(idle, key=lambda worker: self._idle_since.get(worker, 0.0)):
+            if not self._has_any(now, quiet):
+                break
+            if (item := self._next(worker, answering, now, quiet)) is not None:
                 made.append(Assignment(item, worker, now))
-                self.assignments.append(made[-1])
+                self._at.setdefault(item, []).append(made[-1])
+                self._held.add(worker)
         return made
 
     def _next(self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str]) -> Item | None:
         """The first item in the queue for `worker`, the late ones of other workers among them."""
         for_others: list[Item] = []
-        while self._waiting:
-            if self._waiting[0] not in self._open:
-                heapq.heappop(self._waiting)
-            elif self._is_for_others(self._waiting[0], worker, workers):
-                for_others.append(heapq.heappop(self._waiting))
-            else:
-                break
+        while self._waiting and self._is_for_others(self._waiting[0], worker, workers):
+            for_others.append(heapq.heappop(self._waiting))
+            self._drop_done()
         late = (item for item in self._overdue(now, quiet) if self._may_have(item, worker, workers))
         overdue = min(late, default=None)
         found = overdue
@@ -106,6 +122,16 @@ class Schedule:
         for item in for_others:
             heapq.heappush(self._waiting, item)
         return found
+
+    def _has_any(self, now: float, quiet: Collection[str]) -> bool:
+        """Whether any item waits, or is late."""
+        self._drop_done()
+        return bool(self._waiting) or bool(self._overdue(now, quiet))
+
+    def _drop_done(self) -> None:
+        """Have the first in the queue be one that is not done."""
+        while self._waiting and self._waiting[0] not in self._open:
+            heapq.heappop(self._waiting)
 
     def _may_have(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
         """Whether a late item may go to this worker too."""
@@ -120,16 +146,35 @@ class Schedule:
         return any(other not in tried for other in workers)
 
     def _overdue(self, now: float, quiet: Collection[str]) -> list[Item]:
-        """Items all of whose assignments are late."""
-        out = {assigned.item for assigned in self.assignments} & self._open
-        return [
-            item
-            for item in out
-            if all(at.waited(now) > self.limit(at.worker, quiet=at.worker in quiet) for at in self._of(item))
-        ]
+        """Items all of whose assignments are late; one that has become so is noticed within LOOK_SECONDS."""
 
-    def _of(self, item: Item) -> list[Assignment]:
-        return [assigned for assigned in self.assignments if assigned.item == item]
+        def is_late(item: Item) -> bool:
+            at = self._at.get(item, ())
+            return bool(at) and all(
+                each.waited(now) > self.limit(each.worker, quiet=each.worker in quiet) for each in at
+            )
+
+        looked, quiet = self._looked, frozenset(quiet)
+        if looked is None or looked[1] != quiet or not 0 <= now - looked[0] < LOOK_SECONDS:
+            self._looked = now, quiet
+            self._late = [item for item in self._at if item in self._open and is_late(item)]
+            return self._late
+        return [item for item in self._late if item in self._open and is_late(item)]
+
+    def _of(self, item: Item) -> Sequence[Assignment]:
+        return self._at.get(item, ())
+
+    def late(self, copy: Assignment) -> list[Assignment]:
+        """The late assignments of this one's item."""
+        return [other for other in self._of(copy.item) if other.late]
+
+    def _remove(self, assigned: Assignment) -> None:
+        of = self._at[assigned.item]
+        of.remove(assigned)
+        if not of:
+            del self._at[assigned.item]
+        if assigned.finished is None:
+            self._held.discard(assigned.worker)
 
     def limit(self, worker: str, *, quiet: bool = False) -> float:
         """Seconds after which an assignment of this worker is late: by its own, a late one of its, all workers'."""
@@ -145,6 +190,7 @@ class Schedule:
         else:
             self._took.add(assigned.worker, now - assigned.since)
         assigned.finished, assigned.late = now, False
+        self._held.discard(assigned.worker)
         self._idle_since[assigned.worker] = now
 
     def wants(self, assigned: Assignment) -> bool:
@@ -153,15 +199,16 @@ class Schedule:
 
     def done(self, assigned: Assignment) -> tuple[bool, list[Assignment]]:
         """The assignment's result is here: whether it is the first of its item, and others of it to be cancelled."""
-        self.assignments.remove(assigned)
+        self._remove(assigned)
         if assigned.item not in self._open:
             return False, []
         self._open.remove(assigned.item)
-        return True, self._let_go(lambda other: other.item == assigned.item)
+        self.deaths.pop(assigned.item, None)
+        return True, self._let_go(self._of(assigned.item))
 
     def give_back(self, assigned: Assignment) -> None:
         """Requeue the item of a failed assignment, unless another worker has it."""
-        self.assignments.remove(assigned)
+        self._remove(assigned)
         if assigned.item in self._open and not self._of(assigned.item):
             heapq.heappush(self._waiting, assigned.item)
 
@@ -174,22 +221,21 @@ class Schedule:
     def withdraw(self, batch: int) -> list[Assignment]:
         """Drop the items of a batch; the assignments to be cancelled."""
         self._open = {item for item in self._open if item.batch != batch}
-        return self._let_go(lambda assigned: assigned.item.batch == batch)
+        for item in [item for item in self.deaths if item.batch == batch]:
+            del self.deaths[item]
+        return self._let_go([assigned for assigned in self.assignments if assigned.item.batch == batch])
 
     def take_back(self) -> list[Assignment]:
         """Requeue every item that a worker has in time; the assignments to be cancelled."""
-        taken = self._let_go(lambda _: True)
+        taken = self._let_go(self.assignments)
         for item in {assigned.item for assigned in taken} & self._open:
             if not self._of(item):
                 heapq.heappush(self._waiting, item)
         return taken
 
-    def _let_go(self, of: Callable[[Assignment], bool]) -> list[Assignment]:
-        """Remove those of the assignments that are not late. A late worker keeps its assignment until it answers."""
-        gone = [
-            assigned
-            for assigned in self.assignments
-            if of(assigned) and assigned.finished is None and not assigned.late
-        ]
-        self.assignments = [assigned for assigned in self.assignments if assigned not in gone]
+    def _let_go(self, of: Sequence[Assignment]) -> list[Assignment]:
+        """Remove those of these that are not late. A late worker keeps its assignment until it answers."""
+        gone = [assigned for assigned in of if assigned.finished is None and not assigned.late]
+        for assigned in gone:
+            self._remove(assigned)
         return gone
