@@ -5,10 +5,12 @@ where they are killed; the kind is flat where the median of the last third of wh
 most a tenth above that of the first third.
 """
 
+import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +76,15 @@ class Footprint:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        """Read until the context ends. Raises what a reading raised."""
         over = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(over,), name="footprint", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+        with ThreadPoolExecutor(1, "footprint") as pool:
+            watching = pool.submit(self._watch, over)
+            try:
+                yield
+            finally:
+                over.set()
+            watching.result()
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(EVERY):
@@ -136,7 +139,8 @@ class Footprint:
 def _size(folder: Path) -> int:
     """Bytes of all files in it, less what is removed meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.lstat().st_size
+    for inside, _, names in os.walk(folder):  # which passes over folders that are removed meanwhile
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(inside, name)).st_size  # noqa: PTH118
     return total

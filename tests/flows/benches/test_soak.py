@@ -130,3 +130,13 @@ def test_a_soak_that_found_something_ends_with_1(
         main(["bench", "soak"])
     assert ended.value.code == 1
     assert "FAILED  memory of x: 1 → 9 MB\n" in capsys.readouterr().out
+
+
+def test_a_reading_that_fails_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> list[object]:
+        raise LookupError("unreadable")
+
+    monkeypatch.setattr(footprint, "EVERY", 0.001)
+    monkeypatch.setattr(footprint, "marked", fail)
+    with pytest.raises(LookupError, match="unreadable"), Footprint(Place(tmp_path), tmp_path, 0.0).watching():
+        time.sleep(0.1)
