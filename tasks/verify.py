@@ -8,7 +8,6 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
-from infra.cluster.placement import workers_with
 from infra.cluster.probe import probe_workers
 from rl.admission import refused_judgement
 from rl.judging import Judgement, first
@@ -17,6 +16,8 @@ from rl.verifiers.spec import VerifierSpec
 from tasks.collection import Collection
 from tasks.judge import judge, warm
 from tasks.reward import check_rewards, with_rewards
+
+LATELY = 2.0  # seconds since the workers were counted that a lease is spread over
 
 
 @task(name="verify", task_run_name="verify {collection.step}", cache_policy=NO_CACHE)
@@ -75,7 +76,7 @@ def judged(
 ) -> Judgement:
     """The verdicts on these completions, spread over the verifiers; `order` as in `Dispatch.lease`. A result that
     is no judgement of these is refused: `refused` gets the reason, and another worker the call."""
-    workers = len(workers_with(dispatch.client, dispatch.placement.tags("verify")))
+    workers = len(dispatch.offers("verify", lately=LATELY))
     share = ceil(len(rollouts.problems) / max(1, workers))
     starts = range(0, len(rollouts.problems), share)
     parts: list[tuple[tuple[Problem, ...], tuple[tuple[str, ...], ...], Mapping[str, VerifierSpec]]] = [

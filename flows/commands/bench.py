@@ -3,7 +3,9 @@
 import argparse
 import json
 import sys
+import tempfile
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from flows.benches.shapes import LARGE, SHAPES, of_policy
 from flows.commands.command import Command
 from flows.start.model_files import CONFIG
 from flows.start.preflight import check_model
+from flows.start.whole_paths import whole_problems
 from infra.home import runs_uri
 from infra.interrupts import put_off
 from rl.config import TINY
@@ -23,6 +26,8 @@ rlvf bench update --positions 1024 --json              only a small update, for 
 rlvf bench generate --shapes tiny --repeats 3          a minute; without --shapes many, and 6 GB of memory
 rlvf bench generate --policy Qwen/Qwen3-0.6B           a model of yours, on this machine
 rlvf bench fit --policy Qwen/Qwen3-0.6B                what would fit here, whole or by LoRA; nothing is loaded
+rlvf bench generators --generators 64,1000             what so many generators, simulated, cost the flow: minutes
+rlvf bench soak --minutes 30                           a run with a random fault every 20 s; 5 GB of memory
 """
 PARTS = ("codec", "runs")
 
@@ -72,16 +77,51 @@ def _options(command: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--tokens", metavar="N", type=int, help="of prompt and completion together (1024, or all that the model takes)"
     )
-    for bench in (sync, update, generate, fit):
+    generators = benches.add_parser(
+        "generators", help="what many generators, simulated ones, cost the flow: processor time a step, and memory"
+    )
+    generators.add_argument(
+        "--generators", metavar="N,N", default="1,16,64,256,1000", help="how many (1,16,64,256,1000)"
+    )
+    generators.add_argument(
+        "--seconds", metavar="SECONDS", type=float, default=10.0, help="of a lease, on a generator of median speed (10)"
+    )
+    generators.add_argument(
+        "--failures",
+        metavar="SHARE",
+        type=float,
+        default=0.005,
+        help="of leases in which a generator dies, or stops without dying: half of each (0.005)",
+    )
+    generators.add_argument("--steps", metavar="N", type=int, default=6, help="after two that do not count (6)")
+    generators.add_argument("--seed", metavar="N", type=int, default=0, help="of seconds and failures (0)")
+    generators.add_argument(
+        "--processes", action="store_true", help="instead: processes that sleep, of which none fails (100 MB each)"
+    )
+    soak = benches.add_parser(
+        "soak",
+        help="a run whose processes are killed and stopped at random: is every step made once, and does nothing grow?",
+    )
+    soak.add_argument("--minutes", metavar="N", type=float, default=30.0, help="from the first step on (30)")
+    soak.add_argument("--every", metavar="SECONDS", type=float, default=20.0, help="a fault (20)")
+    soak.add_argument("--seed", metavar="N", type=int, default=0, help="of the list of faults (0)")
+    soak.add_argument(
+        "--policy", metavar="MODEL", default=TINY, help="one that is warm saves the minutes of tiny's warm-up (tiny)"
+    )
+    soak.add_argument("--problems", metavar="PROBLEMS", default="arithmetic", help="to train on (arithmetic)")
+    for bench in (sync, update, generate, fit, generators, soak):
         bench.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _run(given: argparse.Namespace) -> None:
     if getattr(given, "layers", None) is not None and not 1 <= given.layers <= 28:
         raise ValueError(f"--layers {given.layers}: give 1 to 28")
-    rows = {"sync": _sync, "update": _update, "generate": _generate, "fit": _fit}[given.what](given)
+    benches = {"sync": _sync, "update": _update, "generate": _generate, "fit": _fit}
+    rows = {**benches, "generators": _generators, "soak": _soak}[given.what](given)
     if given.json:
         print(json.dumps(rows))
+    if rows.get("broken"):
+        raise SystemExit(1)
 
 
 def _sync(given: argparse.Namespace) -> dict[str, object]:
@@ -193,6 +233,64 @@ def _fit(given: argparse.Namespace) -> dict[str, object]:
         room = f"{fit.longest:>17,}{fit.at_once:>18,}" if fit.longest else "  does not fit here"
         print(f"{fit.method:<44}{fit.trainer_gb:>7.2f} GB{fit.generator_gb:>9.2f} GB{room}", file=table)
     return {"fit": [{"dtype": found.dtype, **asdict(fit)} for fit in found.methods]}
+
+
+def _generators(given: argparse.Namespace) -> dict[str, object]:
+    words = given.generators.split(",")
+    if wrong := [word for word in words if not (word.isdecimal() and 1 <= int(word) <= 10_000)]:
+        raise ValueError(f"--generators {given.generators}: {wrong[0]!r} is no number from 1 to 10000")
+    _positive(given, "steps")
+    if not 0.01 <= given.seconds <= 3600:
+        raise ValueError(f"--seconds {given.seconds:g}: give 0.01 to 3600")
+    if not 0 <= given.failures <= 0.5:
+        raise ValueError(f"--failures {given.failures:g}: give 0 to 0.5")
+    if given.seed < 0:
+        raise ValueError(f"--seed {given.seed}: give 0 or more")
+    # with Dask: not before the command line is known to be good
+    with put_off():
+        from flows.benches.apart import apart
+        from flows.benches.generators import asleep, simulated
+
+    rows: list[object] = []
+    table = sys.stderr if given.json else sys.stdout
+    names = f"{'generators':>10}{'a step':>10}{'coordinator':>14}{'scheduler':>12}{'share':>8}"
+    print(f"{names}{'a lease':>10}{'deaths':>8}{'stops':>7}{'memory':>10}{'grown':>8}", file=table, flush=True)
+    for count in map(int, words):
+        if given.processes:
+            figure = apart(asleep, count, given.seconds, given.steps, given.seed)
+        else:
+            figure = apart(simulated, count, given.seconds, given.failures, given.steps, given.seed)
+        assert figure is not None, "it takes next to no memory"
+        rows.append(asdict(figure))
+        times = f"{figure.step_seconds:>8.1f} s{figure.coordinator_seconds:>12.2f} s{figure.scheduler_seconds:>10.2f} s"
+        failed = f"{figure.share:>8.1%}{figure.lease_ms:>7.1f} ms{figure.deaths:>8,}{figure.stops:>7,}"
+        memory = f"{figure.memory_mb:>7,.0f} MB{figure.growth:>8.1%}"
+        print(f"{figure.generators:>10,}{times}{failed}{memory}", file=table, flush=True)
+    return {"generators": rows}
+
+
+def _soak(given: argparse.Namespace) -> dict[str, object]:
+    if not 1 <= given.every <= 3600:
+        raise ValueError(f"--every {given.every:g}: give 1 to 3600 seconds")
+    if not 2 * given.every <= 60 * given.minutes <= 60 * 10_000:
+        raise ValueError(f"--minutes {given.minutes:g}: give time for a fault, {2 * given.every:g} s or more")
+    if given.seed < 0:
+        raise ValueError(f"--seed {given.seed}: give 0 or more")
+    check_model(given.policy, runs_uri())
+    with put_off():
+        from flows.benches.soak import soaked
+
+    table = sys.stderr if given.json else sys.stdout
+    policy = str(Path(given.policy).resolve()) if Path(given.policy).is_dir() else given.policy
+    options = {"policy": policy, "problems": whole_problems(given.problems)}
+    with tempfile.TemporaryDirectory(prefix="rlvf-soak-") as home:
+        say = partial(print, file=table, flush=True)
+        found = soaked(Path(home), options, given.minutes, given.every, given.seed, say)
+    for check in found.checks:
+        print(f"{'ok' if check.passed else 'FAILED':<8}{check.name}: {check.figure}", file=table)
+    print(f"{found.steps:,} steps and {len(found.faults)} faults in {found.seconds / 60:.1f} minutes", file=table)
+    broken = [check.name for check in found.checks if not check.passed]
+    return {"soak": asdict(found), "broken": broken}
 
 
 COMMAND = Command("bench", "measure what the documentation states", EXAMPLES, _options, _run)

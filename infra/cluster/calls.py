@@ -121,6 +121,8 @@ class Calls:
         self.lease_patience = PATIENCE  # see Schedule
         self.exclusions = Exclusions(placement, say, own=client.cluster is not None)
         self.progress = time.monotonic()  # when a call came back last, or its worker was lost
+        self._seen: tuple[float, list[Offer]] = -float("inf"), []  # when workers were asked for last, and who was there
+        self._able: tuple[list[Offer], dict[tuple[str | None, bool], list[Offer]]] = [], {}  # who there, for which call
         self._awaited: dict[str, Awaited] = {}  # by the key of its future
         self._lock = threading.Lock()
         # Weak: a future that its owner lets go of is released on the cluster too.
@@ -248,25 +250,47 @@ class Calls:
 
     def unsatisfied(self, call: str) -> PlacementError:
         """The error that says what `call` lacks."""
-        present, tags, given = self._present(), self.placement.tags(call), self.exclusions
+        present = [offer for offer in self._present() if not offer.leaves]
+        tags, given = self.placement.tags(call), self.exclusions
         excluded = [offer for offer in present if given.is_stranger(offer) or given.excluded(call, offer)]
         error = unsatisfied(self.client, call, tags, [offer for offer in present if offer not in excluded])
         reasons = given.reasons(call, [offer for offer in excluded if offer.satisfies(tags)])
         return PlacementError(f"{error} (excluded, {reasons})") if reasons else error
 
-    def offers(self, call: str | None = None, seconds: float | None = None, *, leaving: bool = False) -> list[Offer]:
+    def offers(
+        self, call: str | None = None, seconds: float | None = None, *, leaving: bool = False, lately: float = 0.0
+    ) -> list[Offer]:
         """The workers present that run our source, or those of them that may run `call`; those that were asked to leave
-        only if `leaving`. Raises SchedulerLostError, also where the scheduler has not answered in `seconds`, if given.
+        only if `leaving`. `lately`: an answer so many seconds old will do; a large cluster's takes long to read. Raises
+        SchedulerLostError, also where the scheduler has not answered in `seconds`, if given.
         """
-        present = [offer for offer in self._present(seconds, leaving) if not self.exclusions.is_stranger(offer)]
-        return [offer for offer in present if call is None or offer.satisfies(self.placement.tags(call))]
+        there = self._present(seconds, lately)
+        able = self._able
+        if able[0] is not there:
+            able = self._able = there, {}
+        found = able[1]
+        if (call, leaving) not in found:
+            tags = () if call is None else self.placement.tags(call)
+            found[call, leaving] = [
+                offer
+                for offer in there
+                if (leaving or not offer.leaves) and not self.exclusions.is_stranger(offer) and offer.satisfies(tags)
+            ]
+        return list(found[call, leaving])
 
-    def _present(self, seconds: float | None = None, leaving: bool = False) -> list[Offer]:
+    def _present(self, seconds: float | None = None, lately: float = 0.0) -> list[Offer]:
+        """Leaving ones too."""
         self._check_connection()
+        asked, there = self._seen
+        if (now := time.monotonic()) - asked <= lately:
+            return there
         try:
-            return offers(self.client, seconds, leaving=leaving)
+            there = offers(self.client, seconds, leaving=True)
         except OSError as error:
             raise SchedulerLostError(f"the Dask scheduler does not answer: {error}") from error
+        if now > self._seen[0]:  # else another thread has asked since
+            self._seen = now, there
+        return there
 
     def _check_connection(self) -> None:
         if self.client.scheduler_comm is not self.connection:

@@ -8,7 +8,8 @@ from infra.cluster.calls import Calls
 from infra.cluster.durations import Signs
 from infra.cluster.placement import Offer
 
-POLL_SECONDS = 0.25  # how old the answer may be when leases are handed out
+POLL_SECONDS = 0.25  # how old the answer may be when leases are handed out, in a small cluster
+LONGEST_POLL_SECONDS = 4.0  # in a large one, whose workers send heartbeats less often
 MISSED = 4  # heartbeats, after which a worker is quiet; in a small cluster 2 s
 
 
@@ -17,17 +18,18 @@ class Crew:
 
     def __init__(self, calls: Calls, call: str, patience: float) -> None:
         """`patience`: seconds without a capable worker."""
-        self.capable: list[Offer] = []
+        self.capable: dict[str, Offer] = {}  # by address
+        self.quiet: frozenset[str] = frozenset()  # of these, by address: stopped, asleep, or cut off
         self._calls = calls
         self._call = call
         self._patience = patience
         self._signs = Signs()
-        self.begin()
+        self._polled = self._alone_since = -float("inf")
+        self._heartbeat = POLL_SECONDS
 
     def begin(self) -> None:
-        """Forget the last poll, and since when no worker was capable."""
-        self._polled = self._alone_since = -float("inf")
-        self._quiet_after = float("inf")
+        """Forget since when no worker was capable."""
+        self._alone_since = -float("inf")
 
     def changed(self) -> None:
         """Have the next poll be at once: a worker has gone, or is excluded now."""
@@ -36,24 +38,26 @@ class Crew:
     @property
     def is_old(self) -> bool:
         """Whether it is time to poll again."""
-        return time.monotonic() - self._polled > POLL_SECONDS
+        return time.monotonic() - self._polled > self._interval
 
     @property
-    def quiet(self) -> set[str]:
-        """The addresses of capable workers that give no sign of life: stopped, asleep, or cut off."""
-        now = self._polled
-        return {each.address for each in self.capable if self._signs.quiet(each.address, now) > self._quiet_after}
+    def _interval(self) -> float:
+        return min(max(POLL_SECONDS, self._heartbeat / 2), LONGEST_POLL_SECONDS)
 
     def poll(self) -> set[str]:
         """The addresses of all workers present, leaving ones too. Raises PlacementError when none was capable for
         `patience`."""
-        everyone, tags = self._calls.offers(leaving=True), self._calls.placement.tags(self._call)
+        lately = self._interval if self._polled > 0 else 0.0  # another call's crew may have asked
+        everyone = self._calls.offers(leaving=True, lately=lately)
+        tags = self._calls.placement.tags(self._call)
         excluded = self._calls.exclusions.excluded
         staying = [offer for offer in everyone if not offer.leaves]
-        self.capable = [offer for offer in staying if offer.satisfies(tags) and not excluded(self._call, offer)]
-        self._polled = time.monotonic()
-        self._signs.poll(everyone, self._polled)
-        self._quiet_after = MISSED * heartbeat_interval(len(everyone))
+        able = [offer for offer in staying if offer.satisfies(tags) and not excluded(self._call, offer)]
+        self.capable = {offer.address: offer for offer in able}
+        self._polled = now = time.monotonic()
+        self._signs.poll(everyone, now)
+        self._heartbeat = heartbeat_interval(len(everyone))
+        self.quiet = frozenset(at for at in self.capable if self._signs.quiet(at, now) > MISSED * self._heartbeat)
         if self.capable or self._alone_since < 0:
             self._alone_since = self._polled
             self._calls.lacking.pop(self._call, None)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from infra.cluster.items import Item
 from infra.cluster.placement import Offer
-from infra.cluster.schedule import Item
 from infra.cluster.shares import Sizes
 from infra.cluster.speeds import Made
 

@@ -15,9 +15,10 @@ from distributed.scheduler import KilledWorker, NoValidWorkerError
 
 from infra.cluster.calls import Calls, DispatchError, DispatchStoppedError, poisoned
 from infra.cluster.crew import Crew
+from infra.cluster.items import Assignment
 from infra.cluster.lease_batch import Batch
 from infra.cluster.placement import Offer
-from infra.cluster.schedule import Assignment, Schedule
+from infra.cluster.schedule import Schedule
 from infra.cluster.timeline import Measured, Span
 from infra.errors import mark_worker
 
@@ -192,8 +193,9 @@ class LeaseQueue:
         self._schedule.give_back(assigned)
         failed = self._schedule.failed[assigned.item]
         if not isinstance(error, out.batch.at_once) and failed <= {assigned.worker}:
+            self._crew.changed()
             self._poll()  # a worker that has gone meanwhile does not try it
-            if any(offer.address != assigned.worker for offer in self._crew.capable):
+            if self._crew.capable.keys() - {assigned.worker}:
                 failed.add(assigned.worker)
                 self._calls.exclusions.fail(self._call, out.worker, error)
                 self._leave_out(out.worker)
@@ -217,14 +219,15 @@ class LeaseQueue:
     def _poll(self) -> None:
         """Ask which workers are present, and lose assignments of the others. Raises PlacementError as `Crew.poll`."""
         present = self._crew.poll()
+        self._schedule.keep(present)
         for assigned in [assigned for assigned in self._out if assigned.worker not in present]:
             if assigned in self._out:  # its batch may have been given up for another
                 self._lose(assigned)
 
     def _hand_out(self) -> None:
-        workers, quiet = {offer.address: offer for offer in self._crew.capable}, self._crew.quiet
+        workers, quiet, now = self._crew.capable, self._crew.quiet, time.monotonic()
         self._schedule.patience = self._calls.lease_patience
-        for assigned in self._schedule.hand_out(list(workers), time.monotonic(), self._calls.silent, quiet):
+        for assigned in self._schedule.hand_out(list(workers), now, self._calls.silent, quiet):
             batch = self._batches.get(assigned.item.batch)
             if batch is None:
                 continue  # it was given up for the assignment before
@@ -252,8 +255,8 @@ class LeaseQueue:
 
     def _say_late(self, copy: Assignment) -> None:
         """Say which late worker's item was assigned a second time, as `copy`."""
-        for assigned, out in self._out.items():
-            if assigned.late and assigned.item == copy.item and assigned.worker not in self._calls.silent:
+        for assigned in self._schedule.late(copy):
+            if (out := self._out.get(assigned)) is not None and assigned.worker not in self._calls.silent:
                 self._calls.silent.add(assigned.worker)
                 self._calls.say(
                     f"{out.worker.name} has not come back with {self._call} for {time.time() - out.since:.0f} s: "
@@ -284,5 +287,5 @@ class LeaseQueue:
     def _unawait(self) -> None:
         """Stop waiting for the assignments of late workers whose item another worker has done."""
         for assigned, out in self._out.items():
-            if not self._schedule.wants(assigned):
+            if (assigned.late or assigned.finished is not None) and not self._schedule.wants(assigned):
                 self._calls.unawait(out.future)

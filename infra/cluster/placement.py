@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -64,7 +65,7 @@ class PlacementConfig(BaseModel):
 
     @property
     def calls(self) -> tuple[str, ...]:
-        return tuple(type(self).model_fields)
+        return _calls()
 
     def tags(self, call: str) -> tuple[str, ...]:
         """The tags that `call` needs; raises `ValueError` for a call that does not exist."""
@@ -78,6 +79,12 @@ class PlacementConfig(BaseModel):
         return {tag: 1 for tag in self.tags(call) if not tag.startswith(WORKER)}
 
 
+@cache
+def _calls() -> tuple[str, ...]:
+    return tuple(PlacementConfig.model_fields)
+
+
+@lru_cache(4096, typed=True)  # several at every poll of a large cluster
 def worker_name(announced: object) -> str:
     """The name of a worker, as it announces itself, in letters that a metric and a file may have.
 

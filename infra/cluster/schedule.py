@@ -13,48 +13,20 @@ given whole, or left to faster workers. Where nothing was measured, an idle work
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import ceil
 
 from infra.cluster.durations import Durations, late_after
+from infra.cluster.items import Assignment, Assignments, Item
 from infra.cluster.lease_config import PATIENCE
-from infra.cluster.shares import Free, Sizes, is_sooner, share
+from infra.cluster.shares import Free, is_sooner, share
 from infra.cluster.speeds import Cost, Made, Speeds
 
 QUIET_SHARE = 0.2  # of the least seconds, for a worker that gives no sign of life
+LOOK_SECONDS = 0.5  # between two looks at all assignments for late ones
 OVERDUE = 1.5  # times its expected time, after which nobody counts on a worker
-
-
-@dataclass(frozen=True, order=True)
-class Item:
-    """One item, by its place in the queue."""
-
-    order: tuple[int, ...]  # of its batch: (step, first group)
-    batch: int
-    index: int
-    slice: int = 0  # how often it has come back unfinished
-    without: frozenset[str] = field(default=frozenset(), compare=False)  # workers that get it where there are no others
-    units: int = field(default=1, compare=False)
-    sizes: Sizes | None = field(default=None, compare=False)  # None: it is handed out whole
-
-    def next(self) -> "Item":
-        """The same, to be gone on with."""
-        return replace(self, slice=self.slice + 1)
-
-
-@dataclass(eq=False)
-class Assignment:
-    """One item on one worker. Times are seconds of any clock that only goes forward."""
-
-    item: Item
-    worker: str  # its address
-    since: float
-    finished: float | None = None  # when its worker had done it; the result is being fetched
-    late: bool = False  # another worker has the item too
-
-    def waited(self, now: float) -> float:
-        """Seconds since the assignment began, or its worker had done it."""
-        return now - (self.since if self.finished is None else self.finished)
+Costs = Mapping[str, Cost]  # by worker
+Queued = tuple[tuple[int, ...], int]  # the order and the number of a batch
 
 
 class Schedule:
@@ -69,11 +41,13 @@ class Schedule:
         self.late_after = late_after
         self.patience = patience
         self.speeds = Speeds()
-        self.assignments: list[Assignment] = []  # whose result has not come in
         self.deaths: Counter[Item] = Counter()
         self.failed: defaultdict[Item, set[str]] = defaultdict(set)  # workers on which it raised
         self._waiting: list[Item] = []  # a heap
         self._open: set[Item] = set()  # not done
+        self._out = Assignments()
+        self._late: list[Item] = []  # those that were late at the last look
+        self._looked: tuple[float, frozenset[str]] | None = None  # when that was, and who was quiet
         self._took = Durations()  # by worker
         self._idle_since: dict[str, float] = {}  # by worker
         self._declined: dict[str, float] = {}  # since when an idle worker leaves what waits to others
@@ -81,6 +55,19 @@ class Schedule:
         self._cut = cut
         self._made: dict[Item, Made] = {}  # of items that go on, so far; by their first slice
         self._took_late: dict[str, float] = {}  # seconds of a late assignment: all that is known of some workers
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Those whose result has not come in."""
+        return list(self._out)
+
+    def keep(self, workers: Collection[str]) -> None:
+        """Forget what is known of all other workers: one that was started again has another address."""
+        self._took.keep(workers)
+        self.speeds.keep(workers)
+        for known in (self._idle_since, self._took_late, self._declined, self._tried):
+            for gone in known.keys() - workers:
+                del known[gone]
 
     def add(self, items: Iterable[Item]) -> None:
         """Queue items."""
@@ -93,40 +80,51 @@ class Schedule:
     ) -> list[Assignment]:
         """The new assignments of idle workers. `silent` ones get none, nor do `quiet` ones, which give no sign of life,
         where there are others."""
-        held = {assigned.worker for assigned in self.assignments if assigned.finished is None}
-        known = [worker for worker in workers if worker not in silent]
-        answering = [worker for worker in known if worker not in quiet] or known
-        answering.sort(key=lambda worker: self._idle_since.get(worker, 0.0))
-        made = []
-        for worker in answering:
-            if worker not in held and (item := self._next(worker, answering, now, quiet)) is not None:
-                made.append(Assignment(item, worker, now))
-                self.assignments.append(made[-1])
-        return made
+        if not self._has_any(now, quiet):
+            self._declined.clear()
+        elif not self._out.held.keys() >= set(workers):
+            known = [worker for worker in workers if worker not in silent]
+            answering = [worker for worker in known if worker not in quiet] or known
+            idle = [worker for worker in answering if worker not in self._out.held]
+            idle.sort(key=lambda worker: self._idle_since.get(worker, 0.0))
+            return [made for worker in idle if (made := self._assigned(worker, answering, now, quiet)) is not None]
+        return []
+
+    def _assigned(self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str]) -> Assignment | None:
+        """A new assignment of this worker, if anything waits, or is late, that it should have."""
+        if not self._has_any(now, quiet) or (item := self._next(worker, workers, now, quiet)) is None:
+            return None
+        return self._out.add(Assignment(item, worker, now))
+
+    def _has_any(self, now: float, quiet: Collection[str]) -> bool:
+        """Whether any item waits, or is late."""
+        self._drop_done()
+        return bool(self._waiting) or bool(self._overdue(now, quiet))
+
+    def _drop_done(self) -> None:
+        """Have the first in the queue be one that is not done."""
+        while self._waiting and self._waiting[0] not in self._open:
+            heapq.heappop(self._waiting)
 
     def _next(self, worker: str, workers: Sequence[str], now: float, quiet: Collection[str]) -> Item | None:
         """The first item in the queue for `worker`, the late ones of other workers among them."""
         for_others: list[Item] = []
-        waiting: Counter[tuple[tuple[int, ...], int]] = Counter()  # units, by batch
-        for item in set(self._waiting) & self._open:
-            waiting[item.order, item.batch] += item.units
-        units, left = 0, False
+        units, left, costs = 0, False, self.speeds.costs(workers)
+        waiting = self._units_waiting() if costs else {}
         while self._waiting:
-            if self._waiting[0] not in self._open:
-                heapq.heappop(self._waiting)
-                continue
             if not self._is_for_others(self._waiting[0], worker, workers):
-                if units := self._share(self._waiting[0], worker, workers, now, waiting):
+                if units := self._share(self._waiting[0], worker, workers, now, costs, waiting):
                     break
                 left = True
             for_others.append(heapq.heappop(self._waiting))
+            self._drop_done()
         late = (item for item in self._overdue(now, quiet) if self._may_have(item, worker, workers))
         overdue = min(late, default=None)
         found = overdue
         if self._waiting and (overdue is None or self._waiting[0] <= overdue):
             found = self._cut_to(heapq.heappop(self._waiting), units)
         elif overdue is not None:
-            for assigned in self._of(overdue):
+            for assigned in self._out.of(overdue):
                 assigned.late = True
         for item in for_others:
             heapq.heappush(self._waiting, item)
@@ -135,6 +133,13 @@ class Schedule:
         else:
             self._declined.pop(worker, None)
         return found
+
+    def _units_waiting(self) -> Mapping[Queued, int]:
+        """By the order and the number of their batch."""
+        waiting: Counter[Queued] = Counter()
+        for item in set(self._waiting) & self._open:
+            waiting[item.order, item.batch] += item.units
+        return waiting
 
     def _cut_to(self, item: Item, units: int) -> Item:
         """The item with its first so many units; the rest waits in its place."""
@@ -148,19 +153,14 @@ class Schedule:
         return first
 
     def _share(
-        self,
-        item: Item,
-        worker: str,
-        workers: Sequence[str],
-        now: float,
-        waiting: Mapping[tuple[tuple[int, ...], int], int],
+        self, item: Item, worker: str, workers: Sequence[str], now: float, costs: Costs, waiting: Mapping[Queued, int]
     ) -> int:
         """Units of the item that the worker should have; 0 where others will have done all of its batch before."""
         begun = item.slice > 0 or item.without or self.deaths[item] or item in self.failed
         sizes = None if begun else item.sizes
-        if not (costs := self.speeds.costs(workers)):
-            held = {at.worker for at in self.assignments if at.finished is None}
-            return item.units if sizes is None else min(ceil(item.units / len(set(workers) - held)), sizes.first)
+        if not costs:
+            idle = len(set(workers) - self._out.held.keys())
+            return item.units if sizes is None else min(ceil(item.units / idle), sizes.first)
         ahead = sum(units for batch, units in waiting.items() if batch <= (item.order, item.batch))
         mine, others = costs[worker], list(self._others(item, worker, workers, costs, now))
         units = item.units if sizes is None else min(share(ahead, mine, others, sizes.seconds), item.units)
@@ -175,16 +175,13 @@ class Schedule:
         self._tried[worker] += 1  # it may not be slow any more, and does not often hold others up if it is
         return units
 
-    def _others(
-        self, item: Item, worker: str, workers: Sequence[str], costs: Mapping[str, Cost], now: float
-    ) -> Iterator[Free]:
+    def _others(self, item: Item, worker: str, workers: Sequence[str], costs: Costs, now: float) -> Iterator[Free]:
         """Who else may do the item, but for those that are overdue."""
-        held = {at.worker: at for at in self.assignments if at.finished is None}
         for other in workers:
             if other == worker or self._is_for_others(item, other, workers):
                 continue
             left = 0.0
-            if (at := held.get(other)) is not None:
+            if (at := self._out.held.get(other)) is not None:
                 expected, waited = costs[other].seconds(at.item.units), at.waited(now)
                 if waited > OVERDUE * expected:
                     continue
@@ -193,29 +190,35 @@ class Schedule:
 
     def _may_have(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
         """Whether a late item may go to this worker too."""
-        return all(worker != at.worker for at in self._of(item)) and not self._is_for_others(item, worker, workers)
+        return all(worker != at.worker for at in self._out.of(item)) and not self._is_for_others(item, worker, workers)
 
     def _is_for_others(self, item: Item, worker: str, workers: Sequence[str]) -> bool:
         """Whether the item failed on `worker`, or is to be done without it, and one of `workers` has not tried it."""
         out = item.without | self.failed.get(item, set())
         if worker not in out:
             return False
-        tried = out | {at.worker for at in self._of(item)}
+        tried = out | {at.worker for at in self._out.of(item)}
         return any(other not in tried for other in workers)
 
     def _overdue(self, now: float, quiet: Collection[str]) -> list[Item]:
-        """Items all of whose assignments are late."""
-        out = {assigned.item for assigned in self.assignments} & self._open
-        return [
-            item
-            for item in out
-            if all(
-                at.waited(now) > self.limit(at.worker, at.item.units, quiet=at.worker in quiet) for at in self._of(item)
-            )
-        ]
+        """Items all of whose assignments are late; one that has become so is noticed within LOOK_SECONDS."""
 
-    def _of(self, item: Item) -> list[Assignment]:
-        return [assigned for assigned in self.assignments if assigned.item == item]
+        def is_late(item: Item) -> bool:
+            at = self._out.of(item)
+            return bool(at) and all(
+                each.waited(now) > self.limit(each.worker, item.units, quiet=each.worker in quiet) for each in at
+            )
+
+        looked, quiet = self._looked, frozenset(quiet)
+        if looked is None or looked[1] != quiet or not 0 <= now - looked[0] < LOOK_SECONDS:
+            self._looked = now, quiet
+            self._late = [item for item in self._out.items() if item in self._open and is_late(item)]
+            return self._late
+        return [item for item in self._late if item in self._open and is_late(item)]
+
+    def late(self, copy: Assignment) -> list[Assignment]:
+        """The late assignments of this one's item."""
+        return [other for other in self._out.of(copy.item) if other.late]
 
     def limit(self, worker: str, units: int = 1, *, quiet: bool = False) -> float:
         """Seconds after which an assignment of this worker is late: by its own, a late one of its, all workers'; and by
@@ -234,6 +237,7 @@ class Schedule:
         else:
             self._took.add(assigned.worker, now - assigned.since)
         assigned.finished, assigned.late = now, False
+        self._out.answered(assigned)
         self._idle_since[assigned.worker] = now
 
     def measured(self, assigned: Assignment, made: Made, seconds: float, *, over: bool) -> None:
@@ -253,16 +257,17 @@ class Schedule:
 
     def done(self, assigned: Assignment) -> tuple[bool, list[Assignment]]:
         """The assignment's result is here: whether it is the first of its item, and others of it to be cancelled."""
-        self.assignments.remove(assigned)
+        self._out.remove(assigned)
         if assigned.item not in self._open:
             return False, []
         self._open.remove(assigned.item)
-        return True, self._let_go(lambda other: other.item == assigned.item)
+        self.deaths.pop(assigned.item, None)
+        return True, self._let_go(self._out.of(assigned.item))
 
     def give_back(self, assigned: Assignment) -> None:
         """Requeue the item of a failed assignment, unless another worker has it."""
-        self.assignments.remove(assigned)
-        if assigned.item in self._open and not self._of(assigned.item):
+        self._out.remove(assigned)
+        if assigned.item in self._open and not self._out.of(assigned.item):
             heapq.heappush(self._waiting, assigned.item)
 
     def unsettled(self, batch: int) -> list[str]:
@@ -275,22 +280,21 @@ class Schedule:
         """Drop the items of a batch; the assignments to be cancelled."""
         self._made = {item: made for item, made in self._made.items() if item.batch != batch}
         self._open = {item for item in self._open if item.batch != batch}
-        return self._let_go(lambda assigned: assigned.item.batch == batch)
+        for item in [item for item in self.deaths if item.batch == batch]:
+            del self.deaths[item]
+        return self._let_go([assigned for assigned in self.assignments if assigned.item.batch == batch])
 
     def take_back(self) -> list[Assignment]:
         """Requeue every item that a worker has in time; the assignments to be cancelled."""
-        taken = self._let_go(lambda _: True)
+        taken = self._let_go(self.assignments)
         for item in {assigned.item for assigned in taken} & self._open:
-            if not self._of(item):
+            if not self._out.of(item):
                 heapq.heappush(self._waiting, item)
         return taken
 
-    def _let_go(self, of: Callable[[Assignment], bool]) -> list[Assignment]:
-        """Remove those of the assignments that are not late. A late worker keeps its assignment until it answers."""
-        gone = [
-            assigned
-            for assigned in self.assignments
-            if of(assigned) and assigned.finished is None and not assigned.late
-        ]
-        self.assignments = [assigned for assigned in self.assignments if assigned not in gone]
+    def _let_go(self, of: Sequence[Assignment]) -> list[Assignment]:
+        """Remove those of these that are not late. A late worker keeps its assignment until it answers."""
+        gone = [assigned for assigned in of if assigned.finished is None and not assigned.late]
+        for assigned in gone:
+            self._out.remove(assigned)
         return gone

@@ -7,7 +7,7 @@ tokens of a unit are the mean over those that came back lately, from whichever w
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 RECENT = 8  # items of a worker, a newer one of which counts no more than an older one
@@ -51,8 +51,10 @@ class Speeds:
 
     def __init__(self) -> None:
         self._took: defaultdict[str, deque[tuple[Made, float]]] = defaultdict(lambda: deque(maxlen=RECENT))
+        self._fit: dict[str, tuple[float, float]] = {}  # seconds of a step and of a token
         self._count: Counter[str] = Counter()  # items of each worker
         self._whole: deque[tuple[int, Made]] = deque(maxlen=LENGTHS)  # units, and all that was made of them
+        self._steps = self._tokens = 0.0  # of an item, of a unit
 
     def add(self, worker: str, made: Made, seconds: float) -> None:
         """The worker has made this in so many seconds, without waits for weights."""
@@ -61,11 +63,20 @@ class Speeds:
         if self._count[worker] == 1:
             self._took[worker].clear()
         self._took[worker].append((made, seconds))
+        self._fit[worker] = fit(self._took[worker])
         self._count[worker] += 1
 
     def over(self, units: int, made: Made) -> None:
         """An item of so many units is done: what was made of it in all."""
         self._whole.append((units, made))
+        self._steps = sum(made.steps for _, made in self._whole) / len(self._whole)
+        self._tokens = sum(made.tokens for _, made in self._whole) / sum(units for units, _ in self._whole)
+
+    def keep(self, workers: Collection[str]) -> None:
+        """Forget all others."""
+        for known in (self._took, self._fit, self._count):
+            for gone in known.keys() - workers:
+                del known[gone]
 
     def knows(self, worker: str) -> bool:
         """Whether the worker has done more than its first item."""
@@ -73,12 +84,10 @@ class Speeds:
 
     def cost(self, worker: str) -> Cost | None:
         """What an item costs this worker; None where nothing is known."""
-        if worker not in self._took or not self._whole:
+        if worker not in self._fit or not self._whole:
             return None
-        step, token = fit(self._took[worker])
-        steps = sum(made.steps for _, made in self._whole) / len(self._whole)
-        tokens = sum(made.tokens for _, made in self._whole) / sum(units for units, _ in self._whole)
-        return Cost(OVERHEAD + step * steps, max(LEAST, token * tokens))
+        step, token = self._fit[worker]
+        return Cost(OVERHEAD + step * self._steps, max(LEAST, token * self._tokens))
 
     def costs(self, workers: Iterable[str]) -> dict[str, Cost]:
         """What an item costs each of them: those of which nothing is known are like the mean of the others; {} where

@@ -21,19 +21,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGSTOP
+from signal import SIGKILL
 from statistics import median
 from typing import Any
 
+from flows.benches.faults import away, stopped
+from flows.benches.stage import OPTIONS, PATIENCE, Stage, digest, staged, times
 from infra.cluster.placement import offers
-from tests.bench.stage import OPTIONS, PATIENCE, Stage, digest, staged, times
 from tests.flows.accidents import check_steps, kill_in_call
 from tests.processes import until
 
@@ -101,16 +102,6 @@ def kill_flow(accident: Accident) -> None:
     accident.process.kill()
 
 
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, SIGCONT)
-
-
 def stop_worker(name: str, seconds: float, accident: Accident) -> None:
     """SIGSTOP, for so long or until the run is over."""
     _, pid = accident.stage.worker(name)
@@ -128,14 +119,9 @@ def stop_service(name: str, accident: Accident) -> None:
 
 def lose_storage(accident: Accident) -> None:
     """The folder of all runs is not there for a while, as a share that is not mounted."""
-    folder = accident.stage.place.home / "runs"
-    away = folder.with_name("runs-away")
     accident.now()
-    folder.rename(away)
-    try:
+    with away(accident.stage.place.home / "runs"):
         accident.over.wait(AWAY)
-    finally:
-        away.rename(folder)
 
 
 FAULTS: Mapping[str, Make] = {
@@ -176,8 +162,9 @@ def trained(stage: Stage, name: str, make: Make | None, usual: float, weights: s
         accident = Accident(stage, run, process)
         making = None if make is None else pool.submit(make_after, make, accident)
         _, said = process.communicate(timeout=PATIENCE)
-        if make is kill_flow:
-            with stage.place.started("train", "--json", "--resume", name) as process:
+        resumed = make is kill_flow or (make is lose_storage and process.returncode != 0)  # it was thought removed
+        if resumed:
+            with stage.shell.started("train", "--json", "--resume", name) as process:
                 _, said = process.communicate(timeout=PATIENCE)
         accident.over.set()
         if making is not None and (error := making.exception(PATIENCE)) is not None:
@@ -193,7 +180,7 @@ def trained(stage: Stage, name: str, make: Make | None, usual: float, weights: s
     at = times(run)
     first = sum(time <= accident.at for time in at)
     gaps = [later - earlier for earlier, later in pairwise(at[max(0, first - 1) :])]
-    return Found(max(gaps, default=0) - usual, accident.back, make is kill_flow, tuple(faults))
+    return Found(max(gaps, default=0) - usual, accident.back, resumed, tuple(faults))
 
 
 def make_after(make: Make, accident: Accident) -> None:

@@ -131,7 +131,7 @@ def test_what_was_cut_from_an_item_is_leased_again_too() -> None:
     cluster: Any = Cutting()
     calls = leased(
         cluster, "generate", str.upper, lambda index: (halves.letters[index],), 2,
-        check=lambda *_: "", mend=lambda _: None, cuts=halves,
+        check=lambda *_: "", mending=Mending(lambda _: None), cuts=halves,
     )  # fmt: skip
     assert list(calls) == [(2, "BCD"), (0, "A"), (1, "EF")]
     assert asked == [([4, 2], [Sizes(1, 1.0), None]), ([1, 2], [Sizes(1, 1.0), None])]

@@ -16,10 +16,7 @@ RAMBLING = "so it is #### 42 and then again " * 3
 class Here:
     """Calls in this process."""
 
-    client = None
-
-    class placement:  # noqa: N801
-        tags = staticmethod(lambda _: {})
+    offers = staticmethod(lambda *_, **__: [])
 
     def lease(
         self, _: str, call: Callable[..., Any], parts: Sequence[tuple[Any, ...]], **__: Any
@@ -30,9 +27,7 @@ class Here:
 def judged(spec: VerifierSpec, target: str, texts: list[str], ended: list[bool]) -> Any:
     problem = Problem("", target, "test", set="q")
     rollouts = Rollouts.padded([problem], [[0]], [[0]] * len(texts), ended=ended, texts=texts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "workers_with", lambda *_: [])
-        return verify.judged(Here(), rollouts, {"q": spec})  # type: ignore[arg-type]
+    return verify.judged(Here(), rollouts, {"q": spec})  # type: ignore[arg-type]
 
 
 def test_an_answer_that_was_cut_is_none() -> None:

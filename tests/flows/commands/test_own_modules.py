@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.commands.places import ANY_PORT, Place, place
+from flows.benches.place import ANY_PORT, Place, place
 from tests.processes import MARK, started, until
 
 RLVF = Path(sys.executable).parent / "rlvf"

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.benches.place import ANY_PORT, Place, place
 from flows.commands.deployments import Registration
 from flows.commands.up import _detach
 from infra.cluster.reach import parse_address
@@ -26,7 +27,6 @@ from infra.services.passwords import auth_of
 from infra.services.prefect_api import PrefectApi
 from infra.services.scheduler import Seen, announce, ask
 from infra.services.served import mlflow_access
-from tests.flows.commands.places import ANY_PORT, Place, place
 from tests.processes import MARK, of_each, until
 from tests.strangers import refused, status
 

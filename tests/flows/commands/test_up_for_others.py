@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from flows.benches.place import Place, place
 from infra.security.identity import certs_folder
 from infra.services.passwords import kept_password
-from tests.flows.commands.places import Place, place
 from tests.other_users import intrude, visit
 from tests.processes import of_each, until
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.benches.place import ANY_PORT, Place, place
 from infra.cluster.reach import parse_address
 from infra.services.passwords import auth_of
 from infra.services.prefect_api import PrefectApi
 from infra.services.prefect_server import server_password
 from infra.services.scheduler import ask
 from infra.storage.mark import has_mark
-from tests.flows.commands.places import ANY_PORT, Place, place
 from tests.other_users import intrude, listening, visit
 from tests.processes import until
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from infra.cluster.schedule import Assignment, Item, Schedule, Sizes
+from infra.cluster.items import Assignment, Item
+from infra.cluster.schedule import Schedule
+from infra.cluster.shares import Sizes
 from infra.cluster.speeds import Made
 
 LENGTH, LONGEST = 160, 40  # tokens of a prompt's completions, and steps until the longest is over

@@ -1,5 +1,6 @@
 """Which item goes to which worker: whatever the order in which batches come and workers answer."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -7,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.cluster.durations import UNMEASURED_SECONDS
+from infra.cluster.items import Item
 from infra.cluster.lease_config import PATIENCE
-from infra.cluster.schedule import Item, Schedule
+from infra.cluster.schedule import Schedule
 
 WORKERS = ["a", "b", "c"]
 
@@ -248,3 +250,35 @@ def test_of_idle_workers_the_one_that_was_free_first_is_first(freed: list[str], 
         schedule.finished(first[worker], 10 + after / 10)  # so that none would be much sooner than another
         schedule.done(first[worker])
     assert [assigned.worker for assigned in schedule.hand_out(asked, 19)] == freed
+
+
+def test_a_thousand_workers_are_not_looked_at_for_each_lease() -> None:
+    schedule, workers, now = Schedule(10), [f"w{at}" for at in range(1000)], 0.0
+    began = time.process_time()
+    schedule.add(items(0, (0,), 3000))
+    out = schedule.hand_out(workers, now)
+    for at in range(3000):
+        now += 0.01
+        schedule.finished(out[at], now)
+        assert schedule.done(out[at])[0]
+        out += schedule.hand_out(workers, now)
+    assert len(out) == 3000
+    assert time.process_time() - began < 10  # 1 s; for each lease of all workers against all others it is minutes
+
+
+def test_nothing_is_kept_of_workers_that_are_gone_or_of_batches_that_are_done() -> None:
+    schedule = Schedule(10)
+    for batch in range(3):
+        schedule.add(items(batch, (batch,), 2))
+        for lease in schedule.hand_out([f"a{batch}", f"b{batch}"], batch):
+            schedule.deaths[lease.item] += 1
+            if lease.item.index:
+                schedule.finished(lease, batch + 100)
+                schedule.done(lease)
+        schedule.keep({f"a{batch}", f"b{batch}"})
+        assert schedule.limit(f"b{batch - 1}") == schedule.limit(f"a{batch}")  # by what all took
+        schedule.withdraw(batch)
+    assert not schedule.deaths
+    assert schedule.limit("b2") == 100 * PATIENCE
+    schedule.keep(())
+    assert schedule.limit("b2") == UNMEASURED_SECONDS * PATIENCE

@@ -1,6 +1,7 @@
 """The last items of a batch, where some workers are slower than others."""
 
-from infra.cluster.schedule import Assignment, Item, Schedule
+from infra.cluster.items import Assignment, Item
+from infra.cluster.schedule import Schedule
 from infra.cluster.speeds import Made
 from tests.infra.cluster.test_schedule import items, names
 

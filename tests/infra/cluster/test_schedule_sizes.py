@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.cluster.schedule import Item, Schedule, Sizes
+from infra.cluster.items import Item
+from infra.cluster.schedule import Schedule
+from infra.cluster.shares import Sizes
 from tests.infra.cluster.generators import LENGTH, Cluster, Generator
 
 SIZES = Sizes(first=8, seconds=30.0)

@@ -2,19 +2,20 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from flows.benches.processes import MARK, kill_marked, marked, started
 from infra.services.ports import PORTS
-from tests.processes import MARK, kill_marked, marked, started
 
 ANY_PORT = [word for name in PORTS for word in (f"--port-{name}", "0")]
 SERVICES = {"worker": "services/worker", "scheduler": "services/scheduler", "mlflow": "services/mlflow"}
@@ -30,28 +31,39 @@ class Place:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @contextmanager
-    def started(self, *words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-        """The command `rlvf`."""
+    def started(self, *words: str, log: Path | None = None, **env: str) -> Iterator[subprocess.Popen[str]]:
+        """The command `rlvf`; what it says is in its pipes, or in `log`, where nobody reads these."""
         inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PREFECT_", "RLVF_", "MLFLOW_", "AWS_"))
         }
-        with started(
-            *(*self.before, sys.executable, "-c", "from flows.cli import main; main()", *words),
-            cwd=self.home,
-            env={**inherited, "RLVF_HOME": str(self.home), MARK: self.mark, **self.env, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
+        with ExitStack() as stack:
+            out: Any = subprocess.PIPE if log is None else stack.enter_context(log.open("a"))
+            process = stack.enter_context(
+                started(
+                    *(*self.before, sys.executable, "-c", "from flows.cli import main; main()", *words),
+                    cwd=self.home,
+                    env={**inherited, "RLVF_HOME": str(self.home), MARK: self.mark, **self.env, **env},
+                    stdout=out,
+                    stderr=out,
+                )
+            )
             yield process
 
-    def rlvf(self, *words: str, **env: str) -> str:
-        """Run the command to its end, which is a good one, and give its stdout."""
-        with self.started(*words, **env) as process:
-            out, err = process.communicate(timeout=120)
-            assert process.returncode == 0, err
+    def rlvf(self, *words: str, seconds: float = 120, **env: str) -> str:
+        """Run the command to its end, and give its stdout. Raises RuntimeError where that is a bad one."""
+        with self.started(*words, log=None, **env) as process:
+            out, err = process.communicate(timeout=seconds)
+            if process.returncode != 0:
+                raise RuntimeError(f"rlvf {words[0]} ended with {process.returncode}: {err}")
             return out
+
+    def shell(self) -> "Place":
+        """The same in a shell that uses the services of its `rlvf up`."""
+        lines = shlex.split(self.rlvf("status", "--shell"))
+        settings = dict(line.split("=", 1) for line in lines if line != "export")
+        return replace(self, env={**self.env, **settings})
 
     def status(self, *words: str) -> Any:
         return json.loads(self.rlvf("status", "--json", *words))

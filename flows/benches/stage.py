@@ -4,19 +4,19 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
+from flows.benches.place import ANY_PORT, Place, place
+from flows.benches.processes import until
 from infra.cluster.placement import offers
 from infra.runs.metric_log import read_metrics
 from infra.security.tls import dask_security
 from infra.services.http import answers
-from tests.flows.commands.places import ANY_PORT, Place, place
-from tests.processes import until
 
 PATIENCE = 600.0  # seconds for a run, and for what has to come back
 MACHINES = {"g0": "generator", "g1": "generator", "t": "trainer", "v": "verifier"}
@@ -46,10 +46,18 @@ class Stage:
     """The home where runs are trained, as `check_steps` and `kill_in_call` use it."""
 
     place: Place
+    shell: Place  # where runs are begun
     client: Any
     machines: ExitStack
     options: Mapping[str, str]
     steps: int
+    joined: dict[str, Any] = field(default_factory=dict)  # the process of each machine's command
+
+    def join(self, name: str) -> None:
+        """Have a machine work for the cluster."""
+        words = ("worker", "--roles", MACHINES[name], "--name", name, "--threads", "1")
+        log = self.place.home / f"{name}.log"
+        self.joined[name] = self.machines.enter_context(self.place.started(*words, log=log))
 
     def worker(self, name: str) -> tuple[str, int]:
         """The address and the process id of a worker."""
@@ -89,9 +97,9 @@ class Stage:
         client = MlflowClient(tracking_uri=f"sqlite:///{self.place.home}/mlflow.db")
         return client, client.get_run(json.loads((run / "tracking.json").read_text())["run_id"])
 
-    def train(self, *words: str, **env: str) -> Any:
+    def train(self, *words: str, log: Path | None = None) -> Any:
         named = (word for name, value in self.options.items() for word in (f"--{name}", value))
-        return self.place.started("train", "--json", "--steps", str(self.steps), *named, *words, **env)
+        return self.shell.started("train", "--json", "--steps", str(self.steps), *named, *words, log=log)
 
 
 @contextmanager
@@ -99,8 +107,9 @@ def staged(home: Path, options: Mapping[str, str], steps: int) -> Iterator[Stage
     """`rlvf up` and its machines, until the context ends."""
     home.mkdir(parents=True, exist_ok=True)
     with place(home) as where, ExitStack() as machines:
-        where.rlvf("up", "--detach", "--no-with-worker", *ANY_PORT)
-        for name, role in MACHINES.items():
-            machines.enter_context(where.started("worker", "--roles", role, "--name", name, "--threads", "1"))
+        where.rlvf("up", "--detach", "--no-with-worker", *ANY_PORT, seconds=PATIENCE)
         with Client(where.up()["scheduler"], security=dask_security(home), set_as_default=False) as client:  # type: ignore[no-untyped-call]
-            yield Stage(where, client, machines, options, steps)
+            stage = Stage(where, where.shell(), client, machines, options, steps)
+            for name in MACHINES:
+                stage.join(name)
+            yield stage

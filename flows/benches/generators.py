@@ -1,0 +1,181 @@
+"""What it costs a flow to keep many generators at work: processor seconds a step, and memory.
+
+Steps are as in a run at staleness 1: the leases of two batches wait in one queue for generators, and each lease that
+comes back is verified. The dispatch is the real one; workers only take their time: simulated ones, or processes that
+sleep.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+from distributed import Client
+
+from flows.benches.processes import started, until
+from flows.benches.simulated import UNEQUAL, Kind, SimulatedClient
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.machine import versions
+from infra.cluster.placement import PlacementConfig
+from infra.cluster.settings import dask_environment
+from infra.hosts import LOOPBACK
+from tasks.verify import LATELY
+
+STALENESS = 1
+WARM_UP = 2  # steps that do not count
+VERIFIERS = 2
+READY_SECONDS = 600.0  # for the processes to be there
+VERIFYING = 0.01  # seconds of a lease, which all of them share
+
+
+@dataclass(frozen=True)
+class GeneratorsFigure:
+    """Of one number of generators."""
+
+    generators: int
+    leases: int  # a step
+    step_seconds: float  # the mean
+    coordinator_seconds: float  # of a processor, a step: the flow's process without the simulation
+    scheduler_seconds: float  # the same of the scheduler's process; 0 where that is simulated
+    share: float  # of both, of a step's seconds
+    lease_ms: float  # of both, a lease, its verification included
+    memory_mb: float  # of the flow's process, at the end
+    growth: float  # of its memory: the median of the last third of the steps to that of the first, less 1
+    deaths: int = 0  # of workers, in all steps
+    stops: int = 0
+
+
+def simulated(generators: int, seconds: float, failures: float, steps: int, seed: int) -> GeneratorsFigure:
+    """`seconds` of a lease (the median), `failures` as a share of leases; `steps` that count."""
+    kinds = [Kind("GENERATOR", generators, seconds, failures), Kind("VERIFIER", VERIFIERS, VERIFYING / VERIFIERS, 0.0)]
+    client: Any
+    with SimulatedClient(kinds, seed, versions()) as client, Dispatch(client, PlacementConfig()) as dispatch:
+        leases = max(2, generators)
+        run = _Run(dispatch, leases, lambda: seconds)
+        at, computed, memory = [], [], []
+        for _ in run.steps(WARM_UP + steps):
+            at.append(time.monotonic())
+            computed.append(time.process_time() - client.own_seconds())
+            memory.append(taken())
+        found = figure(generators, leases, at, computed, [0.0] * len(at), memory)
+        return replace(found, deaths=client.deaths, stops=client.stops)
+
+
+def asleep(generators: int, seconds: float, steps: int, seed: int) -> GeneratorsFigure:
+    """The same of processes of Dask's on this machine, none of which dies; the seconds of each lease are drawn."""
+    draws = np.random.default_rng(seed)
+    with sleepers(generators) as (client, scheduler), Dispatch(client, PlacementConfig()) as dispatch:
+        leases = max(2, generators)
+        run = _Run(dispatch, leases, lambda: seconds * float(np.exp(UNEQUAL * draws.standard_normal())))
+        at, computed, scheduled, memory = [], [], [], []
+        for _ in run.steps(WARM_UP + steps):
+            at.append(time.monotonic())
+            computed.append(time.process_time())
+            scheduled.append(sum(scheduler.cpu_times()[:2]))
+            memory.append(taken())
+        return figure(generators, leases, at, computed, scheduled, memory)
+
+
+@contextmanager
+def sleepers(generators: int) -> Iterator[tuple[Client, psutil.Process]]:
+    """A client of a cluster of so many generators, each a process, and of verifiers; and its scheduler's process."""
+    kinds = [("GENERATOR", generators), ("VERIFIER", VERIFIERS)]
+    dask, environment = (sys.executable, "-m", "distributed.cli.dask_"), {**os.environ, **dask_environment()}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+
+        def start(command: str, *words: str) -> subprocess.Popen[str]:
+            words = "--scheduler-file", str(Path(folder) / "scheduler.json"), *words
+            return stack.enter_context(started(*dask[:2], f"{dask[2]}{command}", *words, env=environment, cwd=folder))
+
+        scheduler = start("scheduler", "--host", LOOPBACK, "--port", "0", "--no-dashboard")
+        until((Path(folder) / "scheduler.json").exists, READY_SECONDS)
+        for tag, count in kinds:
+            for index in range(count):
+                named = ("--name", f"{tag.lower()}-{index}", "--nthreads", "1", "--resources", f"{tag}=1 CPU=1")
+                start("worker", "--no-nanny", "--no-dashboard", "--memory-limit", "0", *named)
+        with Client(scheduler_file=str(Path(folder) / "scheduler.json"), set_as_default=False) as client:  # type: ignore[no-untyped-call]
+            client.wait_for_workers(generators + VERIFIERS, READY_SECONDS)
+            yield client, psutil.Process(scheduler.pid)
+
+
+def figure(
+    generators: int,
+    leases: int,
+    at: Sequence[float],
+    computed: Sequence[float],
+    scheduled: Sequence[float],
+    memory: Sequence[float],
+) -> GeneratorsFigure:
+    """Of what was read at the end of each step: the clock, processor seconds of both so far, and bytes."""
+    first = WARM_UP - 1
+    counted = len(at) - WARM_UP
+    step_seconds, own, schedulers = ((read[-1] - read[first]) / counted for read in (at, computed, scheduled))
+    third = max(1, counted // 3)
+    growth = median(memory[-third:]) / median(memory[WARM_UP : WARM_UP + third]) - 1
+    return GeneratorsFigure(
+        generators,
+        leases,
+        step_seconds,
+        own,
+        schedulers,
+        (own + schedulers) / step_seconds,
+        1000 * (own + schedulers) / leases,
+        memory[-1] / 1e6,
+        growth,
+    )
+
+
+def taken() -> float:
+    """Bytes that are this process's own."""
+    return float(psutil.Process(os.getpid()).memory_full_info().uss)
+
+
+class _Run:
+    """Batches on their way, as a flow has them."""
+
+    def __init__(self, dispatch: Dispatch, leases: int, seconds: Callable[[], float]) -> None:
+        """`seconds`: of a lease, drawn."""
+        self._dispatch, self._leases, self._seconds = dispatch, leases, seconds
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Each step, when its batch is complete."""
+        with ThreadPoolExecutor(STALENESS + 1) as pool:
+            ahead = [pool.submit(self._collect, step) for step in range(STALENESS + 1)]
+            for step in range(count):
+                assert ahead.pop(0).result() == self._leases
+                self._dispatch.timeline.take()  # as a run does, to write it
+                ahead.append(pool.submit(self._collect, step + STALENESS + 1))
+                yield step
+            self._dispatch.stop()
+
+    def _collect(self, step: int) -> int:
+        """Generate the leases of a batch, and verify each as it comes in; how many were."""
+        arrived: SimpleQueue[int | None] = SimpleQueue()
+        with ThreadPoolExecutor(1) as pool:
+            verified = pool.submit(self._verify, step, arrived)
+            try:
+                leases = [(self._seconds(),) for _ in range(self._leases)]
+                for index, _ in self._dispatch.lease("generate", time.sleep, leases, order=(step, 0)):
+                    arrived.put(index)
+            finally:
+                arrived.put(None)
+            return verified.result()
+
+    def _verify(self, step: int, arrived: "SimpleQueue[int | None]") -> int:
+        done = 0
+        while arrived.get() is not None:
+            parts = len(self._dispatch.offers("verify", lately=LATELY))  # as `tasks.verify.judged` does
+            list(self._dispatch.lease("verify", time.sleep, [(VERIFYING / VERIFIERS,)] * parts, order=(step,)))
+            done += 1
+        return done

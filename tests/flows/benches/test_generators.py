@@ -1,0 +1,99 @@
+"""`rlvf bench generators`, of few of them."""
+
+import json
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.benches.generators import WARM_UP, asleep, figure
+from flows.benches.simulated import Kind, SimulatedClient
+from flows.cli import main
+from infra.cluster.dispatch import Dispatch
+from infra.cluster.placement import PlacementConfig
+from tests.processes import until
+
+
+def test_leases_of_generators_that_die_and_stop_all_come_back_once() -> None:
+    said: list[str] = []
+    client: Any
+    kinds = [Kind("GENERATOR", 12, 0.02, 0.2)]  # with this seed one of them dies in its first call, and one stops
+    with (
+        SimulatedClient(kinds, 0, {}) as client,
+        Dispatch(client, PlacementConfig(), said.append, attempts=9) as dispatch,
+    ):
+        back = [index for index, _ in dispatch.lease("generate", print, [()] * 40)]
+        assert sorted(back) == list(range(40))
+        assert client.deaths > 0 < client.stops
+        until(lambda: dispatch.lost["generate"] >= client.deaths)
+
+
+def test_the_scheduler_is_not_asked_who_is_there_for_each_lease() -> None:
+    client: Any
+    kinds = [Kind("GENERATOR", 2, 0.001, 0.0), Kind("VERIFIER", 2, 0.001, 0.0)]
+    with SimulatedClient(kinds, 0, {}) as client, Dispatch(client, PlacementConfig()) as dispatch:
+        asked: list[float] = []
+        identity = client.scheduler.identity
+        client.scheduler.identity = lambda **named: asked.append(time.monotonic()) or identity(**named)
+        began = time.monotonic()
+        for step in range(30):
+            assert len(list(dispatch.lease("generate", print, [()] * 2, order=(step,)))) == 2
+            assert len(dispatch.offers("verify", lately=60.0)) == 2
+            assert len(list(dispatch.lease("verify", print, [()], order=(step,)))) == 1
+        assert len(asked) <= 2 + (time.monotonic() - began) / 0.25
+        assert len(dispatch.offers()) == 4  # asked anew, as anything but `lately` is
+        assert asked[-1] > began + 0.01
+
+
+def test_a_figure_is_of_the_steps_after_the_warm_up() -> None:
+    at, computed, scheduled = [5.0, 10.0, 12.0, 14.0, 16.0], [3.0, 4.0, 4.1, 4.2, 4.3], [1.0, 2.0, 2.3, 2.6, 2.9]
+    assert WARM_UP == 2
+    found = figure(8, 10, at, computed, scheduled, [9e6, 5e6, 1e6, 2e6, 3e6])
+    assert (found.step_seconds, found.memory_mb) == (2.0, 3.0)
+    assert found.coordinator_seconds == pytest.approx(0.1)
+    assert found.scheduler_seconds == pytest.approx(0.3)
+    assert found.share == pytest.approx(0.2)
+    assert found.lease_ms == pytest.approx(40)
+    assert found.growth == pytest.approx(2)
+
+
+def test_a_row_for_each_number(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.benches.apart.apart", lambda work, *words: work(*words))
+    main("bench generators --generators 2,5 --seconds 0.05 --steps 3 --failures 0 --json".split())
+    out, err = capsys.readouterr()
+    rows = json.loads(out)["generators"]
+    assert [(row["generators"], row["leases"], row["deaths"]) for row in rows] == [(2, 2, 0), (5, 5, 0)]
+    assert all(0 < row["share"] < 1 for row in rows)
+    assert all(0.02 < row["step_seconds"] < 5 for row in rows)
+    assert len(err.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--generators 2,x", "--generators 2,x: 'x' is no number from 1 to 10000"),
+        ("--generators 0", "--generators 0: '0' is no number"),
+        ("--steps 0", "--steps 0: give 1 or more"),
+        ("--seconds 0", "--seconds 0: give 0.01 to 3600"),
+        ("--seconds nan", "--seconds nan: give 0.01 to 3600"),
+        ("--failures 2", "--failures 2: give 0 to 0.5"),
+        ("--seed -1", "--seed -1: give 0 or more"),
+    ],
+)
+def test_a_mistake_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "generators", *words.split()])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.slow
+def test_a_row_of_processes_that_sleep() -> None:
+    alone = {process.pid for process in psutil.Process().children(recursive=True)}
+    found = asleep(2, 0.3, 3, 0)
+    assert (found.generators, found.leases, found.deaths) == (2, 2, 0)
+    assert 0.1 < found.step_seconds < 10
+    assert 0 < found.coordinator_seconds < found.step_seconds
+    assert found.scheduler_seconds > 0
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= alone
