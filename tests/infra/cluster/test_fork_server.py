@@ -23,6 +23,12 @@ print(start_method("CPU", ["slow_to_import"]), flush=True)
 """
 
 
+@pytest.fixture(autouse=True)
+def _as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other tests have changed in the environment since."""
+    monkeypatch.setattr(fork_server, "_began_with", None)
+
+
 def parent(pid: int) -> list[str]:
     above = psutil.Process(pid).parent()
     assert above is not None
@@ -71,7 +77,6 @@ def test_the_server_has_one_thread_when_it_forks(tmp_path: Path) -> None:
 @linux
 def test_a_worker_is_spawned_where_a_library_has_read_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "_start", lambda _: None)
-    monkeypatch.setattr(fork_server, "_began_with", None)
     assert fork_server.start_method("CUDA", []) == "spawn"
     assert fork_server.start_method("CPU", []) == "forkserver"
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1")  # no worker imports prefect
@@ -89,7 +94,6 @@ def test_without_a_server_workers_are_spawned_and_the_log_says_so(
         raise OSError("AF_UNIX path too long")
 
     monkeypatch.setattr(fork_server, "_start", refuse)
-    monkeypatch.setattr(fork_server, "_began_with", None)
     assert fork_server.start_method("CPU", []) == "spawn"
     assert "AF_UNIX path too long" in caplog.text
 
