@@ -22,8 +22,8 @@ MODULES = "RLVF_FORK_SERVER_MODULES"  # in the server's environment
 START_METHOD = "distributed.worker.multiprocessing-method"  # the setting
 HASH_SEED = "PYTHONHASHSEED"  # Dask sets it, for all workers
 READ_AT_IMPORT = tuple(  # variables that the imports of workers read, by how they begin
-    "HOME XDG_ LD_ MALLOC_ PYTHON DASK_ FSSPEC_ NUMPY_ NPY_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ TORCH_ PYTORCH_ ATEN_ CUDA_ "
-    "HF_ HUGGINGFACE_ TRANSFORMERS_ ACCELERATE_".split()
+    "HOME XDG_ LD_ MALLOC_ PYTHONPATH DASK_ FSSPEC_ NUMPY_ NPY_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ TORCH_ PYTORCH_ ATEN_ "
+    "CUDA_ HF_ HUGGINGFACE_ TRANSFORMERS_ ACCELERATE_".split()
 )
 _began_with: dict[str, str] | None = None  # the environment when the server was started
 
@@ -49,7 +49,7 @@ def start_method(device: str, modules: Iterable[str]) -> str:
     global _began_with
     if device != "CPU" or sys.platform != "linux":
         return "spawn"
-    now = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT) and name != HASH_SEED}
+    now = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT)}
     now[SOURCE] = digest_of(ROOT)
     if _began_with is None:
         try:

@@ -9,6 +9,7 @@ import pytest
 from infra.runs.rollouts import read_rollouts
 
 
+@pytest.mark.slow
 def test_leases_of_any_size_make_the_same_completions(lab: Any) -> None:
     both = ",".join(f"worker:{name}" for name in ("generator-0", "verifier-0"))
     options = {"steps": "1", "staleness": "1", "held_out": "0", "audit__share": "0", "batch__oversample": "1"}

@@ -26,7 +26,7 @@ RUN = "from flows.cli import main; main()"
     ("words", "line"),
     [
         ("", f"name a command: {', '.join(NAMES)}"),
-        ("bench", "name a command: sync, update, generate, fit"),
+        ("bench", "name a command: sync, update, generate, fit, generators, soak"),
         ("verifier", "name what to do: serve"),
         ("train --lora true", "unknown option --lora; did you mean --policy.lora?"),
         ("train --use_vllm true", "unknown option --use_vllm; did you mean --policy.engine?"),
