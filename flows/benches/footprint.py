@@ -21,7 +21,7 @@ import psutil
 
 from flows.benches.check import Check
 from flows.benches.place import Place
-from flows.benches.processes import marked
+from flows.benches.processes import FORK_SERVER, SPAWNED, marked
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ KEPT_GROWTH = (
     0.25  # of weights and checkpoints: while one is written and before the oldest is removed there is one more
 )
 STEP_MB = 1.0  # that a step may add to the home: completions, metrics, what Prefect and MLflow keep, lines of logs
+FORKING = "fork server"
 READINGS = 5  # in a third, below which nothing is said of a kind
 
 
@@ -49,7 +50,9 @@ def kind_of(words: Sequence[str], above: str) -> str:
     line = " ".join(words)
     if not words or "resource_tracker" in line:
         return ""
-    if "spawn_main" in line:
+    if FORK_SERVER in line:  # of what it has forked too
+        return above.replace(FORKING, "process") if above.endswith(FORKING) else f"{above}'s {FORKING}"
+    if SPAWNED in line:
         return f"{above}'s process"
     if (at := next((at for at, word in enumerate(words) if "flows.cli import main" in word), None)) is not None:
         command, name = words[at + 1], words[words.index("--name") + 1] if "--name" in words else ""
@@ -103,9 +106,9 @@ class Footprint:
             self._disk["the home"].append(home)
 
     def _kind(self, process: psutil.Process) -> str:
-        words = process.cmdline()
-        above = process.parent()
-        return kind_of(words, kind_of(above.cmdline(), "") if above is not None else "")
+        words, above = process.cmdline(), process.parent()
+        of_workers = any(SPAWNED in word or FORK_SERVER in word for word in words)
+        return kind_of(words, self._kind(above) if of_workers and above is not None else "")
 
     def memory(self) -> dict[str, dict[str, float]]:
         """Of each kind that was read often enough: MB in the first and in the last third, and how many processes."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import psutil
 
 T = TypeVar("T")
+SPAWNED, FORK_SERVER = "spawn_main", "multiprocessing.forkserver"  # in command lines
 MARK = "RLVF_TEST_MARK"  # in the environment of a process and of all that it starts: a name of its own
 
 
@@ -62,4 +63,16 @@ def until(
         if time.monotonic() >= deadline:
             raise TimeoutError(f"waited too long {about()}")
         time.sleep(every)
+    return found
+
+
+def workers_of(process: psutil.Process) -> list[psutil.Process]:
+    """The workers that it has started, spawned or by its fork server, whose command line forked ones have."""
+    found = []
+    for child in process.children():
+        line = " ".join(child.cmdline())
+        if FORK_SERVER in line:
+            found += child.children()
+        elif SPAWNED in line:
+            found.append(child)
     return found

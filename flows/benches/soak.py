@@ -22,7 +22,7 @@ import psutil
 from flows.benches.check import Check
 from flows.benches.faults import away, stopped
 from flows.benches.footprint import Footprint
-from flows.benches.processes import until
+from flows.benches.processes import until, workers_of
 from flows.benches.stage import MACHINES, OPTIONS, PATIENCE, Stage, staged, times
 from infra.cluster.timeline import read_sessions
 
@@ -78,9 +78,8 @@ class Soak:
 def worker_process(soak: Soak, name: str) -> psutil.Process:
     """The process that works for a machine: the one that its nanny has started. Raises LookupError."""
     with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(soak.stage.joined[name].pid).children():
-            if "spawn_main" in " ".join(child.cmdline()):
-                return child
+        for worker in workers_of(psutil.Process(soak.stage.joined[name].pid)):
+            return worker
     raise LookupError(f"{name} is on its way back")
 
 

@@ -52,6 +52,9 @@ def test_a_process_is_known_by_its_command_and_by_what_has_started_it() -> None:
     worker = ["python", "-c", "from flows.cli import main; main()", "worker", "--roles", "trainer", "--name", "t"]
     assert kind_of(worker, "") == "rlvf worker t"
     assert kind_of(["python", "-B", "-c", "from multiprocessing.spawn import spawn_main; x()"], "a") == "a's process"
+    forks = ["python", "-B", "-c", "from multiprocessing.forkserver import main; main(5, 7)"]
+    assert kind_of(forks, "rlvf worker t") == "rlvf worker t's fork server"
+    assert kind_of(forks, "rlvf worker t's fork server") == "rlvf worker t's process"
     assert kind_of(["python", "-P", "-m", "infra.services.serve", "prefect", "--port", "1"], "") == (
         "infra.services.serve prefect"
     )
