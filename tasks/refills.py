@@ -40,20 +40,20 @@ class Refills:
         return sum(groups for groups, _ in self._judged.values()) == self.drawn
 
     def draw(self, *, broken: bool) -> list[range]:
-        """The groups of each lease that is certain to be needed and was not drawn before; `broken`: no verifier has
-        judged anything so far, and nothing is replaced."""
+        """The groups of leases that are certain to be needed and were not drawn before, until there are none; `broken`:
+        no verifier has judged anything so far, and nothing is replaced."""
         if not self._ends:
             self._ends.append(self.prompts)
             return self._cut(self.prompts)
         found: list[range] = []
-        while not broken:
+        while not (broken or found):  # of one refill: a lease that reached into the next would be of both
             end = self._ends[-1]
             least, most = self._sizes(end)
             if least < most:
-                return found + self._cut(end + least, full=True)
+                return self._cut(end + least, full=True)
             if most == 0:
                 break
-            found += self._cut(end + most)
+            found = self._cut(end + most)
             self._ends.append(end + most)
         return found
 

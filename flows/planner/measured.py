@@ -117,7 +117,7 @@ def step_of(
         warm = each[1:] or each
         wants = min(wanted(warm), machines[worker].cores) if worker in machines else wanted(warm)
         working = max(mean(map(own_seconds, warm)), mean(span.computing for span in warm) / wants)
-        size, share = _size(warm, by_call[call]), sum(map(_work, each)) / sum(map(_work, by_call[call]))
+        size, share = _size(warm, by_call[call]), _share(each, by_call[call])
         calls[call][worker] = Measured(working / size, wants, len(each), share)
         waiting[call][worker] = mean(span.loading for span in warm) * len(each) / steps
         delayed[call] += mean(span.delayed for span in warm) * len(each) / steps
@@ -148,14 +148,16 @@ def step_of(
     )
 
 
-def _work(span: Span) -> int:
-    """The tokens of a lease; where nothing is said of them, all are alike."""
-    return span.tokens or 1
-
-
 def _size(some: Sequence[Span], every: Sequence[Span]) -> float:
-    """Times as large as the mean of every lease are some."""
-    return mean(map(_work, some)) / mean(map(_work, every))
+    """Times as large as the mean of every lease are some; 1 where their tokens are not told, as of late copies."""
+    said, of_all = ([span.tokens for span in each if span.tokens] for each in (some, every))
+    return mean(said) / mean(of_all) if said else 1.0
+
+
+def _share(some: Sequence[Span], every: Sequence[Span]) -> float:
+    """Of the tokens; of the leases where nothing is said of tokens."""
+    tokens = sum(span.tokens for span in every)
+    return sum(span.tokens for span in some) / tokens if tokens else len(some) / len(every)
 
 
 def _load(spans: Sequence[Span], machines: Mapping[str, Machine]) -> dict[str, float]:

@@ -60,6 +60,7 @@ def _modules(preload: Mapping[str, Sequence[str]] | None) -> list[str]:
 def prepare(config: ClusterConfig, preload: Mapping[str, Sequence[str]]) -> None:
     """Begin, in a process beside this one, with the imports of the local workers that `cluster` will start."""
     if joined_scheduler(config) is None:
+        start_resource_tracker()  # its first start unblocks SIGINT, which the workers would inherit otherwise
         start_method(_device(config), _modules(preload))
 
 

@@ -12,8 +12,11 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
 
 import distributed.utils
+import psutil
 
 from infra.cluster.source import ROOT, SOURCE, digest_of
 
@@ -49,16 +52,38 @@ def start_method(device: str, modules: Iterable[str]) -> str:
     global _began_with
     if device != "CPU" or sys.platform != "linux":
         return "spawn"
-    now = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT)}
-    now[SOURCE] = digest_of(ROOT)
     if _began_with is None:
         try:
+            now = _read_by_imports()
             _start(modules)
         except OSError as error:
             logger.warning("workers are spawned, as there is no fork server: %r", error)
             return "spawn"
         _began_with = now
-    return "forkserver" if _began_with == now else "spawn"
+    return "forkserver" if can_fork() else "spawn"
+
+
+def can_fork() -> bool:
+    """Whether the server is alive and can be reached, and the environment and our source are those of its start."""
+    with suppress(OSError):  # a file of the source that is being replaced
+        return _is_there() and _read_by_imports() == _began_with
+    return False
+
+
+def _is_there() -> bool:
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is None:
+        return False
+    with suppress(psutil.Error):
+        alive = psutil.Process(server._forkserver_pid).status() != psutil.STATUS_ZOMBIE
+        return alive and Path(server._forkserver_address).exists()
+    return False
+
+
+def _read_by_imports() -> dict[str, str]:
+    """What the imports of a worker read. Raises OSError."""
+    read = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT)}
+    return {**read, SOURCE: digest_of(ROOT)}
 
 
 def _start(modules: Iterable[str]) -> None:
@@ -87,5 +112,6 @@ def _start(modules: Iterable[str]) -> None:
 def _end(server: int) -> None:
     """It would end by itself, but not before its imports are done. Workers do not need it any more."""
     with suppress(OSError):
-        os.kill(server, signal.SIGKILL)
-        os.waitpid(server, 0)
+        if os.waitpid(server, os.WNOHANG) == (0, 0):  # else the number may be another process's by now
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)

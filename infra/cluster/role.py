@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dask.config
 from distributed import Nanny, Status, Worker
 
 from infra.cluster import pace
-from infra.cluster.fork_server import HASH_SEED, library_environment
+from infra.cluster.fork_server import HASH_SEED, START_METHOD, can_fork, library_environment
 from infra.cluster.placement import METRIC
 from infra.cluster.settings import DEVICE_PROCESSES, MEASURED, MODELS_GB, measured_file
 from infra.logs import log_at
@@ -125,6 +126,8 @@ class RoleNanny(Nanny):
         # The terminal sends both to every process of the group. The flow alone handles them and stops the workers in
         # order. A spawned process inherits the blocked signals of this thread, so no moment of a worker's life is open.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        if dask.config.get(START_METHOD) == "forkserver" and not can_fork():
+            dask.config.set({START_METHOD: "spawn"})
         return await super().instantiate()
 
     async def kill(self, timeout: float = CLOSE_SECONDS, reason: str = "nanny-kill") -> None:

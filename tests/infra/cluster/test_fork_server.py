@@ -29,6 +29,10 @@ def _as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "_began_with", None)
 
 
+def gone(_: Path) -> str:
+    raise FileNotFoundError("a file of the source that is being replaced")
+
+
 def parent(pid: int) -> list[str]:
     above = psutil.Process(pid).parent()
     assert above is not None
@@ -77,6 +81,7 @@ def test_the_server_has_one_thread_when_it_forks(tmp_path: Path) -> None:
 @linux
 def test_a_worker_is_spawned_where_a_library_has_read_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "_start", lambda _: None)
+    monkeypatch.setattr(fork_server, "_is_there", lambda: True)
     assert fork_server.start_method("CUDA", []) == "spawn"
     assert fork_server.start_method("CPU", []) == "forkserver"
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1")  # no worker imports prefect
@@ -84,6 +89,9 @@ def test_a_worker_is_spawned_where_a_library_has_read_what_has_changed(monkeypat
     monkeypatch.setenv("HF_HOME", "/elsewhere")
     assert fork_server.start_method("CPU", []) == "spawn"
     assert fork_server.start_method("MPS", []) == "spawn"
+    monkeypatch.undo()
+    monkeypatch.setattr(fork_server, "digest_of", gone)
+    assert fork_server.start_method("CPU", []) == "spawn"
 
 
 @linux
