@@ -164,6 +164,8 @@ def trained(stage: Stage, name: str, make: Make | None, usual: float, weights: s
         _, said = process.communicate(timeout=PATIENCE)
         resumed = make is kill_flow or (make is lose_storage and process.returncode != 0)  # it was thought removed
         if resumed:
+            if making is not None:
+                making.exception(PATIENCE)  # once the folder is back
             with stage.shell.started("train", "--json", "--resume", name) as process:
                 _, said = process.communicate(timeout=PATIENCE)
         accident.over.set()
