@@ -18,6 +18,7 @@ from typing import Any
 import distributed.utils
 import psutil
 
+from infra.cluster.machine import PACKAGES, installed
 from infra.cluster.source import ROOT, SOURCE, digest_of
 
 logger = logging.getLogger("distributed.rlvf")  # into Dask's file
@@ -46,11 +47,11 @@ def start_method(device: str, modules: Iterable[str]) -> str:
     imported the modules, or by `spawn`.
 
     CUDA and macOS's frameworks do not survive a fork: only processors are used by forked workers, on Linux. A process
-    has one server: where the environment or our source has changed since its start, workers are spawned, as its modules
-    are of the old one.
+    has one server: where the environment, packages or our source have changed since its start, workers are spawned, as
+    its modules are of the old ones. Before Python 3.11.1 every user of the machine could reach it (CVE-2022-42919).
     """
     global _began_with
-    if device != "CPU" or sys.platform != "linux":
+    if device != "CPU" or sys.platform != "linux" or sys.version_info < (3, 11, 1):
         return "spawn"
     if _began_with is None:
         try:
@@ -64,7 +65,7 @@ def start_method(device: str, modules: Iterable[str]) -> str:
 
 
 def can_fork() -> bool:
-    """Whether the server is alive and can be reached, and the environment and our source are those of its start."""
+    """Whether the server is alive and can be reached, and environment, packages and source are those of its start."""
     with suppress(OSError):  # a file of the source that is being replaced
         return _is_there() and _read_by_imports() == _began_with
     return False
@@ -81,9 +82,9 @@ def _is_there() -> bool:
 
 
 def _read_by_imports() -> dict[str, str]:
-    """What the imports of a worker read. Raises OSError."""
+    """What the imports of a worker read: variables, packages, and our source. Raises OSError."""
     read = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_IMPORT)}
-    return {**read, SOURCE: digest_of(ROOT)}
+    return {**read, **installed(PACKAGES), SOURCE: digest_of(ROOT)}
 
 
 def _start(modules: Iterable[str]) -> None:
