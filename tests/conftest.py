@@ -61,14 +61,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those that take longest first, of which no process is left with one at the end: on machines of their own; then as
-    they stand, `flows` before the rest. Of the slow ones a share, if that is asked for."""
+    they stand, `flows` before the rest. Of the slow ones a share, if asked for, and `slow(always=True)`."""
     items.sort(key=lambda item: "netns" not in item.path.parts)
     if (share := config.getoption("share")) is None:
         return
     first, every = map(int, share.split("/"))
     files = sorted({item.path for item in items if item.get_closest_marker("slow")})
     there = set(files[first % every :: every])
-    left = [item for item in items if item.get_closest_marker("slow") and item.path not in there]
+    marks = ((item, item.get_closest_marker("slow")) for item in items)
+    left = [item for item, slow in marks if slow and item.path not in there and not slow.kwargs.get("always")]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in set(left)]
 

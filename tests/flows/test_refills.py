@@ -9,6 +9,7 @@ from infra.runs.rollouts import read_rollouts
 from tasks.refills import Refills
 
 
+@pytest.mark.slow
 def test_replacements_that_wait_for_no_verdict_change_no_bit(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On two generators, against waves on one."""
     draw = Refills.draw

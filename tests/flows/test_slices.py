@@ -29,6 +29,7 @@ def short(lab: Any) -> Iterator[str]:
     lab.client.run(last, 0.1, workers=addresses)
 
 
+@pytest.mark.slow
 def test_completions_that_move_between_two_generators_are_those_of_whole_leases(lab: Any, short: str) -> None:
     options = {"steps": "1", "staleness": "0", "held_out": "0", "placement__verify": "worker:trainer"}
     options |= {"placement__generate": short, "batch__oversample": "1", "batch__lease": "1"}  # two wait, of four

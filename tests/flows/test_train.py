@@ -58,6 +58,7 @@ model.generate(tokens, attention_mask=tokens * 0 + 1, max_new_tokens=2, do_sampl
 """
 
 
+@pytest.mark.slow(always=True)
 def test_the_command_trains_and_leaves_a_run_that_others_can_read(lab: Any, tmp_path: Path) -> None:
     began = time.monotonic()
     reward = tmp_path / "parity.py"  # of which every group has some, whatever so short a warm-up has taught
@@ -203,7 +204,8 @@ def test_a_batch_without_variance_advances_the_step_and_says_so(
     assert lab.metrics(run, "sync/changed") == {0: 1, 1: 0, 2: 0}
 
 
-@pytest.mark.parametrize("place", ["file", pytest.param("s3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["file", "s3"])
 def test_a_run_may_lie_anywhere(lab: Any, place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     base = request.getfixturevalue("s3") if place == "s3" else f"file://{tmp_path}"
     uri = f"{base}/deep/{place}-run"

@@ -64,6 +64,7 @@ def test_the_page_of_a_warm_up_moves(lab: Any, monkeypatch: pytest.MonkeyPatch) 
     assert shown["warm-up-progress"].description == "step 2 of 2"
 
 
+@pytest.mark.slow
 def test_a_run_under_way_is_shown_with_its_step(lab: Any) -> None:
     flow = lab.api("flows/", {"name": "of this test"})["id"]
     for name in ("begins", "trains"):

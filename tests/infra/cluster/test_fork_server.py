@@ -39,6 +39,7 @@ def parent(pid: int) -> list[str]:
     return above.cmdline()
 
 
+@pytest.mark.slow
 @linux
 def test_a_worker_has_the_imports_of_its_server_and_threads_and_an_environment_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,6 +70,7 @@ def test_a_worker_has_the_imports_of_its_server_and_threads_and_an_environment_o
             assert any("multiprocessing.forkserver" in word for word in parent(pid))
 
 
+@pytest.mark.slow
 @linux
 def test_the_server_has_one_thread_when_it_forks(tmp_path: Path) -> None:
     with cluster(ClusterConfig(device="cpu"), log_dir=tmp_path, preload={"TRAINER": ["torch"]}) as client:

@@ -46,12 +46,14 @@ def run(folder: Path, fault: str) -> str:
     return next((line for line in done.stdout.splitlines() if line.startswith("there")), done.stderr[-2000:])
 
 
+@pytest.mark.slow
 @linux
 def test_ctrl_c_leaves_workers_to_the_flow_whose_imports_began_ahead(tmp_path: Path) -> None:
     there = run(tmp_path, "ctrl-c")
     assert there.split()[1] == there.split()[3], there
 
 
+@pytest.mark.slow
 @linux
 def test_workers_come_back_when_their_server_was_killed(tmp_path: Path) -> None:
     there = run(tmp_path, "killed")
