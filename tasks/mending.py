@@ -93,6 +93,7 @@ def leased(
     done: Callable[[int, T, Offer], bool] = lambda *_: True,
     without: Callable[[int], frozenset[str]] = lambda _: frozenset(),
     cuts: Cuts | None = None,
+    tokens: Callable[[int], int] = lambda _: 0,
 ) -> Iterator[tuple[int, T]]:
     """`(index, function(*make(index)))` of every index below ``count``, and of what is cut from them, once each, as
     `Dispatch.lease` yields them; ``make`` is called when the lease is handed out, ``done`` and others as there. After
@@ -111,6 +112,9 @@ def leased(
         def without_left(at: int, asked: Sequence[int] = asked) -> frozenset[str]:
             return without(asked[at])
 
+        def tokens_left(at: int, asked: Sequence[int] = asked) -> int:
+            return tokens(asked[at])
+
         try:
             items = _Left(make, asked)
             for at, result in dispatch.lease(
@@ -123,6 +127,7 @@ def leased(
                 done=done_left,
                 without=without_left,
                 cuts=None if cuts is None else _LeftCuts(cuts, asked, left),
+                tokens=tokens_left,
             ):
                 left.remove(asked[at])
                 yield asked[at], result

@@ -80,7 +80,14 @@ class ReferenceScores:
 
         asked = [(self.version(step), bare(rollouts))]
         try:
-            ((_, found),) = dispatch.lease(self.call.name, self.scorer.score, asked, order=(step,), check=check)
+            ((_, found),) = dispatch.lease(
+                self.call.name,
+                self.scorer.score,
+                asked,
+                order=(step,),
+                check=check,
+                tokens=lambda _: rollouts.generated_tokens,
+            )
         except StoreError as error:
             raise ReferenceLost(f"the reference policy is missing or damaged: {error}") from error
         return found

@@ -49,7 +49,17 @@ class ValueScores:
             return version, bare(rollouts)
 
         mending = Mending(self.mend)
-        calls = leased(dispatch, "value", self.valuer.value, asked, 1, check=check, mending=mending, order=(step,))
+        calls = leased(
+            dispatch,
+            "value",
+            self.valuer.value,
+            asked,
+            1,
+            check=check,
+            mending=mending,
+            order=(step,),
+            tokens=lambda _: rollouts.generated_tokens,
+        )
         ((_, found),) = calls
         return found
 

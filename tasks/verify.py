@@ -89,7 +89,8 @@ def judged(
             refused(why)
         return why
 
-    verdicts = dict(dispatch.lease("verify", judge, parts, order=order, check=check))
+    tokens = [int(rollouts.lengths[at : at + share].sum()) for at in starts]
+    verdicts = dict(dispatch.lease("verify", judge, parts, order=order, check=check, tokens=tokens.__getitem__))
     needed = np.array([[verifiers[problem.set].needs_end] for problem in rollouts.problems])
     found = Judgement.join([verdicts[part] for part in range(len(parts))]).without_ends(needed & ~rollouts.ended)
     return with_rewards(dispatch, rollouts, found, verifiers, order=order, refused=refused)

@@ -112,13 +112,13 @@ class Limit:
         return f"{waits} for batches that may begin no earlier (staleness {self.staleness}); {later}{also}"
 
 
-def limit_of(graph: Graph, step: MeasuredStep, staleness: int) -> Limit | None:
-    """What limits steps like this one; None where they are too few, the workers too many, or the graph not theirs."""
+def limit_of(graph: Graph, step: MeasuredStep, staleness: int, *, cut: bool) -> Limit | None:
+    """What limits steps like this one; `cut`: leases are as large as suits each worker. None where they are too few, the workers too many, or the graph not theirs."""
     if step.steps < STEPS or not (step.seconds > 0 and step.taken("generate") > 0 and step.taken("train") > 0):
         return None
     calls = planned_calls(graph)
     try:
-        costs = costs_of(calls, step, memory={}, size={})
+        costs = costs_of(calls, step, memory={}, size={}, cut=cut)
     except NothingMeasuredError:
         return None
     places = present_places(calls, step)
@@ -133,10 +133,12 @@ def limit_of_steps(
     spans: Sequence[Span],
     figures: Mapping[str, Sequence[float]],
     machines: Mapping[str, Machine],
+    *,
+    cut: bool,
 ) -> Limit | None:
     """What limits the last of these steps, see `step_of`; None where they say too little."""
     try:
-        return limit_of(graph, step_of(spans, figures, machines, RUN, LAST), staleness)
+        return limit_of(graph, step_of(spans, figures, machines, RUN, LAST), staleness, cut=cut)
     except NothingMeasuredError:
         return None
 
@@ -150,7 +152,9 @@ def limit_of_record(record: Record, config: Mapping[str, Any]) -> Limit | None:
         step = measured_step(record, RUN, LAST)
     except NothingMeasuredError:
         return None
-    return limit_of(graph_of_settings(config, step.calls), step, staleness)
+    lease = config.get("lease")
+    cut = isinstance(lease, dict) and bool(lease.get("seconds"))  # runs from before there was `lease.seconds` are not
+    return limit_of(graph_of_settings(config, step.calls), step, staleness, cut=cut)
 
 
 def _times(change: Change) -> str:

@@ -12,11 +12,13 @@ from math import isfinite
 from statistics import mean, median
 
 from flows.planner.contention import Machine, load, own_seconds, wanted
+from flows.planner.sizes import Timed, fixed_tokens
 from infra.cluster.costs import Costs, Work
 from infra.cluster.timeline import Span
 from infra.runs.record import Record
 
 FEWEST = 3  # steps that figures are taken from
+NEWEST = 100  # leases of a worker that tell what size does
 
 
 class NothingMeasuredError(ValueError):
@@ -27,12 +29,11 @@ class NothingMeasuredError(ValueError):
 class Measured:
     """One call on one worker."""
 
-    seconds: (
-        float  # of a lease as large as the mean of all, or one batch, without waits for weights and cores: the mean
-    )
+    seconds: float  # of its leases, or of one batch, without waits for weights and cores: the mean
     computing: float  # cores that it used in them
     count: int  # of its leases
-    share: float  # of the call's work
+    tokens: float  # of a lease: the mean; of all workers' leases where its own say nothing; 1 where none do
+    timed: tuple[Timed, ...]  # its newest leases
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class MeasuredStep:
     waiting: Mapping[str, Mapping[str, float]]  # seconds a step that a call waited for weights, by worker
     delayed: Mapping[str, float]  # seconds a step that a call waited for a core, on all workers
     leases: Mapping[str, float]  # a step
-    cut: bool  # to what suits each worker
+    tokens: Mapping[str, float]  # a step, of all leases; their number where they say nothing
     handing_over: float  # seconds from an update to the first call with its version: publication beside bookkeeping
     logging: float  # seconds from an update to the next one: bookkeeping
     training: float  # share of the step in which the worker of the updates computes: the median
@@ -57,7 +58,7 @@ class MeasuredStep:
 
     def taken(self, call: str) -> float:
         """Seconds of all workers a step."""
-        return self.leases.get(call, 0.0) * sum(one.share * one.seconds for one in self.calls.get(call, {}).values())
+        return sum(one.count * one.seconds for one in self.calls.get(call, {}).values()) / self.steps
 
     def waited(self, call: str) -> float:
         """Seconds of all workers a step in which the call waited for weights."""
@@ -117,8 +118,9 @@ def step_of(
         warm = each[1:] or each
         wants = min(wanted(warm), machines[worker].cores) if worker in machines else wanted(warm)
         working = max(mean(map(own_seconds, warm)), mean(span.computing for span in warm) / wants)
-        size, share = _size(warm, by_call[call]), _share(each, by_call[call])
-        calls[call][worker] = Measured(working / size, wants, len(each), share)
+        size = _size(warm) or _size(by_call[call]) or 1.0
+        timed = tuple(Timed(span.tokens, own_seconds(span)) for span in warm[-NEWEST:])
+        calls[call][worker] = Measured(working, wants, len(each), size, timed)
         waiting[call][worker] = mean(span.loading for span in warm) * len(each) / steps
         delayed[call] += mean(span.delayed for span in warm) * len(each) / steps
         if call != "publish":  # it runs beside other work
@@ -136,7 +138,7 @@ def step_of(
         waiting=dict(waiting),
         delayed=dict(delayed),
         leases={call: len(each) / steps for call, each in by_call.items()},
-        cut=any(span.tokens for span in spans),
+        tokens={call: (_size(each) or 1.0) * len(each) / steps for call, each in by_call.items()},
         handing_over=max(publishing, logging),
         logging=logging,
         training=median(known["perf/trainer_busy"] or [0.0]),
@@ -148,16 +150,9 @@ def step_of(
     )
 
 
-def _size(some: Sequence[Span], every: Sequence[Span]) -> float:
-    """Times as large as the mean of every lease are some; 1 where their tokens are not told, as of late copies."""
-    said, of_all = ([span.tokens for span in each if span.tokens] for each in (some, every))
-    return mean(said) / mean(of_all) if said else 1.0
-
-
-def _share(some: Sequence[Span], every: Sequence[Span]) -> float:
-    """Of the tokens; of the leases where nothing is said of tokens."""
-    tokens = sum(span.tokens for span in every)
-    return sum(span.tokens for span in some) / tokens if tokens else len(some) / len(every)
+def _size(spans: Sequence[Span]) -> float:
+    """Tokens of one: the mean, of those that say it."""
+    return mean([span.tokens for span in spans if span.tokens] or [0])
 
 
 def _load(spans: Sequence[Span], machines: Mapping[str, Machine]) -> dict[str, float]:
@@ -203,9 +198,10 @@ def costs_of(
     memory: Mapping[str, float],
     size: Mapping[str, float],
     others: Iterable[MeasuredStep] = (),
+    cut: bool = False,
 ) -> Costs:
-    """The costs of the calls on the workers that were measured: by this run, and by `others` with the same
-    leases, such as probes. `memory`: bytes by worker; `size`: bytes by what is held.
+    """The costs of the calls on the workers that were measured: by this run, and by `others` of as many problems a
+    step, such as probes. `memory`: bytes by worker; `size`: bytes by what is held.
 
     Raises:
         NothingMeasuredError: one of the calls was not made.
@@ -223,14 +219,18 @@ def costs_of(
                     fetching[call.model, worker].append(waited)
         if not found:
             raise NothingMeasuredError(f"the run made no call {call.name}, so there is nothing to plan with")
+        warm = {worker: _warm(by) for worker, by in found.items()}
+        fixed = fixed_tokens({worker: [t for _, each in by for t in each.timed] for worker, by in warm.items()})
+        rates = {
+            worker: [(one, each.seconds / (fixed[worker] + each.tokens)) for one, each in by]
+            for worker, by in warm.items()
+        }
         works.append(
             replace(
                 call,
-                seconds={
-                    worker: median(each.seconds * one.leases[call.name] for one, each in _warm(by))
-                    for worker, by in found.items()
-                },
-                computing={worker: median(each.computing for _, each in _warm(by)) for worker, by in found.items()},
+                seconds={w: median(rate * one.tokens[call.name] for one, rate in by) for w, by in rates.items()},
+                fixed={w: fixed[w] * median(rate for _, rate in by) for w, by in rates.items() if fixed[w]},
+                computing={w: median(each.computing for _, each in by) for w, by in warm.items()},
             )
         )
     wanted_by_others: dict[str, list[float]] = defaultdict(list)
@@ -248,7 +248,7 @@ def costs_of(
         {name: median(each) for name, each in wanted_by_others.items()},
         median(one.handing_over for one in runs),
         median(one.logging for one in runs),
-        cut=step.cut,
+        cut=cut,
     )
 
 

@@ -2,7 +2,8 @@
 
 They are runs like any other, named `probe-…`, of the real work on the real links; the first call of each worker is left
 out of what is measured (`flows.planner.measured`). A critic is trained on the worker after the one that trains the
-policy, so that each of them trains each once, and each beside the other.
+policy, so that each of them trains each once, and each beside the other. Where leases are as large as suits each worker,
+the probes' are of one size, and each probe's of another: what a lease takes by its size shows so on all workers.
 """
 
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from math import ceil
 from pathlib import Path
 
 from flows.config import TrainConfig
@@ -24,6 +26,7 @@ from infra.home import rlvf_home
 from infra.services.scheduler import ask
 
 STEPS = FEWEST + 2
+SIZES = 3  # of leases: a part of the batch for each worker, and twice half as much
 REFUSED = 2  # exit code of a command for the user's mistake
 
 
@@ -63,6 +66,10 @@ def probes(config: TrainConfig, tags: Mapping[str, frozenset[str]], name: str) -
             "evals": (),
             "placement": PlacementConfig.model_validate(placement),
         }
+        if config.staleness and config.lease.seconds:  # else a slow worker would have small leases alone
+            size = ceil(config.batch.prompts / len(computing) / 2 ** (at % SIZES))
+            changed["batch"] = config.batch.model_copy(update={"lease": size})
+            changed["lease"] = config.lease.model_copy(update={"seconds": 0.0})
         yield config.model_copy(update=changed)
 
 

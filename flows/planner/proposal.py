@@ -72,8 +72,7 @@ def propose(
     NothingMeasuredError.
     """
     calls = tuple(calls)
-    costs = costs_of(calls, step, memory=memory, size=size, others=others)
-    costs = replace(costs, cut=costs.cut and config.lease.seconds > 0)
+    costs = costs_of(calls, step, memory=memory, size=size, others=others, cut=config.lease.seconds > 0)
     places = present_places(calls, step) if probed is None else _known(costs, probed)
     present = predicted(replace(costs, memory={}), places, config.staleness)  # it has run, so it fits
     changes: list[Change] = []

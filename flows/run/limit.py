@@ -16,9 +16,12 @@ FIRST = 8  # steps of a session after which it is looked at; then after twice as
 class RunningLimit:
     """Of the last steps of this session."""
 
-    def __init__(self, graph: Graph, staleness: int, machines: Callable[[], Mapping[str, tuple[str, int]]]) -> None:
-        """`machines`: of each worker that is there, and its cores; raises OSError where nobody says."""
-        self._graph, self._staleness, self._machines = graph, staleness, machines
+    def __init__(
+        self, graph: Graph, staleness: int, machines: Callable[[], Mapping[str, tuple[str, int]]], *, cut: bool
+    ) -> None:
+        """`machines`: of each worker that is there, and its cores; raises OSError where nobody says. `cut`: leases are
+        as large as suits each worker."""
+        self._graph, self._staleness, self._machines, self._cut = graph, staleness, machines, cut
         self._spans: deque[Sequence[Span]] = deque(maxlen=LAST + 2)  # by step
         self._figures: dict[str, deque[float]] = {name: deque(maxlen=LAST + 2) for name in FIGURES}
         self._steps, self._due = 0, FIRST
@@ -46,5 +49,5 @@ class RunningLimit:
         with self._lock:
             spans = list(chain.from_iterable(self._spans))
             figures = {name: list(values) for name, values in self._figures.items()}
-        found = limit_of_steps(self._graph, self._staleness, spans, figures, machines)
+        found = limit_of_steps(self._graph, self._staleness, spans, figures, machines, cut=self._cut)
         return "" if found is None else found.words()

@@ -141,7 +141,8 @@ class Training:
             sizes = self.evaluations.held_out_sizes
             books = Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check, sizes)
             self._books = stack.enter_context(books)
-            self._limit = RunningLimit(self.algorithm.graph, self.config.staleness, self.workplace.machines)
+            cut, machines = self.config.lease.seconds > 0, self.workplace.machines
+            self._limit = RunningLimit(self.algorithm.graph, self.config.staleness, machines, cut=cut)
             self._stack = stack.pop_all()
         return self
 

@@ -1,7 +1,7 @@
 """What the calls of a step cost on each worker, as plain data: seconds, memory, links."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
@@ -21,7 +21,8 @@ class Work:
     each: Literal["lease", "batch"]
     before: tuple[str, ...]  # calls that write what it reads
     trains: bool
-    seconds: Mapping[str, float]  # by worker that may run it: of one whole step's work, were it alone with it
+    seconds: Mapping[str, float]  # by worker that may run it: of one whole step's work, were it alone with it, beside
+    fixed: Mapping[str, float] = field(default_factory=dict)  # those of each lease whatever its size, by worker
     computing: Mapping[str, float] = field(default_factory=dict)  # cores that it uses there meanwhile; else one
 
     @property
@@ -33,6 +34,15 @@ class Work:
         """The cores that it uses on this worker, were it alone."""
         return self.computing.get(worker, 1.0)
 
+    def alone(self, worker: str, leases: float = 1.0) -> float:
+        """Seconds of the whole step's work on this worker, in so many leases."""
+        return self.seconds[worker] + leases * self.fixed.get(worker, 0.0)
+
+    def times(self, factor: float) -> "Work":
+        """The work, so many times as long."""
+        seconds, fixed = ({w: factor * one for w, one in each.items()} for each in (self.seconds, self.fixed))
+        return replace(self, seconds=seconds, fixed=fixed)
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -40,7 +50,7 @@ class Costs:
 
     calls: tuple[Work, ...]  # each after those that it reads from
     leases: int  # that a step's work is handed out in
-    cut: bool = field(default=False, kw_only=True)  # to what suits each worker, where steps overlap
+    cut: bool = field(default=False, kw_only=True)  # to what suits each worker, one lease a step, where steps overlap
     size: Mapping[str, float] = field(default_factory=dict)  # bytes of what is held, by `Work.holds`
     memory: Mapping[str, float] = field(default_factory=dict)  # bytes, by worker
     fetching: Mapping[tuple[str, str], float] = field(default_factory=dict)  # seconds for a new version: (held, worker)

@@ -205,14 +205,8 @@ class Dispatch(Calls):
     def renewed(self, client: Client | None = None) -> "Dispatch":
         """A new dispatch, of another client if given, that keeps what this one has learned but for which worker has a
         call in `ALONE`."""
-        new = Dispatch(
-            client or self.client,
-            self.placement,
-            self.say,
-            attempts=self.attempts,
-            patience=self.patience,
-            late_after=self.late_after,
-        )
+        new = Dispatch(client or self.client, self.placement, self.say, attempts=self.attempts, patience=self.patience)
+        new.late_after = self.late_after
         new.lost, new.timeline, new.took, new.exclusions = self.lost, self.timeline, self.took, self.exclusions
         new.required, new.lease_patience, new.silent = self.required, self.lease_patience, self.silent
         new._signs, new._left = self._signs, self._left
@@ -232,6 +226,7 @@ class Dispatch(Calls):
         done: Callable[[int, T, Offer], bool] = lambda *_: True,
         without: Callable[[int], frozenset[str]] = lambda _: frozenset(),
         cuts: Cuts | None = None,
+        tokens: Callable[[int], int] = lambda _: 0,
     ) -> Iterator[tuple[int, T]]:
         """`(index, function(*items[index]))` of every item, once each, in the order in which they come in.
 
@@ -246,15 +241,16 @@ class Dispatch(Calls):
 
         `done(index, result, worker)` is called in the thread that reads `items`, with each result that counts: where
         false, the item waits in its place again. Workers at `without(index)` get it last. `cuts` gives each worker
-        items of a size of its own: `items` grows. The first lease is handed out as the first result is asked for.
-        Closing the iterator cancels its leases, as does `hold`; `release` hands them out anew. Else raises as `run`.
+        items of a size of its own: `items` grows; else `tokens(index)` tells the timeline. The first lease is handed
+        out as the first result is asked for. Closing the iterator cancels its leases, as does `hold`; `release` hands
+        them out anew. Else raises as `run`.
         """
         with self._lock:
             if call not in self._queues:
                 self._queues[call] = LeaseQueue(
                     self, call, attempts=self.attempts, patience=self.patience, late_after=self.late_after
                 )
-        return self._queues[call].results(Batch(function, items, order, check, at_once, done, without, cuts))
+        return self._queues[call].results(Batch(function, items, order, check, at_once, done, without, cuts, tokens))
 
     def ask(
         self,

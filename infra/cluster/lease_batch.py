@@ -41,6 +41,7 @@ class Batch:
     done: Callable[[int, Any, Offer], bool]  # of an index, its result and who has made it: False: it goes on
     without: Callable[[int], frozenset[str]]  # of an index: addresses of workers that get it where there are no others
     cuts: Cuts | None = None
+    tokens: Callable[[int], int] = lambda _: 0  # of an index, for the timeline; 0: not known
     number: int = field(default_factory=itertools.count(1).__next__)
     returned: SimpleQueue[tuple[int, Any] | BaseException] = field(default_factory=SimpleQueue)
 

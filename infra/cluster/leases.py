@@ -171,7 +171,8 @@ class LeaseQueue:
         self._unawait()
         cuts = out.batch.cuts if first else None
         made = None if cuts is None else cuts.made(assigned.item.index, back.result)
-        self._calls.timeline.add(back.span(self._call, at, 0 if made is None else int(made.tokens)))
+        tokens = out.batch.tokens(assigned.item.index) if made is None else int(made.tokens)
+        self._calls.timeline.add(back.span(self._call, at, tokens))
         if not first:
             return
         over = out.batch.done(assigned.item.index, back.result, out.worker)

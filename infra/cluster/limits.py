@@ -51,7 +51,7 @@ class Limits:
 def find_limits(costs: Costs, places: Places, staleness: int) -> Limits:
     """Those of the calls as they are placed."""
     widest = max(len(workers) for workers in places.values())
-    costs = replace(costs, leases=min(costs.leases, max(FINE[0], FINE[1] * widest)))
+    costs = _in_leases(costs, min(costs.leases, max(FINE[0], FINE[1] * widest)))
     now = simulate(costs, places, min(staleness, DEEPEST)).seconds
     changes = []
     for change in _changes(costs, places):
@@ -61,6 +61,13 @@ def find_limits(costs: Costs, places: Places, staleness: int) -> Limits:
     trains = (changes[0].kind, changes[0].call) == ("trainer", "train")
     fewest, more = _fewest(costs, places, staleness, now if trains else 0.0)
     return Limits(now, tuple(changes), fewest, more)
+
+
+def _in_leases(costs: Costs, leases: int) -> Costs:
+    """The same work in so many leases."""
+    times = 1.0 if costs.cut else costs.leases / leases
+    calls = (replace(call, fixed={w: times * each for w, each in call.fixed.items()}) for call in costs.calls)
+    return replace(costs, leases=leases, calls=tuple(calls))
 
 
 def _rank(change: Change, staleness: int) -> float:
@@ -92,12 +99,7 @@ def with_more(costs: Costs, places: Places, worker: str, count: int = 1) -> tupl
 def trainer_seconds(costs: Costs, places: Places, staleness: int) -> float:
     """Seconds of a step whose trainer waits for no other worker, but for cores that other programs take: simulated,
     with next to no work for the others."""
-    calls = tuple(
-        call
-        if places[call.name] == places["train"]
-        else replace(call, seconds={worker: FREE * seconds for worker, seconds in call.seconds.items()})
-        for call in costs.calls
-    )
+    calls = tuple(call if places[call.name] == places["train"] else call.times(FREE) for call in costs.calls)
     waits = {pair: FREE * seconds for pair, seconds in costs.fetching.items()}
     return simulate(replace(costs, calls=calls, fetching=waits), places, min(staleness, DEEPEST)).seconds
 
@@ -106,8 +108,10 @@ def leases_within(costs: Costs, places: Places, worker: str, seconds: float) -> 
     """How many leases a generator does in so many seconds a step, with all that is made of each by the generators."""
     mine = [call for call in costs.calls if call.each == "lease" and places[call.name] == places["generate"]]
     waits = {call.holds: costs.fetching.get((call.holds, worker), 0.0) for call in mine if call.holds is not None}
-    each = sum(call.seconds[worker] for call in mine) / costs.leases
-    return max(0.0, seconds - sum(waits.values())) / each if each > 0 else float(costs.leases)
+    fixed = sum(call.fixed.get(worker, 0.0) for call in mine)
+    each = sum(call.seconds[worker] for call in mine) / costs.leases + (0.0 if costs.cut else fixed)
+    left = seconds - sum(waits.values()) - (fixed if costs.cut else 0.0)
+    return max(0.0, left) / each if each > 0 else float(costs.leases)
 
 
 def changed(change: Change, costs: Costs, places: Places, staleness: int) -> tuple[Costs, Places, int]:
@@ -125,7 +129,7 @@ def _changes(costs: Costs, places: Places) -> Iterator[Change]:
     """All that are tried."""
     seen: set[str] = set()
     for call in costs.calls:
-        fastest = min(places[call.name], key=lambda worker, call=call: (call.seconds[worker], worker))  # type: ignore[misc]
+        fastest = min(places[call.name], key=lambda worker, call=call: (call.alone(worker), worker))  # type: ignore[misc]
         if call.each == "lease" and fastest not in seen and not _alone(places, call):
             seen.add(fastest)
             yield Change("worker", 1.0, call.name, fastest)
@@ -145,7 +149,9 @@ def _alone(places: Places, call: Work) -> bool:
 
 def _like(call: Work, worker: str, new: list[str]) -> Work:
     seconds = {**call.seconds, **dict.fromkeys(new, call.seconds[worker])}
-    return replace(call, seconds=seconds, computing={**call.computing, **dict.fromkeys(new, call.wants(worker))})
+    fixed = {**call.fixed, **dict.fromkeys(new, call.fixed.get(worker, 0.0))}
+    computing = {**call.computing, **dict.fromkeys(new, call.wants(worker))}
+    return replace(call, seconds=seconds, fixed=fixed, computing=computing)
 
 
 def _faster(costs: Costs, places: Places, trainer: tuple[str, ...]) -> Costs:
@@ -154,7 +160,7 @@ def _faster(costs: Costs, places: Places, trainer: tuple[str, ...]) -> Costs:
     def faster(call: Work) -> Work:
         if places[call.name] != trainer or (call.each == "lease" and trainer == places["generate"]):
             return call
-        return replace(call, seconds={worker: seconds / TIMES for worker, seconds in call.seconds.items()})
+        return call.times(1 / TIMES)
 
     return replace(costs, calls=tuple(map(faster, costs.calls)))
 

@@ -15,7 +15,7 @@ same candidates.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import prod
 
@@ -60,6 +60,7 @@ def relaxed(costs: Costs) -> Relaxed:
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     check_costs(costs)
+    leases = 1 if costs.cut else costs.leases  # of a worker that does all of a call
     pairs = [(call, worker) for call in costs.calls for worker in call.seconds]
     held = sorted({(call.holds, worker) for call, worker in pairs if call.holds is not None})
     at = {("x", call.name, worker): 1 + n for n, (call, worker) in enumerate(pairs)}
@@ -67,7 +68,7 @@ def relaxed(costs: Costs) -> Relaxed:
     rows: list[tuple[dict[int, float], float, float]] = []  # coefficients, lower and upper bound
     for worker in costs.workers:
         load = {0: -1.0}
-        load |= {at["x", call.name, w]: call.seconds[w] for call, w in pairs if w == worker}
+        load |= {at["x", call.name, w]: call.alone(w, leases) for call, w in pairs if w == worker}
         load |= {at["y", one, w]: costs.fetching.get((one, w), 0.0) for one, w in held if w == worker}
         rows.append((load, -np.inf, 0.0))
         if worker in costs.memory:
@@ -75,7 +76,7 @@ def relaxed(costs: Costs) -> Relaxed:
             rows.append((kept, -np.inf, 1.0))
     for machine, cores in costs.cores.items():
         load = {
-            at["x", call.name, w]: call.seconds[w] * call.wants(w)
+            at["x", call.name, w]: call.alone(w, leases) * call.wants(w)
             for call, w in pairs
             if costs.machine.get(w) == machine
         }
@@ -133,7 +134,7 @@ def predicted(costs: Costs, places: Places, staleness: int) -> Plan:
 def plan(costs: Costs, staleness: int, present: Places | None = None) -> Plan:
     """The best placement found; not worse than `present`, and that one where none is better by `MARGIN`. Raises
     PlanError where models fit on no worker, or not together."""
-    starts = [relaxed(costs).places, *_extremes(costs)]
+    starts = [relaxed(replace(costs, cut=costs.cut and staleness > 0)).places, *_extremes(costs)]
     if present is not None and costs.fits(present):
         starts.insert(0, present)
     best = predicted(costs, starts[0], staleness)
@@ -168,7 +169,7 @@ def _all(costs: Costs) -> Iterator[Places]:
 
 def _extremes(costs: Costs) -> Iterator[Places]:
     """Each call on its fastest worker, and on all; where that fits."""
-    fastest = {call.name: (min(sorted(call.seconds), key=call.seconds.__getitem__),) for call in costs.calls}
+    fastest = {call.name: (min(sorted(call.seconds), key=call.alone),) for call in costs.calls}
     every = {
         call.name: tuple(sorted(call.seconds)) if call.each == "lease" else fastest[call.name] for call in costs.calls
     }

@@ -2,9 +2,9 @@
 
 This is what `infra.cluster.leases` and Dask do, in a model of a few lines: calls of an earlier step come first, leases
 are pulled, a call for the whole batch waits for all of its leases, and batch k begins when version k − staleness is
-there. Workers that share the cores of a machine slow each other down, and other programs
-them. (ReaL judges its plans by unrolled steps too:
-arXiv 2406.14088, section 5.)
+there. Leases that are cut to what suits each worker are many small ones here, of which a worker's first in a step takes
+what a lease takes whatever its size. Workers of a machine share its cores with each other and with other programs.
+(ReaL judges its plans by unrolled steps too: arXiv 2406.14088, section 5.)
 """
 
 import heapq
@@ -54,7 +54,8 @@ class _Running:
 
 def simulate(costs: Costs, places: Places, staleness: int) -> Simulated:
     """The mean of a step, once the pipeline has been filled and emptied."""
-    if costs.cut and staleness:
+    costs = replace(costs, cut=costs.cut and staleness > 0)
+    if costs.cut:
         leases = max(CUT[0], CUT[1] * max(len(workers) for workers in places.values()))
         costs = replace(costs, leases=max(costs.leases, leases))
     return _Simulation(costs, places, staleness).run()
@@ -74,6 +75,7 @@ class _Simulation:
         self._left: dict[tuple[int, str], int] = {}  # leases undone, by step and call
         self._arrived: Counter[tuple[int, int, int]] = Counter()  # calls done that one waits for: step, call, lease
         self._trained: list[float] = []  # when each version was there
+        self._with_lease: set[tuple[int, str, str]] = set()  # step, call, worker
         self._version: dict[tuple[str, str], int] = {}  # of what is held, by worker
         self._busy: dict[str, float] = defaultdict(float)
         self._computed: dict[str, float] = defaultdict(float)
@@ -125,9 +127,9 @@ class _Simulation:
             if not idle:
                 nobody.append(item)
                 continue
-            worker = min(idle, key=lambda each, call=call: (call.seconds[each], each))  # type: ignore[misc]
+            worker = min(idle, key=lambda each, call=call: (call.alone(each), each))  # type: ignore[misc]
             self._idle.remove(worker)
-            seconds = call.seconds[worker] / self._count(call)
+            seconds = call.seconds[worker] / self._count(call) + self._fixed(call, worker, item.step)
             fetching = self._fetching(call, worker)
             self._running[worker] = _Running(item, call.wants(worker), seconds + fetching, now)
             if self._first <= item.step < self._last:
@@ -159,6 +161,14 @@ class _Simulation:
         self._number += 1
         heapq.heappush(self._coming, (when, self._number, worker))
         return self._number
+
+    def _fixed(self, call: Work, worker: str, step: int) -> float:
+        """Seconds that a lease takes whatever its size: of all in a step but once, where they are parts of one."""
+        begun = (step, call.name, worker)
+        if self._costs.cut and begun in self._with_lease:
+            return 0.0
+        self._with_lease.add(begun)
+        return call.fixed.get(worker, 0.0)
 
     def _fetching(self, call: Work, worker: str) -> float:
         """Seconds that the worker waits for a newer version of the call's model; it has the first one."""

@@ -41,7 +41,7 @@ class Span:
     applying: Moment = 0.0  # to apply them, be it beside other work
     computing: Moment = 0.0  # seconds of cores that its process has used, and
     delayed: Moment = 0.0  # that its thread was ready and had none (0 where not Linux), waits for weights left out
-    tokens: Annotated[int, Field(ge=0)] = 0  # that it has drawn
+    tokens: Annotated[int, Field(ge=0)] = 0  # that it has drawn, or read; 0: not known
     lost: bool = False  # the worker died or vanished in it
 
 

@@ -120,7 +120,9 @@ def limit(workplace: Workplace, config: TrainConfig, setting: Setting, steps: in
                 stack.enter_context(slowed(pids[offer.address], setting.slow[offer.name]))
         record, uri = recorded(workplace, config.model_copy(update=given))
     step = measured_step(record, uri, LAST)
-    found = limit_of(graph_of_config(config.algorithm, step.calls), step, setting.staleness)
+    found = limit_of(
+        graph_of_config(config.algorithm, step.calls), step, setting.staleness, cut=config.lease.seconds > 0
+    )
     if found is None:
         raise ValueError(f"--steps {steps}: too few for a run to say anything")
     return found

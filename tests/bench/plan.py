@@ -179,7 +179,10 @@ def measure(
             say(f"turn {turn + 1}, {name}: {runs[name][-1].seconds:.2f} s")
     found = costs(config, probed)
     for call in found.calls:
-        each = (f"{worker} {call.seconds[worker]:.2f} s x {call.wants(worker):.2f}" for worker in sorted(call.seconds))
+        each = (
+            f"{worker} {call.fixed.get(worker, 0.0):.2f} + {call.seconds[worker]:.2f} s x {call.wants(worker):.2f}"
+            for worker in sorted(call.seconds)
+        )
         say(f"{call.name}: {', '.join(each)}")
     say(f"other programs want {list(found.others.values())} of {list(found.cores.values())} cores in probes")
     return [figure(name, found, places[name], config.staleness, runs[name]) for name in places]
@@ -188,7 +191,7 @@ def measure(
 def costs(config: TrainConfig, probed: list[MeasuredStep]) -> Costs:
     """Those that the probes have measured."""
     calls = planned_calls(graph_of_config(config.algorithm))
-    return costs_of(calls, probed[0], memory={}, size={}, others=probed[1:])
+    return costs_of(calls, probed[0], memory={}, size={}, others=probed[1:], cut=config.lease.seconds > 0)
 
 
 def figure(name: str, known: Costs, places: Places, staleness: int, runs: list[MeasuredStep]) -> Figure:

@@ -37,9 +37,11 @@ class Cluster:
         done: Callable[[int, str, str], bool],
         without: Callable[[int], frozenset[str]],
         cuts: Any,
+        tokens: Callable[[int], int],
     ) -> Iterator[tuple[int, str]]:
         assert (call, order, cuts) == ("generate", (3, 0), None)
         assert [without(at) for at in range(len(items))] == [frozenset(item) for item in items]
+        assert [tokens(at) for at in range(len(items))] == [ord(name) for (name,) in items]
         self.at_once.append(at_once)
         for index in reversed(range(len(items))):
             if len(self.handed_out) // 2 > len(self.mended):
@@ -72,7 +74,13 @@ def leasing(cluster: Any, mending: Mending) -> Iterator[tuple[int, str]]:
         return True
 
     calls = leased(
-        *call, check=check, mending=mending, order=(3, 0), done=note, without=lambda index: frozenset(named(index))
+        *call,
+        check=check,
+        mending=mending,
+        order=(3, 0),
+        done=note,
+        without=lambda index: frozenset(named(index)),
+        tokens=lambda index: ord(NAMES[index]),
     )
     for index, result in calls:
         assert makers[index] == f"worker of {NAMES[index]}"

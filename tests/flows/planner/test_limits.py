@@ -51,7 +51,7 @@ class Lived:
         return {name: [value] * self.steps for name, value in each.items()}
 
     def limit(self, staleness: int, machines: dict[str, Machine] | None = None) -> Limit | None:
-        return limit_of_steps(GRAPH, staleness, self.spans(), self.figures, machines or {})
+        return limit_of_steps(GRAPH, staleness, self.spans(), self.figures, machines or {}, cut=False)
 
 
 JETSON = {"jetson": (8, 0.5)}
@@ -121,7 +121,9 @@ def test_nothing_is_said_of_a_few_steps_or_of_what_their_calls_do_not_explain() 
     assert (
         odd.words() == "the trainer waits 89% of the time; why is not known: a step took 9 s, and its calls explain 4 s"
     )
-    assert limit_of_steps(graph_named("grpo", kl=True), 1, run.spans(), run.figures, {}) is None  # not its calls
+    assert (
+        limit_of_steps(graph_named("grpo", kl=True), 1, run.spans(), run.figures, {}, cut=True) is None
+    )  # not its calls
     crowd = Lived(4.0, {f"g{at}": (1, 1.0) for at in range(33)})
     assert crowd.limit(1) is None
     even = Lived(1.05, {"jetson": (8, 0.125), "mac": (8, 0.125)}, verify=0.0625).limit(2)
@@ -137,7 +139,7 @@ def test_steps_of_before_are_forgotten() -> None:
     first, then = Lived(4.0, JETSON, steps=60), Lived(2.0, {"jetson": (4, 0.5), "mac": (4, 0.5)}, steps=52)
     later = [replace(span, start=span.start + 240, end=span.end + 240) for span in then.spans()]
     figures = {name: [*values, *then.figures[name]] for name, values in first.figures.items()}
-    found = limit_of_steps(GRAPH, 1, [*first.spans(), *later], figures, {})
+    found = limit_of_steps(GRAPH, 1, [*first.spans(), *later], figures, {}, cut=False)
     assert found is not None
     assert found.step.seconds == 2.0
     assert found.places["generate"] == ("jetson", "mac")

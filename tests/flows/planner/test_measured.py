@@ -44,15 +44,31 @@ def test_leases_of_several_sizes_cost_what_they_would_if_all_were_of_one(tmp_pat
             one["tokens"] = {"fast": 600, "slow": 200}[one["worker"]]
     (run / "timeline.jsonl").write_text("".join(json.dumps(one) + "\n" for one in spans))
     step = measured_step(read_record(str(run), run), str(run))
-    found = step.calls["generate"]
-    assert {worker: each.share for worker, each in found.items()} == {"fast": 0.75, "slow": 0.25}
+    assert {worker: each.tokens for worker, each in step.calls["generate"].items()} == {"fast": 600, "slow": 200}
+    assert step.tokens["generate"] == 1600
     assert step.taken("generate") == pytest.approx(4.0)
     assert step.busy["slow"] == pytest.approx(2 + 2 * 0.5 * 5 / 9, abs=0.2)
-    assert step.cut
-    costs = costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={})
+    costs = costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={}, cut=True)
     # 1600 tokens a step: alone the fast one would take 1600 / 600 s, the slow one 1600 / 200
     assert costs.call("generate").seconds == pytest.approx({"fast": 1600 / 600, "slow": 1600 / 200})
     assert costs.cut
+
+
+def test_what_a_lease_takes_whatever_its_size_is_told_apart_from_what_its_tokens_take(tmp_path: Path) -> None:
+    """A lease takes .5 s, and a thousandth of a second for a token, on the slow one three times as long."""
+    run = keep_run(tmp_path / "run", generate={"fast": 1.0, "slow": 1.0}, cold=0.0)
+    spans = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+    for at, one in enumerate(spans):
+        if one.get("call") == "generate":
+            times, one["tokens"] = {"fast": (1, 500 + 100 * at % 1700), "slow": (3, 100)}[one["worker"]]
+            one["end"] = one["start"] + one.get("loading", 0.0) + times * (0.5 + one["tokens"] / 1000)
+    (run / "timeline.jsonl").write_text("".join(json.dumps(one) + "\n" for one in spans))
+    step = measured_step(read_record(str(run), run), str(run))
+    found = costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={}).call("generate")
+    for worker, times in (("fast", 1), ("slow", 3)):  # the slow one has leases of one size, which do not say it
+        assert found.fixed[worker] == pytest.approx(times * 0.5, rel=0.1)
+        assert found.seconds[worker] == pytest.approx(times * step.tokens["generate"] / 1000, rel=0.1)
+    assert costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={}).call("train").fixed == {}
 
 
 def test_costs_are_of_a_whole_step_s_work(tmp_path: Path) -> None:

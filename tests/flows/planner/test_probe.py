@@ -44,6 +44,17 @@ def test_each_worker_trains_a_critic_once_beside_another_s_policy() -> None:
     assert alone.placement.train == alone.placement.train_critic == ("worker:a",)
 
 
+def test_leases_of_probes_are_of_several_sizes_where_those_of_a_run_are_cut_to_size() -> None:
+    three = {**TAGS, "c": TAGS["a"]}
+
+    def leases(config: TrainConfig) -> list[tuple[int, float]]:
+        return [(probe.batch.lease, probe.lease.seconds) for probe in probes(config, three, "x")]
+
+    assert leases(TrainConfig(batch={"prompts": 24})) == [(8, 0), (4, 0), (2, 0)]
+    assert leases(TrainConfig(batch={"prompts": 24, "lease": 3}, staleness=0)) == [(3, 30)] * 3
+    assert leases(TrainConfig(batch={"prompts": 24, "lease": 3}, lease={"seconds": 0})) == [(3, 0)] * 3
+
+
 def test_judges_judge_and_the_others_run_models() -> None:
     assert able("verify", TAGS) == ("judge",)
     assert able("train", TAGS) == able("value", TAGS) == ("a", "b")

@@ -13,7 +13,7 @@ from tests.flows.run.test_artifacts import artifacts
 
 def test_it_is_looked_at_after_eight_steps_and_then_after_twice_as_many() -> None:
     run = Lived(4.0, JETSON, train=2.5, steps=40)
-    limit = RunningLimit(GRAPH, 1, dict)
+    limit = RunningLimit(GRAPH, 1, dict, cut=False)
     spans = run.spans()
     each = len(spans) // run.steps
     due = []
@@ -32,7 +32,7 @@ def test_a_scheduler_that_is_away_costs_the_sentence() -> None:
         raise OSError("the Dask client is closed")
 
     run = Lived(4.0, JETSON)
-    limit = RunningLimit(GRAPH, 1, away)
+    limit = RunningLimit(GRAPH, 1, away, cut=False)
     for step in range(run.steps):
         limit.add(run.spans(), {name: values[step] for name, values in run.figures.items()})
     assert limit.words() == ""

@@ -52,10 +52,11 @@ def by_force(costs: Costs) -> float:
         for worker in WORKERS:
             held = {call.holds for call in costs.calls if worker in places[call.name]}
             fixed.append(-sum(costs.fetching.get((one, worker), 0.0) for one in held if one is not None))
-            loads.append([call.seconds[w] if w == worker else 0.0 for call, w in columns] + [-1.0])
+            loads.append([call.alone(w, costs.leases) if w == worker else 0.0 for call, w in columns] + [-1.0])
         for machine, cores in costs.cores.items():
             here = [w for w in WORKERS if costs.machine.get(w) == machine]
-            loads.append([call.seconds[w] * call.wants(w) if w in here else 0.0 for call, w in columns] + [-cores])
+            own = [call.alone(w, costs.leases) * call.wants(w) if w in here else 0.0 for call, w in columns]
+            loads.append([*own, -cores])
             fixed.append(0.0)
         sums = [[float(call is each) for each, _ in columns] + [0.0] for call in costs.calls]
         goal = [0.0] * len(columns) + [1.0]
@@ -89,7 +90,7 @@ def test_the_program_finds_the_best_of_all_placements(
     cores: float,
 ) -> None:
     calls = (
-        replace(work("generate", generate), computing={"a": 0.5, "b": 2.0}),
+        replace(work("generate", generate), computing={"a": 0.5, "b": 2.0}, fixed={"a": 0.3, "c": 0.1}),
         work("reference", score, "generate", model="reference"),
         work("train", train, "generate", "reference", batch=True),
     )
@@ -106,7 +107,8 @@ def test_the_program_finds_the_best_of_all_placements(
     for by in found.shares.values():
         assert sum(by.values()) == pytest.approx(1, abs=0.01)
     for worker in WORKERS:
-        load = sum(call.seconds.get(worker, 0) * found.shares[call.name].get(worker, 0) for call in calls)
+        mine = [(call, found.shares[call.name][worker]) for call in calls if worker in found.shares[call.name]]
+        load = sum(share * call.alone(worker, costs.leases) for call, share in mine)
         assert load <= found.seconds * 1.01 + 1e-6
 
 
@@ -115,7 +117,9 @@ def test_the_program_finds_the_best_of_all_placements(
 def test_no_simulated_step_is_shorter_than_the_bound(
     generate: dict[str, float], verify: dict[str, float], train: dict[str, float], staleness: int, cores: float
 ) -> None:
-    costs = step(generate, verify, train, machine=dict.fromkeys("abc", "m"), cores={"m": cores})
+    costs = step(generate, verify, train, machine=dict.fromkeys("abc", "m"), cores={"m": cores}, cut=staleness == 1)
+    whole, *others = costs.calls
+    costs = replace(costs, calls=(replace(whole, fixed={"b": 0.5, "d": 2.0}), *others))
     # the first and the last of the steps that are looked at share what lies between them and others
     assert plan(costs, staleness).seconds >= relaxed(costs).seconds * (1 - 1.5 * staleness / 8) - 1e-9
 
@@ -241,3 +245,15 @@ def test_leases_that_are_cut_are_simulated_as_such_where_steps_overlap() -> None
     assert cut == pytest.approx(3.0, rel=0.05)  # three quarters are done by the one, a quarter by the other
     assert cut < whole
     assert simulate(replace(costs, cut=True), places, 0) == simulate(costs, places, 0)
+
+
+def test_a_lease_takes_what_does_not_depend_on_its_size_once_a_step_where_it_is_cut_to_size() -> None:
+    calls = (
+        replace(work("generate", {"a": 2.0}), fixed={"a": 1.0}),
+        work("train", {"d": 0.01}, "generate", batch=True),
+    )
+    costs, places = Costs(calls, 4), {"generate": ("a",), "train": ("d",)}
+    assert simulate(costs, places, 1).seconds == pytest.approx(2.0 + 4 * 1.0, rel=0.01)
+    assert simulate(replace(costs, cut=True), places, 1).seconds == pytest.approx(2.0 + 1.0, rel=0.01)
+    assert relaxed(costs).seconds == pytest.approx(6.0, rel=0.01)
+    assert relaxed(replace(costs, cut=True)).seconds == pytest.approx(3.0, rel=0.01)
