@@ -113,7 +113,8 @@ class Limit:
 
 
 def limit_of(graph: Graph, step: MeasuredStep, staleness: int, *, cut: bool) -> Limit | None:
-    """What limits steps like this one; `cut`: leases are as large as suits each worker. None where they are too few, the workers too many, or the graph not theirs."""
+    """What limits steps like this one; None where they are too few, the workers too many, or the graph not theirs.
+    `cut`: leases are as large as suits each worker."""
     if step.steps < STEPS or not (step.seconds > 0 and step.taken("generate") > 0 and step.taken("train") > 0):
         return None
     calls = planned_calls(graph)

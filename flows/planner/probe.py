@@ -2,8 +2,8 @@
 
 They are runs like any other, named `probe-…`, of the real work on the real links; the first call of each worker is left
 out of what is measured (`flows.planner.measured`). A critic is trained on the worker after the one that trains the
-policy, so that each of them trains each once, and each beside the other. Where leases are as large as suits each worker,
-the probes' are of one size, and each probe's of another: what a lease takes by its size shows so on all workers.
+policy, so that each of them trains each once, and each beside the other. Where leases are as large as suits each
+worker, those of a probe are of one size, each probe's of another: what a lease takes by its size shows on all workers.
 """
 
 import json
