@@ -1,9 +1,9 @@
-"""Probes: a few steps of training for each worker that could train; every other call goes to all that can do it.
+"""Probes: a few steps of training for each worker that could train, in which every call goes to one worker.
 
 They are runs like any other, named `probe-…`, of the real work on the real links; the first call of each worker is left
-out of what is measured (`flows.planner.measured`). A critic is trained on the worker after the one that trains the
-policy, so that each of them trains each once, and each beside the other. Where leases are as large as suits each
-worker, those of a probe are of one size, each probe's of another: what a lease takes by its size shows on all workers.
+out of what is measured (`flows.planner.measured`). From probe to probe each call goes to the next worker, so that each
+worker has each call once, and a slow one has leases as large as a fast one. Updates of the policy and of a critic have
+workers of their own, where there are two; verification goes to all that judge.
 """
 
 import json
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from math import ceil
 from pathlib import Path
 
 from flows.config import TrainConfig
@@ -26,7 +25,7 @@ from infra.home import rlvf_home
 from infra.services.scheduler import ask
 
 STEPS = FEWEST + 2
-SIZES = 3  # of leases: a part of the batch for each worker, and twice half as much
+ONE_EACH = ("train", "train_critic", "generate", "reference", "value", "reward", "greedy")  # on the next worker each
 REFUSED = 2  # exit code of a command for the user's mistake
 
 
@@ -56,9 +55,8 @@ def probes(config: TrainConfig, tags: Mapping[str, frozenset[str]], name: str) -
         lacking = " or ".join(JUDGING if computing else COMPUTING)
         raise ValueError(f"no worker of the cluster offers {lacking}; see rlvf status")
     for at, trainer in enumerate(computing):
-        placement = dict.fromkeys(config.placement.calls, computing)
-        critic = computing[(at + 1) % len(computing)]
-        placement |= {"verify": judging, "train": [trainer], "train_critic": [critic]}
+        placement = dict.fromkeys(config.placement.calls, computing) | {"verify": judging}
+        placement |= {call: [computing[(at + n) % len(computing)]] for n, call in enumerate(ONE_EACH)}
         changed: dict[str, object] = {
             "steps": STEPS,
             "run": f"{name}-{trainer.removeprefix(WORKER)}",
@@ -66,10 +64,6 @@ def probes(config: TrainConfig, tags: Mapping[str, frozenset[str]], name: str) -
             "evals": (),
             "placement": PlacementConfig.model_validate(placement),
         }
-        if config.staleness and config.lease.seconds:  # else a slow worker would have small leases alone
-            size = ceil(config.batch.prompts / len(computing) / 2 ** (at % SIZES))
-            changed["batch"] = config.batch.model_copy(update={"lease": size})
-            changed["lease"] = config.lease.model_copy(update={"seconds": 0.0})
         yield config.model_copy(update=changed)
 
 

@@ -2,10 +2,11 @@
 
 A decoding step of half as many completions takes more than half as long, so a worker's leases cannot be compared by
 their tokens alone where they differ in size: it takes rate · (h + n) seconds for n tokens. h, the size at which half of
-the seconds are fixed (n½: Hockney, Parallel Computing 17, 1991), makes the squared errors of log seconds least.
+the seconds are fixed (n½: Hockney, Parallel Computing 17, 1991), makes the squared errors of log seconds least; first
+that of all workers together, from which a worker's own differs as far as its leases say so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from statistics import fmean
@@ -13,6 +14,8 @@ from statistics import fmean
 APART = 2.0  # times as large as the smallest is the largest lease that tells what size does
 STEPS = 60  # sizes that are tried for h, evenly by their logarithm
 LEAST, MOST = 0.01, 10.0  # times the smallest lease, and the largest one
+USUAL = log(2.0)  # by which log h usually differs between workers: a standard deviation
+NOISE = 1e-4  # of log seconds, at least: a variance
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,22 @@ class Timed:
 
 
 def fixed_tokens(timed: Mapping[str, Sequence[Timed]]) -> dict[str, float]:
-    """h of each worker, in tokens: from its own leases where they differ enough in size, else from those of all workers
-    whose leases do; 0 where none do."""
+    """h of each worker, in tokens; 0 where no worker's leases differ enough in size."""
     told = {worker: [one for one in leases if one.tokens > 0 and one.seconds > 0] for worker, leases in timed.items()}
     apart = {worker: leases for worker, leases in told.items() if _differ(leases)}
-    of_all = _least(list(apart.values()))
-    return {worker: _least([apart[worker]]) if worker in apart else of_all for worker in timed}
+    if not apart:
+        return dict.fromkeys(timed, 0.0)
+    sizes = [one.tokens for leases in apart.values() for one in leases]
+    first, last = log(LEAST * min(sizes)), log(MOST * max(sizes))
+    tried = [exp(first + (last - first) * n / (STEPS - 1)) for n in range(STEPS)]
+    common = min(tried, key=_errors(list(apart.values())))
+    noise = max(NOISE, _errors(list(apart.values()))(common) / max(1, len(sizes) - len(apart)))
+
+    def own(leases: Sequence[Timed]) -> float:
+        errors = _errors([leases])
+        return min(tried, key=lambda h: errors(h) / noise + (log(h / common) / USUAL) ** 2)
+
+    return {worker: own(apart[worker]) if worker in apart else common for worker in timed}
 
 
 def _differ(leases: Sequence[Timed]) -> bool:
@@ -37,18 +50,13 @@ def _differ(leases: Sequence[Timed]) -> bool:
     return len(sizes) > 1 and max(sizes) >= APART * min(sizes)
 
 
-def _least(by_worker: Sequence[Sequence[Timed]]) -> float:
-    """The h with the least errors, each worker having a rate of its own."""
-    sizes = [one.tokens for leases in by_worker for one in leases]
-    if not sizes:
-        return 0.0
-    first, last = log(LEAST * min(sizes)), log(MOST * max(sizes))
-    tried = [0.0, *(exp(first + (last - first) * n / (STEPS - 1)) for n in range(STEPS))]
+def _errors(by_worker: Sequence[Sequence[Timed]]) -> Callable[[float], float]:
+    """The squared errors for an h, each worker having a rate of its own."""
 
-    def error(h: float) -> float:
+    def errors(h: float) -> float:
         return sum(_spread([log(one.seconds / (h + one.tokens)) for one in leases]) for leases in by_worker)
 
-    return min(tried, key=error)
+    return errors
 
 
 def _spread(values: Sequence[float]) -> float:

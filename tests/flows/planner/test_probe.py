@@ -19,40 +19,19 @@ TAGS = {
 }
 
 
-def test_each_worker_that_can_trains_once_and_all_do_the_rest() -> None:
+def test_each_worker_has_each_call_once_and_judges_judge() -> None:
     one, other = probes(TrainConfig(), TAGS, "probe-x")
     assert (one.run, other.run) == ("probe-x-a", "probe-x-b")
-    assert one.placement.train == ("worker:a",)
-    assert other.placement.train == ("worker:b",)
-    assert one.placement.generate == other.placement.generate == ("worker:a", "worker:b")
-    assert one.placement.verify == ("worker:judge",)
     assert one.steps == 5
-
-
-def test_each_worker_trains_a_critic_once_beside_another_s_policy() -> None:
     three = TAGS | {"c": frozenset({"CPU", "CRITIC"})}
-    found = [(probe.placement.train, probe.placement.train_critic) for probe in probes(TrainConfig(), three, "x")]
-    assert found == [
-        (("worker:a",), ("worker:b",)),
-        (("worker:b",), ("worker:c",)),
-        (("worker:c",), ("worker:a",)),
-    ]
-    for probe in probes(TrainConfig(), three, "x"):
-        for call in ("value", "reference", "reward", "generate"):
-            assert probe.placement.tags(call) == ("worker:a", "worker:b", "worker:c")
+    found = [probe.placement for probe in probes(TrainConfig(), three, "x")]
+    for call in ("train", "train_critic", "generate", "greedy", "value", "reference", "reward"):
+        assert sorted(placement.tags(call) for placement in found) == [("worker:a",), ("worker:b",), ("worker:c",)]
+    for placement in found:
+        assert placement.train != placement.train_critic  # side by side
+        assert placement.verify == ("worker:judge",)
     (alone,) = probes(TrainConfig(), {name: TAGS[name] for name in ("a", "judge")}, "x")
-    assert alone.placement.train == alone.placement.train_critic == ("worker:a",)
-
-
-def test_leases_of_probes_are_of_several_sizes_where_those_of_a_run_are_cut_to_size() -> None:
-    three = {**TAGS, "c": TAGS["a"]}
-
-    def leases(config: TrainConfig) -> list[tuple[int, float]]:
-        return [(probe.batch.lease, probe.lease.seconds) for probe in probes(config, three, "x")]
-
-    assert leases(TrainConfig(batch={"prompts": 24})) == [(8, 0), (4, 0), (2, 0)]
-    assert leases(TrainConfig(batch={"prompts": 24, "lease": 3}, staleness=0)) == [(3, 30)] * 3
-    assert leases(TrainConfig(batch={"prompts": 24, "lease": 3}, lease={"seconds": 0})) == [(3, 0)] * 3
+    assert alone.placement.train == alone.placement.train_critic == alone.placement.generate == ("worker:a",)
 
 
 def test_judges_judge_and_the_others_run_models() -> None:
