@@ -14,7 +14,7 @@ def leases(h: float, rate: float, sizes: list[float], noise: float = 0.0) -> lis
 
 @pytest.mark.parametrize("h", [1200.0, 2000.0, 9000.0])
 def test_each_worker_has_its_own_where_its_leases_differ(h: float) -> None:
-    sizes = [320.0, 640, 1300, 2500, 5000, 7500]
+    sizes = [320.0, 640, 1300, 2500, 5000, 7500] * 4
     found = fixed_tokens({"gpu": leases(h, 1e-4, sizes, 0.03), "cpu": leases(h / 4, 1e-3, sizes)})
     assert found["gpu"] == pytest.approx(h, rel=0.25)
     assert found["cpu"] == pytest.approx(h / 4, rel=0.25)
