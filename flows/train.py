@@ -127,7 +127,7 @@ class Collecting:
 def collect(training: Training, step: int) -> Collecting:
     """Start the batch of ``step``: generate in leases, verify and score as they come in, audit some, replace groups
     that teach nothing."""
-    algorithm, calls = training.algorithm, list(training.algorithm.graph.scores)
+    algorithm, calls = training.algorithm, list(training.graph.scores)
     if training.audits is not None and training.audits.possible(training.workplace.dispatch):
         calls.append(AUDIT)
     collection = Collection(step, training.problems, training.config.batch, calls, every_group=algorithm.every_group)

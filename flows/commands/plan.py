@@ -104,7 +104,7 @@ def _proposal(
         calls,
         config,
         steps[0],
-        size=sizes(graph, records[0]),
+        size=sizes(graph, records[0], config),
         memory=room,
         others=steps[1:],
         staleness=staleness,

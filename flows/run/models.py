@@ -51,7 +51,7 @@ def policy_trainer(
         fence=fence,
         beside="values" in algorithm.needs,
         seed=config.seed,
-        reference=reference_of(config, algorithm.graph),
+        reference=reference_of(config, algorithm),
     )
 
 

@@ -10,9 +10,10 @@ from flows.run.workplace import Workplace
 from flows.start.references import reference_source
 from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion
-from rl.algorithm_config import START
+from rl.algorithm_config import AlgorithmSpec
 from rl.config import OURS
-from rl.graph import SCORES, Graph
+from rl.graph import SCORES
+from rl.kl_config import START
 from rl.lora_config import LoraConfig
 from rl.verifiers.spec import VerifierSpec
 from tasks.audit import Audits
@@ -25,9 +26,9 @@ from tasks.reference import OtherModel
 from tasks.score import GreedyScores, ReferenceScores, Scores
 
 
-def reference_of(config: TrainConfig, graph: Graph) -> Reference | None:
+def reference_of(config: TrainConfig, algorithm: AlgorithmSpec) -> Reference | None:
     """Which versions are the reference policy; None where nothing needs one, or it is another model."""
-    if SCORES["reference_logprobs"] not in graph.scores or config.algorithm.kl.reference != START:
+    if "reference_logprobs" not in algorithm.needs or config.algorithm.kl.reference != START:
         return None
     return Reference(config.algorithm.kl.reference_every, config.staleness)
 
@@ -60,18 +61,21 @@ def scores_of(
 ) -> list[Scores]:
     """Those that are made of each lease beside its verification."""
     scores: list[Scores] = []
-    graph, call = trainer.algorithm.graph, SCORES["reference_logprobs"]
-    if (greedy := SCORES["baseline"]) in graph.scores:
+    algorithm, call, greedy = trainer.algorithm, SCORES["reference_logprobs"], SCORES["baseline"]
+    if "baseline" in algorithm.needs:
         alone = replace(generator, greedy=True, samples=1, slice_seconds=None)
         scores.append(GreedyScores(greedy, alone, publishing.newest, admission, verifiers, publishing.mend))
-    if (reference := reference_of(config, graph)) is not None:
+    if (reference := reference_of(config, algorithm)) is not None:
 
         def version(step: int) -> PolicyVersion:
             return publishing.version(reference.version(step))
 
         scorer = Scorer(generator.weights, config.sampling.temperature)
         scores.append(ReferenceScores(call, scorer, version))
-    elif call in graph.scores and (other := other_model(config, trainer.run_uri, trainer.fence)) is not None:
+    elif (
+        "reference_logprobs" in algorithm.needs
+        and (other := other_model(config, trainer.run_uri, trainer.fence)) is not None
+    ):
         stored, damaged = workplace.dispatch.run("train", other.stored)
         if damaged:
             workplace.display.say(f"warning: {damaged}")

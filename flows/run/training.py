@@ -63,7 +63,8 @@ class Training:
         self._opened = progress.opened or Opened.of(run)
         self.algorithm = self._opened.algorithm
         workplace.dispatch.lease_patience = config.lease.patience
-        workplace.dispatch.require(call.name for call in self.algorithm.graph.calls)
+        self.graph = self._opened.graph
+        workplace.dispatch.require(call.name for call in self.graph.calls)
         self.problems = self._opened.problems
         if self.problems.spared:
             workplace.display.say(
@@ -141,7 +142,7 @@ class Training:
             sizes = self.evaluations.held_out_sizes
             books = Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check, sizes)
             self._books = stack.enter_context(books)
-            self._limit = RunningLimit(self.algorithm.graph, self.config.staleness, self.workplace.machines)
+            self._limit = RunningLimit(self.graph, self.config.staleness, self.workplace.machines)
             self._stack = stack.pop_all()
         return self
 
@@ -169,8 +170,7 @@ class Training:
 
     def begin(self, source: str) -> PolicyVersion:
         """Load the run's newest checkpoint on the trainer, or version 0 from ``source``, and publish it."""
-        config = self.config
-        run, fence = self.run.uri, self._hold.fence
+        config, run, fence = self.config, self.run.uri, self._hold.fence
         self.trainer = policy_trainer(config, self.algorithm, run_uri=run, source=source, fence=fence)
         critic = critic_trainer(self.trainer, config)
         self.workplace.display.stage("load the policy")
@@ -178,6 +178,7 @@ class Training:
         warnings = (f"warning: {warning}" for warning in begun.warnings)
         for note in (*warnings, *notes_on_adapters(config.policy.lora.rank, begun.trained, begun.parameters)):
             self.workplace.display.say(note)
+        self._books.note_parameters(begun.trained, begun.parameters)
         self._books.go_back(begun.step)
         if self.run.resumed:
             more = f"; more steps: rlvf train --resume {shlex.quote(run_name(self.run))} --steps N"
