@@ -24,7 +24,7 @@ FREE = 0.01  # of its seconds, for work that counts for next to nothing
 MOST = 16  # generators more that are looked at
 FURTHER = 3  # than what throughput alone asks for, as waits may
 DEEPEST = 4  # staleness; more of it changes next to nothing
-FINE = 16, 2  # leases of a step that are enough to simulate it; of each worker, where that is more
+LEASES, LEASES_PER_WORKER = 16, 2  # of a step, the latter where that is more: enough to simulate it
 HALF = 0.5  # of what one version more saves, which another change has to save to be named before it
 
 
@@ -51,7 +51,7 @@ class Limits:
 def find_limits(costs: Costs, places: Places, staleness: int) -> Limits:
     """Those of the calls as they are placed."""
     widest = max(len(workers) for workers in places.values())
-    costs = replace(costs, leases=min(costs.leases, max(FINE[0], FINE[1] * widest)))
+    costs = replace(costs, leases=min(costs.leases, max(LEASES, LEASES_PER_WORKER * widest)))
     now = simulate(costs, places, min(staleness, DEEPEST)).seconds
     changes = []
     for change in _changes(costs, places):

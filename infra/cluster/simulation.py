@@ -2,9 +2,8 @@
 
 This is what `infra.cluster.leases` and Dask do, in a model of a few lines: calls of an earlier step come first, leases
 are pulled, a call for the whole batch waits for all of its leases, and batch k begins when version k − staleness is
-there. Workers that share the cores of a machine slow each other down, and other programs
-them. (ReaL judges its plans by unrolled steps too:
-arXiv 2406.14088, section 5.)
+there. Workers of a machine share its cores with each other and with other programs. (ReaL judges its plans by unrolled
+steps too: arXiv 2406.14088, section 5.)
 """
 
 import heapq
@@ -16,7 +15,8 @@ from infra.cluster.costs import Costs, Places, Work
 from infra.cluster.fair_share import rates
 
 NEXT_UPDATE, NEXT_STEP = "next update", "next step"  # what may begin, in place of a worker's name
-CUT = 8, 2  # leases of a step that are as good as any size; of each worker, where that is more
+# of a step with leases as large as suits each worker, which are as good as any size
+LEASES, LEASES_PER_WORKER = 8, 2  # the latter where that is more
 STEPS = 8  # that are looked at, after those at the beginning, for each batch that is under way at once
 
 
@@ -55,7 +55,7 @@ class _Running:
 def simulate(costs: Costs, places: Places, staleness: int) -> Simulated:
     """The mean of a step, once the pipeline has been filled and emptied."""
     if costs.cut and staleness:
-        leases = max(CUT[0], CUT[1] * max(len(workers) for workers in places.values()))
+        leases = max(LEASES, LEASES_PER_WORKER * max(len(workers) for workers in places.values()))
         costs = replace(costs, leases=max(costs.leases, leases))
     return _Simulation(costs, places, staleness).run()
 

@@ -30,7 +30,7 @@ REWARD_MODEL = "reward-model"
 
 @dataclass(frozen=True, kw_only=True)
 class Tuner(Trainer):
-    """What determines its work, whatever publishes and samples nothing; see `Trainer`."""
+    """A trainer that neither publishes nor samples; see `Trainer`."""
 
     method: str = "sft"  # sft, dpo or reward-model
     beta: float = 0.0  # of dpo
@@ -71,7 +71,7 @@ class Tuner(Trainer):
         )
 
     def fit(self, step: int, examples: Sequence[Example], reference: NDArray[np.float64] | None) -> Learned:
-        """Make version ``step + 1`` from ``step`` of these examples, and save it, as `update` does; ``reference``
+        """Make version ``step + 1`` from ``step`` of these examples, and save it, as `advance` does; ``reference``
         [P, G]: the log-likelihoods of their completions under the start model, which DPO compares with."""
         from rl.learning.fitting import fit
         from rl.learning.supervised import as_rollouts
