@@ -253,7 +253,7 @@ class AlgorithmSpec(AlgorithmConfig):
     @property
     def needs(self) -> frozenset[str]:
         """Fields of `Batch` that its steps read beside rollouts and rewards."""
-        return self.algorithm.needs | ({"reference_logprobs"} if self.kl.coefficient else set())
+        return self.algorithm.needs | self.kl.needs
 
     @property
     def every_group(self) -> bool:

@@ -59,6 +59,11 @@ class KlConfig(BaseModel):
         return self
 
     @property
+    def needs(self) -> frozenset[str]:
+        """Fields of `Batch` that it is computed from."""
+        return frozenset({"reference_logprobs"} if self.coefficient else ())
+
+    @property
     def chosen(self) -> str:
         """The estimator, with its default resolved."""
         return self.estimator or ("k1" if self.in_reward else "k3")

@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping
 
 from infra.cluster.costs import Places, Work
-from infra.cluster.placement import WORKER, PlacementConfig
+from infra.cluster.placement import ALONE, WORKER, PlacementConfig
 from rl.graph import Graph
 
 COMPUTING = ("GENERATOR", "TRAINER", "REFERENCE", "CRITIC")  # tags of workers that run models
 JUDGING = ("VERIFIER",)
-TRAINED = ("train", "train_critic")  # calls that one worker has at a time
 Tags = Mapping[str, frozenset[str]]  # of each worker
 
 
@@ -29,7 +28,7 @@ def places_by_tags(placement: PlacementConfig, tags: Tags, calls: Iterable[str])
         fit = tuple(worker for worker in sorted(tags) if plain <= tags[worker] and (not named or worker in named))
         if not fit:
             raise ValueError(f"placement.{call}: no worker offers {' and '.join(needs)}; see rlvf status")
-        found[call] = fit[:1] if call in TRAINED else fit
+        found[call] = fit[:1] if call in ALONE else fit
     return found
 
 

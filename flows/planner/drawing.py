@@ -10,6 +10,7 @@ from infra.cluster.placement import PlacementConfig
 from rl.algorithm_config import CommonAlgorithmConfig
 from rl.algorithms import ALGORITHMS
 from rl.graph import REWARD, SCORES, Call, Graph, graph_of
+from rl.kl_config import KlConfig
 
 MOST_NAMES = 3  # workers of a call that are named
 SHOWN = 0.005  # share of a step from which a wait is shown
@@ -46,7 +47,7 @@ def graph_named(name: str, kl: bool, calls: Iterable[str] = ()) -> Graph:
     """The graph of an algorithm, with a divergence from a reference if `kl`, and a reward model where it is among the
     `calls` that a run has made. A user's own is not run here: what it needs is seen from these calls, too."""
     made = set(calls)
-    needs = {"reference_logprobs"} if kl else set[str]()
+    needs = KlConfig(coefficient=float(kl)).needs
     if name not in ALGORITHMS:
         name, needs = "reinforce", needs | {field for field, call in SCORES.items() if call.name in made}
     return graph_of(ALGORITHMS[name](), needs, reward_model=REWARD.name in made)

@@ -12,7 +12,6 @@ from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion
 from rl.algorithm_config import AlgorithmSpec
 from rl.config import OURS
-from rl.graph import SCORES
 from rl.kl_config import START
 from rl.lora_config import LoraConfig
 from rl.verifiers.spec import VerifierSpec
@@ -24,6 +23,7 @@ from tasks.calls.weights import Weights
 from tasks.generate import Admission
 from tasks.reference import OtherModel
 from tasks.score import GreedyScores, ReferenceScores, Scores
+from tasks.value import ValueScores
 
 
 def reference_of(config: TrainConfig, algorithm: AlgorithmSpec) -> Reference | None:
@@ -58,31 +58,28 @@ def scores_of(
     publishing: Publishing,
     admission: Admission,
     verifiers: Mapping[str, VerifierSpec],
+    values: ValueScores | None,
 ) -> list[Scores]:
-    """Those that are made of each lease beside its verification."""
+    """Those that are made of each lease beside its verification; ``values``: the critic's, where there is one."""
     scores: list[Scores] = []
-    algorithm, call, greedy = trainer.algorithm, SCORES["reference_logprobs"], SCORES["baseline"]
-    if "baseline" in algorithm.needs:
+    if "baseline" in trainer.algorithm.needs:
         alone = replace(generator, greedy=True, samples=1, slice_seconds=None)
-        scores.append(GreedyScores(greedy, alone, publishing.newest, admission, verifiers, publishing.mend))
-    if (reference := reference_of(config, algorithm)) is not None:
+        scores.append(GreedyScores(alone, publishing.newest, admission, verifiers, publishing.mend))
+    if (reference := reference_of(config, trainer.algorithm)) is not None:
 
         def version(step: int) -> PolicyVersion:
             return publishing.version(reference.version(step))
 
         scorer = Scorer(generator.weights, config.sampling.temperature)
-        scores.append(ReferenceScores(call, scorer, version))
-    elif (
-        "reference_logprobs" in algorithm.needs
-        and (other := other_model(config, trainer.run_uri, trainer.fence)) is not None
-    ):
+        scores.append(ReferenceScores(scorer, version))
+    elif (other := other_model(config, trainer.run_uri, trainer.fence)) is not None:
         stored, damaged = workplace.dispatch.run("train", other.stored)
         if damaged:
             workplace.display.say(f"warning: {damaged}")
         whole = config.policy.model_copy(update={"lora": LoraConfig()})
         scorer = Scorer(Weights(whole, patience=config.sync.patience), config.sampling.temperature)
-        scores.append(ReferenceScores(call, scorer, lambda _: stored))
-    return scores
+        scores.append(ReferenceScores(scorer, lambda _: stored))
+    return scores if values is None else [*scores, values]
 
 
 def audits_of(config: TrainConfig, generator: Generator, publishing: Publishing) -> Audits | None:
