@@ -80,18 +80,18 @@ class Finetuning:
         with ExitStack() as stack:
             self._hold = hold = stack.enter_context(Hold(run, workplace))
             (bring_record if run.resumed else begin_record)(run.uri, self._folder)
-            self.tuner = Tuner.of(
-                run.uri,
-                self._source,
-                config.policy,
-                config.optimizer,
-                config.checkpoint,
-                run.steps,
-                hold.fence,
-                config.seed,
-                config.method,
-                config.max_tokens,
-                config.beta if isinstance(config, DpoConfig) else 0.0,
+            self.tuner = Tuner(
+                run_uri=run.uri,
+                source=self._source,
+                policy=config.policy,
+                optimizer=config.optimizer,
+                checkpoint=config.checkpoint,
+                steps=run.steps,
+                fence=hold.fence,
+                seed=config.seed,
+                method=config.method,
+                beta=config.beta if isinstance(config, DpoConfig) else 0.0,
+                max_tokens=config.max_tokens,
             )
             workplace.display.stage("load the policy")
             if not run.resumed and (  # before the run exists

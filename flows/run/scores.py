@@ -13,7 +13,6 @@ from infra.weights.version import PolicyVersion
 from rl.algorithm_config import AlgorithmSpec
 from rl.config import OURS
 from rl.kl_config import START
-from rl.lora_config import LoraConfig
 from rl.verifiers.spec import VerifierSpec
 from tasks.audit import Audits
 from tasks.calls.generator import Generator
@@ -76,8 +75,7 @@ def scores_of(
         stored, damaged = workplace.dispatch.run("train", other.stored)
         if damaged:
             workplace.display.say(f"warning: {damaged}")
-        whole = config.policy.model_copy(update={"lora": LoraConfig()})
-        scorer = Scorer(Weights(whole, patience=config.sync.patience), config.sampling.temperature)
+        scorer = Scorer(Weights(config.policy.whole, patience=config.sync.patience), config.sampling.temperature)
         scores.append(ReferenceScores(scorer, lambda _: stored))
     return scores if values is None else [*scores, values]
 

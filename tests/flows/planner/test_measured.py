@@ -17,6 +17,7 @@ from infra.cluster.placement import PlacementConfig
 from infra.cluster.timeline import Span
 from infra.runs.record import read_record
 from tests.flows.planner.kept_run import keep_run
+from tests.infra.cluster.works import work_of
 
 
 def test_a_step_is_what_its_calls_took_without_cold_starts_and_what_is_no_step(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_leases_of_several_sizes_cost_what_they_would_if_all_were_of_one(tmp_pat
     assert step.cut
     costs = costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={})
     # 1600 tokens a step: alone the fast one would take 1600 / 600 s, the slow one 1600 / 200
-    assert costs.call("generate").seconds == pytest.approx({"fast": 1600 / 600, "slow": 1600 / 200})
+    assert work_of(costs, "generate").seconds == pytest.approx({"fast": 1600 / 600, "slow": 1600 / 200})
     assert costs.cut
 
 
@@ -63,9 +64,9 @@ def test_costs_are_of_a_whole_step_s_work(tmp_path: Path) -> None:
     calls = planned_calls(graph_named("grpo", kl=False))
     costs = costs_of(calls, step, memory={}, size={}, others=[more])
     assert costs.leases == 4
-    assert costs.call("generate").seconds == pytest.approx({"fast": 4.0, "slow": 12.0, "third": 4.0})
-    assert costs.call("verify").seconds == pytest.approx({"judge": 0.75})  # between 4 verdicts a step and 2
-    assert costs.call("train").before == ("generate", "verify")
+    assert work_of(costs, "generate").seconds == pytest.approx({"fast": 4.0, "slow": 12.0, "third": 4.0})
+    assert work_of(costs, "verify").seconds == pytest.approx({"judge": 0.75})  # between 4 verdicts a step and 2
+    assert work_of(costs, "train").before == ("generate", "verify")
     assert present_places(calls, step) == {"generate": ("fast", "slow"), "verify": ("judge",), "train": ("trainer",)}
     with pytest.raises(NothingMeasuredError, match="the run made no call reference"):
         costs_of(planned_calls(graph_named("grpo", kl=True)), step, memory={}, size={})
@@ -81,7 +82,7 @@ def test_what_several_runs_measured_is_their_median_without_first_calls(tmp_path
     steps = [measured_step(read_record(str(one), one), str(one)) for one in (*kept, cold)]
     calls = planned_calls(graph_named("grpo", kl=False))
     costs = costs_of(calls, steps[0], memory={}, size={}, others=steps[1:])
-    assert costs.call("generate").seconds == pytest.approx({"fast": 2 * 2.0})
+    assert work_of(costs, "generate").seconds == pytest.approx({"fast": 2 * 2.0})
 
 
 def test_waits_for_a_core_are_no_work_and_tell_how_many_others_leave(tmp_path: Path) -> None:
