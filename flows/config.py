@@ -207,7 +207,7 @@ class TrainConfig(ConfigTree):
     @model_validator(mode="after")
     def _models(self) -> Self:
         if (of := ALGORITHMS.get(self.algorithm.name)) is not None:  # what one's own needs is known when it is opened
-            self.refuse_unused_models(of.needs | ({"reference_logprobs"} if self.algorithm.kl.coefficient else set()))
+            self.refuse_unused_models(of.needs | self.algorithm.kl.needs)
         return self
 
     def refuse_unused_models(self, needs: Set[str]) -> None:

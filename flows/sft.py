@@ -4,15 +4,17 @@ from dataclasses import replace
 
 from prefect import flow
 
+from flows.config import TrainConfig
 from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, SftConfig
 from flows.run.artifacts import PrefectArtifacts
+from flows.run.diverged import stop_if_diverged
 from flows.run.failure import name_the_cause
-from flows.run.finetuning import FinetuneResult, finetune
+from flows.run.finetuning import FinetuneResult, Finetuning
 from flows.run.hold import TrainerLost
 from flows.run.page import from_prefect
 from flows.run.recovery import Progress, with_recovery
 from flows.run.workplace import Workplace, open_workplace
-from flows.start.finetunes import new_finetune, resumed_finetune, with_made_model
+from flows.start.finetunes import Finetune, new_finetune, resumed_finetune, with_made_model
 from flows.start.preflight import check_model
 from flows.start.resume import laid_over, set_leaves
 from flows.start.runs import with_secrets
@@ -23,6 +25,7 @@ from infra.cluster.training_lock import TrainingLock
 from infra.home import runs_uri
 from rl.config import TINY
 from tasks.calls.warm_up import WarmUp
+from tasks.fit import fit
 from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri
 
 
@@ -85,17 +88,32 @@ def finetuned(config: FinetuneConfig, resume: str | None) -> FinetuneResult:
 
         def go_on(now: Workplace) -> FinetuneResult:
             going = replace(run, resumed=True) if run.begun else run
-            return finetune(going, first_weights(config, now), now, progress)
+            return run_finetuning(going, now, progress)
 
         return with_recovery(workplace, config.cluster, go_on, progress)
 
 
-def first_weights(config: FinetuneConfig, workplace: Workplace) -> str:
-    """The source of version 0: the model named, or the tiny policy, warmed up now if it was not before."""
+def run_finetuning(run: Finetune[FinetuneConfig], workplace: Workplace, progress: Progress) -> FinetuneResult:
+    """The run, from its beginning or its newest checkpoint to its last step."""
+    with Finetuning(run, first_weights(run.config, workplace), workplace, progress) as finetuning:
+        for step in range(finetuning.begin(), finetuning.run.steps):
+            examples, reference = finetuning.examples_of(step)
+            learned = fit(workplace.dispatch, finetuning.tuner, step, examples, reference)
+            finetuning.log(learned)
+            progress.made(learned.step)
+            stop_if_diverged(learned)
+            if finetuning.is_due(learned.step):
+                finetuning.evaluate(learned.step)
+        return finetuning.finished()
+
+
+def first_weights(config: TrainConfig | FinetuneConfig, workplace: Workplace, *, made: bool = True) -> str:
+    """The source of version 0: the model named, or the tiny policy, warmed up now if it was not before and is to be
+    ``made``; else "", where a run goes on from a later version or not at all."""
     if config.policy.model != TINY:
         return config.policy.model
     warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
-    return kept_warm_up(warm, workplace) or sft(warm)
+    return kept_warm_up(warm, workplace) or (sft(warm) if made else "")
 
 
 def warmed_up(config: SftConfig, workplace: Workplace) -> str:

@@ -1,35 +1,28 @@
 """Flow `rlvf`: reinforcement learning with verifiable reward. The loop below is the algorithm."""
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prefect import flow
 from prefect.futures import PrefectFuture, as_completed
 from prefect.runtime import flow_run
 
 from flows.config import TrainConfig
-from flows.finetune_config import SftConfig
 from flows.report.result import TrainResult
 from flows.report.summary import outcome
+from flows.run.chosen import chosen_run, going_on
 from flows.run.diverged import stop_if_diverged
 from flows.run.failure import name_the_cause
-from flows.run.models import both
 from flows.run.page import from_prefect
 from flows.run.recovery import Progress, with_recovery
 from flows.run.training import Training
 from flows.run.workplace import Workplace, open_workplace
-from flows.sft import kept_warm_up, sft
-from flows.start.defaults import with_defaults
+from flows.sft import first_weights
 from flows.start.finetunes import with_made_model
-from flows.start.preflight import check_model
-from flows.start.references import check_reference, with_named_reference
+from flows.start.references import with_named_reference
 from flows.start.resume import resume_with
-from flows.start.runs import Run, begun_by, new_name, new_run, with_secrets
-from flows.start.trust import refuse_odd_files
+from flows.start.runs import new_name, with_secrets
 from infra.home import runs_uri
-from infra.runs.checkpoints import require_run, resolve_run, state_uri
-from infra.storage import store
-from rl.config import TINY
 from rl.graph import AUDIT
 from rl.records import Learned
 from tasks.audit import audit, doubts
@@ -75,7 +68,7 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
     """The run, from its beginning or its newest checkpoint to its last step."""
     with Training(going_on(progress) or chosen_run(config, resume, workplace), workplace, progress) as training:
         config = training.config
-        policy = training.begin(first_weights(training.run, workplace))
+        policy = training.begin(first_weights(config, workplace, made=not training.run.under_way))
         training.evaluate(policy)
         training.started()
         ahead: deque[Collecting] = deque()  # batches on their way, oldest first
@@ -89,9 +82,7 @@ def run_training(config: TrainConfig, resume: str | None, workplace: Workplace, 
             with training.timed("update"):
                 learned = learn(training, step, batch)
             with training.timed("publish"):
-                training.publishing.begin(step + 1)
-                if training.criticism is not None:
-                    training.criticism.publishing.begin(step + 1)
+                training.publish(step + 1)
             with training.timed("log"):
                 training.log(batch, learned)
                 progress.made(learned.step)
@@ -121,20 +112,20 @@ class Collecting:
                 each.result()
             if not self.collection.reopen(dispatch.exclusions.is_distrusted, doubts(dispatch, self.training.audits)):
                 return self.collection.collected()
-            self.tasks = begin(self.training, self.collection)
+            self.tasks = start_tasks(self.training, self.collection)
 
 
 def collect(training: Training, step: int) -> Collecting:
     """Start the batch of ``step``: generate in leases, verify and score as they come in, audit some, replace groups
     that teach nothing."""
-    algorithm, calls = training.algorithm, list(training.algorithm.graph.scores)
+    algorithm, calls = training.algorithm, list(training.graph.scores)
     if training.audits is not None and training.audits.possible(training.workplace.dispatch):
         calls.append(AUDIT)
     collection = Collection(step, training.problems, training.config.batch, calls, every_group=algorithm.every_group)
-    return Collecting(training, collection, begin(training, collection))
+    return Collecting(training, collection, start_tasks(training, collection))
 
 
-def begin(training: Training, collection: Collection) -> list[PrefectFuture[None]]:
+def start_tasks(training: Training, collection: Collection) -> list[PrefectFuture[None]]:
     """Start the tasks of a batch."""
     dispatch, publishing = training.workplace.dispatch, training.publishing
     made = training.generator, publishing.newest, training.admission, publishing.mend
@@ -150,62 +141,9 @@ def begin(training: Training, collection: Collection) -> list[PrefectFuture[None
 
 def learn(training: Training, step: int, batch: RolloutBatch) -> Learned:
     """The update of ``step``, and beside it the critic's where there is one."""
-    dispatch, criticism = training.workplace.dispatch, training.criticism
-    if criticism is None:
+    dispatch, critic = training.workplace.dispatch, training.critic
+    if critic is None:
         return update(dispatch, training.trainer, step, batch.batch, batch.figures())
-    criticised = train_critic.submit(dispatch, criticism.critic, step, batch.batch, criticism.kl_coefficient)
+    criticised = train_critic.submit(dispatch, critic.trained, step, batch.batch, critic.kl_coefficient)
     learned = update(dispatch, training.trainer, step, batch.batch, batch.figures())
-    criticism.kl_coefficient = learned.kl_coefficient
-    return both(learned, criticised.result(), criticism.scores.age(step))
-
-
-def first_weights(run: Run, workplace: Workplace) -> str:
-    """The source of version 0: the model named, or the tiny policy, warmed up now if it was not before; "" where a
-    later version is saved, as the run goes on from that or not at all."""
-    config = run.config
-    if config.policy.model != TINY:
-        return config.policy.model
-    warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
-    if run.resumed and any(store.versions(state_uri(run.uri))):  # but where a frozen model may have to be stored anew
-        return (kept_warm_up(warm, workplace) or "") if config.policy.lora.rank else ""
-    return kept_warm_up(warm, workplace) or sft(warm)
-
-
-def going_on(progress: Progress) -> Run | None:
-    """The run that `with_recovery` begins again, as this process has begun it: nobody is asked whether it is trusted,
-    and what its files say by now changes nothing."""
-    if progress.opened is None:
-        return None
-    require_run(progress.opened.run.uri)
-    return progress.opened.run
-
-
-def chosen_run(config: TrainConfig, resume: str | None, workplace: Workplace) -> Run:
-    """The run to train. One that this flow run has begun before, as Prefect starts it again, is resumed."""
-    if resume is None and (resume := own_run_name(config, workplace)) is not None:
-        config, _ = with_defaults(config)  # as they were chosen when it began
-    if resume is not None:
-        run, kept = resume_with(resume, workplace.runs, config, form=from_prefect())
-        for line in kept:
-            workplace.display.say(line)
-        return run
-    for note in (check_model(config.policy.model, workplace.runs), check_reference(config, workplace.runs)):
-        if note:
-            workplace.display.say(note)
-    config, chosen = with_defaults(config)
-    for line in chosen:
-        workplace.display.say(line)
-    run = new_run(config.model_copy(update={"run": name_of(config)}), workplace.runs, "resume: ")
-    refuse_odd_files(run.uri)
-    return replace(run, flow_run=flow_run.id)
-
-
-def own_run_name(config: TrainConfig, workplace: Workplace) -> str | None:
-    """The name of the run that this flow run has begun before; None if it has begun none. A run of that name that
-    another flow run has begun is not its own."""
-    named = name_of(config)
-    return named if begun_by(resolve_run(named, workplace.runs), flow_run.id) else None
-
-
-def name_of(config: TrainConfig) -> str:
-    return config.run or str(flow_run.name)
+    return critic.beside(learned, criticised.result())

@@ -9,76 +9,40 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from rl.algorithms import ALGORITHMS, Algorithm
 from rl.algorithms.own import OwnAlgorithmError, own_algorithm
 from rl.correction_config import CorrectionConfig
 from rl.graph import Graph, GraphError, graph_of
+from rl.kl_config import KlConfig
 
 OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
-START = "start"  # as the reference: what a run starts from
-FORMER = {
-    "ratio_cap": 2.0
-}  # what saved runs of every algorithm hold, though its default is each algorithm's own by now
-
-
-class KlConfig(BaseModel):
-    """KL divergence of the policy from a reference model, estimated from the sampled tokens (Schulman, "Approximating
-    KL divergence", 2020): with d = log pi - log reference, k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    shorthand: ClassVar[str] = "coefficient"
-
-    coefficient: float = Field(0.0, ge=0, description="weight of the divergence; 0 for none, and no reference model")
-    estimator: Literal["k1", "k2", "k3"] | None = Field(
-        None, description="k1 = d, k2 = d^2/2, k3 = exp(-d)-1+d; null takes k3 in the loss and k1 in the reward"
-    )
-    in_reward: bool = Field(False, description="take it off the reward of each token; else it is added to the loss")
-    target: float | None = Field(
-        None, gt=0, description="nats per token that the coefficient is adapted towards after each step; none: fixed"
-    )
-    reference: str = Field(
-        START,
-        min_length=1,
-        description="the reference model: start, what the run starts from; RUN:STEP, a version that another run has "
-        "published (RUN: its newest), or the model of a run on examples; or as policy.model, with the same tokenizer",
-    )
-    reference_every: int = Field(
-        0, ge=0, description="the reference follows the policy every so many steps; 0: it stays the start"
-    )
-
-    @model_validator(mode="after")
-    def _has_an_effect(self) -> Self:
-        if not self.coefficient:
-            fields, names = (
-                type(self).model_fields,
-                ("estimator", "target", "in_reward", "reference", "reference_every"),
-            )
-            given = next((name for name in names if getattr(self, name) != fields[name].default), None)
-            if given is not None:
-                raise ValueError(f"{given}: needs a coefficient above 0")
-        elif self.estimator == "k1" and not self.in_reward:
-            raise ValueError(
-                "estimator: the gradient of k1 in the loss is 0 on average; give k2, k3, or in_reward true"
-            )
-        elif self.in_reward and self.estimator not in (None, "k1"):
-            raise ValueError(
-                f"estimator: {self.estimator} in the reward punishes what has become less likely too, and leads away "
-                "from the reference; leave it out, or in_reward"
-            )
-        if self.reference != START and self.reference_every:
-            raise ValueError(
-                f"reference: {self.reference} stays as it is, and with reference_every the reference is the policy of "
-                "a step; leave out one of them"
-            )
-        return self
-
-    @property
-    def chosen(self) -> str:
-        """The estimator, with its default resolved."""
-        return self.estimator or ("k1" if self.in_reward else "k3")
+SAVED_BEFORE = {  # the defaults of all options of that time, which older runs of every algorithm have saved
+    "ratio_cap": 2.0,
+    "weight_cap": 5.0,
+    "clip": 0.2,
+    "dual_clip": 3.0,
+    "clip_low": None,
+    "clip_high": None,
+    "second_moment": 0.04,
+    "gamma": 1.0,
+    "lam": 0.95,
+    "whiten": True,
+    "tau_positive": 1.0,
+    "tau_negative": 1.05,
+}
 
 
 class CommonAlgorithmConfig(BaseModel):
@@ -122,6 +86,33 @@ class CommonAlgorithmConfig(BaseModel):
         "soft penalty), in groups whose rewards differ without that; null takes a fifth of max_tokens for dapo, else 0",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_defaults_of_others(cls, given: Any) -> Any:
+        """What older runs have saved of other algorithms' options, whatever their defaults are by now."""
+        if not isinstance(given, Mapping):
+            return given
+        of = ALGORITHMS.get(str(given.get("name", cls.model_fields["name"].default)))
+        others = SAVED_BEFORE.keys() - (of.model_fields if of is not None else {})
+        return {
+            name: value
+            for name, value in given.items()
+            if name not in others or value not in (None, SAVED_BEFORE[name])
+        }
+
+    @model_serializer(mode="wrap")
+    def _with_its_own_options(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without other algorithms' options, and without those that are left to the algorithm: the defaults of both
+        change with the algorithms that there are."""
+        of, fields = ALGORITHMS.get(self.name), type(self).model_fields
+        own = of.model_fields if of is not None else {}
+        others = {name for other in ALGORITHMS.values() for name in other.model_fields} - own.keys()
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if name not in others and not (name in own and value is None and fields[name].default is None)
+        }
+
     def built_in(self) -> Algorithm:
         """The algorithm of that name, with its options. Raises ValidationError."""
         of = ALGORITHMS[self.name]
@@ -156,7 +147,7 @@ class CommonAlgorithmConfig(BaseModel):
             raise ValueError(f"options: are of an algorithm of yours; those of {self.name} are written algorithm.NAME")
         for name, field in type(self).model_fields.items():
             having = [other for other, of in ALGORITHMS.items() if name in of.model_fields]
-            given = getattr(self, name) not in (field.get_default(), FORMER.get(name))
+            given = getattr(self, name) != field.get_default()
             if having and own and given:
                 raise ValueError(f"{name}: those of an algorithm of yours are given by options, as {{{name}: VALUE}}")
             if having and self.name not in having and given:
@@ -262,18 +253,17 @@ class AlgorithmSpec(AlgorithmConfig):
     @property
     def needs(self) -> frozenset[str]:
         """Fields of `Batch` that its steps read beside rollouts and rewards."""
-        return self.algorithm.needs | ({"reference_logprobs"} if self.kl.coefficient else set())
+        return self.algorithm.needs | self.kl.needs
 
     @property
     def every_group(self) -> bool:
         """Whether it learns from groups whose rewards are all equal, too."""
         return self.algorithm.every_group
 
-    @property
-    def graph(self) -> Graph:
+    def graph(self, *, reward_model: bool = False) -> Graph:
         """The calls of a step. Raises OwnAlgorithmError."""
         try:
-            return graph_of(self.algorithm, self.needs)
+            return graph_of(self.algorithm, self.needs, reward_model=reward_model)
         except GraphError as error:
             raise OwnAlgorithmError(f"algorithm {self.name}: {error}") from None
 

@@ -88,6 +88,11 @@ class PolicyConfig(BaseModel):
             raise ValueError(f"lora.base: {self.lora.base} does not go with policy.dtype {self.dtype}; give auto")
         return self
 
+    @property
+    def whole(self) -> Self:
+        """The same without adapters."""
+        return self.model_copy(update={"lora": LoraConfig()})
+
 
 class SamplingConfig(BaseModel):
     """How completions are sampled. There is no top-p and no top-k: a cut distribution would falsify the ratios."""

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from rl.config import PolicyConfig
 from rl.loading import load_policy
-from rl.lora_config import LoraConfig
 from rl.model.policy import read_weights
 from rl.model.skeleton import on_meta, settings_of
 from rl.model.value import ValueModel, value_model
@@ -38,11 +37,6 @@ def load_value_model(
     # transformers makes the model with its own head, which is replaced
     lacking = {name: torch.zeros(value.shape) for name, value in expected.items() if id(value) in head}
     decoder = {name: value for name, value in own.items() if name in expected and name not in lacking}
-    model = value_model(load_policy(path, whole(config), weights={**lacking, **decoder}, master=master, check=False))
+    model = value_model(load_policy(path, config.whole, weights={**lacking, **decoder}, master=master, check=False))
     model.load_weights(own)
     return model
-
-
-def whole(config: PolicyConfig) -> PolicyConfig:
-    """The same without adapters."""
-    return config.model_copy(update={"lora": LoraConfig()})

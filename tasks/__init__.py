@@ -1,1 +1,1 @@
-"""One file per Prefect task."""
+"""Prefect tasks, and what they share."""

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.cluster.dispatch import Dispatch
-from infra.cluster.placement import check_placement
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.parts import MAX_REWARD
@@ -53,7 +52,7 @@ def check_rewards(dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec], pro
     for name, spec in verifiers.items():
         if (found := _model(spec)) is None:
             continue
-        check_placement(dispatch.client, dispatch.placement, (CALL,))
+        dispatch.require((CALL,))
         some = tuple(problem for problem in problems if problem.set == name)[:1]
         try:
             dispatch.run(CALL, found[0].score, some or (Problem("1", "1", "trial"),), (("1",),), np.ones((1, 1), bool))

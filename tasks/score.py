@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from infra.cluster.dispatch import Dispatch
 from infra.storage.manifest import StoreError
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal, refused_logprobs
-from rl.graph import Call
+from rl.graph import SCORES, Call
 from rl.records import Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.calls.generator import Arguments, Generator
@@ -64,7 +64,8 @@ def score(dispatch: Dispatch, collection: Collection, scores: Scores) -> None:
 class ReferenceScores:
     """Log-probs under the reference policy."""
 
-    call: Call
+    call: ClassVar[Call] = SCORES["reference_logprobs"]
+
     scorer: Scorer
     version: Callable[[int], PolicyVersion]  # the reference of a step; waits until it is there
 
@@ -97,7 +98,8 @@ class ReferenceScores:
 class GreedyScores:
     """Rewards of the greedy completion of each prompt."""
 
-    call: Call
+    call: ClassVar[Call] = SCORES["baseline"]
+
     generator: Generator  # that of the run, greedy and with one completion of each
     newest: Callable[[int], PolicyVersion]
     admission: Admission

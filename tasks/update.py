@@ -1,4 +1,4 @@
-"""The update: one optimizer step on the trainer, saved before it counts."""
+"""One update on the trainer, saved before it counts."""
 
 from collections.abc import Mapping
 

@@ -1,18 +1,14 @@
 """What CONTRIBUTING.md promises: to add a thing touches one file of the packages. Each is added to a copy of them, and
 used from there."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from tests.packages_copy import packages_in, ran
 
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
 
 SHRUNK = '''
 """The mean of the others of its group as baseline, and an option of its own."""
@@ -187,16 +183,7 @@ print("metric", learned.metrics["policy/advantage_size"])
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    for package in ("flows", "tasks", "rl", "infra"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
-
-
-def ran(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    here = os.environ | {"PYTHONPATH": str(copy), "RLVF_HOME": str(copy / "home"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=copy, env=here, capture_output=True, text=True, timeout=300, check=False
-    )
+    return packages_in(tmp_path)
 
 
 def test_a_loss_its_options_and_its_metrics_are_one_file(copy: Path) -> None:

@@ -135,7 +135,7 @@ def loaded_by(code: str) -> set[str]:
 
 @pytest.mark.slow
 def test_a_flow_imports_no_torch() -> None:
-    code = "import flows.train, flows.evaluate, flows.sft\nflows.train.with_defaults(flows.train.TrainConfig())"
+    code = "import flows.train, flows.evaluate, flows.sft\nflows.run.chosen.with_defaults(flows.train.TrainConfig())"
     assert loaded_by(code).isdisjoint({"torch", "transformers"})
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +18,24 @@ from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig
 from flows.report.html import REPORT
 from flows.report.summary import finetune_outcome
 from flows.run.bookkeeping import Bookkeeping
-from flows.run.diverged import stop_if_diverged
 from flows.run.hold import Hold
 from flows.run.recovery import Progress
 from flows.run.step_time import weights_read
+from flows.run.tracker import tracker_of
 from flows.run.workplace import Workplace
 from flows.start.finetunes import Finetune
 from flows.start.runs import local_folder
-from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
 from flows.start.trust import remember
 from infra.runs.metric_log import read_metrics
 from infra.runs.mlflow_run import Page
 from infra.runs.record import METRICS, RESULT, begin_record, bring_record
-from infra.runs.tracking import Tracker
 from infra.storage import place
 from infra.storage.retry_policy import RetryPolicy
+from rl.problems.examples import Example
+from rl.records import Learned
 from tasks.calls.tuner import Tuner
 from tasks.example_set import ExampleSet, open_examples
-from tasks.fit import check_examples, fit, measure, reference_scores
+from tasks.fit import check_examples, measure, reference_scores
 
 REFERENCE = "reference.npy"  # the examples' scores under the start model, NaN of those that are not computed yet
 KEEP_SECONDS = 30.0  # of computing them that a kill may cost
@@ -54,109 +56,134 @@ class FinetuneResult:
     page: Page
 
 
-def finetune(run: Finetune[FinetuneConfig], source: str, workplace: Workplace, progress: Progress) -> FinetuneResult:
-    """The run, from its beginning or its newest checkpoint to its last step. ``source``: the weights that it starts
-    from."""
-    config, say = run.config, workplace.display.say
-    examples = open_examples(config.problems, config.held_out, plain=isinstance(config, RewardModelConfig))
-    if run.resumed:
-        run.refuse_other_examples(examples)
-    run = run.with_steps(examples)
-    for note in run.notes:
-        say(note)
-    folder = local_folder(run.uri, workplace.home)
-    with ExitStack() as stack:
-        hold = stack.enter_context(Hold(run, workplace))
-        (bring_record if run.resumed else begin_record)(run.uri, folder)
-        tuner = Tuner.of(
-            run.uri,
-            source,
-            config.policy,
-            config.optimizer,
-            config.checkpoint,
-            run.steps,
-            hold.fence,
-            config.seed,
-            config.method,
-            config.max_tokens,
-            config.beta if isinstance(config, DpoConfig) else 0.0,
-        )
-        workplace.display.stage("load the policy")
-        if not run.resumed and (  # before the run exists
-            cut := check_examples(workplace.dispatch, tuner, (*examples.train, *examples.held_out))
-        ):
-            say(f"{cut} completions are cut at max_tokens {config.max_tokens}, or where the model reaches no more")
-        tracker = stack.enter_context(
-            Tracker(
-                config.tracking,
-                home=workplace.home,
-                experiment=examples.name,
-                run_name=run.name,
-                run_id=mlflow_run(run.uri),
-                owner=mlflow_owner(run.uri),
-                params={"method": config.method, **config.model_dump(mode="json")},
-                local=folder / METRICS,
-                check=hold.check,
-            )
-        )
-        save_mlflow_run(run.uri, tracker.run_id)
-        run.save(examples)
-        remember(run)
-        sizes = {examples.name: len(examples.held_out)} if examples.held_out else {}
-        books = stack.enter_context(Bookkeeping(run, workplace, folder, tracker, hold.check, sizes))
-        stack.callback(hold.end)
-        reference = Reference(run, examples, tuner, workplace, hold.check) if isinstance(config, DpoConfig) else None
-        workplace.display.stage("load the policy")
-        begun = workplace.dispatch.run("train", tuner.begin)
-        for warning in begun.warnings:
-            say(f"warning: {warning}")
-        books.go_back(begun.step)
+class Finetuning:
+    """The state of one run in this process; a context manager that ends its bookkeeping whatever happens."""
+
+    def __init__(self, run: Finetune[FinetuneConfig], source: str, workplace: Workplace, progress: Progress) -> None:
+        """``source``: the weights that it starts from."""
+        config = run.config
+        examples = open_examples(config.problems, config.held_out, plain=isinstance(config, RewardModelConfig))
         if run.resumed:
-            say(f"going on from step {begun.step} of {run.steps}")
+            run.refuse_other_examples(examples)
+        self.run = run.with_steps(examples)
+        self.examples = examples
+        self.tuner: Tuner  # from entering on
+        self._source, self._workplace, self._progress = source, workplace, progress
+        self._folder = local_folder(run.uri, workplace.home)
+        self._reference: StartScores | None = None  # where the objective compares with the start model
+        self._figures: dict[int, dict[str, float]] = {}  # of held-out examples, by step
+        for note in self.run.notes:
+            workplace.display.say(note)
+
+    def __enter__(self) -> Self:
+        run, config, workplace, examples = self.run, self.run.config, self._workplace, self.examples
+        with ExitStack() as stack:
+            self._hold = hold = stack.enter_context(Hold(run, workplace))
+            (bring_record if run.resumed else begin_record)(run.uri, self._folder)
+            self.tuner = Tuner(
+                run_uri=run.uri,
+                source=self._source,
+                policy=config.policy,
+                optimizer=config.optimizer,
+                checkpoint=config.checkpoint,
+                steps=run.steps,
+                fence=hold.fence,
+                seed=config.seed,
+                method=config.method,
+                beta=config.beta if isinstance(config, DpoConfig) else 0.0,
+                max_tokens=config.max_tokens,
+            )
+            workplace.display.stage("load the policy")
+            if not run.resumed and (  # before the run exists
+                cut := check_examples(workplace.dispatch, self.tuner, (*examples.train, *examples.held_out))
+            ):
+                limit = f"max_tokens {config.max_tokens}, or where the model reaches no more"
+                workplace.display.say(f"{cut} completions are cut at {limit}")
+            params = {"method": config.method, **config.model_dump(mode="json")}
+            self._tracker = tracker = stack.enter_context(
+                tracker_of(run, workplace.home, examples.name, params, hold.check)
+            )
+            run.save(examples)
+            remember(run)
+            sizes = {examples.name: len(examples.held_out)} if examples.held_out else {}
+            self._books = stack.enter_context(Bookkeeping(run, workplace, self._folder, tracker, hold.check, sizes))
+            stack.callback(hold.end)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def begin(self) -> int:
+        """Load the run's newest checkpoint on the trainer, or version 0; returns the step that it is of."""
+        run, workplace = self.run, self._workplace
+        if isinstance(run.config, DpoConfig):
+            self._reference = StartScores(run, self.examples, self.tuner, workplace, self._hold.check)
+        workplace.display.stage("load the policy")
+        begun = workplace.dispatch.run("train", self.tuner.begin)
+        for warning in begun.warnings:
+            workplace.display.say(f"warning: {warning}")
+        self._books.go_back(begun.step)
+        if run.resumed:
+            workplace.display.say(f"going on from step {begun.step} of {run.steps}")
         if begun.learned is not None:  # it may have been killed between the checkpoint and the log
-            tracker.log(begun.step, begun.learned.metrics)
-        found = kept_figures(folder)
-
-        def evaluate(step: int) -> None:
-            if examples.held_out:
-                known = reference.held_out if reference is not None else None
-                found[step] = measure(workplace.dispatch, tuner, step, examples.held_out, known)
-                tracker.log(step, found[step])
-
+            self._tracker.log(begun.step, begun.learned.metrics)
+        self._figures = kept_figures(self._folder)
         if begun.step in (0, run.steps):
-            evaluate(begun.step)
-        workplace.display.stage(config.method)
+            self.evaluate(begun.step)
+        workplace.display.stage(run.config.method)
         workplace.display.total(run.steps, begun.step)
-        for step in range(begun.step, run.steps):
-            began = time.perf_counter()
-            hold.check()
-            rows = examples.rows(config.seed, step, config.batch)
-            known = None if reference is None else reference.of(rows)
-            learned = fit(workplace.dispatch, tuner, step, tuple(examples.train[row] for row in rows), known)
-            seconds = time.perf_counter() - began
-            pace = {"perf/step_seconds": seconds, "perf/examples_per_second": len(rows) / seconds}
-            tracker.log(learned.step, {**learned.metrics, **pace, **weights_read(books.step(learned.step))})
-            books.logged()
-            progress.made(learned.step)
-            if learned.said:
-                say(f"step {learned.step}: {learned.said}")
-            stop_if_diverged(learned)
-            shown = {name.partition("/")[2]: of for name, of in learned.metrics.items()}
-            told = {name: of for name, of in shown.items() if name in ("loss", "accuracy")}
-            workplace.display.step(learned.step, note="", **told)
-            if learned.step == run.steps or (config.evaluate_every and learned.step % config.evaluate_every == 0):
-                evaluate(learned.step)
-        hold.check()
+        return begun.step
+
+    def examples_of(self, step: int) -> tuple[tuple[Example, ...], NDArray[np.float64] | None]:
+        """Those that ``step`` learns from, and their scores under the start model where these are needed."""
+        self._began = time.perf_counter()
+        self._hold.check()
+        rows = self.examples.rows(self.run.config.seed, step, self.run.config.batch)
+        known = None if self._reference is None else self._reference.of(rows)
+        return tuple(self.examples.train[row] for row in rows), known
+
+    def log(self, learned: Learned) -> None:
+        """Log a finished step."""
+        seconds, display = time.perf_counter() - self._began, self._workplace.display
+        pace = {"perf/step_seconds": seconds, "perf/examples_per_second": learned.groups / seconds}
+        read = weights_read(self._books.step(learned.step))
+        self._tracker.log(learned.step, {**learned.metrics, **pace, **read})
+        self._books.logged()
+        if learned.said:
+            display.say(f"step {learned.step}: {learned.said}")
+        shown = {name.partition("/")[2]: of for name, of in learned.metrics.items()}
+        display.step(learned.step, note="", **{name: of for name, of in shown.items() if name in ("loss", "accuracy")})
+
+    def is_due(self, step: int) -> bool:
+        """Whether version ``step`` is measured on what is held out."""
+        every = self.run.config.evaluate_every
+        return step == self.run.steps or (every > 0 and step % every == 0)
+
+    def evaluate(self, step: int) -> None:
+        """Measure version ``step`` on what is held out."""
+        if self.examples.held_out:
+            known = None if self._reference is None else self._reference.held_out
+            found = measure(self._workplace.dispatch, self.tuner, step, self.examples.held_out, known)
+            self._figures[step] = found
+            self._tracker.log(step, found)
+
+    def finished(self) -> FinetuneResult:
+        """The result, when all steps are done; it is kept beside the run as ``result.json``."""
+        run, workplace = self.run, self._workplace
+        self._hold.check()
         result = FinetuneResult(
             run=run.uri,
-            policy=workplace.dispatch.run("train", tuner.export, run.steps),
+            policy=workplace.dispatch.run("train", self.tuner.export, run.steps),
             steps=run.steps,
-            held_out=len(examples.held_out),
-            before=found.get(0, {}),
-            after=found.get(run.steps, {}),
-            seconds=time.perf_counter() - progress.began,
-            report=str(folder / REPORT) if config.tracking.report else None,
-            page=tracker.page(),
+            held_out=len(self.examples.held_out),
+            before=self._figures.get(0, {}),
+            after=self._figures.get(run.steps, {}),
+            seconds=time.perf_counter() - self._progress.began,
+            report=str(self._folder / REPORT) if run.config.tracking.report else None,
+            page=self._tracker.page(),
         )
         figures = asdict(result)
         text = json.dumps({**figures, "flow_run": str(flow_run.id or "")}, indent=2)
@@ -174,7 +201,7 @@ def kept_figures(folder: Path) -> dict[int, dict[str, float]]:
     }
 
 
-class Reference:
+class StartScores:
     """The scores of examples under the start model, each computed once and kept with the run."""
 
     def __init__(

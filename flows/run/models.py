@@ -19,13 +19,18 @@ from tasks.value import ValueScores
 
 
 @dataclass
-class Criticism:
+class CriticState:
     """The critic of a run while it goes on."""
 
-    critic: Critic
+    trained: Critic
     publishing: Publishing  # of its versions
     scores: ValueScores
     kl_coefficient: float | None  # that the policy's next update takes; None before the first
+
+    def beside(self, policy: Learned, own: Learned) -> Learned:
+        """What came of a step of the policy and this critic; the next one goes on from there."""
+        self.kl_coefficient = policy.kl_coefficient
+        return both(policy, own, self.scores.age(policy.step - 1))
 
 
 def policy_trainer(
@@ -51,7 +56,7 @@ def policy_trainer(
         fence=fence,
         beside="values" in algorithm.needs,
         seed=config.seed,
-        reference=reference_of(config, algorithm.graph),
+        reference=reference_of(config, algorithm),
     )
 
 
@@ -76,9 +81,9 @@ def critic_trainer(trainer: Trainer, config: TrainConfig) -> Critic | None:
     )
 
 
-def criticism_of(
+def critic_state(
     workplace: Workplace, config: TrainConfig, critic: Critic | None, tracker: Tracker, begun: Begun
-) -> Criticism | None:
+) -> CriticState | None:
     """The critic, once it is at the version that has ``begun``, which is published."""
     if critic is None:
         return None
@@ -86,7 +91,7 @@ def criticism_of(
     valuer = Valuer(config.policy, config.sync.patience)
     scores = ValueScores(valuer, publishing.newest, config.staleness, publishing.mend)
     coefficient = None if begun.learned is None else begun.learned.kl_coefficient
-    return Criticism(critic, publishing, scores, coefficient)
+    return CriticState(critic, publishing, scores, coefficient)
 
 
 def begin_together(dispatch: Dispatch, trainer: Trainer, critic: Critic | None) -> Begun:
@@ -120,7 +125,7 @@ def both(policy: Learned, critic: Learned, age: int | None = None) -> Learned:
     return replace(
         policy,
         refusals=worse.refusals,
-        refused=worse.refused or policy.refused or critic.refused,
+        refused=worse.refused,
         said="; ".join(filter(None, (policy.said, critic.said))),
         metrics={**policy.metrics, **critic.metrics, **({} if age is None else {"critic/staleness": float(age)})},
         seconds=max(policy.seconds, critic.seconds),

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from flows.run.plans import Plan, plans
+from flows.run.plans import EvaluationPlan, plans
 from flows.start.runs import Run, without_secrets
 from flows.start.trust import refuse_swapped
 from infra.interrupts import put_off
 from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
+from rl.graph import Graph
 from rl.verifiers.spec import VerifierSpec
 from tasks.own_algorithm import open_algorithm
 from tasks.problem_set import ProblemSet, open_problems
@@ -22,7 +23,7 @@ class Opened:
 
     run: Run
     problems: ProblemSet
-    plans: Sequence[Plan]
+    plans: Sequence[EvaluationPlan]
     algorithm: AlgorithmSpec
 
     @classmethod
@@ -62,6 +63,12 @@ class Opened:
             f"{plan.name}:{name}": spec for plan in self.plans for name, spec in plan.problems.verifiers.items()
         }
         return {**self.problems.verifiers, **of_plans}
+
+    @property
+    def graph(self) -> Graph:
+        """The calls of a step."""
+        judging = self.problems.verifiers.values()
+        return self.algorithm.graph(reward_model=any(spec.rewards is not None for spec in judging))
 
     def on_storage(self) -> Self:
         """The same once the run is written: what a later try of this process goes on with."""

@@ -59,7 +59,7 @@ class Publishing:
         """Version ``step``, which the trainer keeps; waits for it where it is under way. Raises NotThere."""
         self.newest(step)
         if step not in self._known:
-            weights = place.join(self._trainer.run_uri, "weights")
+            weights = place.join(self._trainer.model_uri, "weights")
             self._known[step] = RetryPolicy(self._trainer.sync.patience)(stored_version, weights, step)
         return self._known[step]
 

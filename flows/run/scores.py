@@ -10,26 +10,26 @@ from flows.run.workplace import Workplace
 from flows.start.references import reference_source
 from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion
-from rl.algorithm_config import START
+from rl.algorithm_config import AlgorithmSpec
 from rl.config import OURS
-from rl.graph import SCORES, Graph
-from rl.lora_config import LoraConfig
+from rl.kl_config import START
 from rl.verifiers.spec import VerifierSpec
 from tasks.audit import Audits
 from tasks.calls.generator import Generator
-from tasks.calls.scorer import Referee, Reference, Scorer
+from tasks.calls.scorer import Referee, ReferenceSchedule, Scorer
 from tasks.calls.trainer import Trainer
 from tasks.calls.weights import Weights
 from tasks.generate import Admission
 from tasks.reference import OtherModel
 from tasks.score import GreedyScores, ReferenceScores, Scores
+from tasks.value import ValueScores
 
 
-def reference_of(config: TrainConfig, graph: Graph) -> Reference | None:
+def reference_of(config: TrainConfig, algorithm: AlgorithmSpec) -> ReferenceSchedule | None:
     """Which versions are the reference policy; None where nothing needs one, or it is another model."""
-    if SCORES["reference_logprobs"] not in graph.scores or config.algorithm.kl.reference != START:
+    if "reference_logprobs" not in algorithm.needs or config.algorithm.kl.reference != START:
         return None
-    return Reference(config.algorithm.kl.reference_every, config.staleness)
+    return ReferenceSchedule(config.algorithm.kl.reference_every, config.staleness)
 
 
 def other_model(config: TrainConfig, run_uri: str, fence: Fence) -> OtherModel | None:
@@ -57,28 +57,27 @@ def scores_of(
     publishing: Publishing,
     admission: Admission,
     verifiers: Mapping[str, VerifierSpec],
+    values: ValueScores | None,
 ) -> list[Scores]:
-    """Those that are made of each lease beside its verification."""
+    """Those that are made of each lease beside its verification; ``values``: the critic's, where there is one."""
     scores: list[Scores] = []
-    graph, call = trainer.algorithm.graph, SCORES["reference_logprobs"]
-    if (greedy := SCORES["baseline"]) in graph.scores:
+    if "baseline" in trainer.algorithm.needs:
         alone = replace(generator, greedy=True, samples=1, slice_seconds=None)
-        scores.append(GreedyScores(greedy, alone, publishing.newest, admission, verifiers, publishing.mend))
-    if (reference := reference_of(config, graph)) is not None:
+        scores.append(GreedyScores(alone, publishing.newest, admission, verifiers, publishing.mend))
+    if (reference := reference_of(config, trainer.algorithm)) is not None:
 
         def version(step: int) -> PolicyVersion:
             return publishing.version(reference.version(step))
 
         scorer = Scorer(generator.weights, config.sampling.temperature)
-        scores.append(ReferenceScores(call, scorer, version))
-    elif call in graph.scores and (other := other_model(config, trainer.run_uri, trainer.fence)) is not None:
+        scores.append(ReferenceScores(scorer, version))
+    elif (other := other_model(config, trainer.run_uri, trainer.fence)) is not None:
         stored, damaged = workplace.dispatch.run("train", other.stored)
         if damaged:
             workplace.display.say(f"warning: {damaged}")
-        whole = config.policy.model_copy(update={"lora": LoraConfig()})
-        scorer = Scorer(Weights(whole, patience=config.sync.patience), config.sampling.temperature)
-        scores.append(ReferenceScores(call, scorer, lambda _: stored))
-    return scores
+        scorer = Scorer(Weights(config.policy.whole, patience=config.sync.patience), config.sampling.temperature)
+        scores.append(ReferenceScores(scorer, lambda _: stored))
+    return scores if values is None else [*scores, values]
 
 
 def audits_of(config: TrainConfig, generator: Generator, publishing: Publishing) -> Audits | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from flows.report.run_pictures import BESIDE
-from infra.cluster.dispatch import ALONE
+from infra.cluster.placement import ALONE
 from infra.cluster.timeline import Span
 
 ACTOR = "train"  # the call that updates the policy

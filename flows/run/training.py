@@ -18,7 +18,7 @@ from flows.run.bookkeeping import Bookkeeping
 from flows.run.evaluations import Evaluations
 from flows.run.hold import Hold, Lost
 from flows.run.limit import RunningLimit
-from flows.run.models import Criticism, begin_together, critic_trainer, criticism_of, policy_trainer
+from flows.run.models import CriticState, begin_together, critic_state, critic_trainer, policy_trainer
 from flows.run.opened import Opened
 from flows.run.page import CancelledOnPage, watch_run_state
 from flows.run.plans import problems_to_check, what_judges
@@ -26,11 +26,11 @@ from flows.run.publishing import Publishing
 from flows.run.recovery import Progress
 from flows.run.scores import audits_of, check_other_model, scores_of
 from flows.run.step_time import StepTime, weights_read
+from flows.run.tracker import tracker_of
 from flows.run.workplace import Workplace
 from flows.start.defaults import notes_on_adapters, notes_on_staleness, notes_on_tiny
 from flows.start.edited import edited, save_sources
 from flows.start.runs import Run, local_folder
-from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
 from flows.start.trust import remember
 from infra.cluster.placement import workers_with
 from infra.cluster.shares import Sizes
@@ -63,7 +63,8 @@ class Training:
         self._opened = progress.opened or Opened.of(run)
         self.algorithm = self._opened.algorithm
         workplace.dispatch.lease_patience = config.lease.patience
-        workplace.dispatch.require(call.name for call in self.algorithm.graph.calls)
+        self.graph = self._opened.graph
+        workplace.dispatch.require(call.name for call in self.graph.calls)
         self.problems = self._opened.problems
         if self.problems.spared:
             workplace.display.say(
@@ -83,7 +84,7 @@ class Training:
         self.generators = len(workers_with(workplace.dispatch.client, config.placement.tags("generate")))
         self.publishing: Publishing  # set by begin
         self.trainer: Trainer  # set by begin
-        self.criticism: Criticism | None = None  # where the algorithm has a critic
+        self.critic: CriticState | None = None  # where the algorithm has a critic
         self.admission: Admission  # set by begin
         self.tracker: Tracker
         self._logged_at = time.perf_counter()
@@ -115,20 +116,9 @@ class Training:
             (bring_record if self.run.resumed else begin_record)(self.run.uri, self._folder)
             self._signals = stack.enter_context(answered_by(self.workplace.dispatch.stop))
             self._check_policy()  # with the training lock: the trainer may have been another run's until now
-            self.tracker = stack.enter_context(
-                Tracker(
-                    self.config.tracking,
-                    home=self.workplace.home,
-                    experiment=self.problems.name,
-                    run_name=self.run.name,
-                    run_id=mlflow_run(self.run.uri),
-                    owner=mlflow_owner(self.run.uri),
-                    params=self.config.model_dump(mode="json"),
-                    local=self._folder / METRICS,
-                    check=self._hold.check,
-                )
-            )
-            save_mlflow_run(self.run.uri, self.tracker.run_id)  # for a start after one that is killed from here on
+            settings = self.config.model_dump(mode="json")
+            tracking = tracker_of(self.run, self.workplace.home, self.problems.name, settings, self._hold.check)
+            self.tracker = stack.enter_context(tracking)
             if not self.run.resumed:
                 self.run.save_problems(self.problems)  # before it exists: no run of this version is without
             else:
@@ -142,7 +132,7 @@ class Training:
             books = Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check, sizes)
             self._books = stack.enter_context(books)
             cut, machines = self.config.lease.seconds > 0, self.workplace.machines
-            self._limit = RunningLimit(self.algorithm.graph, self.config.staleness, machines, cut=cut)
+            self._limit = RunningLimit(self.graph, self.config.staleness, machines, cut=cut)
             self._stack = stack.pop_all()
         return self
 
@@ -170,8 +160,7 @@ class Training:
 
     def begin(self, source: str) -> PolicyVersion:
         """Load the run's newest checkpoint on the trainer, or version 0 from ``source``, and publish it."""
-        config = self.config
-        run, fence = self.run.uri, self._hold.fence
+        config, run, fence = self.config, self.run.uri, self._hold.fence
         self.trainer = policy_trainer(config, self.algorithm, run_uri=run, source=source, fence=fence)
         critic = critic_trainer(self.trainer, config)
         self.workplace.display.stage("load the policy")
@@ -179,6 +168,7 @@ class Training:
         warnings = (f"warning: {warning}" for warning in begun.warnings)
         for note in (*warnings, *notes_on_adapters(config.policy.lora.rank, begun.trained, begun.parameters)):
             self.workplace.display.say(note)
+        self._books.note_parameters(begun.trained, begun.parameters)
         self._books.go_back(begun.step)
         if self.run.resumed:
             more = f"; more steps: rlvf train --resume {shlex.quote(run_name(self.run))} --steps N"
@@ -197,11 +187,10 @@ class Training:
             self.generator, slice_seconds=config.batch.slices(config.staleness, config.policy.engine)
         )
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
-        self.criticism = criticism_of(self.workplace, config, critic, self.tracker, begun)
+        self.critic = critic_state(self.workplace, config, critic, self.tracker, begun)
         by = self.generator, self.publishing, self.admission, self.problems.verifiers
-        self.scores = scores_of(config, self.trainer, self.workplace, *by)
-        if self.criticism is not None:
-            self.scores.append(self.criticism.scores)
+        values = None if self.critic is None else self.critic.scores
+        self.scores = scores_of(config, self.trainer, self.workplace, *by, values)
         self.audits = audits_of(config, self.generator, self.publishing)
         self._advice.begin(logged := read_metrics(self._folder / METRICS))
         self.evaluations.begin(
@@ -236,6 +225,12 @@ class Training:
         """Write the completions of ``step`` down for people, in the background."""
         self._hold.check()
         self._books.keep(step, batch)
+
+    def publish(self, step: int) -> None:
+        """Begin to publish version ``step`` of each model that is trained."""
+        self.publishing.begin(step)
+        if self.critic is not None:
+            self.critic.publishing.begin(step)
 
     def log(self, batch: RolloutBatch, learned: Learned) -> None:
         """Log a finished step."""
@@ -274,9 +269,9 @@ class Training:
     def finished(self) -> TrainResult:
         """The result, when all steps are done; it is kept beside the run as ``result.json``."""
         before, after = self.evaluations.held_out(0), self.evaluations.held_out(self.publishing.end().step)
-        if self.criticism is not None:
-            self.criticism.publishing.end()
-            self.workplace.dispatch.run("train_critic", self.criticism.critic.keep, self.publishing.policy.step)
+        if self.critic is not None:
+            self.critic.publishing.end()
+            self.workplace.dispatch.run("train_critic", self.critic.trained.keep, self.publishing.policy.step)
         best = best_version(self.run.uri) if self.config.checkpoint.keep_best else None
         pace, stages = self._progress.pace() if self._progress.completions else kept_pace(self._folder / RESULT)
         result = TrainResult(

@@ -15,8 +15,8 @@ from infra.storage import place
 from infra.storage.manifest import NotThere
 from infra.weights.chain import stored_version
 from infra.weights.version import published
-from rl.algorithm_config import START
 from rl.config import whole_path
+from rl.kl_config import START
 from tasks.reference import RunVersion
 
 

@@ -82,6 +82,11 @@ class Run:
     def begun(self) -> bool:
         return is_run(self.uri)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a version that it has made is saved."""
+        return any(store.versions(state_uri(self.uri)))
+
     def save_config(self) -> None:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
         if not self.resumed and self.flow_run is not None:
@@ -117,7 +122,7 @@ class Run:
     def refuse_other_models(self, critic: bool) -> None:
         """Raise ValueError if the run has been trained without the ``critic`` that its algorithm has now, or with one
         that it has no more: the two would be of different steps."""
-        if not any(store.versions(state_uri(self.uri))) or has_versions(place.join(self.uri, CRITIC)) == critic:
+        if not self.under_way or has_versions(place.join(self.uri, CRITIC)) == critic:
             return
         now, was = ("has a critic", "without one") if critic else ("has no critic", "with one")
         restore = f"its folder {CRITIC}, if it had one" if critic else "the algorithm as it was"
@@ -277,11 +282,7 @@ def known_run(name: str, home_runs: str) -> str:
 
 
 def newest_weights(uri: str) -> PolicyVersion:
-    """The newest version of the run at ``uri``.
-
-    Raises:
-        NotARun: it has none.
-    """
+    """The newest version of the run at ``uri``. Raises NotARun where it has none."""
     newest = newest_version(uri)
     if newest is None:
         raise NotARun(f"{uri} has published no weights yet: `rlvf train --resume` goes on with it")

@@ -20,9 +20,10 @@ from infra.security.printable import printable
 from infra.storage.kinds import kind_of
 from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
-from rl.algorithm_config import START, AlgorithmSpec
+from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 from rl.config import MADE, OURS, REWARD_MODEL, TINY, ProblemsConfig
+from rl.kl_config import START
 from rl.problems.examples import ExamplesConfig
 from rl.verifiers.spec import VerifierSpec, is_file
 from tasks.named_set import open_verifier

@@ -28,7 +28,7 @@ from infra.cluster.calls import (
 from infra.cluster.durations import Signs
 from infra.cluster.lease_batch import Batch, Cuts
 from infra.cluster.leases import LeaseQueue
-from infra.cluster.placement import Offer, PlacementConfig
+from infra.cluster.placement import ALONE, Offer, PlacementConfig
 from infra.cluster.timeline import Measured, Span
 from infra.cluster.watch import ANSWER_SECONDS, Watch
 from infra.errors import mark_worker
@@ -36,7 +36,6 @@ from infra.errors import mark_worker
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 POLL_SECONDS = 1.0  # between two looks at which workers give signs of life
-ALONE = ("train", "train_critic")  # calls that write where the next one reads: never on two workers at a time
 
 
 def leave_thread() -> None:

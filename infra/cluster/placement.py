@@ -21,6 +21,7 @@ ANSWER_SECONDS = 10.0  # for a worker to say which source it runs
 LOCAL = ("GENERATOR", "VERIFIER", "REFERENCE", "CRITIC")  # roles of which `cluster` says how many a local cluster has
 WORKER = "worker:"  # before the name of a worker, in place of a tag
 LEAVING = "closing_gracefully"  # the status of a worker that was asked to leave
+ALONE = ("train", "train_critic")  # calls that write where the next one reads: never on two workers at a time
 ALWAYS = ("generate", "verify", "train", "evaluate")  # calls of every run
 
 

@@ -31,8 +31,8 @@ class Tokens:
     logprobs: "Tensor"  # [N] log pi, with its gradient
     old: "Tensor"  # [N] log of the old policy
     advantage: "Tensor"  # [N]
-    sequence_ratio: "Tensor | None" = (
-        None  # [N] log-ratio, mean over the token's completion: see `Algorithm.by_sequence`
+    sequence_log_ratio: "Tensor | None" = (
+        None  # [N] log(pi / old), mean over the token's completion: see `Algorithm.by_sequence`
     )
 
 
@@ -51,7 +51,7 @@ class Algorithm(BaseModel, ABC):
     summary: ClassVar[str]  # one line, for `--help`
     needs: ClassVar[frozenset[str]] = frozenset()  # fields of `Batch` that it reads beside rollouts and rewards
     aggregation: ClassVar[Aggregation] = "token"
-    by_sequence: ClassVar[bool] = False  # whether its loss reads `Tokens.sequence_ratio`
+    by_sequence: ClassVar[bool] = False  # whether its loss reads `Tokens.sequence_log_ratio`
     every_group: ClassVar[bool] = False  # whether it learns from groups whose rewards are all equal, too
     trust_region: ClassVar[bool] = False  # whether its loss clips or gates the ratio, to keep pi near old
     overlong_share: ClassVar[float] = 0.0  # share of max_tokens in which rewards fall, where nothing else is given

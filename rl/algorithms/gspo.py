@@ -28,9 +28,9 @@ class Gspo(Algorithm):
         """-min(s * A, clip(s, 1 - eps_low, 1 + eps_high) * A), each token's share of it: s is written as
         sg(s) * pi / sg(pi) of the token, whose sum over a completion has the value and the gradient of s (GSPO-token,
         equations 13 to 17)."""
-        assert tokens.sequence_ratio is not None
+        assert tokens.sequence_log_ratio is not None
         of_token = tokens.logprobs - tokens.logprobs.detach()
-        ratio = (tokens.sequence_ratio + of_token).clamp(max=LARGEST).exp()
+        ratio = (tokens.sequence_log_ratio + of_token).clamp(max=LARGEST).exp()
         return clipped(ratio, tokens.advantage, self.clip_low, self.clip_high)
 
 

@@ -12,8 +12,8 @@ from rl.records import Batch
 
 
 class M2po(Algorithm):
-    """Of the tokens that the step would take further from the old policy those of the largest log-ratios are left out,
-    as few as bring the second moment of the others to a bound; nothing is clipped."""
+    """Of the tokens that the step would take further from mu, which sampled them, those of the largest log(pi/mu) are
+    left out, as few as bring the second moment of the others to a bound; nothing is clipped."""
 
     summary: ClassVar[str] = "A = (r - mean) / std, tokens of outlying ratios left out"
 
@@ -28,8 +28,8 @@ class M2po(Algorithm):
         return standardised(batch.returns)
 
     def token_mask(self, log_ratio: Floats, advantage: Floats) -> NDArray[np.bool_]:
-        """The M tokens less, of those with A log(rho) > 0, the ones of the largest log(rho)^2, of equal ones the later
-        first, until the mean of it over what is left of these is at most ``second_moment``."""
+        """The M tokens less, of those with A log(pi/mu) > 0, the ones of the largest log(pi/mu)^2, of equal ones the
+        later first, until the mean of it over what is left of these is at most ``second_moment``."""
         further = np.flatnonzero(advantage * log_ratio > 0)
         squares = log_ratio[further].astype(np.float64) ** 2
         order = np.argsort(squares, kind="stable")

@@ -14,7 +14,7 @@ class Reinforce(Algorithm):
 
     summary: ClassVar[str] = "A = r - mean(group)"
 
-    ratio_cap: float = Field(2.0, gt=0, description="weight pi/mu of a token from an older version is cut at this")
+    ratio_cap: float = Field(2.0, gt=0, description="weight pi/old of a token is cut at this")
 
     def advantages(self, batch: Batch) -> Floats:
         """A = r - mean(group), the group-mean baseline."""

@@ -21,7 +21,7 @@ class ReMax(Reinforce):
     needs: ClassVar[frozenset[str]] = frozenset({"baseline"})
     every_group: ClassVar[bool] = True
 
-    ratio_cap: float = Field(5.0, gt=0, description="weight pi/mu of a token from an older version is cut at this")
+    ratio_cap: float = Field(5.0, gt=0, description="weight pi/old of a token is cut at this")
 
     def advantages(self, batch: Batch) -> Floats:
         """A = r - b, where both are known, else 0."""

@@ -8,7 +8,6 @@ Legend: P prompts, G completions of each, T completion tokens, N tokens of a for
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,22 +18,13 @@ from torch.nn.functional import linear
 from rl.learning.learner import Learner
 from rl.learning.logprobs import token_scores
 from rl.learning.objectives import Objective, Scored, Terms
-from rl.learning.optimized import loss_scale
+from rl.learning.optimized import OptimizerStep
 from rl.learning.packing import Packed
 from rl.learning.passes import Accumulation
 from rl.learning.states import predicting_states
 from rl.model.blocks import in_blocks
 from rl.model.policy import Policy
 from rl.records import Learned, Rollouts
-
-
-@dataclass(frozen=True)
-class Step:
-    """An optimizer step."""
-
-    norm: float  # of the gradient before clipping; where it is not finite nothing was changed
-    metrics: dict[str, float]  # of the objective, before the step
-    said: str  # of memory that is short, for people
 
 
 def fit(learner: Learner, shown: Rollouts, objective: Objective, reference: NDArray[np.float64] | None) -> Learned:
@@ -44,18 +34,17 @@ def fit(learner: Learner, shown: Rollouts, objective: Objective, reference: NDAr
     A non-finite loss or gradient is refused: weights and optimizer stay, ``Learned.refused`` says why.
     """
     step = optimize(learner, shown, objective, reference)
-    applied = math.isfinite(step.norm)
-    what = "gradient" if math.isfinite(step.metrics["loss"]) else "loss"
-    learner.refusals = 0 if applied else learner.refusals + 1
+    learner.refusals = learner.refusals + 1 if step.refused else 0
     learner.step += 1
+    metrics = {"loss": step.loss, **step.sums, "grad_norm": step.norm}
     learner.learned = Learned(
         learner.step,
-        applied=applied,
-        refused="" if applied else f"the {what} of update {learner.step} is not finite",
+        applied=not step.refused,
+        refused=step.refused and f"the {step.refused} of update {learner.step} is not finite",
         refusals=learner.refusals,
         said=step.said,
         groups=len(shown.prompts),
-        metrics={f"{objective.name}/{name}": of for name, of in {**step.metrics, "grad_norm": step.norm}.items()},
+        metrics={f"{objective.name}/{name}": of for name, of in metrics.items()},
     )
     return learner.learned
 
@@ -65,34 +54,26 @@ def optimize(
     shown: Rollouts,
     objective: Objective,
     reference: NDArray[np.float64] | None = None,
-    scale: float = 1.0,
-) -> Step:
-    """One optimizer step at ``scale`` times the learning rate; the learner's version stays."""
+    rate: float = 1.0,
+) -> OptimizerStep:
+    """One optimizer step at ``rate`` times the learning rate; the learner's version stays. Its ``sums`` are what the
+    objective says of these completions before the step."""
     policy, said = learner.policy, ""
     known = np.zeros(shown.lengths.shape)
     if not objective.linear:
         known, said = scores(policy, learner.accumulation, shown, objective, standing=learner.standing)
-    terms, share = (
-        objective.terms(_scored(known, shown, reference)),
-        objective.gradient(_scored(known, shown, reference)),
-    )
+    before = _scored(known, shown, reference)
+    terms, share = objective.terms(before), objective.gradient(before)
     if not terms.loss.isfinite():
-        return Step(math.nan, _floats(terms), said)
-    enlarged = loss_scale(policy.dtype, int(1 / max(float(share.abs().max()), 2.0**-60)))
-    while True:
-        found, more = scores(
-            policy, learner.accumulation, shown, objective, share * enlarged, standing=learner.standing
-        )
-        if objective.linear:
-            terms = objective.terms(_scored(found, shown, reference))
-        finite = bool(terms.loss.isfinite())
-        # what is not finite anywhere in the loss is not finite in the norm, which `optimizer_step` refuses
-        norm = learner.optimizer_step(scale, loss_scale=enlarged) if finite else math.nan
-        policy.model.zero_grad(set_to_none=True)
-        if math.isfinite(norm) or not finite or enlarged == 1:
-            break
-        enlarged = max(1.0, enlarged / 16)  # the scaled gradient may be what overflowed
-    return Step(norm, _floats(terms), "; ".join(filter(None, (said, more))))
+        metrics = _floats(terms)
+        return OptimizerStep(metrics.pop("loss"), math.nan, metrics, terms.count, "loss", said)
+
+    def backward(scale: float) -> tuple[dict[str, float], str]:
+        found, more = scores(policy, learner.accumulation, shown, objective, share * scale, standing=learner.standing)
+        now = objective.terms(_scored(found, shown, reference)) if objective.linear else terms
+        return _floats(now), "; ".join(filter(None, (said, more)))
+
+    return learner.scaled_step(backward, int(1 / max(float(share.abs().max()), 2.0**-60)), rate)
 
 
 def measured(

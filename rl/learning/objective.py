@@ -75,7 +75,7 @@ class PassObjective:
     def __init__(self, of: Objective, completion: Tensor, scale: float) -> None:
         """``completion``: [N] which completion each token is of."""
         self._of, self._completion, self._scale = of, completion, scale
-        self._sequence_ratio: Tensor | None = None  # [N]
+        self._sequence_log_ratio: Tensor | None = None  # [N]
         self._sequence_gap: Tensor | None = None  # [N]: see `_gap`, the mean over the token's completion
 
     @property
@@ -87,7 +87,7 @@ class PassObjective:
         """Take the log-probs [N] of all tokens, from which the ratios of whole completions follow."""
         old = self._old(logprobs, slice(None))
         if self._of.algorithm.by_sequence:
-            self._sequence_ratio = completion_means(logprobs - old, self._completion)
+            self._sequence_log_ratio = completion_means(logprobs - old, self._completion)
         if self._of.correction.kind == "sequence_mask":
             self._sequence_gap = completion_means(self._gap(logprobs, old, slice(None)), self._completion)
 
@@ -113,7 +113,7 @@ class PassObjective:
     def _terms(self, logprobs: Tensor, part: slice) -> tuple[Tensor, Mapping[str, Tensor], Tensor | None]:
         """[C] terms of the policy loss, the algorithm's metrics, and the divergence from the reference."""
         of, old = self._of, self._old(logprobs, part)
-        ratio = None if self._sequence_ratio is None else self._sequence_ratio[part]
+        ratio = None if self._sequence_log_ratio is None else self._sequence_log_ratio[part]
         found = of.algorithm.token_loss(Tokens(logprobs, old, of.advantage[part], ratio))
         value, metrics = found.value, dict(found.metrics)
         if self._decoupled:

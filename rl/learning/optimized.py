@@ -105,9 +105,12 @@ class Optimized(Generic[M]):
         self.policy.model.zero_grad(set_to_none=True)
         return norm
 
-    def scaled_step(self, backward: Callable[[float], tuple[dict[str, float], str]], tokens: int) -> OptimizerStep:
-        """One optimizer step by what ``backward(scale)`` adds to the gradient: that of a mean over so many tokens, by
-        ``scale``. It returns the loss, as ``loss``, and metrics, as sums over tokens, and what is to be said of memory.
+    def scaled_step(
+        self, backward: Callable[[float], tuple[dict[str, float], str]], tokens: int, rate: float = 1.0
+    ) -> OptimizerStep:
+        """One optimizer step, at ``rate`` times the learning rate, by what ``backward(scale)`` adds to the gradient:
+        that of a mean over so many tokens, by ``scale``. It returns the loss, as ``loss``, and metrics, as sums over
+        tokens, and what is to be said of memory.
 
         What is not finite is refused; a scaled gradient that is not is made anew with a smaller scale first.
         """
@@ -116,7 +119,7 @@ class Optimized(Generic[M]):
             sums, said = backward(scale)
             total = sums.pop("loss")
             # what is not finite anywhere in the loss is not finite in the norm, which `optimizer_step` refuses
-            norm = self.optimizer_step(loss_scale=scale) if math.isfinite(total) else math.nan
+            norm = self.optimizer_step(rate, loss_scale=scale) if math.isfinite(total) else math.nan
             self.policy.model.zero_grad(set_to_none=True)
             if math.isfinite(norm) or not math.isfinite(total) or scale == 1:
                 break

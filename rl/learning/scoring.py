@@ -26,9 +26,9 @@ class Scoring:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         config = OptimizerConfig(checkpointing="off")
-        self._accumulation = Accumulation(policy, config)
+        self.accumulation = Accumulation(policy, config)
         # nothing is kept for a backward pass: all layers count as checkpointed, and out of memory passes get shorter
-        self._accumulation.passes = Passes(Passes.wanted(policy, config).positions, checkpointing=True)
+        self.accumulation.passes = Passes(Passes.wanted(policy, config).positions, checkpointing=True)
 
     @property
     def memory(self) -> ModelMemory:
@@ -55,6 +55,6 @@ class Scoring:
             between_passes()
             return of(packed)
 
-        found = each_token(rollouts, range(len(rollouts.prompts)), self._accumulation, score)
+        found = each_token(rollouts, range(len(rollouts.prompts)), self.accumulation, score)
         yield_memory(self.policy.device)
         return found

@@ -65,7 +65,7 @@ def answered(
 def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:
     """One optimizer step on -mean log pi(target token), at ``scale`` times the learning rate; returns that loss in nats
     per token."""
-    return optimize(learner, shown, Imitation(), scale=scale).metrics["loss"]
+    return optimize(learner, shown, Imitation(), rate=scale).loss
 
 
 def _tokens(policy: Policy, text: str) -> list[int]:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from infra.cluster.cancellation import cancellation_check
 from infra.cluster.resident import drop, resident
 from infra.cluster.timeline import waiting_for_weights
-from infra.home import rlvf_home
 from infra.runs.checkpoints import CRITIC
 from infra.weights.version import PolicyVersion
 from rl.algorithm_config import AlgorithmSpec
@@ -23,6 +22,7 @@ from rl.records import Batch, Learned, Rollouts
 from tasks.calls.held import held
 from tasks.calls.start import load_start
 from tasks.calls.trained import Trained
+from tasks.calls.weights import Weights, versions_of
 
 if TYPE_CHECKING:
     from rl.learning.critic import CriticLearner
@@ -63,9 +63,8 @@ class Critic(Trained["CriticLearner"]):
     def _fresh(self) -> "CriticLearner":
         from rl.learning.critic import CriticLearner
         from rl.model.value import value_model
-        from rl.value_loading import whole
 
-        return CriticLearner(value_model(load_start(self.source, whole(self.policy))), self.optimizer)
+        return CriticLearner(value_model(load_start(self.source, self.policy.whole)), self.optimizer)
 
     def _saved(self, checkpoint: Path, _: Callable[[str], None]) -> "CriticLearner":
         from rl.learning.critic import CriticLearner
@@ -111,26 +110,21 @@ class Valuer:
 
     @contextmanager
     def _resident(self, version: PolicyVersion, check: Callable[[], None]) -> Iterator[_Resident]:
-        from infra.weights.mirror import Mirror
         from infra.weights.quantization import restored
         from rl.learning.scoring import Scoring
         from rl.value_loading import load_value_model
 
-        versions = version.uri.rpartition("/")[0]
-        cache = rlvf_home() / "cache" / "weights"
-        mirror: Mirror = resident(
-            "critic's mirror", versions, lambda: Mirror(versions, patience=self.patience, cache=cache)
-        )
+        weights = Weights(self.policy.whole, patience=self.patience)
+        mirror = resident("critic's mirror", versions_of(version), lambda: weights.copy(version))
 
         def load() -> _Resident:
             with mirror.at(version, check) as found:
-                model = load_value_model(str(mirror.root), self.policy, weights=restored(found))
+                model = load_value_model(str(mirror.root), weights.policy, weights=restored(found))
             return _Resident(model, Scoring(model), version)
 
-        key = self.policy.model_copy(update={"model": ""}), versions, version.files
         with ExitStack() as stack:
             with waiting_for_weights() as waiting:
-                kept = stack.enter_context(held("values", key, load, again=True))
+                kept = stack.enter_context(held("values", weights.key(version), load, again=True))
                 if kept.version != version:
                     try:
                         with mirror.at(version, check) as found:

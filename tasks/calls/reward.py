@@ -11,15 +11,12 @@ from infra.security.secrets import masked
 from infra.storage import store
 from infra.storage.manifest import Manifest
 from rl.config import PolicyConfig
-from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
 from rl.verifiers.parts import MAX_REWARD
 from tasks.calls.held import held
 
 if TYPE_CHECKING:
-    from rl.learning.passes import Accumulation
-    from rl.model.parking import ModelMemory
-    from rl.model.policy import Policy
+    from rl.learning.scoring import Scoring
 
 
 class RewardModelChangedError(RuntimeError):
@@ -28,18 +25,6 @@ class RewardModelChangedError(RuntimeError):
 
 class BrokenRewardModelError(RuntimeError):
     """A reward model whose scores are no rewards."""
-
-
-@dataclass(frozen=True)
-class _Resident:
-    """A worker's resident reward model."""
-
-    policy: "Policy"
-    accumulation: "Accumulation"
-
-    @property
-    def memory(self) -> "ModelMemory":
-        return self.policy.memory
 
 
 @dataclass(frozen=True)
@@ -81,8 +66,8 @@ class RewardModel:
             )
         return found[[places[answer] for answer in asked]].reshape(ended.shape)
 
-    def _load(self) -> _Resident:
-        from rl.learning.passes import Accumulation, Passes
+    def _load(self) -> "Scoring":
+        from rl.learning.scoring import Scoring
         from rl.reward_model import load_reward_model
 
         with store.read_folder(self.uri) as folder:
@@ -91,11 +76,7 @@ class RewardModel:
         self._require_same(store.read_manifest(self.uri))  # its files may have been replaced while they were loaded
         for parameter in policy.model.parameters():
             parameter.requires_grad_(False)
-        config = OptimizerConfig(checkpointing="off")
-        accumulation = Accumulation(policy, config)
-        # not by what memory is free: as in rl.learning.scoring
-        accumulation.passes = Passes(Passes.wanted(policy, config).positions, checkpointing=True)
-        return _Resident(policy, accumulation)
+        return Scoring(policy)
 
     def _require_same(self, found: Manifest) -> None:
         if found.digest != self.digest:

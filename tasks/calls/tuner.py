@@ -1,7 +1,7 @@
 """The trainer of given examples: demonstrations, or pairs of completions."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,12 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.cluster.resident import drop, resident
-from infra.runs.checkpoints import CheckpointConfig
-from infra.storage.fence import Fence
 from infra.weights.version import SyncConfig
 from rl.algorithm_config import AlgorithmSpec
-from rl.config import PolicyConfig, SamplingConfig
-from rl.optimizer_config import OptimizerConfig
+from rl.config import SamplingConfig
 from rl.problems.examples import Example
 from rl.records import Learned
 from tasks.calls.start import load_start, weights_of
@@ -25,53 +22,21 @@ if TYPE_CHECKING:
     from rl.learning.objectives import Objective
     from rl.model.policy import Policy
 
-REWARD_MODEL = "reward-model"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tuner(Trainer):
-    """What determines its work, whatever publishes and samples nothing; see `Trainer`."""
+    """A trainer that neither publishes nor samples; see `Trainer`."""
 
-    method: str = "sft"  # sft, dpo or reward-model
+    algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    window: int = 1
+    method: str  # sft, dpo or reward-model
     beta: float = 0.0  # of dpo
-    max_tokens: int = 0  # of a completion, at most
-
-    @classmethod
-    def of(
-        cls,
-        run_uri: str,
-        source: str,
-        policy: PolicyConfig,
-        optimizer: OptimizerConfig,
-        checkpoint: CheckpointConfig,
-        steps: int,
-        fence: Fence,
-        seed: int,
-        method: str,
-        max_tokens: int,
-        beta: float,
-    ) -> "Tuner":
-        """One that generates nothing."""
-        return cls(
-            run_uri=run_uri,
-            source=source,
-            policy=policy,
-            optimizer=optimizer,
-            algorithm=AlgorithmSpec(),
-            sampling=SamplingConfig(),
-            checkpoint=checkpoint,
-            sync=SyncConfig(),
-            window=1,
-            steps=steps,
-            fence=fence,
-            seed=seed,
-            method=method,
-            max_tokens=max_tokens,
-            beta=beta,
-        )
+    max_tokens: int  # of a completion, at most
 
     def fit(self, step: int, examples: Sequence[Example], reference: NDArray[np.float64] | None) -> Learned:
-        """Make version ``step + 1`` from ``step`` of these examples, and save it, as `update` does; ``reference``
+        """Make version ``step + 1`` from ``step`` of these examples, and save it, as `advance` does; ``reference``
         [P, G]: the log-likelihoods of their completions under the start model, which DPO compares with."""
         from rl.learning.fitting import fit
         from rl.learning.supervised import as_rollouts
@@ -131,7 +96,7 @@ class Tuner(Trainer):
         made: dict[str, Callable[[], Objective]] = {
             "sft": Imitation,
             "dpo": lambda: DirectPreference(self.beta),
-            REWARD_MODEL: BradleyTerry,
+            "reward-model": BradleyTerry,
         }
         return made[self.method]()
 
@@ -142,7 +107,7 @@ class Tuner(Trainer):
         return resident("checked", (self.source, self.policy, self.fence), self._load_start)
 
     def _load_start(self) -> "Policy":
-        if self.method != REWARD_MODEL:
+        if not self._objective.of_rewards:
             return load_start(self.source, self.policy)
         from rl.reward_model import load_reward_model
 
@@ -150,14 +115,14 @@ class Tuner(Trainer):
             return load_reward_model(path, self.policy, master=True, fresh=True)
 
     def _fresh_policy(self) -> "Policy":
-        if self.method != REWARD_MODEL:
+        if not self._objective.of_rewards:
             return super()._fresh_policy()
         policy = self._start()
         drop("checked")
         return policy
 
     def _saved_policy(self, checkpoint: Path, warn: Callable[[str], None]) -> "Policy":
-        if self.method != REWARD_MODEL:
+        if not self._objective.of_rewards:
             return super()._saved_policy(checkpoint, warn)
         from rl.reward_model import load_reward_model
 

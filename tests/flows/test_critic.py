@@ -125,8 +125,8 @@ def test_ahead_of_training_all_values_of_a_batch_are_of_one_published_version(
     keep = Training.keep
 
     def keeps(training: Training, step: int, batch: Any) -> None:
-        assert training.criticism is not None
-        version = training.criticism.scores._versions[step]
+        assert training.critic is not None
+        version = training.critic.scores._versions[step]
         mirror = Mirror(version.uri.rpartition("/")[0], patience=0.0)
         with mirror.at(version) as weights:
             expected = values_of(weights, lab.policy, batch.everything.rollouts)

@@ -12,9 +12,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from flows.options.reading import OptionError
+from flows.planner.calls import graph_named
+from flows.planner.memory import sizes
 from flows.report.summary import run_name, summary
 from flows.start.runs import Run
 from flows.start.saved import saved_config
+from infra.runs.record import read_record
 from infra.weights.mirror import Mirror
 from infra.weights.version import newest_version
 
@@ -57,6 +60,8 @@ def test_a_run_learns_publishes_and_goes_on_with_adapters_alone(lab: Any, base: 
         assert found.keys() == kept.keys()
         assert all(torch.equal(found[name], kept[name]) for name in kept)
         assert any(value.any() for name, value in found.items() if ".lora_B." in name)  # it has learned
+    held = sizes(graph_named("grpo", kl=False), read_record(str(run), run), saved_config(str(run)))
+    assert held["actor"] == pytest.approx(whole + sum(value.nbytes for value in kept.values()), rel=0.01)
     evaluation = lab.evaluate(policy=run.name, problems=str(lab.problems), samples="1")
     assert evaluation.step == 3
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(lab.policy), str(run / "model"))

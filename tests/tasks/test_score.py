@@ -52,7 +52,7 @@ def reference(made: Callable[[Any], Any]) -> ReferenceScores:
         def score(self, _: Any, of: Any) -> Any:
             return made(of)
 
-    return ReferenceScores(REFERENCE, Made(Weights(PolicyConfig()), 1.0), lambda step: PolicyVersion(step, "v", ""))
+    return ReferenceScores(Made(Weights(PolicyConfig()), 1.0), lambda step: PolicyVersion(step, "v", ""))
 
 
 def sure(of: Rollouts) -> Any:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from flows.planner.calls import graph_named
 from flows.planner.contention import Machine
-from flows.planner.drawing import graph_named
 from flows.planner.limits import MOST_WORKERS, STEPS, Limit, limit_of_record, limit_of_steps
 from infra.cluster.timeline import Span
 from infra.runs.metric_log import MetricLine
@@ -24,6 +24,7 @@ class Lived:
     seconds: float
     generate: dict[str, tuple[int, float]]
     verify: float = 0.01  # of each lease
+    reward: float = 0.0  # of each lease, by a reward model
     train: float = 1.0
     weights: float = 0.0  # that a generator waits for in a step
     publish: float = 0.0
@@ -39,7 +40,10 @@ class Lived:
                     loading = 0.0 if lease else self.weights
                     began = at + lease * seconds
                     found.append(Span(worker, "generate", began, began + loading + seconds, loading=loading))
-                    found.append(Span("judge", "verify", began + seconds, began + seconds + self.verify))
+                    verified = began + seconds + self.verify
+                    found.append(Span("judge", "verify", began + seconds, verified))
+                    if self.reward:
+                        found.append(Span("rater", "reward", verified, verified + self.reward))
             found.append(Span(self.trainer, "train", at + self.seconds - self.train, at + self.seconds))
             found.append(Span(self.trainer, "publish", at + self.seconds, at + self.seconds + self.publish))
         return sorted(found, key=lambda span: span.end)

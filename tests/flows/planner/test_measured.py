@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from flows.planner.calls import planned_calls
+from flows.config import TrainConfig
+from flows.options.reading import read_config
+from flows.planner.calls import graph_named, planned_calls
 from flows.planner.contention import Machine, load
-from flows.planner.drawing import drawing, graph_named
+from flows.planner.drawing import drawing
 from flows.planner.measured import NothingMeasuredError, costs_of, measured_step, present_places
 from flows.planner.memory import memory, sizes
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.timeline import Span
 from infra.runs.record import read_record
 from tests.flows.planner.kept_run import keep_run
+from tests.infra.planning.works import work_of
 
 
 def test_a_step_is_what_its_calls_took_without_cold_starts_and_what_is_no_step(tmp_path: Path) -> None:
@@ -50,7 +53,7 @@ def test_leases_of_several_sizes_cost_what_they_would_if_all_were_of_one(tmp_pat
     assert step.busy["slow"] == pytest.approx(2 + 2 * 0.5 * 5 / 9, abs=0.2)
     costs = costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={}, cut=True)
     # 1600 tokens a step: alone the fast one would take 1600 / 600 s, the slow one 1600 / 200
-    assert costs.call("generate").seconds == pytest.approx({"fast": 1600 / 600, "slow": 1600 / 200})
+    assert work_of(costs, "generate").seconds == pytest.approx({"fast": 1600 / 600, "slow": 1600 / 200})
     assert costs.cut
 
 
@@ -64,11 +67,12 @@ def test_what_a_lease_takes_whatever_its_size_is_told_apart_from_what_its_tokens
             one["end"] = one["start"] + one.get("loading", 0.0) + times * (0.5 + one["tokens"] / 1000)
     (run / "timeline.jsonl").write_text("".join(json.dumps(one) + "\n" for one in spans))
     step = measured_step(read_record(str(run), run), str(run))
-    found = costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={}).call("generate")
+    costs = costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={})
+    found = work_of(costs, "generate")
     for worker, times in (("fast", 1), ("slow", 3)):  # the slow one has leases of one size, which do not say it
         assert found.fixed[worker] == pytest.approx(times * 0.5, rel=0.1)
         assert found.seconds[worker] == pytest.approx(times * step.tokens["generate"] / 1000, rel=0.1)
-    assert costs_of(planned_calls(graph_named("grpo", kl=False)), step, memory={}, size={}).call("train").fixed == {}
+    assert work_of(costs, "train").fixed == {}
 
 
 def test_costs_are_of_a_whole_step_s_work(tmp_path: Path) -> None:
@@ -77,9 +81,9 @@ def test_costs_are_of_a_whole_step_s_work(tmp_path: Path) -> None:
     calls = planned_calls(graph_named("grpo", kl=False))
     costs = costs_of(calls, step, memory={}, size={}, others=[more])
     assert costs.leases == 4
-    assert costs.call("generate").seconds == pytest.approx({"fast": 4.0, "slow": 12.0, "third": 4.0})
-    assert costs.call("verify").seconds == pytest.approx({"judge": 0.75})  # between 4 verdicts a step and 2
-    assert costs.call("train").before == ("generate", "verify")
+    assert work_of(costs, "generate").seconds == pytest.approx({"fast": 4.0, "slow": 12.0, "third": 4.0})
+    assert work_of(costs, "verify").seconds == pytest.approx({"judge": 0.75})  # between 4 verdicts a step and 2
+    assert work_of(costs, "train").before == ("generate", "verify")
     assert present_places(calls, step) == {"generate": ("fast", "slow"), "verify": ("judge",), "train": ("trainer",)}
     with pytest.raises(NothingMeasuredError, match="the run made no call reference"):
         costs_of(planned_calls(graph_named("grpo", kl=True)), step, memory={}, size={})
@@ -95,7 +99,7 @@ def test_what_several_runs_measured_is_their_median_without_first_calls(tmp_path
     steps = [measured_step(read_record(str(one), one), str(one)) for one in (*kept, cold)]
     calls = planned_calls(graph_named("grpo", kl=False))
     costs = costs_of(calls, steps[0], memory={}, size={}, others=steps[1:])
-    assert costs.call("generate").seconds == pytest.approx({"fast": 2 * 2.0})
+    assert work_of(costs, "generate").seconds == pytest.approx({"fast": 2 * 2.0})
 
 
 def test_waits_for_a_core_are_no_work_and_tell_how_many_others_leave(tmp_path: Path) -> None:
@@ -164,13 +168,29 @@ def test_memory_is_what_the_workers_announced_and_the_weights_are(tmp_path: Path
     run = keep_run(tmp_path / "run", memory_gb={"fast": 8.0})
     record = read_record(str(run), run)
     assert memory(record) == {"fast": 8e9}
-    assert sizes(graph_named("ppo", kl=True), record) == {
-        "actor": 1e9,
-        "critic": 1e9,
-        "reference": 1e9,
-        "actor in training": 8e9,
-        "critic in training": 8e9,
+    graph = graph_named("ppo", kl=True, calls=["reward"])
+    known = {"actor": 1e9, "critic": 1e9, "actor in training": 8e9, "critic in training": 8e9}
+    assert sizes(graph, record, TrainConfig()) == known | {"reference": 1e9}
+    other = read_config(
+        TrainConfig, file=None, overrides={"algorithm.kl": "0.1", "algorithm.kl.reference": "org/other"}
+    )
+    assert sizes(graph, record, other) == known  # of any size, as the reward model's
+    assert set(sizes(graph_named("grpo", kl=False), record, other)) == {"actor", "actor in training"}
+
+
+def test_adapters_are_counted_with_the_model_that_they_stand_on(tmp_path: Path) -> None:
+    """What is published of each version is the adapters: 1 GB of 16 bits, beside 30 GB that every role has."""
+    run = keep_run(tmp_path / "run", parameters=(500_000_000, 15_500_000_000))
+    config = read_config(TrainConfig, file=None, overrides={"policy.lora": "64"})
+    assert sizes(graph_named("ppo", kl=True), read_record(str(run), run), config) == {
+        "actor": 31e9,
+        "actor in training": 38e9,
+        "critic": 30e9,  # of all parameters
+        "critic in training": 240e9,
+        "reference": 31e9,
     }
+    older = keep_run(tmp_path / "older")  # has not told
+    assert sizes(graph_named("ppo", kl=True), read_record(str(older), older), config) == {}
 
 
 def test_a_run_that_says_too_little_is_named(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_one_that_fails_is_reported_too(lab: Any, files: Path, monkeypatch: pyte
         if learned.step == 2:
             raise DivergedError(HOSTILE)
 
-    monkeypatch.setattr("flows.run.finetuning.stop_if_diverged", fail)
+    monkeypatch.setattr("flows.sft.stop_if_diverged", fail)
     name = lab.new_name()
     with pytest.raises(DivergedError):
         tune(lab, "sft", files, run=name, steps="20", tracking__report="true")

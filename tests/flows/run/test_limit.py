@@ -1,12 +1,23 @@
 """What limits a run is looked at now and then, and said where people look."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.config import TrainConfig
+from flows.planner.limits import limit_of_record
 from flows.run.limit import FIRST, RunningLimit
+from flows.run.opened import Opened
+from flows.start.runs import Run
+from infra.runs.metric_log import MetricLine
+from infra.runs.record import Record
+from rl.config import ProblemsConfig, VerifierConfig
+from rl.verifiers.spec import VerifierSpec
+from tasks.own_algorithm import open_algorithm
+from tasks.problem_set import open_problems
 from tests.flows.planner.test_limits import GRAPH, JETSON, Lived
 from tests.flows.run.test_artifacts import artifacts
 
@@ -36,6 +47,26 @@ def test_a_scheduler_that_is_away_costs_the_sentence() -> None:
     for step in range(run.steps):
         limit.add(run.spans(), {name: values[step] for name, values in run.figures.items()})
     assert limit.words() == ""
+
+
+def test_a_reward_model_may_be_what_limits_a_run() -> None:
+    """What the run says while it trains is what its report says."""
+    run = Lived(4.0, {"jetson": (8, 0.125)}, reward=0.5)
+    sums = open_problems((ProblemsConfig(),), VerifierConfig(), 0, 0, 8)
+    rated = replace(sums, verifiers={"sums": VerifierSpec(name="arithmetic", reward_model="/rater")})
+    config = TrainConfig()
+    opened = Opened(Run("run", config, resumed=False), rated, [], open_algorithm(config.algorithm))
+    limit = RunningLimit(opened.graph, 1, dict)
+    for step in range(run.steps):
+        limit.add(run.spans() if step == 0 else [], {name: values[step] for name, values in run.figures.items()})
+    assert "one more worker like rater would make steps" in limit.words()
+    lines = [
+        MetricLine(step=step + 1, time=0, metrics={name: of[step] for name, of in run.figures.items()})
+        for step in range(run.steps)
+    ]
+    kept = limit_of_record(Record(tuple(lines), (tuple(run.spans()),)), {"staleness": 1})
+    assert kept is not None
+    assert kept.words() == limit.words()
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A version that a worker cannot get at: published again if it is damaged, and not if that worker alone lacks it."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,9 +31,13 @@ class Town:
             dispatch=SimpleNamespace(run=lambda *asked, **_: self.mended.append(asked)),
             display=SimpleNamespace(say=self.said.append),
         )
-        trainer: Any = SimpleNamespace(mend=None, call="train")
+        critic, sync = str(folder / "run" / "critic"), SimpleNamespace(patience=0)
+        trainer: Any = SimpleNamespace(
+            mend=None, call="train_critic", run_uri=str(folder / "run"), model_uri=critic, sync=sync
+        )
         tracker: Any = None
-        self.publishing = Publishing(workplace, trainer, tracker, 0)
+        self.given = workplace, trainer, tracker
+        self.publishing = Publishing(*self.given, 0)
 
     def unseen(self) -> NotThere:
         error = NotThere(f"there is nothing whole that makes {self.version.uri}, yet")
@@ -61,3 +66,12 @@ def test_what_is_damaged_or_gone_is_published_again(town: Town) -> None:
     shutil.rmtree(town.version.uri)
     town.publishing.mend(town.unseen())
     assert len(town.mended) == 2
+
+
+def test_a_version_of_before_is_of_the_same_model(town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The critic's lie in a folder of its own, beside the policy's."""
+    (tmp_path / "made").mkdir()
+    write_whole(tmp_path / "made", {"weight": torch.ones(4)})
+    first = keep_whole(weights_uri(str(tmp_path / "run" / "critic"), 0), tmp_path / "made")
+    monkeypatch.setattr(publishing, "publish", lambda *_: Published(replace(first, step=2)))
+    assert Publishing(*town.given, 2).version(0) == first

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from flows.config import TrainConfig
+from flows.options.plain_yaml import load_yaml
 from flows.options.reading import read_config
 from flows.start.runs import Run
 from flows.start.saved import END, saved_config
 from infra.runs.checkpoints import CONFIG, NotARun
+from rl.algorithm_config import CommonAlgorithmConfig
 
 
 @pytest.fixture
@@ -67,3 +69,9 @@ def test_a_configuration_of_an_older_version_or_edited_by_hand_is_taken(saved: R
     assert saved_config(saved.uri) == saved.config
     file.write_text(whole.replace("\n", "\r\n") + "\n# mine\n")
     assert saved_config(saved.uri) == saved.config
+
+
+def test_of_all_algorithms_options_those_of_its_own_are_saved(saved: Run) -> None:
+    """Another's may change with the algorithms that there are: test_saved_options.py adds one."""
+    held = load_yaml(Path(saved.uri, CONFIG).read_text())["algorithm"]
+    assert held.keys() - CommonAlgorithmConfig.model_fields.keys() == {"clip", "dual_clip"}

@@ -237,7 +237,7 @@ def test_gspo_of_completions_of_one_token_is_ppo(tokens: list[tuple[float, float
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_no_advantage_no_gradient(name: str) -> None:
-    _, gradients = gradient(name, [0.3, -0.3], [0.0, 0.0], sequence_ratio=torch.zeros(2, dtype=torch.float64))
+    _, gradients = gradient(name, [0.3, -0.3], [0.0, 0.0], sequence_log_ratio=torch.zeros(2, dtype=torch.float64))
     assert not any(gradients)
 
 

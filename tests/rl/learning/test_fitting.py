@@ -209,7 +209,7 @@ def test_what_overflows_in_float16_is_scaled_less(
         tried.append(loss_scale)
         return 1.0 if loss_scale < 1e3 else np.inf
 
-    monkeypatch.setattr("rl.learning.fitting.loss_scale", lambda *_: 2.0**18)
+    monkeypatch.setattr("rl.learning.optimized.loss_scale", lambda *_: 2.0**18)
     monkeypatch.setattr(learner, "optimizer_step", overflowing)
     assert optimize(learner, make_rollouts(PROMPTS, SHOWN), Imitation()).norm == 1.0
     assert tried == [2.0**18, 2.0**14, 2.0**10, 2.0**6]

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl.algorithm_config import AlgorithmSpec, KlConfig
+from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
 from rl.algorithms.own import OwnAlgorithmError
+from rl.kl_config import KlConfig
 from rl.learning.learner import Learner
 from rl.learning.trial import TAKEN, try_algorithm
 from rl.records import Batch

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from infra.cluster.costs import Costs, PlanError, Work, link_seconds
-from infra.cluster.plan import plan, predicted, relaxed
-from infra.cluster.simulation import simulate
+from infra.planning.costs import Costs, PlanError, Work
+from infra.planning.plan import plan, predicted, relaxed
+from infra.planning.simulation import simulate
+from tests.infra.planning.works import work_of
 
 pytestmark = pytest.mark.slow
 
@@ -134,11 +135,12 @@ def test_a_simulated_step_is_that_of_the_long_run(staleness: int, monkeypatch: p
     generator = np.random.default_rng(staleness)
     cases = [step(_some(generator), _some(generator), _some(generator)) for _ in range(6)]
     places = [
-        {"generate": tuple(sorted(costs.call("generate").seconds)), "verify": (min(costs.call("verify").seconds),),
-         "train": (min(costs.call("train").seconds),)} for costs in cases
+        {"generate": tuple(sorted(work_of(costs, "generate").seconds)),
+         "verify": (min(work_of(costs, "verify").seconds),),
+         "train": (min(work_of(costs, "train").seconds),)} for costs in cases
     ]  # fmt: skip
     found = [simulate(*each, staleness).seconds for each in zip(cases, places, strict=True)]
-    monkeypatch.setattr("infra.cluster.simulation.STEPS", 60)
+    monkeypatch.setattr("infra.planning.simulation.STEPS", 60)
     assert found == pytest.approx(
         [simulate(*each, staleness).seconds for each in zip(cases, places, strict=True)], rel=0.05
     )
@@ -147,16 +149,16 @@ def test_a_simulated_step_is_that_of_the_long_run(staleness: int, monkeypatch: p
 @pytest.mark.parametrize("few", [1000, 0])
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_plan_is_the_best_of_all_placements(staleness: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.cluster.plan.FEW", few)  # 0: by changes of one worker, as where placements are many
+    monkeypatch.setattr("infra.planning.plan.FEW", few)  # 0: by changes of one worker, as where placements are many
     generator, ratios = np.random.default_rng(staleness), []
     for number in range(8):
         shared = {"machine": dict.fromkeys("abc", "m"), "cores": {"m": 1.5}} if number % 2 else {}
         costs = step(_some(generator), _some(generator), _some(generator), **shared)
         best = min(
             simulate(costs, {"generate": g, "verify": v, "train": (t,)}, staleness).seconds
-            for g in subsets(tuple(sorted(costs.call("generate").seconds)))
-            for v in subsets(tuple(sorted(costs.call("verify").seconds)))
-            for t in sorted(costs.call("train").seconds)
+            for g in subsets(tuple(sorted(work_of(costs, "generate").seconds)))
+            for v in subsets(tuple(sorted(work_of(costs, "verify").seconds)))
+            for t in sorted(work_of(costs, "train").seconds)
         )
         ratios.append(plan(costs, staleness).seconds / best)
     assert min(ratios) >= 1 - 1e-9
@@ -198,10 +200,8 @@ def test_the_present_placement_stays_where_none_is_better() -> None:
 
 
 def test_a_slow_link_is_worth_leaving_a_worker_out() -> None:
-    seconds = link_seconds(1.2 * GB, 10e6)
-    costs = step({"a": 30.0, "far": 30.0}, {"v": 0.1}, {"t": 1.0}, fetching={("actor", "far"): seconds})
+    costs = step({"a": 30.0, "far": 30.0}, {"v": 0.1}, {"t": 1.0}, fetching={("actor", "far"): 120.0})
     found = relaxed(costs)
-    assert seconds == pytest.approx(120)
     assert found.places["generate"] == ("a",)
     assert found.seconds == pytest.approx(30)
 

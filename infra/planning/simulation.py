@@ -12,11 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from infra.cluster.costs import Costs, Places, Work
-from infra.cluster.fair_share import rates
+from infra.planning.costs import Costs, Places, Work
+from infra.planning.fair_share import rates
 
 NEXT_UPDATE, NEXT_STEP = "next update", "next step"  # what may begin, in place of a worker's name
-CUT = 8, 2  # leases of a step that are as good as any size; of each worker, where that is more
+# of a step with leases as large as suits each worker, which are as good as any size
+LEASES, LEASES_PER_WORKER = 8, 2  # the latter where that is more
 STEPS = 8  # that are looked at, after those at the beginning, for each batch that is under way at once
 
 
@@ -56,7 +57,7 @@ def simulate(costs: Costs, places: Places, staleness: int) -> Simulated:
     """The mean of a step, once the pipeline has been filled and emptied."""
     costs = replace(costs, cut=costs.cut and staleness > 0)
     if costs.cut:
-        leases = max(CUT[0], CUT[1] * max(len(workers) for workers in places.values()))
+        leases = max(LEASES, LEASES_PER_WORKER * max(len(workers) for workers in places.values()))
         costs = replace(costs, leases=max(costs.leases, leases))
     return _Simulation(costs, places, staleness).run()
 

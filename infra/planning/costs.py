@@ -69,10 +69,6 @@ class Costs:
         """The workers that share this machine's cores."""
         return tuple(worker for worker in self.workers if self.machine.get(worker) == machine)
 
-    def call(self, name: str) -> Work:
-        """The call of that name."""
-        return next(call for call in self.calls if call.name == name)
-
     def needs(self, worker: str, places: Places) -> float:
         """Bytes that this worker holds."""
         held = {call.holds for call in self.calls if worker in places[call.name]}
@@ -81,11 +77,6 @@ class Costs:
     def fits(self, places: Places) -> bool:
         """Whether each worker has the memory for what it holds."""
         return all(self.needs(worker, places) <= self.memory.get(worker, inf) for worker in self.workers)
-
-
-def link_seconds(moved: float, bandwidth: float) -> float:
-    """Seconds that so many bytes a step take over a link of so many bytes a second."""
-    return moved / bandwidth if moved else 0.0
 
 
 def check_costs(costs: Costs) -> None:

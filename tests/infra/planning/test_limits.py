@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.cluster.costs import Costs, Places, Work
-from infra.cluster.limits import find_limits, leases_within, trainer_seconds, with_more
-from infra.cluster.simulation import simulate
+from infra.planning.costs import Costs, Places, Work
+from infra.planning.limits import find_limits, leases_within, trainer_seconds, with_more
+from infra.planning.simulation import simulate
+from tests.infra.planning.works import work_of
 
 NEAR = 0.15  # share by which a prediction may be off
 
@@ -135,4 +136,4 @@ def test_one_more_worker_has_a_machine_of_its_own_and_what_the_other_has() -> No
     assert more.cores == {"m": 2, one: 2, two: 2}
     assert more.memory[one] == 1e9
     assert more.fetching["actor", two] == 0.5
-    assert more.call("train").seconds == {"w": 2.0}
+    assert work_of(more, "train").seconds == {"w": 2.0}

@@ -6,7 +6,7 @@ arXiv 2602.02192): of T seconds a generator has T − f for leases of s seconds 
     Σ_w (T − f[w]) / s[w] ≥ leases      T: the trainer's own seconds a step
 
 says how many generators feed a trainer that never waits. Latencies, shared cores and the last lease of a batch are not
-in it: what it finds, and each change, is simulated (`infra.cluster.simulation`).
+in it: what it finds, and each change, is simulated (`infra.planning.simulation`).
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from infra.cluster.costs import Costs, Places, Work
-from infra.cluster.simulation import simulate
+from infra.planning.costs import Costs, Places, Work
+from infra.planning.simulation import simulate
 
 Kind = Literal["worker", "trainer", "link", "staleness"]
 TIMES = 2  # as fast is a trainer, or the weights' way, that is tried
@@ -24,7 +24,7 @@ FREE = 0.01  # of its seconds, for work that counts for next to nothing
 MOST = 16  # generators more that are looked at
 FURTHER = 3  # than what throughput alone asks for, as waits may
 DEEPEST = 4  # staleness; more of it changes next to nothing
-FINE = 16, 2  # leases of a step that are enough to simulate it; of each worker, where that is more
+LEASES, LEASES_PER_WORKER = 16, 2  # of a step, the latter where that is more: enough to simulate it
 HALF = 0.5  # of what one version more saves, which another change has to save to be named before it
 
 
@@ -51,7 +51,7 @@ class Limits:
 def find_limits(costs: Costs, places: Places, staleness: int) -> Limits:
     """Those of the calls as they are placed."""
     widest = max(len(workers) for workers in places.values())
-    costs = _in_leases(costs, min(costs.leases, max(FINE[0], FINE[1] * widest)))
+    costs = _in_leases(costs, min(costs.leases, max(LEASES, LEASES_PER_WORKER * widest)))
     now = simulate(costs, places, min(staleness, DEEPEST)).seconds
     changes = []
     for change in _changes(costs, places):

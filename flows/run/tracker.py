@@ -1,0 +1,32 @@
+"""The tracker of a run that goes on."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flows.run.bookkeeping import Kept
+from flows.start.runs import local_folder
+from flows.start.tracked import mlflow_owner, mlflow_run, save_mlflow_run
+from infra.runs.record import METRICS
+from infra.runs.tracking import Tracker
+
+
+@contextmanager
+def tracker_of(
+    run: Kept, home: Path, experiment: str, params: Mapping[str, Any], check: Callable[[], None]
+) -> Iterator[Tracker]:
+    """Its metrics, and its MLflow run. ``check`` raises once the run is another's."""
+    with Tracker(
+        run.tracking,
+        home=home,
+        experiment=experiment,
+        run_name=run.name,
+        run_id=mlflow_run(run.uri),
+        owner=mlflow_owner(run.uri),
+        params=params,
+        local=local_folder(run.uri, home) / METRICS,
+        check=check,
+    ) as tracker:
+        save_mlflow_run(run.uri, tracker.run_id)  # for a start after one that is killed from here on
+        yield tracker
