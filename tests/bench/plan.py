@@ -7,7 +7,7 @@ in turns, so that a load of the machine that comes and goes meets all of them; f
 
 `predicted` is what `rlvf plan` would say. `same load` is the same with the load by other programs during those runs,
 estimated from their own waits for a core: no forecast, but it shows how much of an error is a load that has changed. On
-a quiet machine with two cores it should take some 8 minutes.
+a quiet machine with two cores it takes some 9 minutes.
 
 python -m tests.bench.plan [--steps 6] [--turns 2] [--json]
 """
@@ -44,7 +44,7 @@ from infra.runs.record import Record, read_record
 FAST, SLOW, TIMES = "generator-0", "generator-1", 3
 SLICE = 0.01  # seconds between two looks at what the slow worker has computed
 CALLS = ("generate", "verify", "reference", "value", "train", "train_critic")
-BAD = "the slow one generates"
+BAD = "the slow one trains a critic"
 
 
 def placing(generate: tuple[str, ...], reference: tuple[str, ...], value: str, train: str, critic: str) -> Places:
@@ -54,8 +54,8 @@ def placing(generate: tuple[str, ...], reference: tuple[str, ...], value: str, t
 
 PLACES: Mapping[str, Places] = {
     "both generate": placing((FAST, SLOW), (FAST, SLOW), "trainer", "trainer", "trainer"),
-    "the slow one trains a critic": placing((FAST,), (FAST,), SLOW, "trainer", SLOW),
-    BAD: placing((SLOW,), (SLOW,), "trainer", "trainer", "trainer"),
+    "the slow one generates": placing((SLOW,), (SLOW,), "trainer", "trainer", "trainer"),
+    BAD: placing((FAST,), (FAST,), SLOW, "trainer", SLOW),
 }
 PLANNED = "the plan for that"
 
