@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.audit import Scored
+from rl.audit import AuditScores
 from rl.judging import Judgement
 from rl.records import Maker, Problem, Rollouts, arrays
 from rl.slices import SoFar
@@ -69,8 +69,8 @@ def refused_logprobs(returned: object, of: Rollouts) -> str:
 
 
 def refused_audit(returned: object, of: Rollouts) -> str:
-    """Why this is no `Scored` of these rollouts, in a few words; empty if it is."""
-    if not isinstance(returned, Scored) or not names_type(returned.dtype):
+    """Why this is no `AuditScores` of these rollouts, in a few words; empty if it is."""
+    if not isinstance(returned, AuditScores) or not names_type(returned.dtype):
         return f"it is {type(returned).__name__}, and not scores with their type"
     return refused_logprobs(returned.logprobs, of)
 

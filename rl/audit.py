@@ -40,7 +40,7 @@ class AuditConfig(BaseModel):
 
 
 @dataclass(frozen=True)
-class Scored:
+class AuditScores:
     """What a worker makes of the tokens of a lease."""
 
     logprobs: NDArray[np.float32]  # [P, G, T], 0 past a completion's length

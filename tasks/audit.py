@@ -17,7 +17,7 @@ from infra.errors import one_line
 from infra.storage.manifest import StoreError
 from infra.weights.version import PolicyVersion
 from rl.admission import refused_audit, refused_logprobs
-from rl.audit import AuditConfig, Audited, Scored, compared, divergence, draws, who_is_wrong
+from rl.audit import AuditConfig, Audited, AuditScores, compared, divergence, draws, who_is_wrong
 from rl.graph import AUDIT
 from rl.records import Maker, Rollouts
 from tasks.calls.generator import Generator
@@ -93,7 +93,7 @@ class Audits:
 
     def _scored(
         self, dispatch: Dispatch, version: PolicyVersion, rollouts: Rollouts, maker: Offer, place: float
-    ) -> Iterator[tuple[Offer, Scored]]:
+    ) -> Iterator[tuple[Offer, AuditScores]]:
         """What each of the other generators makes of these rollouts, those first that nothing is known against, from
         this `place` among them on. Those that have a later version by now are left out, and those that fail."""
         others = [offer for offer in _auditors(dispatch) if offer.address != maker.address]
@@ -123,7 +123,7 @@ class Audits:
         rollouts: Rollouts,
         tokens: NDArray[np.bool_],
         parties: tuple[Offer, Offer],
-        scored: Scored,
+        scored: AuditScores,
         said: str,
     ) -> str:
         """Which of maker and auditor is wrong, as `who_is_wrong` names them; counted against it."""

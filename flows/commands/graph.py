@@ -9,7 +9,8 @@ from flows.commands.named_run import named_run, written_to
 from flows.config import TrainConfig
 from flows.options.reading import read_config
 from flows.options.usual_names import unknown
-from flows.planner.drawing import as_json, drawing, graph_of_config, mermaid
+from flows.planner.calls import graph_of_config
+from flows.planner.drawing import as_json, drawing, mermaid
 from flows.planner.measured import measured_step
 from flows.report.graph_picture import graph_picture
 from flows.start.runs import local_folder

@@ -12,8 +12,7 @@ from flows.commands.named_run import named_run
 from flows.config import TrainConfig
 from flows.options.reading import add_options, read_config
 from flows.planner.applied import apply_to_file, apply_to_run, settings, written
-from flows.planner.calls import places_by_tags, planned_calls
-from flows.planner.drawing import graph_of_config
+from flows.planner.calls import graph_of_config, places_by_tags, planned_calls
 from flows.planner.measured import MeasuredStep, measured_step
 from flows.planner.memory import memory, sizes
 from flows.planner.proposal import Proposal, busiest, propose

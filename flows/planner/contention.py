@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.cluster.fair_share import rates
 from infra.cluster.timeline import Span
+from infra.planning.fair_share import rates
 
 NEWEST = 2000  # spans that are looked at
 JITTER = 0.02  # share of a call that it may wait for a core where nobody else computes

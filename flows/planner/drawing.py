@@ -3,14 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flows.planner.measured import MeasuredStep
 from infra.cluster.placement import PlacementConfig
-from rl.algorithm_config import CommonAlgorithmConfig
-from rl.algorithms import ALGORITHMS
-from rl.graph import REWARD, SCORES, Call, Graph, graph_of
-from rl.kl_config import KlConfig
+from rl.graph import Call, Graph
 
 MOST_NAMES = 3  # workers of a call that are named
 SHOWN = 0.005  # share of a step from which a wait is shown
@@ -36,41 +32,6 @@ class Drawing:
     title: str
     nodes: tuple[Node, ...]
     edges: tuple[tuple[str, str, tuple[str, ...]], ...]
-
-
-def graph_of_config(config: CommonAlgorithmConfig, calls: Iterable[str] = ()) -> Graph:
-    """The graph of an algorithm with its options; see `graph_named`."""
-    return graph_named(config.name, config.kl.coefficient > 0, calls)
-
-
-def graph_named(name: str, kl: bool, calls: Iterable[str] = ()) -> Graph:
-    """The graph of an algorithm, with a divergence from a reference if `kl`, and a reward model where it is among the
-    `calls` that a run has made. A user's own is not run here: what it needs is seen from these calls, too."""
-    made = set(calls)
-    needs = KlConfig(coefficient=float(kl)).needs
-    if name not in ALGORITHMS:
-        name, needs = "reinforce", needs | {field for field, call in SCORES.items() if call.name in made}
-    return graph_of(ALGORITHMS[name](), needs, reward_model=REWARD.name in made)
-
-
-def graph_of_settings(config: Mapping[str, Any], calls: Iterable[str]) -> Graph:
-    """The graph of a run's settings as they were read, whatever they hold, and of the calls that it has made."""
-    coefficient = _section(_algorithm(config), "kl").get("coefficient")
-    return graph_named(algorithm_of(config), isinstance(coefficient, int | float) and coefficient > 0, calls)
-
-
-def algorithm_of(config: Mapping[str, Any]) -> str:
-    """The name of the algorithm in settings, whatever they hold."""
-    return str(_algorithm(config).get("name", "reinforce"))
-
-
-def _algorithm(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _section(config, "algorithm") or _section(config, "loss")  # as older versions called it
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
 
 
 def drawing(title: str, graph: Graph, placement: PlacementConfig, step: MeasuredStep | None = None) -> Drawing:

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.planner.calls import planned_calls
+from flows.planner.calls import graph_of_settings, planned_calls
 from flows.planner.contention import Machine
-from flows.planner.drawing import graph_of_settings
 from flows.planner.measured import MeasuredStep, NothingMeasuredError, costs_of, measured_step, present_places, step_of
-from infra.cluster.costs import Costs, Places, listed
-from infra.cluster.limits import Change, Limits, find_limits
 from infra.cluster.timeline import Span
+from infra.planning.costs import Costs, Places, listed
+from infra.planning.limits import Change, Limits, find_limits
 from infra.runs.record import Record
 from rl.graph import Graph
 

@@ -12,8 +12,8 @@ from math import isfinite
 from statistics import mean, median
 
 from flows.planner.contention import Machine, load, own_seconds, wanted
-from infra.cluster.costs import Costs, Work
 from infra.cluster.timeline import Span
+from infra.planning.costs import Costs, Work
 from infra.runs.record import Record
 
 FEWEST = 3  # steps that figures are taken from

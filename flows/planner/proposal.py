@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from flows.config import TrainConfig
 from flows.planner.calls import Tags, able
 from flows.planner.measured import MeasuredStep, costs_of, present_places
-from infra.cluster.costs import Costs, Places, Work, listed
 from infra.cluster.placement import WORKER
-from infra.cluster.plan import Plan, plan, predicted
+from infra.planning.costs import Costs, Places, Work, listed
+from infra.planning.plan import Plan, plan, predicted
 
 LEASES = (0.5, 1, 2, 4)  # times those of now
 LOADED = 0.1  # share of a machine's cores that others may want before it is said

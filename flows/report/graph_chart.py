@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flows.planner.drawing import algorithm_of, drawing, graph_of_settings
+from flows.planner.calls import algorithm_of, graph_of_settings
+from flows.planner.drawing import drawing
 from flows.planner.measured import NothingMeasuredError, measured_step
 from flows.report.charts import Chart
 from flows.report.graph_picture import graph_picture

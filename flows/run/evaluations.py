@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.config import TrainConfig
 from flows.report.result import problem_count
-from flows.run.plans import Plan
+from flows.run.plans import EvaluationPlan
 from flows.run.workplace import Workplace
 from infra.runs.checkpoints import BEST, best_version
 from infra.runs.metric_log import MetricLine
@@ -22,7 +22,12 @@ class Evaluations:
     """The evaluations of one run, each made once for a version that needs it, however often the run is resumed."""
 
     def __init__(
-        self, config: TrainConfig, plans: Sequence[Plan], generator: Generator, workplace: Workplace, run_uri: str
+        self,
+        config: TrainConfig,
+        plans: Sequence[EvaluationPlan],
+        generator: Generator,
+        workplace: Workplace,
+        run_uri: str,
     ) -> None:
         self.plans = plans
         self._config, self._generator, self._workplace, self._run_uri = config, generator, workplace, run_uri
@@ -63,7 +68,7 @@ class Evaluations:
                 "anew"
             )
 
-    def due(self, step: int) -> list[Plan]:
+    def due(self, step: int) -> list[EvaluationPlan]:
         """The plans that are still to be evaluated at this version."""
         last = self._config.steps
         return [plan for plan in self.plans if plan.is_due(step, last) and (plan.name, step) not in self._made]
@@ -89,14 +94,14 @@ class Evaluations:
         """How many problems of each set are kept out of training and evaluated on."""
         return next((plan.sizes for plan in self.plans if plan.name == ""), {})
 
-    def _keep_if_best(self, plan: Plan, made: Evaluation) -> None:
+    def _keep_if_best(self, plan: EvaluationPlan, made: Evaluation) -> None:
         """Before it is logged, so that what is logged as the best exists."""
         best = best_version(self._run_uri)
         beaten = best is None or best.plan != plan.digest or made.reward_sampled > best.reward
         if math.isfinite(made.reward_sampled) and beaten:
             self._export(made.step, BEST, {"step": made.step, "reward": made.reward_sampled, "plan": plan.digest})
 
-    def _log(self, plan: Plan, made: Evaluation) -> None:
+    def _log(self, plan: EvaluationPlan, made: Evaluation) -> None:
         figures = {plan.metric(name): value for name, value in made.figures().items()}
         for name, by in made.sets.items():
             figures |= {f"eval/{name}/{what}": value for what, value in by.items()}
@@ -120,7 +125,7 @@ def _said(figures: Mapping[str, float]) -> str:
     )
 
 
-def _logged(plan: Plan, line: MetricLine) -> Evaluation:
+def _logged(plan: EvaluationPlan, line: MetricLine) -> Evaluation:
     """The evaluation that a line of the metrics holds; those of older versions have no rewards."""
 
     def of(what: str, otherwise: float) -> float:

@@ -70,7 +70,7 @@ class Finetuning:
         self.tuner: Tuner  # from entering on
         self._source, self._workplace, self._progress = source, workplace, progress
         self._folder = local_folder(run.uri, workplace.home)
-        self._reference: Reference | None = None  # where the objective compares with the start model
+        self._reference: StartScores | None = None  # where the objective compares with the start model
         self._figures: dict[int, dict[str, float]] = {}  # of held-out examples, by step
         for note in self.run.notes:
             workplace.display.say(note)
@@ -120,7 +120,7 @@ class Finetuning:
         """Load the run's newest checkpoint on the trainer, or version 0; returns the step that it is of."""
         run, workplace = self.run, self._workplace
         if isinstance(run.config, DpoConfig):
-            self._reference = Reference(run, self.examples, self.tuner, workplace, self._hold.check)
+            self._reference = StartScores(run, self.examples, self.tuner, workplace, self._hold.check)
         workplace.display.stage("load the policy")
         begun = workplace.dispatch.run("train", self.tuner.begin)
         for warning in begun.warnings:
@@ -201,7 +201,7 @@ def kept_figures(folder: Path) -> dict[int, dict[str, float]]:
     }
 
 
-class Reference:
+class StartScores:
     """The scores of examples under the start model, each computed once and kept with the run."""
 
     def __init__(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from flows.run.plans import Plan, plans
+from flows.run.plans import EvaluationPlan, plans
 from flows.start.runs import Run, without_secrets
 from flows.start.trust import refuse_swapped
 from infra.interrupts import put_off
@@ -23,7 +23,7 @@ class Opened:
 
     run: Run
     problems: ProblemSet
-    plans: Sequence[Plan]
+    plans: Sequence[EvaluationPlan]
     algorithm: AlgorithmSpec
 
     @classmethod

@@ -18,7 +18,7 @@ from tasks.problem_set import ProblemSet, longest, problems_to_solve
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """One of the sets that a run is evaluated on."""
 
     name: str  # "" for what was kept out of training
@@ -64,7 +64,7 @@ def digest_of(problems: ProblemSet, samples: int) -> str:
     return sha256(said.encode()).hexdigest()[:16]
 
 
-def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
+def plans(config: TrainConfig, training: ProblemSet) -> list[EvaluationPlan]:
     """The evaluations that the configuration asks for, that on the held-out problems among them. A set is asked and
     judged as `rlvf eval` of the run does it.
 
@@ -81,7 +81,7 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
         if each.path == HELD_OUT:
             if not training.held_out:
                 raise ProblemError("evals: no problems are held out: leave out --held_out 0, or this evaluation")
-            found.append(Plan("", _cut(training, each.limit), each.every, samples))
+            found.append(EvaluationPlan("", _cut(training, each.limit), each.every, samples))
             continue
         asked_for = _given(each)
         of = set_as_trained(asked_for, config)
@@ -91,7 +91,7 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[Plan]:
             raise ProblemError(f"evals: {error}") from error
         name = names.pop(0)
         note = _taken(name, asked_for, of, config.verifier)
-        found.append(Plan(name, _cut(problems, each.limit), each.every, samples, note))
+        found.append(EvaluationPlan(name, _cut(problems, each.limit), each.every, samples, note))
     return found
 
 
@@ -111,7 +111,7 @@ def _taken(name: str, given: ProblemsConfig, of: ProblemsConfig, verifier: Verif
     return f"{name}: evaluated as the run is trained, with {', '.join(new)}" if new else ""
 
 
-def what_judges(training: ProblemSet, of: Sequence[Plan]) -> str:
+def what_judges(training: ProblemSet, of: Sequence[EvaluationPlan]) -> str:
     """A line on what judges which set, those that are evaluated on among them; empty where one judges all."""
     verifiers = dict(training.verifiers)
     for plan in of:
@@ -120,7 +120,7 @@ def what_judges(training: ProblemSet, of: Sequence[Plan]) -> str:
     return f"judged by {judges(verifiers)}" if len({spec.name for spec in verifiers.values()}) > 1 else ""
 
 
-def problems_to_check(training: ProblemSet, of: Sequence[Plan]) -> list[Problem]:
+def problems_to_check(training: ProblemSet, of: Sequence[EvaluationPlan]) -> list[Problem]:
     """Problems among which is the longest prompt of all that the run trains and is evaluated on."""
     return [*training.longest(), *(problem for plan in of if plan.name for problem in longest(plan.problems.held_out))]
 

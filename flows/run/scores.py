@@ -16,7 +16,7 @@ from rl.kl_config import START
 from rl.verifiers.spec import VerifierSpec
 from tasks.audit import Audits
 from tasks.calls.generator import Generator
-from tasks.calls.scorer import Referee, Reference, Scorer
+from tasks.calls.scorer import Referee, ReferenceSchedule, Scorer
 from tasks.calls.trainer import Trainer
 from tasks.calls.weights import Weights
 from tasks.generate import Admission
@@ -25,11 +25,11 @@ from tasks.score import GreedyScores, ReferenceScores, Scores
 from tasks.value import ValueScores
 
 
-def reference_of(config: TrainConfig, algorithm: AlgorithmSpec) -> Reference | None:
+def reference_of(config: TrainConfig, algorithm: AlgorithmSpec) -> ReferenceSchedule | None:
     """Which versions are the reference policy; None where nothing needs one, or it is another model."""
     if "reference_logprobs" not in algorithm.needs or config.algorithm.kl.reference != START:
         return None
-    return Reference(config.algorithm.kl.reference_every, config.staleness)
+    return ReferenceSchedule(config.algorithm.kl.reference_every, config.staleness)
 
 
 def other_model(config: TrainConfig, run_uri: str, fence: Fence) -> OtherModel | None:

@@ -17,7 +17,7 @@ from infra.cluster.timeline import waiting_for_weights
 from infra.storage import place, store
 from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion, weights_uri
-from rl.audit import Scored
+from rl.audit import AuditScores
 from rl.config import OURS, PolicyConfig, SamplingConfig
 from rl.records import Maker, Problem, Rollouts
 from rl.sampling.server import Server
@@ -115,7 +115,7 @@ class Generator:
             )
         return rollouts
 
-    def score(self, version: PolicyVersion, rollouts: Rollouts) -> Scored | None:
+    def score(self, version: PolicyVersion, rollouts: Rollouts) -> AuditScores | None:
         """Log-probs of the completions' tokens by the policy that this worker samples from, to audit who has sampled
         them; None where it has a later version already. Of the rollouts only prompts, tokens and lengths are read.
 
@@ -132,7 +132,7 @@ class Generator:
             with self._sampler(version, version.step, check) as (sampler, _):
                 scoring = Scoring(sampler.policy)
                 found = scoring.logprobs(rollouts, self.sampling.temperature, between_passes=check)
-                return Scored(found, dtype_name(sampler.policy.dtype))
+                return AuditScores(found, dtype_name(sampler.policy.dtype))
 
     def _is_past(self, version: PolicyVersion, check: Callable[[], None]) -> bool:
         """Whether this worker would have to go back to `version`, for which it would read all of its weights."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceSchedule:
     """Which version is the reference policy of a step."""
 
     every: int = 0  # 0: version 0; else the last multiple of this that there is when generation for the step may begin

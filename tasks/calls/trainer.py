@@ -13,7 +13,7 @@ from infra.storage import place, store
 from rl.algorithm_config import AlgorithmSpec
 from rl.config import TINY
 from rl.records import Batch, Learned
-from tasks.calls.scorer import Reference
+from tasks.calls.scorer import ReferenceSchedule
 from tasks.calls.start import take_checked
 from tasks.calls.trained import Trained, learning
 
@@ -32,7 +32,7 @@ class Trainer(Trained["Learner"]):
 
     algorithm: AlgorithmSpec
     seed: int = 0  # of fresh adapters
-    reference: Reference | None = None  # which versions must stay for it; None without one
+    reference: ReferenceSchedule | None = None  # which versions must stay for it; None without one
 
     def advance(self, step: int, batch: Batch, figures: Mapping[str, float]) -> Learned:
         """Make version ``step + 1`` from ``step`` and save it, if it is its turn; if it was made before, return

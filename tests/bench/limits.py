@@ -29,13 +29,13 @@ from statistics import median
 
 from flows.commands.workplace import in_workplace
 from flows.config import TrainConfig
-from flows.planner.drawing import graph_of_config
+from flows.planner.calls import graph_of_config
 from flows.planner.limits import LAST, Limit, limit_of
 from flows.planner.measured import measured_step
 from flows.run.workplace import Workplace, open_workplace
-from infra.cluster.limits import Change, Kind, changed
 from infra.cluster.placement import WORKER, PlacementConfig, offers
-from infra.cluster.simulation import simulate
+from infra.planning.limits import Change, Kind, changed
+from infra.planning.simulation import simulate
 from tests.bench.plan import recorded, slowed
 
 ONE, OTHER = "generator-0", "generator-1"

@@ -29,17 +29,16 @@ from statistics import median
 
 from flows.commands.workplace import in_workplace
 from flows.config import TrainConfig
-from flows.planner.calls import planned_calls
-from flows.planner.drawing import graph_of_config
+from flows.planner.calls import graph_of_config, planned_calls
 from flows.planner.measured import MeasuredStep, costs_of, measured_step
 from flows.planner.probe import probes, tags_of_workers
 from flows.run.workplace import Workplace, open_workplace, present
 from flows.start.runs import local_folder
-from infra.cluster.costs import Costs, Places, listed
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import WORKER, PlacementConfig, offers
-from infra.cluster.plan import plan, predicted
 from infra.home import rlvf_home
+from infra.planning.costs import Costs, Places, listed
+from infra.planning.plan import plan, predicted
 from infra.runs.record import Record, read_record
 
 FAST, SLOW, TIMES = "generator-0", "generator-1", 3

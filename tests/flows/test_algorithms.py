@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.planner.drawing import graph_named
+from flows.planner.calls import graph_named
 from flows.planner.measured import measured_step
 from flows.run.training import Training
 from infra.runs.record import read_record

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from flows.options.reading import OptionError
-from flows.planner.drawing import graph_named
+from flows.planner.calls import graph_named
 from flows.planner.memory import sizes
 from flows.report.summary import run_name, summary
 from flows.start.runs import Run

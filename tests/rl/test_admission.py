@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.admission import Asked, refusal, refused_audit, refused_judgement
-from rl.audit import Scored
+from rl.audit import AuditScores
 from rl.judging import Judgement
 from rl.records import Maker, Problem, Rollouts
 
@@ -149,8 +149,8 @@ def test_what_is_no_verdicts_is_refused_in_words(other: dict[str, Any], why: str
 
 def test_an_audit_is_scores_and_the_type_of_their_arithmetic() -> None:
     found = rollouts()
-    assert refused_audit(Scored(found.logprobs, "float32"), found) == ""
-    for other in (None, found.logprobs, Scored(found.logprobs, "a/b c"), Scored(found.logprobs, None)):  # type: ignore[arg-type]
+    assert refused_audit(AuditScores(found.logprobs, "float32"), found) == ""
+    for other in (None, found.logprobs, AuditScores(found.logprobs, "a/b c"), AuditScores(found.logprobs, None)):  # type: ignore[arg-type]
         assert refused_audit(other, found).endswith(", and not scores with their type")
-    assert refused_audit(Scored(found.logprobs[:1], "float32"), found).startswith("scores are float32 [1, 3, 4]")
-    assert refused_audit(Scored(found.logprobs * np.float32(np.nan), "float32"), found) == "a score is nan"
+    assert refused_audit(AuditScores(found.logprobs[:1], "float32"), found).startswith("scores are float32 [1, 3, 4]")
+    assert refused_audit(AuditScores(found.logprobs * np.float32(np.nan), "float32"), found) == "a score is nan"

@@ -14,7 +14,7 @@ from infra.cluster.exclusions import Exclusions
 from infra.cluster.placement import Offer, PlacementConfig
 from infra.storage.manifest import NotThere
 from infra.weights.version import PolicyVersion
-from rl.audit import AuditConfig, Scored, draws
+from rl.audit import AuditConfig, AuditScores, draws
 from rl.audit import figures as of_audits
 from rl.config import PolicyConfig, SamplingConfig
 from rl.graph import AUDIT
@@ -41,7 +41,7 @@ Answer = Callable[[Rollouts], Any]
 
 def off(by: float) -> Answer:
     """Log-probs that are off by so many nats."""
-    return lambda rollouts: Scored(np.where(rollouts.inside, np.float32(-0.5 - by), np.float32(0)), "bfloat16")
+    return lambda rollouts: AuditScores(np.where(rollouts.inside, np.float32(-0.5 - by), np.float32(0)), "bfloat16")
 
 
 def raising(error: Exception) -> Answer:
@@ -76,7 +76,7 @@ class Cluster:
     def run(self, call: str, function: Any, version: PolicyVersion, given: Rollouts) -> Any:
         assert (call, function, version.step) == ("train", AUDITS.referee.score, 1)
         found = self.third(given)
-        return found.logprobs if isinstance(found, Scored) else found
+        return found.logprobs if isinstance(found, AuditScores) else found
 
 
 def audited(cluster: Cluster, maker: Offer = A, audits: Audits = AUDITS, times: int = 1) -> Collection:

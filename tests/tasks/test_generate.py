@@ -19,7 +19,7 @@ from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
 from infra.storage.manifest import StoreError, Torn
 from infra.weights.version import PolicyVersion
-from rl.audit import AuditConfig, Scored
+from rl.audit import AuditConfig, AuditScores
 from rl.config import PolicyConfig, SamplingConfig
 from rl.graph import AUDIT, Call
 from rl.judging import Judgement
@@ -92,8 +92,8 @@ def off_on(workers: Sequence[str]) -> tuple[Generator, Referee]:
             made = Rollouts.padded(problems, [[1]] * len(problems), [[3, 4]] * 2 * len(problems), version=version.step)
             return replace(made, logprobs=logprobs(made.tokens.shape), makers=(Maker(dtype="float32"),) * len(problems))
 
-        def score(self, _version: Any, rollouts: Rollouts) -> Scored:
-            return Scored(logprobs(rollouts.tokens.shape), "bfloat16")
+        def score(self, _version: Any, rollouts: Rollouts) -> AuditScores:
+            return AuditScores(logprobs(rollouts.tokens.shape), "bfloat16")
 
     class Third(Referee):
         def score(self, _version: Any, rollouts: Rollouts) -> Any:

@@ -14,7 +14,7 @@ from rl.config import PolicyConfig, SamplingConfig
 from rl.learning.scoring import Scoring
 from rl.records import Problem
 from tasks.calls.generator import BrokenPolicyError, Generator
-from tasks.calls.scorer import Referee, Reference, Scorer
+from tasks.calls.scorer import Referee, ReferenceSchedule, Scorer
 from tasks.calls.weights import Weights
 from tests.tasks.test_generator import published
 
@@ -32,7 +32,7 @@ SCORER = Scorer(GENERATOR.weights, 1.0)
     ],
 )
 def test_the_reference_follows_among_versions_that_are_there(every: int, staleness: int, versions: list[int]) -> None:
-    reference = Reference(every, staleness)
+    reference = ReferenceSchedule(every, staleness)
     assert [reference.version(step) for step in range(9)] == versions
 
 
@@ -44,7 +44,7 @@ def test_the_reference_follows_among_versions_that_are_there(every: int, stalene
     ahead=st.integers(0, 30),
 )
 def test_what_a_step_refers_to_stays(every: int, staleness: int, first: int, more: int, ahead: int) -> None:
-    reference, newest = Reference(every, staleness), first + more
+    reference, newest = ReferenceSchedule(every, staleness), first + more
     step = min(first + ahead, newest + staleness)
     assert reference.version(step) in reference.versions(first, newest)
     assert reference.version(step) <= max(0, step - staleness) <= newest  # it is there

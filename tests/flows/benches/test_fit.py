@@ -7,7 +7,7 @@ import pytest
 
 from flows.cli import main
 from flows.commands.doctor import check_fit
-from rl import fit
+from rl import capacity
 from rl.model import memory
 from rl.model.policy import choose_device, choose_dtype, dtype_name
 from rl.model.tiny import build_model, build_tokenizer
@@ -57,7 +57,7 @@ def test_doctor_says_whether_a_model_fits_and_what_would(
     tokenizer = build_tokenizer()
     build_model(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, 0).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    for module in (memory, fit):
+    for module in (memory, capacity):
         monkeypatch.setattr(module, "free_bytes", lambda _: free)
     check = check_fit(str(tmp_path))
     assert check.state == state

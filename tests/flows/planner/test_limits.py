@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from flows.planner.calls import graph_named
 from flows.planner.contention import Machine
-from flows.planner.drawing import graph_named
 from flows.planner.limits import MOST_WORKERS, STEPS, Limit, limit_of_record, limit_of_steps
 from infra.cluster.timeline import Span
 from infra.runs.metric_log import MetricLine

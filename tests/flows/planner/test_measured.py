@@ -8,16 +8,16 @@ import pytest
 
 from flows.config import TrainConfig
 from flows.options.reading import read_config
-from flows.planner.calls import planned_calls
+from flows.planner.calls import graph_named, planned_calls
 from flows.planner.contention import Machine, load
-from flows.planner.drawing import drawing, graph_named
+from flows.planner.drawing import drawing
 from flows.planner.measured import NothingMeasuredError, costs_of, measured_step, present_places
 from flows.planner.memory import memory, sizes
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.timeline import Span
 from infra.runs.record import read_record
 from tests.flows.planner.kept_run import keep_run
-from tests.infra.cluster.works import work_of
+from tests.infra.planning.works import work_of
 
 
 def test_a_step_is_what_its_calls_took_without_cold_starts_and_what_is_no_step(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.cluster.costs import Costs, Work
-from infra.cluster.fair_share import rates
-from infra.cluster.simulation import simulate
+from infra.planning.costs import Costs, Work
+from infra.planning.fair_share import rates
+from infra.planning.simulation import simulate
 
 WANTS = st.dictionaries(st.sampled_from("abcdef"), st.floats(1, 4), min_size=1)
 

@@ -6,7 +6,7 @@ arXiv 2602.02192): of T seconds a generator has T − f for leases of s seconds 
     Σ_w (T − f[w]) / s[w] ≥ leases      T: the trainer's own seconds a step
 
 says how many generators feed a trainer that never waits. Latencies, shared cores and the last lease of a batch are not
-in it: what it finds, and each change, is simulated (`infra.cluster.simulation`).
+in it: what it finds, and each change, is simulated (`infra.planning.simulation`).
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from infra.cluster.costs import Costs, Places, Work
-from infra.cluster.simulation import simulate
+from infra.planning.costs import Costs, Places, Work
+from infra.planning.simulation import simulate
 
 Kind = Literal["worker", "trainer", "link", "staleness"]
 TIMES = 2  # as fast is a trainer, or the weights' way, that is tried

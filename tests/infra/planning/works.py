@@ -1,6 +1,6 @@
 """Calls of a step's costs, by name."""
 
-from infra.cluster.costs import Costs, Work
+from infra.planning.costs import Costs, Work
 
 
 def work_of(costs: Costs, name: str) -> Work:

@@ -8,7 +8,7 @@ finds shares x of each call's work and what each worker holds (y), for the small
     Σ_w x[c,w] = 1,  x[c,w] ≤ y[m(c),w]           all of the work, where its model is
     Σ_m size[m]·y[m,w] ≤ memory[w]                x ∈ {0, 1} of a call for the whole batch
 
-The cluster knows no shares: its workers pull. So placements are simulated (`infra.cluster.simulation`), and the
+The cluster knows no shares: its workers pull. So placements are simulated (`infra.planning.simulation`), and the
 shortest step counts: the program's, the one of now, and all others where they are few; else those that differ by one
 worker from the best one yet. At staleness 0, where one call waits for another, this is list scheduling of the
 same candidates.
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from math import prod
 
-from infra.cluster.costs import Costs, Places, PlanError, Work, amount, check_costs, listed
-from infra.cluster.simulation import simulate
+from infra.planning.costs import Costs, Places, PlanError, Work, amount, check_costs, listed
+from infra.planning.simulation import simulate
 
 MARGIN = 0.005  # a candidate is better by more than this share of the step
 FEW = 1000  # placements that are all tried

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.cluster.costs import Costs, Places, Work
-from infra.cluster.limits import find_limits, leases_within, trainer_seconds, with_more
-from infra.cluster.simulation import simulate
-from tests.infra.cluster.works import work_of
+from infra.planning.costs import Costs, Places, Work
+from infra.planning.limits import find_limits, leases_within, trainer_seconds, with_more
+from infra.planning.simulation import simulate
+from tests.infra.planning.works import work_of
 
 NEAR = 0.15  # share by which a prediction may be off
 

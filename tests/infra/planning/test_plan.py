@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from infra.cluster.costs import Costs, PlanError, Work
-from infra.cluster.plan import plan, predicted, relaxed
-from infra.cluster.simulation import simulate
-from tests.infra.cluster.works import work_of
+from infra.planning.costs import Costs, PlanError, Work
+from infra.planning.plan import plan, predicted, relaxed
+from infra.planning.simulation import simulate
+from tests.infra.planning.works import work_of
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +136,7 @@ def test_a_simulated_step_is_that_of_the_long_run(staleness: int, monkeypatch: p
          "train": (min(work_of(costs, "train").seconds),)} for costs in cases
     ]  # fmt: skip
     found = [simulate(*each, staleness).seconds for each in zip(cases, places, strict=True)]
-    monkeypatch.setattr("infra.cluster.simulation.STEPS", 60)
+    monkeypatch.setattr("infra.planning.simulation.STEPS", 60)
     assert found == pytest.approx(
         [simulate(*each, staleness).seconds for each in zip(cases, places, strict=True)], rel=0.05
     )
@@ -145,7 +145,7 @@ def test_a_simulated_step_is_that_of_the_long_run(staleness: int, monkeypatch: p
 @pytest.mark.parametrize("few", [1000, 0])
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_plan_is_the_best_of_all_placements(staleness: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.cluster.plan.FEW", few)  # 0: by changes of one worker, as where placements are many
+    monkeypatch.setattr("infra.planning.plan.FEW", few)  # 0: by changes of one worker, as where placements are many
     generator, ratios = np.random.default_rng(staleness), []
     for number in range(8):
         shared = {"machine": dict.fromkeys("abc", "m"), "cores": {"m": 1.5}} if number % 2 else {}

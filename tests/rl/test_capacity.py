@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rl import fit
+from rl import capacity
+from rl.capacity import Fit, fits
 from rl.config import PolicyConfig
-from rl.fit import Fit, fits
 from rl.learning.learner import Learner
 from rl.learning.packing import pack, rows_of
 from rl.learning.passes import Passes
@@ -35,7 +35,7 @@ RANK = 4
 
 @pytest.fixture(autouse=True)
 def so_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (memory, fit):
+    for module in (memory, capacity):
         monkeypatch.setattr(module, "free_bytes", lambda _: FREE)
 
 
@@ -156,7 +156,7 @@ def test_passes_leave_room_for_it(
 
 
 def test_nothing_is_said_to_fit_where_there_is_no_room(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (memory, fit):
+    for module in (memory, capacity):
         monkeypatch.setattr(module, "free_bytes", lambda _: 1000)
     assert {(one.longest, one.at_once) for one in fits(saved, 50, wanted="cpu").methods} == {(0, 0)}
 

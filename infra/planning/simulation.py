@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from infra.cluster.costs import Costs, Places, Work
-from infra.cluster.fair_share import rates
+from infra.planning.costs import Costs, Places, Work
+from infra.planning.fair_share import rates
 
 NEXT_UPDATE, NEXT_STEP = "next update", "next step"  # what may begin, in place of a worker's name
 # of a step with leases as large as suits each worker, which are as good as any size
