@@ -29,7 +29,7 @@ from rl.graph import Graph, GraphError, graph_of
 from rl.kl_config import KlConfig
 
 OWN_PATTERN = r".+\.py:[^:/\\]+"  # an algorithm of the user's
-SAVED_BEFORE = {  # the defaults of all options of that time, which older runs of every algorithm have saved
+SAVED_BEFORE: Mapping[str, Any] = {  # the defaults of all options of that time, which older runs have saved
     "ratio_cap": 2.0,
     "weight_cap": 5.0,
     "clip": 0.2,
