@@ -60,6 +60,11 @@ class MeasuredStep:
         """Seconds of all workers a step."""
         return sum(one.count * one.seconds for one in self.calls.get(call, {}).values()) / self.steps
 
+    @property
+    def sized(self) -> bool:
+        """Whether leases of generation say how large they are: versions that cut none to size did not."""
+        return any(one.tokens for each in self.calls.get("generate", {}).values() for one in each.timed)
+
     def waited(self, call: str) -> float:
         """Seconds of all workers a step in which the call waited for weights."""
         return sum(self.waiting.get(call, {}).values())
@@ -201,7 +206,8 @@ def costs_of(
     cut: bool = False,
 ) -> Costs:
     """The costs of the calls on the workers that were measured: by this run, and by `others` of as many problems a
-    step, such as probes. `memory`: bytes by worker; `size`: bytes by what is held.
+    step, such as probes. `memory`: bytes by worker; `size`: bytes by what is held; `cut`: leases are to what suits each
+    worker, where their spans say how large they were.
 
     Raises:
         NothingMeasuredError: one of the calls was not made.
@@ -248,7 +254,7 @@ def costs_of(
         {name: median(each) for name, each in wanted_by_others.items()},
         median(one.handing_over for one in runs),
         median(one.logging for one in runs),
-        cut=cut,
+        cut=cut and step.sized,
     )
 
 

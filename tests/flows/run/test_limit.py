@@ -56,7 +56,7 @@ def test_a_reward_model_may_be_what_limits_a_run() -> None:
     rated = replace(sums, verifiers={"sums": VerifierSpec(name="arithmetic", reward_model="/rater")})
     config = TrainConfig()
     opened = Opened(Run("run", config, resumed=False), rated, [], open_algorithm(config.algorithm))
-    limit = RunningLimit(opened.graph, 1, dict)
+    limit = RunningLimit(opened.graph, 1, dict, cut=True)
     for step in range(run.steps):
         limit.add(run.spans() if step == 0 else [], {name: values[step] for name, values in run.figures.items()})
     assert "one more worker like rater would make steps" in limit.words()
