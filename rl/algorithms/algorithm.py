@@ -1,7 +1,7 @@
 """The contract of an algorithm: its options are its fields, its formulas its methods.
 
 Legend: P groups, G completions per group, T tokens of a completion, N completion tokens of a forward pass, M of a
-batch. r: reward; pi: the policy being trained; old: the policy that its ratio is taken to, which is the behaviour
+batch: of those that the policy wrote (`Rollouts.trained`). r: reward; pi: the policy being trained; old: the policy that its ratio is taken to, which is the behaviour
 policy mu that sampled or the proximal one (`AlgorithmConfig.proximal`); rho = pi / old per token. Loading this module
 does not import torch: a command line is read with these options.
 """
@@ -68,8 +68,8 @@ class Algorithm(BaseModel, ABC):
         return returns_to_go(batch)
 
     def token_weights(self, lengths: NDArray[np.int32], max_tokens: int) -> Floats:
-        """[P, G] weight of each token of a completion, by its `aggregation`, for completions of at most ``max_tokens``;
-        those without tokens take no part. They sum to 1 over all tokens, ``constant`` ones where every completion has
+        """[P, G] weight of each token of a completion, by its `aggregation`, for completions of at most ``max_tokens``,
+        of whose tokens the policy wrote ``lengths`` [P, G]; those without tokens take no part. They sum to 1 over all tokens, ``constant`` ones where every completion has
         ``max_tokens``."""
         count = max(1, int((lengths > 0).sum()))
         if self.aggregation == "sequence":
