@@ -82,8 +82,8 @@ def names_type(name: object) -> bool:
 
 
 def refused_scores(returned: object, of: Rollouts) -> str:
-    """Why these are no [P, G, T] numbers, one for each token of these rollouts that the policy wrote and 0 elsewhere, in
-    a few words; empty if they are."""
+    """Why these are no [P, G, T] numbers, one for each token of these rollouts that the policy wrote and 0 elsewhere,
+    in a few words; empty if they are."""
     if not _is_array(returned, "f", 3) or returned.dtype != np.float32 or returned.shape != of.tokens.shape:
         return f"scores are {_shape(returned)}, not float32 {list(of.tokens.shape)}"
     if not np.isfinite(returned).all():

@@ -61,9 +61,9 @@ def arrays(record: type) -> dict[str, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Sampled completions, G for each of P problems. Positions past a completion's length hold 0. A completion of several
-    turns holds the observations between them too, which somebody else wrote: these are tokens to condition on, and
-    nothing else of them is read."""
+    """Sampled completions, G for each of P problems. Positions past a completion's length hold 0. A completion of
+    several turns holds the observations between them too, which somebody else wrote: these are tokens to condition on,
+    and nothing else of them is read."""
 
     problems: tuple[Problem, ...]  # [P]
     prompts: tuple[NDArray[np.int32], ...]  # [P] of [S]: the prompt's token ids, each of its own length

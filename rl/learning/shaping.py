@@ -15,10 +15,10 @@ from rl.records import Batch
 
 
 def shaped(batch: Batch, config: AlgorithmSpec, max_tokens: int, coefficient: float = 0.0) -> Batch:
-    """The batch with the penalty on long completions, by what the policy wrote of them, in its rewards, with that on the divergence from the reference
-    where it is taken off the reward, by this ``coefficient``, and without the tokens of completions that have no
-    verdict or, with ``mask_truncated``, were cut at ``max_tokens``; the rewards of these still count in the mean of
-    their group."""
+    """The batch with the penalty on long completions, by what the policy wrote of them, in its rewards, with that on
+    the divergence from the reference where it is taken off the reward, by this ``coefficient``, and without the tokens
+    of completions that have no verdict or, with ``mask_truncated``, were cut at ``max_tokens``; the rewards of these
+    still count in the mean of their group."""
     of, rewards = batch.rollouts, batch.rewards
     if buffer := config.buffer(max_tokens):
         rewards = rewards + overlong_penalty(of.trained_lengths, max_tokens, buffer)

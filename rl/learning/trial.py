@@ -6,7 +6,6 @@ Legend: P groups, G completions per group, T tokens of a completion, N completio
 
 import re
 import traceback
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, get_args
 

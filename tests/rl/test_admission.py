@@ -108,10 +108,14 @@ def test_observations_are_taken_where_there_may_be_some_and_have_neither_log_pro
     found = refusal(rollouts(**observed, **put("logprobs", 0, place), **around), asked)
     assert found == "a token was sampled with an older version than the one before it"
     assert refusal(rollouts(**observed), asked) == "an observation has a log-prob, -0.5"
-    assert refusal(rollouts(**observed, **put("logprobs", np.nan, place)), asked) == "an observation has a log-prob, nan"
+    assert (
+        refusal(rollouts(**observed, **put("logprobs", np.nan, place)), asked) == "an observation has a log-prob, nan"
+    )
     assert refusal(rollouts(**observed, **put("tokens", 100, place)), asked).startswith("token id 100 is not in")
     nothing = np.zeros((2, 3, 4), np.bool_)
-    assert refusal(rollouts(trained=nothing, logprobs=np.zeros((2, 3, 4), np.float32)), asked) == "it has drawn no token"
+    assert (
+        refusal(rollouts(trained=nothing, logprobs=np.zeros((2, 3, 4), np.float32)), asked) == "it has drawn no token"
+    )
 
 
 ANYTHING = st.one_of(

@@ -102,7 +102,10 @@ def test_of_several_turns_what_the_policy_wrote_is_known_and_counted() -> None:
     problems = [Problem("1", "1", "test"), Problem("2", "2", "test")]
     flags = [[True], [True, False, True], [False, True], [True]]
     found = Rollouts.padded(problems, [[1], [2]], [[5], [6, 7, 8], [9, 10], [11]], trained=flags)
-    assert found.trained.tolist() == [[[True, False, False], [True, False, True]], [[False, True, False], [True, False, False]]]
+    assert found.trained.tolist() == [
+        [[True, False, False], [True, False, True]],
+        [[False, True, False], [True, False, False]],
+    ]
     assert found.lengths.tolist() == [[1, 3], [2, 1]]
     assert found.trained_lengths.tolist() == [[1, 2], [1, 1]]
     assert found.trained_lengths.dtype == np.int32

@@ -158,7 +158,9 @@ def test_a_slice_begins_with_the_versions_of_those_that_go_on() -> None:
 def test_the_version_of_an_observation_holds_nobody_up() -> None:
     run = Run(2, 2, 1)
     flags = [[True, False], [True, False], [True], [True]]
-    part = Rollouts.padded(LEASE.problems, [[7], [8]], [[1, 2], [1, 2], [1], [1]], version=1, trained=flags, ended=False)
+    part = Rollouts.padded(
+        LEASE.problems, [[7], [8]], [[1, 2], [1, 2], [1], [1]], version=1, trained=flags, ended=False
+    )
     part.versions[0, :, 1] = 99
     assert run.slices.take(0, part, WORKERS[0]) is False
     assert run.slices.arguments(0)[0].step == 1

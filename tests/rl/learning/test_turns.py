@@ -53,7 +53,9 @@ def by_hand(
     kept = torch.from_numpy(algorithm.token_mask(gaps.float().numpy(), advantage[inside]))
     total, apart, place = torch.zeros((), dtype=torch.float64), 0.0, 0
     for at, of in pi.items():
-        mu, a = (torch.from_numpy(each[at][: len(of)]).double() for each in (single.rollouts.logprobs, advantage.copy()))
+        mu, a = (
+            torch.from_numpy(each[at][: len(of)]).double() for each in (single.rollouts.logprobs, advantage.copy())
+        )
         terms = algorithm.token_loss(Tokens(of, mu, a, (of.detach() - mu).mean().expand_as(of))).value
         terms = terms * kept[place : place + len(of)]
         if spec.kl.coefficient and not spec.kl.in_reward:
@@ -122,7 +124,7 @@ EVERYWHERE = [
     {"name": "grpo", "minibatches": 2, "epochs": 2, "proximal": "interpolated"},
     {"name": "grpo", "minibatches": 2, "proximal": "recomputed", "entropy": 0.01},
     {"name": "reinforce", "correction": {"kind": "sequence_mask"}},
-    {"name": "dapo", "overlong": 20, "mask_truncated": True},
+    {"name": "dapo", "overlong": 60, "mask_truncated": True},
 ]
 
 
