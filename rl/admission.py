@@ -138,10 +138,6 @@ def _lengths(of: Rollouts, asked: Asked) -> str:
     least = 0 if asked.unfinished or so_far is not None else 1
     if (bad := _outside(of.lengths, least, T)) is not None:
         return f"a completion has {bad} of {T} tokens"
-    if (of.trained & ~of.inside).any():
-        return "a token past a completion's end is marked as the policy's"
-    if not asked.observed and (of.inside & ~of.trained).any():
-        return "a token is not marked as the policy's, which has written all"
     new, before = of.lengths.astype(np.int64), np.zeros(of.lengths.shape, np.int64)
     if so_far is not None:
         if not all(map(np.array_equal, of.prompts, so_far.prompts)):
@@ -153,7 +149,7 @@ def _lengths(of: Rollouts, asked: Asked) -> str:
         before[over] = asked.max_tokens
     if (most := (before + new).max()) > asked.max_tokens:
         return f"a completion has {most} tokens with those before, not {asked.max_tokens} at most"
-    if not of.trained.any():
+    if not (of.trained & of.inside).any():
         return "it has drawn no token"
     if (of.ended & (new == 0)).any():
         return "a completion has ended without a token"
@@ -163,6 +159,10 @@ def _lengths(of: Rollouts, asked: Asked) -> str:
 
 
 def _values(of: Rollouts, asked: Asked) -> str:
+    if (of.trained & ~of.inside).any():
+        return "a token past a completion's end is marked as the policy's"
+    if not asked.observed and (of.inside & ~of.trained).any():
+        return "a token is not marked as the policy's, which has written all"
     tokens = np.concatenate([of.tokens[of.inside], *of.prompts])
     highest = np.iinfo(np.int32).max if asked.vocabulary is None else asked.vocabulary - 1
     if (bad := _outside(tokens, 0, highest)) is not None:

@@ -87,7 +87,7 @@ def test_what_was_asked_for_is_taken() -> None:
         ({"trained": np.ones((2, 3, 4), np.int32)}, "trained are int32 [2, 3, 4], not [2, 3, 4]"),
         ({"trained": np.ones((2, 3, 4), np.bool_)}, "a token past a completion's end is marked as the policy's"),
         (put("trained", False), "a token is not marked as the policy's, which has written all"),
-        ({"trained": np.zeros((2, 3, 4), np.bool_)}, "a token is not marked as the policy's, which has written all"),
+        ({"trained": np.zeros((2, 3, 4), np.bool_)}, "it has drawn no token"),
         ({"ended": np.zeros((2, 3), np.bool_)}, "a completion is not over, and has not 5 tokens"),
     ],
 )
