@@ -94,7 +94,7 @@ def _rendered(
         add_generation_prompt=True,
         tokenize=False,
         enable_thinking=False,
-        tools=list(tools) if shown else None,
+        tools=[dict(tool) for tool in tools] if shown else None,
     )
     said = [problem, system, *(words for pair in examples for words in pair)]
     if system:
@@ -116,7 +116,7 @@ def _shows(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool]) -> bool:
     """Whether the chat template names all tools."""
     turns = [{"role": "user", "content": ""}]
     try:
-        text = str(tokenizer.apply_chat_template(turns, tools=list(tools), tokenize=False))
+        text = str(tokenizer.apply_chat_template(turns, tools=[dict(tool) for tool in tools], tokenize=False))
     except (TemplateError, ValueError):
         return False
     return all(tool["function"]["name"] in text for tool in tools)

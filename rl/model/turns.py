@@ -161,9 +161,10 @@ class Turns:
 def _syntax(tokenizer: PreTrainedTokenizerBase, end: int) -> Syntax:
     """The form in which the template writes a call, `plain` where it writes none. Raises TurnsError where that is
     another one, which the policy would be told to use."""
-    turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": _CALL}]}
+    call = {"type": "function", "function": _CALL}
+    turns: list[dict[str, Any]] = [_ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]
     try:
-        text = str(tokenizer.apply_chat_template([_ASKED, turn], tokenize=False))
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
     except (TemplateError, ValueError):
         return "plain"
     written = text.partition(_ASKED["content"])[2]
@@ -171,8 +172,8 @@ def _syntax(tokenizer: PreTrainedTokenizerBase, end: int) -> Syntax:
         return "plain"
     in_json = written[written.find("{") :].partition(str(tokenizer.convert_ids_to_tokens(end)))[0]
     said: tuple[tuple[Syntax, str], ...] = (("hermes", written), ("llama3_json", in_json))
-    for syntax, call in said:
-        if action_of(call, syntax, {}) == (Call(**_CALL),):
+    for syntax, written in said:
+        if action_of(written, syntax, {}) == (Call(**_CALL),):
             return syntax
     forms = ", ".join(FORMS[syntax] for syntax, _ in said)
     raise TurnsError(f"the model's chat template writes calls in a form that is not read; those that are: {forms}")

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.environments.calls import FORMS, MOST_CALLS, MOST_CHARACTERS, Syntax, action_of, explained
@@ -21,7 +21,7 @@ JSON = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
+    max_leaves=3,
 )
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
 CALLS = st.lists(st.tuples(NAMES, st.dictionaries(NAMES, JSON, max_size=3)), min_size=1, max_size=4)
@@ -41,6 +41,7 @@ def written(syntax: Syntax, calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
+@settings(max_examples=40)
 @given(calls=CALLS)
 def test_calls_are_read_as_they_were_meant(syntax: Syntax, calls: list[tuple[str, dict[str, Any]]]) -> None:
     tools = {name: list(given) for name, given in calls}
