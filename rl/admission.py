@@ -33,6 +33,7 @@ class Asked:
     vocabulary: int | None = None  # token ids are below; None where they are not used
     so_far: SoFar | None = None  # completions that it goes on with
     unfinished: bool = False  # whether some may be handed in before they are over
+    observed: bool = False  # whether some of their tokens may be observations
 
 
 def refusal(returned: object, asked: Asked) -> str:
@@ -81,14 +82,14 @@ def names_type(name: object) -> bool:
 
 
 def refused_scores(returned: object, of: Rollouts) -> str:
-    """Why these are no [P, G, T] numbers, one for each token of these rollouts and 0 past a completion's end, in a few
-    words; empty if they are."""
+    """Why these are no [P, G, T] numbers, one for each token of these rollouts that the policy wrote and 0 elsewhere,
+    in a few words; empty if they are."""
     if not _is_array(returned, "f", 3) or returned.dtype != np.float32 or returned.shape != of.tokens.shape:
         return f"scores are {_shape(returned)}, not float32 {list(of.tokens.shape)}"
     if not np.isfinite(returned).all():
         return f"a score is {returned[~np.isfinite(returned)][0]:g}"
-    past = returned[np.arange(returned.shape[2]) >= of.lengths[:, :, None]]
-    return f"a score past a completion's end is {past[past != 0][0]:g}" if past.any() else ""
+    apart = returned[~of.trained]
+    return f"a score is {apart[apart != 0][0]:g} where the policy has written no token" if apart.any() else ""
 
 
 def _unlike_rewards(name: str, given: Any, shape: tuple[int, int]) -> str:
@@ -148,7 +149,7 @@ def _lengths(of: Rollouts, asked: Asked) -> str:
         before[over] = asked.max_tokens
     if (most := (before + new).max()) > asked.max_tokens:
         return f"a completion has {most} tokens with those before, not {asked.max_tokens} at most"
-    if not new.any():
+    if not (of.trained & of.inside).any():
         return "it has drawn no token"
     if (of.ended & (new == 0)).any():
         return "a completion has ended without a token"
@@ -158,20 +159,26 @@ def _lengths(of: Rollouts, asked: Asked) -> str:
 
 
 def _values(of: Rollouts, asked: Asked) -> str:
-    inside = of.inside
-    tokens = np.concatenate([of.tokens[inside], *of.prompts])
+    if (of.trained & ~of.inside).any():
+        return "a token past a completion's end is marked as the policy's"
+    if not asked.observed and (of.inside & ~of.trained).any():
+        return "a token is not marked as the policy's, which has written all"
+    tokens = np.concatenate([of.tokens[of.inside], *of.prompts])
     highest = np.iinfo(np.int32).max if asked.vocabulary is None else asked.vocabulary - 1
     if (bad := _outside(tokens, 0, highest)) is not None:
         return f"token id {bad} is not in the vocabulary, 0 to {highest}"
-    logprobs = of.logprobs[inside]
+    logprobs, observed = of.logprobs[of.trained], of.logprobs[of.inside & ~of.trained]
     if not np.isfinite(logprobs).all() or logprobs.max() > TOLERANCE:
         odd = logprobs[~np.isfinite(logprobs) | (logprobs > TOLERANCE)][0]
         return f"a log-prob is {odd:g}"
+    if observed.any():
+        return f"an observation has a log-prob, {observed[observed != 0][0]:g}"
     oldest, newest = asked.versions.start, asked.versions.stop - 1
-    if (bad := _outside(of.versions[inside], oldest, newest)) is not None:
+    if (bad := _outside(of.versions[of.trained], oldest, newest)) is not None:
         return f"a token was sampled with v{bad}, not with v{oldest} to v{newest}"
-    steps = np.diff(of.versions.astype(np.int64), axis=2)[inside[:, :, 1:]]
-    return "a token was sampled with an older version than the one before it" if (steps < 0).any() else ""
+    so_far = np.maximum.accumulate(np.where(of.trained, of.versions, oldest), axis=2)
+    older = (of.versions < so_far) & of.trained
+    return "a token was sampled with an older version than the one before it" if older.any() else ""
 
 
 def _outside(given: Any, lowest: int, highest: int) -> int | None:

@@ -43,7 +43,7 @@ class AuditConfig(BaseModel):
 class AuditScores:
     """What a worker makes of the tokens of a lease."""
 
-    logprobs: NDArray[np.float32]  # [P, G, T], 0 past a completion's length
+    logprobs: NDArray[np.float32]  # [P, G, T], 0 where the policy wrote no token
     dtype: str  # of its arithmetic
 
 
@@ -67,11 +67,11 @@ def draws(seed: int, step: int, group: int) -> tuple[float, float]:
 
 def compared(rollouts: Rollouts, start: NDArray[np.int32], end: NDArray[np.int32]) -> tuple[int, NDArray[np.bool_]]:
     """A version, and [P, G, T] its tokens from ``start`` to ``end`` [P, G], which one worker drew of a lease, those
-    that it sampled by itself. What follows a swap of weights within a completion depends on keys and values of the
-    version before: of the newest version, which others may still have, count completions begun with it; where there
-    are none, the tokens of the oldest do."""
+    that it sampled by itself, observations left out. What follows a swap of weights within a completion depends on keys
+    and values of the version before: of the newest version, which others may still have, count completions begun with
+    it; where there are none, the tokens of the oldest do."""
     at = np.arange(rollouts.tokens.shape[2])
-    drawn = (at >= start[:, :, None]) & (at < end[:, :, None])
+    drawn = (at >= start[:, :, None]) & (at < end[:, :, None]) & rollouts.trained
     newest = int(rollouts.versions[drawn].max())
     begun = (~drawn | (rollouts.versions == newest)).all(axis=2, keepdims=True)
     tokens: NDArray[np.bool_] = drawn & begun

@@ -61,14 +61,17 @@ def arrays(record: type) -> dict[str, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Sampled completions, G for each of P problems. Positions past a completion's length hold 0."""
+    """Sampled completions, G for each of P problems. Positions past a completion's length hold 0. A completion of
+    several turns holds the observations between them too, which somebody else wrote: these are tokens to condition on,
+    and nothing else of them is read."""
 
     problems: tuple[Problem, ...]  # [P]
     prompts: tuple[NDArray[np.int32], ...]  # [P] of [S]: the prompt's token ids, each of its own length
     tokens: Annotated[NDArray[np.int32], "PGT", "iu"]  # the end-of-sequence token is part of the completion
     logprobs: Annotated[NDArray[np.float32], "PGT", "f"]  # under the behaviour policy, after temperature
     versions: Annotated[NDArray[np.int32], "PGT", "iu"]  # the policy version that sampled the token
-    lengths: Annotated[NDArray[np.int32], "PG", "iu"]  # tokens in each completion
+    trained: Annotated[NDArray[np.bool_], "PGT", "b"]  # tokens that the policy wrote; the others are observations
+    lengths: Annotated[NDArray[np.int32], "PG", "iu"]  # tokens in each completion, observations among them
     ended: Annotated[NDArray[np.bool_], "PG", "b"]  # finish reason: end of sequence, or cut at the token limit (False)
     texts: tuple[tuple[str, ...], ...]  # [P] of [G]: decoded completions, without special tokens
     seconds: float = 0.0  # that sampling took on its worker
@@ -84,12 +87,14 @@ class Rollouts:
         logprobs: Iterable[ArrayLike] | None = None,
         version: int = 0,
         versions: Iterable[ArrayLike] | None = None,
+        trained: Iterable[ArrayLike] | None = None,
         ended: ArrayLike = True,
         texts: Sequence[str] = (),
         seconds: float = 0.0,
     ) -> "Rollouts":
         """Of [P] prompts and [P * G] completions as token ids, each of its own length. Log-probs, versions, flags and
-        texts are [P * G] too; without them log-probs are 0, versions all ``version`` and texts empty."""
+        texts are [P * G] too; without them log-probs are 0, versions all ``version``, all tokens the policy's and texts
+        empty."""
         tokens = [np.asarray(completion) for completion in completions]
         P, G = len(problems), len(tokens) // len(problems)  # noqa: N806
         lengths = np.array([len(each) for each in tokens], dtype=np.int32)
@@ -107,6 +112,7 @@ class Rollouts:
             tokens=filled(tokens, np.int32),
             logprobs=filled(map(np.zeros, lengths) if logprobs is None else logprobs, np.float32),
             versions=filled((np.full(n, version) for n in lengths) if versions is None else versions, np.int32),
+            trained=inside.reshape(P, G, -1) if trained is None else filled(trained, np.bool_),
             lengths=lengths.reshape(P, G),
             ended=np.full(len(tokens), ended, dtype=np.bool_).reshape(P, G),
             texts=tuple(tuple(texts[p * G : (p + 1) * G]) for p in range(P)),
@@ -118,6 +124,17 @@ class Rollouts:
         """[P, G, T]: the tokens within each completion's length."""
         within: NDArray[np.bool_] = np.arange(self.tokens.shape[2]) < self.lengths[..., None]
         return within
+
+    @property
+    def trained_lengths(self) -> NDArray[np.int32]:
+        """[P, G]: how many tokens of each completion the policy wrote."""
+        counts: NDArray[np.int32] = self.trained.sum(axis=2, dtype=np.int32)
+        return counts
+
+    def only(self, completions: NDArray[np.bool_]) -> "Rollouts":
+        """Without the tokens of the others than these completions [P, G]."""
+        lengths = np.where(completions, self.lengths, 0).astype(np.int32)
+        return replace(self, lengths=lengths, trained=self.trained & completions[..., None])
 
     def typed(self) -> "Rollouts":
         """With arrays of the types above: a worker may have returned others of their kind."""
@@ -133,7 +150,7 @@ class Rollouts:
 
     @property
     def generated_tokens(self) -> int:
-        return int(self.lengths.sum())
+        return int(self.trained.sum())
 
 
 @dataclass(frozen=True)

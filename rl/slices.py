@@ -63,6 +63,7 @@ def joined(before: Rollouts, more: Rollouts) -> Rollouts:
         tokens=both(before.tokens, more.tokens),
         logprobs=both(before.logprobs, more.logprobs),
         versions=both(before.versions, more.versions),
+        trained=both(before.trained, more.trained),
         lengths=lengths,
         ended=before.ended | more.ended,
         texts=texts,

@@ -35,7 +35,7 @@ class RolloutBatch:
     parts: dict[str, float]  # mean of each part of the reward, over the completions that have it
     sets: dict[str, dict[str, float]]  # figures by problem set; a set of which nothing was judged is left out
     reasons: dict[str, int]  # completions by reason
-    tokens: int  # generated
+    tokens: int  # generated; observations are none
     truncated: float  # share of completions cut at the token limit
     generator_seconds: float  # of all leases together
     everything: Batch  # all groups generated, in order of admission
@@ -108,7 +108,8 @@ class RolloutBatch:
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each completion, as `rollouts/` keeps them."""
         of, rewards, reasons = self.everything.rollouts, self.everything.rewards.tolist(), self.everything.reasons
-        lengths, versions = of.lengths.tolist(), of.versions[:, :, 0].tolist()  # the first token's: the oldest
+        alone = (of.trained == of.inside).all(axis=2)
+        lengths, versions = of.trained_lengths.tolist(), oldest_and_newest(of)[0].tolist()
         for group, problem in enumerate(of.problems):
             for sample, text in enumerate(of.texts[group]):
                 yield {
@@ -123,6 +124,7 @@ class RolloutBatch:
                     "version": versions[group][sample],
                     "tokens": lengths[group][sample],
                     "worker": of.makers[group].worker if of.makers else "",
+                    **({} if alone[group][sample] else {"trained": runs(of.trained[group, sample])}),
                 }
 
     def figures(self) -> dict[str, float]:
@@ -152,8 +154,23 @@ class RolloutBatch:
 
 def swapped(rollouts: Rollouts) -> float:
     """Share of the completions that more than one version has drawn."""
-    last = np.take_along_axis(rollouts.versions, rollouts.lengths[:, :, None] - 1, axis=2)[:, :, 0]
-    return float((last != rollouts.versions[:, :, 0]).mean())
+    oldest, newest = oldest_and_newest(rollouts)
+    return float((oldest != newest).mean())
+
+
+def oldest_and_newest(rollouts: Rollouts) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """[P, G] the versions that have drawn the first and the last token of each completion."""
+    trained = rollouts.trained
+    first, last = trained.argmax(axis=2), trained.shape[2] - 1 - trained[..., ::-1].argmax(axis=2)
+    oldest, newest = (np.take_along_axis(rollouts.versions, at[..., None], axis=2)[..., 0] for at in (first, last))
+    return oldest, newest
+
+
+def runs(trained: NDArray[np.bool_]) -> list[list[int]]:
+    """[T] flags as runs of those that are set: [first, end) of each."""
+    edges = np.flatnonzero(np.diff(trained, prepend=False, append=False))
+    found: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return found
 
 
 def pass_rate(rewards: NDArray[np.float32]) -> float:

@@ -48,7 +48,7 @@ class Slices:
 
     def made(self, _: int, returned: Rollouts) -> Made:
         """What a generator has drawn of a lease, and in how many steps."""
-        return Made(int(returned.lengths.max()), returned.generated_tokens)
+        return Made(int(returned.trained_lengths.max()), returned.generated_tokens)
 
     def arguments(self, index: int) -> Arguments:
         """Of the lease's next slice, with the newest version."""
@@ -95,5 +95,5 @@ class Slices:
         made = self._made.get(index)
         if made is None:
             return self.versions
-        going_on = made.versions[~over(made, self.generator.sampling.limit)]
+        going_on = np.where(made.trained, made.versions, 0)[~over(made, self.generator.sampling.limit)]
         return range(max(self.versions.start, int(going_on.max())), self.versions.stop)

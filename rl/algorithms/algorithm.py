@@ -1,9 +1,10 @@
 """The contract of an algorithm: its options are its fields, its formulas its methods.
 
 Legend: P groups, G completions per group, T tokens of a completion, N completion tokens of a forward pass, M of a
-batch. r: reward; pi: the policy being trained; old: the policy that its ratio is taken to, which is the behaviour
-policy mu that sampled or the proximal one (`AlgorithmConfig.proximal`); rho = pi / old per token. Loading this module
-does not import torch: a command line is read with these options.
+batch: of those that the policy wrote (`Rollouts.trained`). r: reward; pi: the policy being trained; old: the policy
+that its ratio is taken to, which is the behaviour policy mu that sampled or the proximal one
+(`AlgorithmConfig.proximal`); rho = pi / old per token. Loading this module does not import torch: a command line is
+read with these options.
 """
 
 from abc import ABC, abstractmethod
@@ -68,9 +69,9 @@ class Algorithm(BaseModel, ABC):
         return returns_to_go(batch)
 
     def token_weights(self, lengths: NDArray[np.int32], max_tokens: int) -> Floats:
-        """[P, G] weight of each token of a completion, by its `aggregation`, for completions of at most ``max_tokens``;
-        those without tokens take no part. They sum to 1 over all tokens, ``constant`` ones where every completion has
-        ``max_tokens``."""
+        """[P, G] weight of each token of a completion, by its `aggregation`, for completions of at most ``max_tokens``,
+        in which the policy wrote ``lengths`` [P, G]; those without tokens take no part. They sum to 1 over all tokens,
+        ``constant`` ones where every completion has ``max_tokens``."""
         count = max(1, int((lengths > 0).sum()))
         if self.aggregation == "sequence":
             return np.asarray((lengths > 0) / (count * np.maximum(lengths, 1)), dtype=np.float32)

@@ -31,10 +31,10 @@ class Ppo(Algorithm):
         found = self._estimates(batch)
         if not self.whiten:
             return found
-        inside = ~np.isnan(batch.rewards)[..., None] & batch.rollouts.inside
-        of = found[inside].astype(np.float64)
+        learned = ~np.isnan(batch.rewards)[..., None] & batch.rollouts.trained
+        of = found[learned].astype(np.float64)
         spread = of.std() + 1e-8 if of.size > 1 else 1.0
-        return np.where(inside, (found - of.mean()) / spread, 0).astype(np.float32)
+        return np.where(learned, (found - of.mean()) / spread, 0).astype(np.float32)
 
     def value_targets(self, batch: Batch) -> Floats:
         """[P, G, T] GAE + values: the lambda-returns."""
@@ -43,7 +43,7 @@ class Ppo(Algorithm):
 
     def _estimates(self, batch: Batch) -> Floats:
         assert batch.values is not None
-        return gae(batch.rewards, batch.values, batch.rollouts.lengths, self.gamma, self.lam, batch.penalties)
+        return gae(batch.rewards, batch.values, batch.rollouts.trained, self.gamma, self.lam, batch.penalties)
 
     def token_loss(self, tokens: Tokens) -> TokenLoss:
         """-min(rho * A, clip(rho, 1 - eps, 1 + eps) * A) (equation 7)."""

@@ -23,11 +23,11 @@ class ReinforcePp(Algorithm):
     def advantages(self, batch: Batch) -> Floats:
         """[P, G, T] A_t = (R_t - mean) / (std + 1e-8) over all tokens of completions with a known reward, with R_t the
         reward less the penalties from token t on."""
-        inside = ~np.isnan(batch.rewards)[..., None] & batch.rollouts.inside
+        learned = ~np.isnan(batch.rewards)[..., None] & batch.rollouts.trained
         returns = returns_to_go(batch).astype(np.float64)  # of equal ones the deviation is 0, not what rounding makes
-        known = returns[inside]
+        known = returns[learned]
         mean, deviation = (known.mean(), known.std()) if known.size > 1 else (0.0, 1.0)
-        return np.where(inside, (returns - mean) / (deviation + 1e-8), 0).astype(np.float32)
+        return np.where(learned, (returns - mean) / (deviation + 1e-8), 0).astype(np.float32)
 
     def token_loss(self, tokens: Tokens) -> TokenLoss:
         """-min(rho * A, clip(rho, 1 - eps, 1 + eps) * A)."""

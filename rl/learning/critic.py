@@ -55,9 +55,8 @@ class CriticLearner(Optimized[ValueModel]):
         A non-finite loss or gradient is refused, and what was left of the batch with it: weights and optimizer stay,
         ``Learned.refused`` says why.
         """
-        lengths = np.where(np.isnan(batch.rewards), 0, batch.rollouts.lengths)
-        batch = replace(batch, rollouts=replace(batch.rollouts, lengths=lengths))
-        used = [int(group) for group in np.flatnonzero(lengths.any(axis=1))]
+        batch = replace(batch, rollouts=batch.rollouts.only(~np.isnan(batch.rewards)))
+        used = [int(group) for group in np.flatnonzero(batch.rollouts.trained.any(axis=(1, 2)))]
         learned = Learned(self.step + 1, applied=False)
         if used:
             learned = self._learn(batch, used, targets, targets if monte_carlo is None else monte_carlo, config)
@@ -81,7 +80,7 @@ class CriticLearner(Optimized[ValueModel]):
             for part in divided(used, config.minibatches, self.step, epoch):
                 if not steps or not steps[-1].refused:
                     steps.append(self._optimize(rollouts, part, values, targets, config.value_clip))
-        inside = np.arange(values.shape[2]) < rollouts.lengths[..., None]
+        trained = rollouts.trained
         refused = steps[-1].refused
         return Learned(
             self.step + 1,
@@ -91,8 +90,8 @@ class CriticLearner(Optimized[ValueModel]):
             metrics={
                 "critic/loss": float(np.mean([step.loss for step in steps])),
                 "critic/grad_norm": float(np.mean([step.norm for step in steps])),  # before clipping
-                "critic/explained_variance": explained_variance(values[inside], monte_carlo[inside]),
-                "critic/value_mean": float(values[inside].mean(dtype=np.float64)),
+                "critic/explained_variance": explained_variance(values[trained], monte_carlo[trained]),
+                "critic/value_mean": float(values[trained].mean(dtype=np.float64)),
             },
         )
 
@@ -105,7 +104,7 @@ class CriticLearner(Optimized[ValueModel]):
         clip: float | None,
     ) -> OptimizerStep:
         """One optimizer step on the mean over the tokens of these groups."""
-        device, count = self.policy.device, int(rollouts.lengths[list(part)].sum())
+        device, count = self.policy.device, int(rollouts.trained[list(part)].sum())
         was, aim = (tensor(each).to(device) for each in (values, targets))
 
         def backward(scale: float) -> tuple[dict[str, float], str]:

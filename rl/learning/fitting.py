@@ -125,8 +125,8 @@ def log_likelihoods(policy: Policy, packed: Packed, share: Tensor | None, *, che
 def rewards(policy: Policy, packed: Packed, share: Tensor | None, *, checkpointing: bool) -> Tensor:
     """[N]: at the last token of each completion its reward, the head's output there; 0 at others. With ``share`` [N]
     the gradient of (share * rewards).sum() is added."""
-    first = packed.token_index == 0
-    last = torch.cat([first[1:], first.new_ones(1)])
+    last = torch.ones_like(packed.sample, dtype=torch.bool)
+    last[:-1] = (packed.sample[1:] != packed.sample[:-1]) | (packed.group[1:] != packed.group[:-1])
     head = policy.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     with in_blocks(policy.model, packed.mask):
         states = predicting_states(
@@ -144,7 +144,7 @@ def rewards(policy: Policy, packed: Packed, share: Tensor | None, *, checkpointi
 
 def _scored(found: NDArray[np.float64], shown: Rollouts, reference: NDArray[np.float64] | None) -> Scored:
     known = np.zeros(found.shape) if reference is None else reference
-    return Scored(*(torch.from_numpy(each) for each in (found, shown.lengths.astype(np.float64), known)))
+    return Scored(*(torch.from_numpy(each) for each in (found, shown.trained_lengths.astype(np.float64), known)))
 
 
 def _floats(terms: Terms) -> dict[str, float]:

@@ -25,7 +25,7 @@ class Learner(Optimized[Policy]):
             self.kl_coefficient = config.kl.coefficient
         batch = shaped(batch, config, max_tokens, self.kl_coefficient)
         teaching = batch.teaching(every_group=config.algorithm.every_group)
-        used = [int(group) for group in teaching.nonzero()[0] if batch.rollouts.lengths[group].any()]
+        used = [int(group) for group in teaching.nonzero()[0] if batch.rollouts.trained[group].any()]
         learned = Learned(self.step + 1, applied=False)
         if used:
             update = Update(
@@ -57,7 +57,7 @@ class Learner(Optimized[Policy]):
             steps.append(self._optimize(update, part, index / len(parts)))
             if steps[-1].refused:
                 break
-        ages = (self.step - rollouts.versions)[used][rollouts.inside[used]]
+        ages = (self.step - rollouts.versions)[used][rollouts.trained[used]]
         metrics = {
             **mean_of(steps),
             "staleness/mean": float(ages.mean()),  # versions between sampling and training, over tokens
@@ -79,5 +79,5 @@ class Learner(Optimized[Policy]):
     def _optimize(self, update: Update, part: list[int], progress: float) -> OptimizerStep:
         """One optimizer step on these groups, after ``progress`` of those of the batch."""
         objective = update.objective(part, progress)
-        count = int(update.batch.rollouts.lengths[part].sum())
+        count = int(update.batch.rollouts.trained[part].sum())
         return self.scaled_step(lambda scale: update.backward(objective, part, scale), count)

@@ -57,7 +57,7 @@ def completion_logprobs(
 def each_token(
     rollouts: Rollouts, groups: Sequence[int], accumulation: Accumulation, of: Callable[[Packed], Tensor]
 ) -> NDArray[np.float32]:
-    """[P, G, T] what ``of`` gives for the [N] tokens of each forward pass; 0 beyond a completion's length, and in other
+    """[P, G, T] what ``of`` gives for the [N] tokens of each forward pass; 0 where the policy wrote none, and in other
     groups. Raises NoRoomError."""
     found = np.zeros(rollouts.tokens.shape, dtype=np.float32)
 

@@ -8,6 +8,8 @@ alone behind the prompt, at a fraction of the work: the prompt is computed once 
 computed between all positions of a row, so that long completions have rows of their own; where it is computed in blocks
 (`rl.model.blocks`), a row holds as many as fit.
 
+Observations are seen and not predicted: of a completion only what the policy wrote counts among its tokens.
+
 Legend: R rows, L positions in a row, N completion tokens in all rows, G completions of a group.
 """
 
@@ -41,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows ready for a forward pass, and where each completion token is predicted."""
+    """Rows ready for a forward pass, and where each completion token that the policy wrote is predicted."""
 
     tokens: Tensor  # [R, L]
     positions: Tensor  # [R, L]
@@ -93,7 +95,7 @@ def rows_of(
             if parts == len(counts) or max(row.length(rollouts) for row in of_group) <= positions:
                 break
             parts += 1
-        found += [row for row in of_group if rollouts.lengths[group, row.first : row.end].any()]
+        found += [row for row in of_group if rollouts.trained[group, row.first : row.end].any()]
     return found
 
 
@@ -138,7 +140,7 @@ def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device, *, block
             tokens[index, start:end] = rollouts.tokens[group, sample, :count]
             positions[index, start:end] = len(prompt) + np.arange(count)
             segments[index, start:end] = sample + 1
-            for t in range(count):
+            for t in rollouts.trained[group, sample, :count].nonzero()[0].tolist():
                 predictor = start + t - 1 if t else len(prompt) - 1
                 where.append((index, predictor, int(rollouts.tokens[group, sample, t]), group, sample, t, start + t))
             start = end

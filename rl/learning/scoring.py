@@ -44,8 +44,8 @@ class Scoring:
     def scores(
         self, rollouts: Rollouts, of: Callable[[Packed], Tensor], between_passes: Callable[[], None] = lambda: None
     ) -> NDArray[np.float32]:
-        """[P, G, T] what ``of`` gives for the [N] tokens of each pass; 0 past a completion's length. Of the rollouts
-        only prompts, tokens and lengths are read. ``between_passes`` may raise.
+        """[P, G, T] what ``of`` gives for the [N] tokens of each pass; 0 where the policy wrote none. Of the rollouts
+        only prompts, tokens, lengths and which are trained are read. ``between_passes`` may raise.
 
         Raises:
             NoRoomError: not even one sequence at a time fits into the device's memory.

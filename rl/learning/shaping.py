@@ -15,26 +15,25 @@ from rl.records import Batch
 
 
 def shaped(batch: Batch, config: AlgorithmSpec, max_tokens: int, coefficient: float = 0.0) -> Batch:
-    """The batch with the penalty on long completions in its rewards, with that on the divergence from the reference
-    where it is taken off the reward, by this ``coefficient``, and without the tokens of completions that have no
-    verdict or, with ``mask_truncated``, were cut at ``max_tokens``; the rewards of these still count in the mean of
-    their group."""
+    """The batch with the penalty on long completions, by what the policy wrote of them, in its rewards, with that on
+    the divergence from the reference where it is taken off the reward, by this ``coefficient``, and without the tokens
+    of completions that have no verdict or, with ``mask_truncated``, were cut at ``max_tokens``; the rewards of these
+    still count in the mean of their group."""
     of, rewards = batch.rollouts, batch.rewards
     if buffer := config.buffer(max_tokens):
-        rewards = rewards + overlong_penalty(of.lengths, max_tokens, buffer)
+        rewards = rewards + overlong_penalty(of.trained_lengths, max_tokens, buffer)
     learned_from = ~np.isnan(rewards) & (of.ended | (not config.mask_truncated))
-    lengths = np.where(learned_from, of.lengths, 0).astype(np.int32)
     penalties = kl_penalty(batch, config.kl.chosen, coefficient) if config.kl.in_reward else batch.penalties
-    return replace(batch, rewards=rewards, penalties=penalties, rollouts=replace(of, lengths=lengths))
+    return replace(batch, rewards=rewards, penalties=penalties, rollouts=of.only(learned_from))
 
 
 def kl_penalty(batch: Batch, estimator: str, coefficient: float) -> NDArray[np.float32]:
     """[P, G, T] to take off the reward of each token: the divergence of the behaviour policy from the reference times
-    the coefficient (InstructGPT, arXiv 2203.02155, equation 2); 0 beyond a completion's length."""
+    the coefficient (InstructGPT, arXiv 2203.02155, equation 2); 0 where the policy wrote none."""
     assert batch.reference_logprobs is not None
     mu, reference = (torch.from_numpy(of) for of in (batch.rollouts.logprobs, batch.reference_logprobs))
     found = coefficient * divergence(mu, reference, estimator).numpy()
-    return np.where(batch.rollouts.inside, found, 0).astype(np.float32)
+    return np.where(batch.rollouts.trained, found, 0).astype(np.float32)
 
 
 def overlong_penalty(lengths: NDArray[np.int32], max_tokens: int, buffer: int) -> NDArray[np.float32]:

@@ -6,7 +6,6 @@ Legend: P groups, G completions per group, T tokens of a completion, N completio
 
 import re
 import traceback
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -73,10 +72,10 @@ def _batch(spec: AlgorithmSpec, *, equal: bool) -> Batch:
     tokens = [np.arange(1, length + 1) for length in LENGTHS]
     rollouts = Rollouts.padded(problems, [[1, 2], [1, 3]], tokens, logprobs=logprobs)
     rewards = np.array([[1, 0, np.nan], [1, 1, 1] if equal else [0.25, 0.75, 1]], np.float32)
-    rollouts = replace(rollouts, lengths=np.where(np.isnan(rewards), 0, rollouts.lengths))  # as in every update
+    rollouts = rollouts.only(~np.isnan(rewards))  # as in every update
 
     def made() -> Floats:
-        return np.where(rollouts.inside, rng.uniform(-1, 0, rollouts.tokens.shape), 0).astype(np.float32)
+        return np.where(rollouts.trained, rng.uniform(-1, 0, rollouts.tokens.shape), 0).astype(np.float32)
 
     return Batch(
         rollouts=rollouts,
@@ -90,15 +89,15 @@ def _batch(spec: AlgorithmSpec, *, equal: bool) -> Batch:
 
 
 def _try(algorithm: Algorithm, batch: Batch) -> None:
-    inside, shape = batch.rollouts.inside, batch.rollouts.tokens.shape
-    advantage = np.asarray(_array("advantages", algorithm.advantages(batch), (shape[:2], shape), inside), np.float32)
-    advantage = np.broadcast_to(advantage if advantage.ndim == 3 else advantage[..., None], shape)[inside]
+    trained, shape = batch.rollouts.trained, batch.rollouts.tokens.shape
+    advantage = np.asarray(_array("advantages", algorithm.advantages(batch), (shape[:2], shape), trained), np.float32)
+    advantage = np.broadcast_to(advantage if advantage.ndim == 3 else advantage[..., None], shape)[trained]
     if "values" in algorithm.needs:
-        _array("value_targets", algorithm.value_targets(batch), (shape,), inside)
-    _array("token_weights", algorithm.token_weights(batch.rollouts.lengths, MAX_TOKENS), (shape[:2],), inside)
-    old = batch.rollouts.logprobs[inside]
+        _array("value_targets", algorithm.value_targets(batch), (shape,), trained)
+    _array("token_weights", algorithm.token_weights(batch.rollouts.trained_lengths, MAX_TOKENS), (shape[:2],), trained)
+    old = batch.rollouts.logprobs[trained]
     ratios = np.linspace(-0.1, 0.1, len(old), dtype=np.float32)
-    _array("token_mask", algorithm.token_mask(ratios, advantage), (old.shape,), inside)
+    _array("token_mask", algorithm.token_mask(ratios, advantage), (old.shape,), trained)
     logprobs = torch.from_numpy(old + ratios).requires_grad_()
     whole = torch.from_numpy(ratios) if algorithm.by_sequence else None
     found = algorithm.token_loss(Tokens(logprobs, torch.from_numpy(old), torch.from_numpy(advantage), whole))
@@ -122,18 +121,17 @@ def _try(algorithm: Algorithm, batch: Batch) -> None:
         raise _UnusableError("token_loss: value or its gradient is not finite")
 
 
-def _array(method: str, found: Any, shapes: tuple[tuple[int, ...], ...], inside: NDArray[np.bool_]) -> NDArray[Any]:
-    """What a formula gave, where it is a finite array of one of these shapes; what is ``inside`` a completion that has
-    a verdict counts."""
+def _array(method: str, found: Any, shapes: tuple[tuple[int, ...], ...], trained: NDArray[np.bool_]) -> NDArray[Any]:
+    """What a formula gave, where it is a finite array of one of these shapes; what is ``trained`` counts."""
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiub":
         raise _UnusableError(f"{method} gives {type(found).__name__}; give a numpy array of numbers")
     if found.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise _UnusableError(
-            f"{method} gives {list(found.shape)}; give {wanted} for a batch of [P, G, T] {list(inside.shape)}"
+            f"{method} gives {list(found.shape)}; give {wanted} for a batch of [P, G, T] {list(trained.shape)}"
         )
-    judged = inside.any(axis=2)
-    used = found[inside] if found.shape == inside.shape else found[judged] if found.shape == judged.shape else found
+    judged = trained.any(axis=2)
+    used = found[trained] if found.shape == trained.shape else found[judged] if found.shape == judged.shape else found
     if not np.isfinite(used).all():
         raise _UnusableError(f"{method} gives {used[~np.isfinite(used)][0]}, which is not finite")
     return found

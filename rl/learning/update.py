@@ -104,17 +104,17 @@ class Update:
         """[P, G, T]: which tokens of these groups the algorithm learns from, None for all."""
         if type(self._algorithm).token_mask is Algorithm.token_mask:
             return None
-        inside = self.batch.rollouts.inside & np.isin(np.arange(len(self.batch)), part)[:, None, None]
+        among = self.batch.rollouts.trained & np.isin(np.arange(len(self.batch)), part)[:, None, None]
         log_ratio = self._logprobs(part) - self.batch.rollouts.logprobs
-        kept = np.ones(inside.shape, dtype=np.bool_)
-        kept[inside] = self._algorithm.token_mask(log_ratio[inside], self._advantage.numpy()[inside])
+        kept = np.ones(among.shape, dtype=np.bool_)
+        kept[among] = self._algorithm.token_mask(log_ratio[among], self._advantage.numpy()[among])
         return torch.from_numpy(kept)
 
     def objective(self, part: Sequence[int], progress: float) -> Objective:
         """That of an optimizer step on these groups, after ``progress`` of those of the batch."""
         rollouts, config = self.batch.rollouts, self.config
         weight = torch.zeros(self.batch.rewards.shape)
-        weight[part] = tensor(self._algorithm.token_weights(rollouts.lengths[part], self._max_tokens))
+        weight[part] = tensor(self._algorithm.token_weights(rollouts.trained_lengths[part], self._max_tokens))
         alpha = None
         if config.proximal == "interpolated":
             alpha = torch.from_numpy(interpolation(rollouts, self._step, progress))

@@ -1,7 +1,7 @@
 """A policy: a causal language model with its tokenizer, its device, and the prompt that it is given."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from rl.model import processor
 from rl.model.lora import ADAPTERS, Base, adapters_of, base_weights, save_lora
 from rl.model.parking import ModelMemory
-from rl.model.prompting import prompt_tokens, turn_end
+from rl.model.prompting import Tool, prompt_tokens, turn_end
 from rl.model.rounding import Types, all_in, rounded
 from rl.records import Instructions
 
@@ -122,9 +122,11 @@ class Policy:
             room = f"; {limit - prompt} are left for the completion" if 0 < prompt < limit else ""
             raise ValueError(f"sampling.max_tokens: {tokens} reach beyond the model's {what} of {limit}{room}")
 
-    def prompt_tokens(self, problem: str, instructions: Instructions | None = None) -> list[int]:
+    def prompt_tokens(
+        self, problem: str, instructions: Instructions | None = None, tools: Sequence[Tool] = ()
+    ) -> list[int]:
         """Token ids of the prompt: see :mod:`rl.model.prompting`."""
-        return prompt_tokens(self.tokenizer, problem, instructions)
+        return prompt_tokens(self.tokenizer, problem, instructions, tools)
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters and buffers by name, those that are tied once; of adapters these alone, by peft's names."""

@@ -1,23 +1,33 @@
 """The prompt as a model is given it: through its chat template, through the user's own, or bare."""
 
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from rl.environments.calls import explained
 from rl.records import Instructions
 
 _PLACE = re.compile(r"\{(prompt|system)\}")
 _ANSWER = "Forty-two."  # an assistant's turn; its words are looked for in what a template makes of it
 
 
+Tool = Mapping[str, Any]  # a JSON schema: {"type": "function", "function": {"name": …, "parameters": …}}
+
+
 def prompt_tokens(
-    tokenizer: PreTrainedTokenizerBase, problem: str, instructions: Instructions | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    problem: str,
+    instructions: Instructions | None = None,
+    tools: Sequence[Tool] = (),
 ) -> list[int]:
     """Token ids of the prompt: through the user's template, else through the chat template, the system prompt in the
-    first turn where that has no such role; else the problem and a line break.
+    first turn where that has no such role; else the problem and a line break. The chat template shows the ``tools``, or
+    the system prompt does where that leaves them out; without one they are not shown.
 
     Raises:
         ValueError: the instructions are required, and the model has no chat template; or it has one that leaves out
@@ -33,7 +43,7 @@ def prompt_tokens(
                 "{system} and {prompt} in it, or leave problems.system out"
             )
         return _with_beginning(tokenizer, problem + "\n")
-    return list(tokenizer(_rendered(tokenizer, problem, instructions), add_special_tokens=False)["input_ids"])
+    return list(tokenizer(_rendered(tokenizer, problem, instructions, tools), add_special_tokens=False)["input_ids"])
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -68,13 +78,24 @@ def _with_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return [begin, *bare]
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, problem: str, instructions: Instructions | None) -> str:
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, problem: str, instructions: Instructions | None, tools: Sequence[Tool]
+) -> str:
     system, examples = (instructions.system, instructions.examples) if instructions else ("", ())
+    shown = bool(tools) and _shows(tokenizer, tools)
+    if tools and not shown:
+        system = "\n\n".join(filter(None, (system, explained(tools))))
     turns = []
     for question, answer in examples:
         turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     turns.append({"role": "user", "content": problem})
-    render = partial(tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False, enable_thinking=False)
+    render = partial(
+        tokenizer.apply_chat_template,
+        add_generation_prompt=True,
+        tokenize=False,
+        enable_thinking=False,
+        tools=[dict(tool) for tool in tools] if shown else None,
+    )
     said = [problem, system, *(words for pair in examples for words in pair)]
     if system:
         with suppress(TemplateError):  # some templates know no system role
@@ -89,6 +110,16 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, problem: str, instructions: In
             what = "problems.system: the model's chat template leaves it out, in the first turn, too"
         raise ValueError(f"{what}; write problems.template, with {{system}} and {{prompt}} in it")
     return text
+
+
+def _shows(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool]) -> bool:
+    """Whether the chat template names all tools."""
+    turns = [{"role": "user", "content": ""}]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tools=[dict(tool) for tool in tools], tokenize=False))
+    except (TemplateError, ValueError):
+        return False
+    return all(tool["function"]["name"] in text for tool in tools)
 
 
 def _lost(text: str, said: list[str]) -> str | None:

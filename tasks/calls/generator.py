@@ -117,7 +117,8 @@ class Generator:
 
     def score(self, version: PolicyVersion, rollouts: Rollouts) -> AuditScores | None:
         """Log-probs of the completions' tokens by the policy that this worker samples from, to audit who has sampled
-        them; None where it has a later version already. Of the rollouts only prompts, tokens and lengths are read.
+        them; None where it has a later version already. Of the rollouts only prompts, tokens, lengths and which
+        are trained are read.
 
         Raises:
             NoRoomError: one sequence does not fit into the device's memory.

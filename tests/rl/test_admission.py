@@ -26,6 +26,7 @@ def rollouts(**other: Any) -> Rollouts:
         tokens=np.where(INSIDE, 99, 0).astype(np.int32),
         logprobs=np.where(INSIDE, -0.5, 0).astype(np.float32),
         versions=np.where(INSIDE, 6, 0).astype(np.int32),
+        trained=INSIDE,
         lengths=LENGTHS,
         ended=np.ones((2, 3), np.bool_),
         texts=(("a", "b", ""), ("c", "d", "e")),
@@ -83,6 +84,10 @@ def test_what_was_asked_for_is_taken() -> None:
         (put("versions", 3), "a token was sampled with v3, not with v4 to v6"),
         (put("versions", 7), "a token was sampled with v7, not with v4 to v6"),
         (put("versions", 4), "a token was sampled with an older version than the one before it"),
+        ({"trained": np.ones((2, 3, 4), np.int32)}, "trained are int32 [2, 3, 4], not [2, 3, 4]"),
+        ({"trained": np.ones((2, 3, 4), np.bool_)}, "a token past a completion's end is marked as the policy's"),
+        (put("trained", False), "a token is not marked as the policy's, which has written all"),
+        ({"trained": np.zeros((2, 3, 4), np.bool_)}, "it has drawn no token"),
         ({"ended": np.zeros((2, 3), np.bool_)}, "a completion is not over, and has not 5 tokens"),
     ],
 )
@@ -90,6 +95,27 @@ def test_everything_else_is_refused_in_words(other: dict[str, Any], why: str) ->
     found = refusal(rollouts(**other), ASKED)
     assert found.startswith(why)
     assert "\n" not in found
+
+
+def test_observations_are_taken_where_there_may_be_some_and_have_neither_log_prob_nor_version() -> None:
+    asked, place = replace(ASKED, observed=True), (0, 1, 2)  # a token of the policy's follows
+    observed = put("trained", False, place)
+    assert refusal(rollouts(**observed, **put("logprobs", 0, place)), asked) == ""
+    assert refusal(rollouts(**observed, **put("logprobs", 0, place), **put("versions", 99, place)), asked) == ""
+    # versions rise across it all the same
+    around = put("versions", 5)
+    around["versions"][place] = 0
+    found = refusal(rollouts(**observed, **put("logprobs", 0, place), **around), asked)
+    assert found == "a token was sampled with an older version than the one before it"
+    assert refusal(rollouts(**observed), asked) == "an observation has a log-prob, -0.5"
+    assert (
+        refusal(rollouts(**observed, **put("logprobs", np.nan, place)), asked) == "an observation has a log-prob, nan"
+    )
+    assert refusal(rollouts(**observed, **put("tokens", 100, place)), asked).startswith("token id 100 is not in")
+    nothing = np.zeros((2, 3, 4), np.bool_)
+    assert (
+        refusal(rollouts(trained=nothing, logprobs=np.zeros((2, 3, 4), np.float32)), asked) == "it has drawn no token"
+    )
 
 
 ANYTHING = st.one_of(
@@ -152,5 +178,9 @@ def test_an_audit_is_scores_and_the_type_of_their_arithmetic() -> None:
     assert refused_audit(AuditScores(found.logprobs, "float32"), found) == ""
     for other in (None, found.logprobs, AuditScores(found.logprobs, "a/b c"), AuditScores(found.logprobs, None)):  # type: ignore[arg-type]
         assert refused_audit(other, found).endswith(", and not scores with their type")
+    several = replace(found, trained=put("trained", False)["trained"])
+    assert refused_audit(AuditScores(found.logprobs, "float32"), several) == (
+        "a score is -0.5 where the policy has written no token"
+    )
     assert refused_audit(AuditScores(found.logprobs[:1], "float32"), found).startswith("scores are float32 [1, 3, 4]")
     assert refused_audit(AuditScores(found.logprobs * np.float32(np.nan), "float32"), found) == "a score is nan"

@@ -60,6 +60,16 @@ def test_of_a_lease_of_several_versions_the_tokens_of_the_oldest_are_compared() 
     assert (version, tokens.tolist()) == (4, [[[False, False, True], [False, False, False]]])
 
 
+def test_observations_are_not_audited() -> None:
+    flags = [[True, False, True], [True]]
+    rollouts = Rollouts.padded([Problem("1", "1", "t")], [[1]], [[5, 6, 7], [8]], version=3, trained=flags)
+    none = np.zeros((1, 2), np.int32)
+    for version in (0, 3, 9):
+        rollouts.versions[0, 0, 1] = version
+        assert compared(rollouts, none, rollouts.lengths)[0] == 3
+        assert np.array_equal(compared(rollouts, none, rollouts.lengths)[1], rollouts.trained)
+
+
 def test_which_leases_are_audited_depends_on_their_names_and_the_seed_alone() -> None:
     names = [(seed, step, group) for seed in range(2) for step in range(40) for group in range(0, 32, 4)]
     drawn = {name: draws(*name) for name in names}

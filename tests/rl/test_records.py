@@ -48,7 +48,7 @@ def test_select_takes_groups_in_the_order_given(batch: Batch) -> None:
 
 def test_selecting_and_concatenating_again_gives_the_same_batch(batch: Batch) -> None:
     whole = concatenate([batch.select([0]), batch.select([1, 2])])
-    for name in ("tokens", "logprobs", "versions", "lengths", "ended"):
+    for name in arrays(Rollouts):
         before, after = getattr(batch.rollouts, name), getattr(whole.rollouts, name)
         assert np.array_equal(before, after)
         assert before.dtype == after.dtype
@@ -88,6 +88,7 @@ def test_rollouts_are_padded_with_zeros() -> None:
     assert found.tokens.tolist() == [[[5, 0, 0], [6, 7, 8]], [[9, 10, 0], [11, 0, 0]]]
     assert found.logprobs.tolist() == [[[-0.5, 0, 0], [-0.5] * 3], [[-0.5, -0.5, 0], [-0.5, 0, 0]]]
     assert found.versions.tolist() == [[[4, 0, 0], [4, 4, 4]], [[4, 4, 0], [4, 0, 0]]]
+    assert found.trained.tolist() == [[[True, False, False], [True] * 3], [[True, True, False], [True, False, False]]]
     assert found.lengths.tolist() == [[1, 3], [2, 1]]
     assert found.ended.tolist() == [[True, False], [True, True]]
     assert found.texts == (("a", "b"), ("c", "d"))
@@ -95,6 +96,24 @@ def test_rollouts_are_padded_with_zeros() -> None:
         array = getattr(found, name)
         assert array.dtype.kind in kinds
         assert array.dtype.itemsize in (1, 4)
+
+
+def test_of_several_turns_what_the_policy_wrote_is_known_and_counted() -> None:
+    problems = [Problem("1", "1", "test"), Problem("2", "2", "test")]
+    flags = [[True], [True, False, True], [False, True], [True]]
+    found = Rollouts.padded(problems, [[1], [2]], [[5], [6, 7, 8], [9, 10], [11]], trained=flags)
+    assert found.trained.tolist() == [
+        [[True, False, False], [True, False, True]],
+        [[False, True, False], [True, False, False]],
+    ]
+    assert found.lengths.tolist() == [[1, 3], [2, 1]]
+    assert found.trained_lengths.tolist() == [[1, 2], [1, 1]]
+    assert found.trained_lengths.dtype == np.int32
+    assert found.generated_tokens == 5
+    kept = found.only(np.array([[False, True], [True, False]]))
+    assert kept.lengths.tolist() == [[0, 3], [2, 0]]
+    assert kept.trained_lengths.tolist() == [[0, 2], [1, 0]]
+    assert (kept.lengths.dtype, kept.trained.dtype) == (np.int32, np.bool_)
 
 
 def test_rollouts_without_logprobs_and_texts() -> None:

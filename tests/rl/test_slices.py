@@ -268,3 +268,15 @@ def test_a_slice_ends_in_time_or_as_its_worker_leaves_and_never_before_it_was_wo
     assert not end()
     leaves = True
     assert end()
+
+
+def test_what_the_policy_wrote_stays_known_behind_an_observation() -> None:
+    problems, prompts = [Problem("", "", "t:0")], [[1]]
+    makers = {"makers": (Maker("a", "float32"),)}
+    first = replace(Rollouts.padded(problems, prompts, [[5, 6], [7]]), **makers)
+    flags = [[False, False, True], [False, True]]
+    more = replace(Rollouts.padded(problems, prompts, [[8, 8, 9], [8, 9]], trained=flags), **makers)
+    found = joined(first, more)
+    assert found.tokens.tolist() == [[[5, 6, 8, 8, 9], [7, 8, 9, 0, 0]]]
+    assert found.trained.tolist() == [[[True, True, False, False, True], [True, False, True, False, False]]]
+    assert found.trained_lengths.tolist() == [[3, 2]]

@@ -63,6 +63,7 @@ def nonsense_from(workers: Sequence[str], wrong: str, marks: Path) -> Generator:
                 "tokens": np.ones(shape, np.int32),
                 "logprobs": np.full(shape, -0.5, np.float32),
                 "versions": np.full(shape, version.step, np.int32),
+                "trained": np.ones(shape, np.bool_),
                 "lengths": np.full(shape[:2], 2, np.int32),
                 "ended": np.ones(shape[:2], np.bool_),
                 "texts": tuple(("x", "y") for _ in problems),

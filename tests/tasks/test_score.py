@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "type": (lambda found: found.astype(np.float64), r"scores are float64 \[2, 2, [23]\], not float32"),
     "nan": (lambda found: np.where(found, np.float32("nan"), found), "a score is nan"),
     "sure": (lambda found: np.where(found, np.float32(0.5), found), "a log-prob is 0.5"),
-    "past": (lambda found: np.full_like(found, -1), "a score past a completion's end is -1"),
+    "past": (lambda found: np.full_like(found, -1), "a score is -1 where the policy has written no token"),
     "list": (lambda found: found.tolist(), "scores are list, not float32"),
 }
 

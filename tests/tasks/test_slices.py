@@ -155,6 +155,18 @@ def test_a_slice_begins_with_the_versions_of_those_that_go_on() -> None:
     assert run.slices.check(0, part) == "a token was sampled with v3, not with v4 to v4"
 
 
+def test_the_version_of_an_observation_holds_nobody_up() -> None:
+    run = Run(2, 2, 1)
+    flags = [[True, False], [True, False], [True], [True]]
+    part = Rollouts.padded(
+        LEASE.problems, [[7], [8]], [[1, 2], [1, 2], [1], [1]], version=1, trained=flags, ended=False
+    )
+    part.versions[0, :, 1] = 99
+    assert run.slices.take(0, part, WORKERS[0]) is False
+    assert run.slices.arguments(0)[0].step == 1
+    assert run.slices.made(0, part).tokens == 4
+
+
 def test_a_lease_that_is_not_sliced_is_whole_or_refused() -> None:
     whole = Slices(
         replace(GENERATOR, slice_seconds=None), 5, [LEASE], range(4, 6), 100, lambda _: PolicyVersion(5, "v5", "")
