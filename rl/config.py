@@ -28,6 +28,7 @@ def _modules(*room: str) -> tuple[str, ...]:
 
 MADE = _modules("problems", "made")  # problems that are made in code
 VERIFIERS = _modules("verifiers", "built_in")
+ENVIRONMENTS = _modules("environments", "built_in")
 QUESTIONS = ("prompt", "question", "problem", "query", "input", "instruction")  # as others call a problem in a template
 REWARD_MODEL = "reward-model:"  # how the name of a verifier begins that is a trained model
 AUTO = "auto"  # the verifier that goes with the problems

@@ -1,0 +1,1 @@
+"""Environments: programs that a policy acts on over several turns, by tools or by text."""
