@@ -28,6 +28,7 @@ def _modules(*room: str) -> tuple[str, ...]:
 
 MADE = _modules("problems", "made")  # problems that are made in code
 VERIFIERS = _modules("verifiers", "built_in")
+ENVIRONMENTS = _modules("environments", "built_in")
 QUESTIONS = ("prompt", "question", "problem", "query", "input", "instruction")  # as others call a problem in a template
 REWARD_MODEL = "reward-model:"  # how the name of a verifier begins that is a trained model
 AUTO = "auto"  # the verifier that goes with the problems
@@ -182,8 +183,8 @@ class VerifierConfig(BaseModel):
         min_length=1,
         description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, https://host:port of a service, or "
         "reward-model:RUN of a run of rlvf reward-model; auto "
-        "takes countdown for the problems of that name, else arithmetic; problems that are made in code take no "
-        "other built-in one",
+        "takes countdown and functions for the problems of these names, else arithmetic; problems that are made in "
+        "code take no other built-in one",
     )
     reward_model: str | None = Field(
         None, min_length=1, description="a run of rlvf reward-model, whose score is added to what the verifier gives"

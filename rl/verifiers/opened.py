@@ -53,24 +53,23 @@ class Isolated(Pool):
         module = spec.declared.module
         ours = path_of(module) if module else None
         text, file = (ours.read_text("utf-8"), ours.name) if ours is not None else (spec.text, spec.file)
+        folder = [] if spec.declared.built_in else folder_of(split_name(spec.name)[0])
         cell = Cell(
             sandbox=sandbox.chosen(spec.sandbox),
             network=spec.network,
             env=spec.env,
             hidden=secret_places(home),
-            reads=[*_folder(spec), *(str(Path(path).expanduser().absolute()) for path in spec.reads)],
+            reads=[*folder, *(str(Path(path).expanduser().absolute()) for path in spec.reads)],
             log=home / "logs" / f"verifier-{Path(file).stem}.log" if home is not None and ours is None else None,
         )
         function = "reward" if ours is not None else spec.function
         super().__init__(text, file, function, spec.seconds, spec.memory_mb, cell=cell)
 
 
-def _folder(spec: VerifierSpec) -> list[str]:
+def folder_of(path: str) -> list[str]:
     """The folder of the user's file where this machine has it; not one that root's verifiers, who are another user,
     could not enter."""
-    if spec.declared.built_in:
-        return []
-    file = Path(split_name(spec.name)[0]).absolute()
+    file = Path(path).absolute()
     try:
         entered = os.geteuid() or all(one.stat().st_mode & stat.S_IXOTH for one in file.resolve().parents)
         return [str(file.parent)] if entered and file.is_file() else []

@@ -76,19 +76,8 @@ def problem_of(given: dict[str, Any]) -> Problem | ProblemWithoutTarget:
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
-    channel.set_inheritable(False)  # programs that the function runs would answer in its place
-    asked = receive(channel)
-    number = asked["number"]
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    folder, processes, asks = sys.argv[2], int(sys.argv[3]), socket.socket(fileno=int(sys.argv[4]))
-    os.environ["TMPDIR"] = folder
-    told = {**asked["confinement"], "view": View(**asked["confinement"].get("view", {}))}
-    try:
-        with asks:
-            confine(Confinement(folder=folder, processes=processes, memory_mb=asked["memory_mb"], **told), asks)
-        os.chdir(folder)
-    except OSError as error:
-        send(channel, number, {"error": f"{asked['file']} cannot be judged apart: {error.strerror or error}"})
+    asked = confined(channel)
+    if asked is None:
         return
     _die_with(channel)  # not before: what a process gives up, a thread that it has already keeps
     me = os.getpid()
@@ -98,36 +87,56 @@ def main() -> None:
         loaded = {}
     except BaseException as error:  # noqa: BLE001  SystemExit too: whatever it does is told
         loaded = {"error": described(error, asked["file"])}
-        _log(error, asked["file"])
+        log(error, asked["file"])
     if os.getpid() != me:
         os._exit(0)  # the file forked
-    send(channel, number, loaded)
+    send(channel, asked["number"], loaded)
     while function is not None:
         given = receive(channel)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        soft = math.ceil(used.ru_utime + used.ru_stime + asked["seconds"]) + 1
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-        _bound_log(asked["max_log"])
+        bound(asked["seconds"], asked["max_log"])
         answer: dict[str, Any]
         try:
             answer = verdict(function(problem_of(given["problem"]), given["completion"]))
         except BaseException as error:  # noqa: BLE001
             answer = {"error": described(error, asked["file"]), "retire": isinstance(error, MemoryError)}
-            _log(error, given["problem"]["source"])
+            log(error, given["problem"]["source"])
         if os.getpid() != me:
             os._exit(0)  # the function forked: this is the copy
         send(channel, given["number"], answer)
 
 
-def load(text: str, file: str, function: str) -> Any:
-    """Run the file and return its function."""
+def confined(channel: socket.socket) -> dict[str, Any] | None:
+    """The first message, in a process that is confined by now; None where it cannot be, which is told."""
+    channel.set_inheritable(False)  # programs that the function runs would answer in its place
+    asked: dict[str, Any] = receive(channel)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    folder, processes, asks = sys.argv[2], int(sys.argv[3]), socket.socket(fileno=int(sys.argv[4]))
+    os.environ["TMPDIR"] = folder
+    told = {**asked["confinement"], "view": View(**asked["confinement"].get("view", {}))}
+    try:
+        with asks:
+            confine(Confinement(folder=folder, processes=processes, memory_mb=asked["memory_mb"], **told), asks)
+        os.chdir(folder)
+    except OSError as error:
+        send(channel, asked["number"], {"error": f"{asked['file']} cannot be judged apart: {error.strerror or error}"})
+        return None
+    return asked
+
+
+def executed(text: str, file: str) -> ModuleType:
+    """The module that a file makes."""
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     code: CodeType = compile(text, file, "exec", dont_inherit=True)
     module = ModuleType("verifier")
     module.__file__ = file
     sys.modules["verifier"] = module  # where dataclasses and pickle look for it
     exec(code, module.__dict__)
+    return module
+
+
+def load(text: str, file: str, function: str) -> Any:
+    """Run the file and return its function."""
+    module = executed(text, file)
     found = module.__dict__.get(function)
     if not callable(found):
         raise TypeError(f"{function} is no function")
@@ -193,13 +202,15 @@ def described(error: BaseException, file: str) -> str:
     return f"{file}:{place[-1]}: {line}"[:MAX_ERROR] if place else f"{file}: {line}"[:MAX_ERROR]
 
 
-def receive(channel: socket.socket) -> Any:
-    """The next message; the process ends when there is none any more."""
-    return json.loads(_exactly(channel, int.from_bytes(_exactly(channel, 4), "big")))
+def receive(channel: socket.socket, begun: bytes = b"") -> Any:
+    """The next message, whose first bytes, 4 at most, have come; the process ends when there is none any more."""
+    length = begun + _exactly(channel, 4 - len(begun))
+    return json.loads(_exactly(channel, int.from_bytes(length, "big")))
 
 
 def send(channel: socket.socket, number: str, answer: dict[str, Any]) -> None:
-    content = json.dumps({**answer, "number": number}).encode()
+    text = json.dumps({**answer, "number": number}, ensure_ascii=False)
+    content = text.encode(errors="backslashreplace")  # half a character as JSON escapes it
     channel.sendall(len(content).to_bytes(4, "big") + content)
 
 
@@ -246,15 +257,20 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def _log(error: BaseException, about: str) -> None:
+def log(error: BaseException, about: str) -> None:
     """Print the whole traceback, beside what the function has printed."""
     with suppress(BaseException):
         print(f"{about}:", "".join(traceback.format_exception(error)), file=sys.stderr)
 
 
-def _bound_log(most: int) -> None:
+def bound(seconds: float, most_logged: int) -> None:
+    """Bound the processor time of what follows, and begin the log anew where it has more than so many bytes."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
     with suppress(OSError):
-        if os.fstat(1).st_size > most:
+        if os.fstat(1).st_size > most_logged:
             os.ftruncate(1, 0)
 
 

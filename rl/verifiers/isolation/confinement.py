@@ -66,9 +66,7 @@ def confine(to: Confinement, supervisor: socket.socket) -> None:
         rules = landlock.rules(Path(to.folder), trees, to.network)
     if os.geteuid() == 0:
         _leave_root()
-    _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # another user would lose it: not before
-    if os.getppid() != parent:
-        os._exit(1)  # its supervisor was killed before
+    die_with_parent(parent)  # another user would lose it: not before
     _prctl(SET_NO_NEW_PRIVILEGES, 1)
     if rules is not None:
         landlock.restrict(rules)
@@ -87,6 +85,14 @@ def limit(which: int, amount: int) -> None:
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
     with suppress(OSError, ValueError):  # macOS knows some of these only by name
         resource.setrlimit(which, (amount, amount))
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when its parent has ended, also where that has happened already; on Linux alone."""
+    if is_linux():
+        _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def close_environment() -> None:

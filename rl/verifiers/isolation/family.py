@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-STATE, PARENT, THREADS = 0, 1, 17  # fields of /proc/<pid>/stat after the name
+STATE, PARENT, USER, SYSTEM, THREADS = 0, 1, 11, 12, 17  # fields of /proc/<pid>/stat after the name
 
 Tree = dict[int, list[int]]  # the children of a process
 
@@ -85,6 +86,24 @@ def status(pid: int | str) -> dict[str, str]:
     text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     # a process may have any name: the kernel escapes a line feed in it, and nothing else that divides lines
     return dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
+
+
+def activity(pids: Iterable[int]) -> dict[tuple[int, str], object] | None:
+    """What differs once one of the threads of these processes has run: of each the time that it has taken, and how
+    often it has given up its processor or lost it. None where one runs right now, or cannot be looked at."""
+    found: dict[tuple[int, str], object] = {}
+    try:
+        for pid in pids:
+            for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+                at = f"/proc/{pid}/task/{task}"
+                fields = Path(at, "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[STATE] == "R":
+                    return None
+                switches = Path(at, "status").read_text(errors="replace").rpartition("\nvoluntary_ctxt_switches")[2]
+                found[pid, task] = (*fields[USER : SYSTEM + 1], switches)
+    except OSError:
+        return None
+    return found
 
 
 def _numbers() -> list[str]:

@@ -8,7 +8,6 @@ A supervisor ends it with everything that it started. Messages are JSON: nothing
 import atexit
 import os
 import re
-import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,8 +19,9 @@ from weakref import WeakSet
 
 from rl.records import Problem, Verdict
 from rl.verifiers.isolation import leftovers, sandbox
+from rl.verifiers.isolation.channel import LostError
 from rl.verifiers.isolation.confinement import close_environment
-from rl.verifiers.isolation.process import Cell, LoadError, LostError, Process
+from rl.verifiers.isolation.process import Cell, LoadError, Process
 from rl.verifiers.timeouts import OfCall, TimeOuts
 from rl.verifiers.verdicts import NOT_JUDGED, NOT_TRIED, as_json, checked, failed
 
@@ -134,7 +134,7 @@ class Pool:
             process.kill()
             reason, said = lost.args
             timeouts.count(problem, reason == "timeout")
-            return failed(reason, f"{function} {said} ({problem.source}){self._printed()}")
+            return failed(reason, f"{function} {said} ({problem.source}){self.cell.printed}")
         except BaseException:
             process.kill()
             raise
@@ -145,11 +145,11 @@ class Pool:
         timeouts.count(problem, timeout=False)
         if answer.get("error"):
             said = str(answer["error"])[:400]
-            return failed("verifier_error", said + self._denied(said) + self._printed())
+            return failed("verifier_error", said + self._denied(said) + self.cell.printed)
         try:
             return checked(answer.get("reward"), answer.get("reason"), answer.get("parts"))
         except ValueError:
-            return failed("verifier_error", f"its process sent an answer that is no verdict{self._printed()}")
+            return failed("verifier_error", f"its process sent an answer that is no verdict{self.cell.printed}")
 
     def _denied(self, error: str) -> str:
         """The remedy for an error that its sandbox is likely to cause; empty for others."""
@@ -172,12 +172,6 @@ class Pool:
         with suppress(OSError):  # closed to this process too
             return path if path.exists() else None
         return None
-
-    def _printed(self) -> str:
-        """Where to read what the function printed, if it did."""
-        log = self.cell.log
-        there = log is not None and log.exists() and log.stat().st_size > 0
-        return f"; log: {socket.gethostname()}:{log}" if there else ""
 
 
 _pools: WeakSet[Pool] = WeakSet()

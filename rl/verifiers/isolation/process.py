@@ -2,12 +2,10 @@
 
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.verifiers.isolation import leftovers, sandbox
+from rl.verifiers.isolation.channel import Channel, ClosedError, LostError
 from rl.verifiers.isolation.confinement import UNPRIVILEGED, is_linux
 from rl.verifiers.isolation.interpreter import UnreadableError, folders, view
 
@@ -23,21 +22,16 @@ CHILD = Path(__file__).with_name("child.py")
 # of ours it needs its own room alone, which comes after all of the standard library
 SUPERVISOR = f"import sys; sys.path.append({OURS!r}); from rl.verifiers.isolation.supervisor import main; main()"
 LOAD_SECONDS = 60.0  # that the user's file may take with what it imports
-POLL_SECONDS = 0.25  # how often a call under way is looked after
 END_SECONDS = 10.0  # that a supervisor may take to end what is below it
-MAX_ANSWER = 2**20  # bytes
 MAX_LOG = 4 * 2**20  # bytes, beyond which a log starts again
 PASS_RIGHTS = 83  # SO_PASSRIGHTS, Linux 6.16: whether others may send open files over a socket
 KEPT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SYSTEMROOT")
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+SET = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+SET |= {"PYTHONHASHSEED": "0"}  # a set is in the same order in whichever process
 
 
 class LoadError(ValueError):
     """The function cannot be loaded: one line that names the place."""
-
-
-class LostError(Exception):
-    """A call that got no answer; the arguments are a reason and one line."""
 
 
 @dataclass(frozen=True)
@@ -50,24 +44,31 @@ class Cell:
     hidden: Sequence[str] = ()  # files and folders with secrets, there or not
     reads: Sequence[str] = ()  # files and folders that it sees in these, as it sees Python and its packages
     log: Path | None = None  # where what it prints goes
+    section: str = "verifier"  # of the configuration, for messages
+
+    @property
+    def printed(self) -> str:
+        """Where to read what its process printed, if it did."""
+        there = self.log is not None and self.log.exists() and self.log.stat().st_size > 0
+        return f"; log: {socket.gethostname()}:{self.log}" if there else ""
 
     def environment(self) -> dict[str, str]:
         """Raises LoadError for a variable that is not set here."""
         for name in self.env:
             if name not in os.environ:
                 raise LoadError(
-                    f"verifier.env: {name} is not set on {socket.gethostname()}, where completions are judged"
+                    f"{self.section}.env: {name} is not set on {socket.gethostname()}, where completions are judged"
                 )
         named = {name: os.environ[name] for name in (*KEPT, *self.env) if name in os.environ}
         paths = [path for path in (named.get("PYTHONPATH", ""), OURS) if path]
-        return {**named, "PYTHONPATH": os.pathsep.join(paths), **ONE_THREAD}
+        return {**named, "PYTHONPATH": os.pathsep.join(paths), **SET}
 
-    def command(self, channel: int) -> list[str]:
+    def command(self, program: Path, channel: int) -> list[str]:
         """The command line; the supervisor fills in the folder. Raises UnreadableError."""
         bubblewrapped = self.sandbox == sandbox.BUBBLEWRAP
         folder = "/tmp" if bubblewrapped else "{folder}"
         around = sandbox.bubblewrap("{folder}", self.hidden, self.reads, network=self.network) if bubblewrapped else []
-        return [*around, sys.executable, "-P", str(CHILD), str(channel), folder, "{processes}", "{asks}"]
+        return [*around, sys.executable, "-P", str(program), str(channel), folder, "{processes}", "{asks}"]
 
     def confinement(self) -> dict[str, Any]:
         """How its process is to confine itself. Raises UnreadableError."""
@@ -80,7 +81,9 @@ class Cell:
 class Process:
     """One process with the function loaded."""
 
-    def __init__(self, load: dict[str, Any], cell: Cell) -> None:
+    def __init__(self, load: dict[str, Any], cell: Cell, program: Path = CHILD, forks: int = 0) -> None:
+        """``load``: its text, file, seconds, memory_mb, and what else ``program`` is told first, whose answer is
+        `loaded`. It may have so many ``forks`` beside what the code that it runs starts. Raises LoadError."""
         environment = cell.environment()
         owner = folder_owner()
         given = None if owner == os.geteuid() else owner
@@ -90,10 +93,10 @@ class Process:
                 ours.setsockopt(socket.SOL_SOCKET, PASS_RIGHTS, 0)  # files in our socket would be nobody's below
         control, supervised = socket.socketpair()
         try:
-            confinement, command = cell.confinement(), cell.command(theirs.fileno())
+            confinement, command = cell.confinement(), cell.command(program, theirs.fileno())
         except UnreadableError as error:
             raise LoadError(str(error)) from None
-        asked = {"command": command, "owner": given, "memory_mb": load["memory_mb"]}
+        asked = {"command": command, "owner": given, "memory_mb": load["memory_mb"], "forks": forks}
         output = _opened(cell.log)
         with theirs, supervised:
             self._supervisor = subprocess.Popen(
@@ -110,18 +113,18 @@ class Process:
                 pipe.write(json.dumps(asked).encode())
         if output != subprocess.DEVNULL:
             os.close(output)
-        self._channel, self._control, self._cell = ours, control, cell
+        self._channel, self._control, self._cell = Channel(ours, self.runs), control, cell
         try:
-            answer = self.call({**load, "max_log": MAX_LOG, "confinement": confinement}, LOAD_SECONDS)
+            self.loaded = self.call({**load, "max_log": MAX_LOG, "confinement": confinement}, LOAD_SECONDS)
         except LostError as lost:
             self.kill()
             raise LoadError(f"{load['file']} cannot be loaded: it {lost.args[1]}") from None
         except BaseException:
             self.kill()
             raise
-        if answer.get("error"):
+        if self.loaded.get("error"):
             self.kill()
-            raise LoadError(str(answer["error"]))
+            raise LoadError(str(self.loaded["error"]))
 
     def runs(self) -> bool:
         try:
@@ -131,40 +134,16 @@ class Process:
         except ChildProcessError:
             return False  # somebody else has collected it
 
-    def call(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to a message. Raises LostError, also for one that does not repeat the message's number or has
-        anything behind it: code that is judged may have got at the socket."""
-        deadline = time.monotonic() + seconds
-        number = secrets.token_hex(16)
-        content = json.dumps({**message, "number": number}).encode()
+    def call(self, message: dict[str, Any], seconds: float, files: Sequence[int] = ()) -> dict[str, Any]:
+        """The answer to a message, see `Channel.call`. Raises LostError."""
         try:
-            self._channel.settimeout(seconds)
-            self._channel.sendall(len(content).to_bytes(4, "big") + content)
-            length = int.from_bytes(self._receive(4, deadline, seconds), "big")
-            if length > MAX_ANSWER:
-                raise LostError("verifier_error", "sent an answer that is too long")
-            answer = json.loads(self._receive(length, deadline, seconds))
-        except TimeoutError:
-            raise LostError("timeout", f"took longer than {seconds:g} s") from None
-        except OSError:
+            return self._channel.call(message, seconds, files)
+        except ClosedError:
             raise LostError(*self._end()) from None
-        except (ValueError, RecursionError):
-            raise LostError("verifier_error", "sent an answer that is no JSON") from None
-        if not isinstance(answer, dict):
-            raise LostError("verifier_error", "sent an answer that is no object")
-        if answer.pop("number", None) != number or not self.is_silent():
-            raise LostError("verifier_error", "sent what is no answer to the completion that it was asked about")
-        return answer
 
     def is_silent(self) -> bool:
-        """Whether nothing waits in its socket: what comes unasked is an answer to no question."""
-        try:
-            self._channel.setblocking(False)
-            return not self._channel.recv(1)
-        except BlockingIOError:
-            return True
-        except OSError:  # closed, as the next call will tell
-            return True
+        """Whether nothing waits in its socket."""
+        return self._channel.is_silent()
 
     def kill(self) -> None:
         """End it and everything that it started."""
@@ -178,24 +157,6 @@ class Process:
             self._supervisor.wait()
         if self._supervisor.returncode < 0:  # killed, so that it has ended and removed nothing
             leftovers.sweep(os.geteuid(), self._supervisor.pid)
-
-    def _receive(self, count: int, deadline: float, seconds: float) -> bytes:
-        content = bytearray()
-        while len(content) < count:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise LostError("timeout", f"took longer than {seconds:g} s")
-            self._channel.settimeout(min(POLL_SECONDS, left))
-            try:
-                piece = self._channel.recv(count - len(content))
-            except TimeoutError:
-                if not self.runs():  # a copy that it left behind may hold the socket open
-                    raise LostError(*self._end()) from None
-                continue
-            if not piece:
-                raise LostError(*self._end())
-            content += piece
-        return bytes(content)
 
     def _end(self) -> tuple[str, str]:
         """The reason and a line for a process that has ended, by its supervisor's report."""

@@ -29,13 +29,14 @@ class SandboxError(ValueError):
     """The sandbox that was asked for cannot be had on this machine."""
 
 
-def chosen(asked: str) -> str:
-    """The sandbox to use. Raises SandboxError where the one that is asked for cannot work here."""
+def chosen(asked: str, section: str = "verifier") -> str:
+    """The sandbox to use; ``section`` of the configuration has asked for it. Raises SandboxError where that cannot work
+    here."""
     if asked == AUTO:
         return BUBBLEWRAP if not missing(BUBBLEWRAP) else LANDLOCK if not missing(LANDLOCK) else NONE
     if lacks := missing(asked):
         raise SandboxError(
-            f"verifier.sandbox: {asked!r} does not work on this machine ({lacks}); auto takes what there is"
+            f"{section}.sandbox: {asked!r} does not work on this machine ({lacks}); auto takes what there is"
         )
     return asked
 

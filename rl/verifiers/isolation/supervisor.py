@@ -2,7 +2,7 @@
 
 Arguments: the descriptor of a socket, whose other end closes when the verifier is to end; of the verifier's own socket.
 On its input JSON: the `command` to run in a folder of its own, {folder} and {processes} in it filled in, the `owner` of
-that folder, and `memory_mb` that all below may hold together.
+that folder, `memory_mb` that all below may hold together, and how many `forks` it may have beside.
 Says on the first socket how the command ended: {"exit": 3} or {"signal": 9}, or {"stopped": why}.
 
 It imports the standard library and what it measures with, nothing else: it has to start fast and stay small.
@@ -26,7 +26,7 @@ from pathlib import Path
 from rl.verifiers.isolation import family
 from rl.verifiers.isolation.attributes import Attributes
 from rl.verifiers.isolation.leftovers import FOLDER, MARK, PREFIX
-from rl.verifiers.isolation.watched import OTHERS, PROCESSES, TooMuchError, Watched
+from rl.verifiers.isolation.watched import OTHERS, PROCESSES, Bounds, TooMuchError, Watched
 
 POLL_SECONDS = 1.0  # how often it looks for orphans and at what is held
 SOON_SECONDS = 0.1  # where that is more than half of what may be
@@ -51,7 +51,8 @@ def main() -> None:
         around.chmod(0o710)
         os.chown(folder, owner, os.getegid())
         folder.chmod(0o710)  # who leaves root in it passes through before, without a right: Python may lie below
-    filled = {"{folder}": str(folder), "{processes}": str(family.processes_of(owner) + PROCESSES + OTHERS)}
+    processes = family.processes_of(owner) + PROCESSES + asked["forks"] + OTHERS
+    filled = {"{folder}": str(folder), "{processes}": str(processes)}
     asking, asks = socket.socketpair()  # by which a listener comes: `rl.verifiers.isolation.attributes`
     filled["{asks}"] = str(asks.fileno())
     command = [_filled(word, filled) for word in asked["command"]]
@@ -68,7 +69,8 @@ def main() -> None:
     os.close(channel)
     asks.close()
     try:
-        watched = Watched(child.pid, folder, command[0] == "bwrap", owner, asked["memory_mb"] * 2**20)
+        bounds = Bounds(asked["memory_mb"], asked["forks"])
+        watched = Watched(child.pid, folder, command[0] == "bwrap", owner, bounds)
         how = _watch(control, wakes, asking, watched, Attributes(folder, owner) if sys.platform == "linux" else None)
         with suppress(OSError):
             control.sendall(json.dumps(how).encode())

@@ -23,6 +23,7 @@ ASKED = {
     "arithmetic": ("40 + 2", "42", {}),
     "countdown": ("42", "6 * 7", {"numbers": [6, 7]}),
     "gsm8k": ("42", "#### 42", {}),
+    "functions": ('{"name": "f", "arguments": {"a": 1}}', "f(a=1)", {}),
     "math": ("42", r"\boxed{42}", {}),
     "r.py:reward": ("42", "it is 42", {}),
 }

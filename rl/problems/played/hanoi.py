@@ -1,0 +1,38 @@
+"""Disks on three pegs, to be brought to peg c."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+
+from rl.environments.built_in.hanoi import PEGS, shown
+from rl.problems.made import Side
+from rl.problems.made.grammar import is_held_out
+from rl.records import Problem
+
+SIZES = (2, 3, 3, 4)  # how many disks, drawn from these
+STREAM = (13,)  # keeps these draws apart from others with the same seed
+
+
+def fewest(pegs: str, to: str = "c") -> int:
+    """The fewest moves that bring all disks, whose pegs are given, the smallest first, to one peg: where the largest is
+    not there yet, the others go out of its way, it moves, and they follow in 2^n - 1 moves."""
+    if not pegs:
+        return 0
+    others, largest = pegs[:-1], pegs[-1]
+    if largest == to:
+        return fewest(others, to)
+    (way,) = set(PEGS) - {largest, to}
+    return fewest(others, way) + int(2 ** len(others))
+
+
+def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
+    """The endless sequence of problems of one step, a function of (seed, step, side)."""
+    for index in count():
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, step, index], spawn_key=STREAM)))
+        disks = SIZES[int(rng.integers(len(SIZES)))]
+        pegs = "".join(PEGS[peg] for peg in rng.integers(0, len(PEGS), disks))
+        stacks = {peg: [disk for disk in range(disks, 0, -1) if pegs[disk - 1] == peg] for peg in PEGS}
+        prompt = f"take all to c. {shown(stacks)}"
+        if fewest(pegs) and is_held_out(prompt) == (side == "held_out"):
+            yield Problem(prompt, str(fewest(pegs)), f"hanoi:{seed}.{step}.{index}", {"pegs": pegs})
