@@ -1,11 +1,12 @@
 """The configuration trees of the three flows, put together from leaves that stand beside the code that reads them."""
 
 from collections.abc import Set
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from flows.options.config_tree import ConfigTree
+from flows.options.tree import changed_leaves
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.lease_config import LeaseConfig
 from infra.cluster.placement import ROLES, PlacementConfig
@@ -18,6 +19,7 @@ from rl.audit import AuditConfig
 from rl.config import (
     COLDEST_SERVED,
     OURS,
+    PLAYED,
     TINY,
     PolicyConfig,
     ProblemsConfig,
@@ -26,6 +28,7 @@ from rl.config import (
     whole_path,
 )
 from rl.critic_config import CriticConfig
+from rl.environment_config import EnvironmentConfig
 from rl.optimizer_config import OptimizerConfig
 from tasks.calls.inflight import InflightConfig
 from tasks.collection import BatchConfig
@@ -54,6 +57,33 @@ def refuse_muon_of_adapters(policy: PolicyConfig, optimizer: OptimizerConfig) ->
             "optimizer.name: 'muon' makes steps of matrices that are used whole, and an adapter is a product of two; "
             "take adamw with policy.lora"
         )
+
+
+def own_problems(given: Any) -> Any:
+    """A configuration of an environment of ours with that one's problems, where no others are named."""
+    if not isinstance(given, dict):
+        return given
+    environment, problems = given.get("environment"), given.get("problems")
+    name = environment.get("name") if isinstance(environment, dict) else getattr(environment, "name", environment)
+    usual = ProblemsConfig().path
+    if name not in PLAYED:
+        return given
+    if isinstance(problems, dict) and problems.get("path", usual) == usual:
+        return {**given, "problems": {**problems, "path": name}}
+    return {**given, "problems": name} if problems is None or problems in (usual, ProblemsConfig()) else given
+
+
+def refuse_beside_environment(config: "TrainConfig | EvalConfig") -> None:
+    """Raise ValueError where what is said of single completions stands beside an environment."""
+    name = config.environment.name
+    if name is None:
+        return
+    if changed := [path for path, _, _ in changed_leaves(VerifierConfig(), config.verifier)]:
+        raise ValueError(f"verifier.{changed[0]}: the environment {name} gives the reward; leave one of them out")
+    if config.policy.engine != OURS:
+        raise ValueError("policy.engine: a server is asked for completions of one turn; leave out the environment")
+    if config.sampling.stop:
+        raise ValueError("sampling.stop: a turn ends by the model's own end token; leave out the environment or this")
 
 
 TrainedPolicy = Annotated[PolicyConfig, AfterValidator(_with_whole_path)]
@@ -100,13 +130,18 @@ class EvalConfig(ConfigTree):
     """Flow `rlvf-eval`: how well a policy solves a set of problems. The model may also be a run, or `newest`: the run
     that was begun last. Of a run, what is not given is as it was trained: problems, verifier, sampling, seed."""
 
-    first = ("policy", "problems", "verifier", "samples", "held_out", "sampling")
-    left_out = ("problems", "verifier")  # as the run was trained; a form would send the defaults that it shows
+    first = ("policy", "problems", "verifier", "environment", "samples", "held_out", "sampling")
+    left_out = (
+        "problems",
+        "verifier",
+        "environment",
+    )  # as the run was trained; a form would send the defaults that it shows
 
     policy: PolicyConfig = PolicyConfig()
     problems: ProblemsConfig = ProblemsConfig()
     mix: tuple[ProblemsConfig, ...] = MIX
     verifier: VerifierConfig = VerifierConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     held_out: int | None = Field(
         None,
         ge=0,
@@ -124,6 +159,16 @@ class EvalConfig(ConfigTree):
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _problems_of_environment(cls, given: Any) -> Any:
+        return own_problems(given)
+
+    @model_validator(mode="after")
+    def _acted_on(self) -> Self:
+        refuse_beside_environment(self)
+        return self
 
     @property
     def sets(self) -> tuple[ProblemsConfig, ...]:
@@ -152,13 +197,14 @@ class TrainConfig(ConfigTree):
     """Flow `rlvf`: reinforcement learning with verifiable reward."""
 
     first = (
-        *("problems", "verifier", "policy", "steps", "run", "batch", "sampling", "optimizer", "algorithm", "staleness"),
-        "held_out",
+        *("problems", "verifier", "environment", "policy", "steps", "run", "batch", "sampling", "optimizer"),
+        *("algorithm", "staleness", "held_out"),
     )
 
     problems: ProblemsConfig = ProblemsConfig()
     mix: tuple[ProblemsConfig, ...] = MIX
     verifier: VerifierConfig = VerifierConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     held_out: int | None = Field(
         None,
         ge=0,
@@ -192,6 +238,18 @@ class TrainConfig(ConfigTree):
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _problems_of_environment(cls, given: Any) -> Any:
+        return own_problems(given)
+
+    @model_validator(mode="after")
+    def _acted_on(self) -> Self:
+        refuse_beside_environment(self)
+        if self.environment.name is not None and self.algorithm.name == "remax":
+            raise ValueError("algorithm.name: remax has a greedy completion of one turn; leave out the environment")
+        return self
 
     @model_validator(mode="after")
     def _public_base(self) -> Self:

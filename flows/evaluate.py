@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from prefect import flow
@@ -37,6 +37,7 @@ from tasks.collection import BatchConfig
 from tasks.evaluate import Evaluation, evaluate
 from tasks.named_set import set_name
 from tasks.problem_set import ProblemSet
+from tasks.turns import check_environment
 from tasks.verify import check_verifiers
 
 
@@ -83,6 +84,9 @@ def made(
     """The evaluation of this version, made now; a run's is kept with it."""
     public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
     generator = Generator(config.policy, config.sampling, config.samples, config.seed, public=public)
+    if problems.environment is not None:
+        interface = check_environment(workplace.dispatch, problems.environment, problems.held_out)
+        generator = replace(generator, interface=interface)
     workplace.display.stage("evaluate")
     batch = BatchConfig() if run is None else run.config.batch
     evaluation = evaluate(workplace.dispatch, generator, version, problems, saw=workplace.failures.saw, batch=batch)
@@ -132,7 +136,7 @@ def keep(uri: str, evaluation: Evaluation) -> None:
 def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problems: ProblemSet) -> str:
     """The URI of a version's evaluation. Its name has a digest of what decides the figures: weights, dtype, sampling,
     problems, and verifiers as they are now. What a service judges by is unknown."""
-    decide = ("problems", "mix", "verifier", "held_out", "samples", "sampling", "seed")
+    decide = ("problems", "mix", "verifier", "environment", "held_out", "samples", "sampling", "seed")
     asked = config.model_dump(mode="json", include={**dict.fromkeys(decide, True), "policy": {"dtype"}})
     said = json.dumps([asked, version.digest + version.files, digest_of(problems, config.samples)], sort_keys=True)
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.audit import AuditScores
+from rl.environments.episode import Outcome
+from rl.environments.turn import is_action
 from rl.judging import Judgement
 from rl.records import Maker, Problem, Rollouts, arrays
 from rl.slices import SoFar
@@ -33,7 +35,12 @@ class Asked:
     vocabulary: int | None = None  # token ids are below; None where they are not used
     so_far: SoFar | None = None  # completions that it goes on with
     unfinished: bool = False  # whether some may be handed in before they are over
-    observed: bool = False  # whether some of their tokens may be observations
+    turns: bool = False  # whether a completion is of turns, between which something is observed
+
+    @property
+    def observed(self) -> bool:
+        """Whether completions begin with tokens of observations."""
+        return self.so_far is not None and any(self.so_far.observed)
 
 
 def refusal(returned: object, asked: Asked) -> str:
@@ -59,6 +66,23 @@ def refused_judgement(returned: object, problems: int, samples: int) -> str:
         if why := _unlike_rewards(f"the parts {name}", part, (problems, samples)):
             return why
     return "" if isinstance(returned.failed, bool) else "it does not say whether it failed"
+
+
+def refused_outcomes(returned: object, count: int) -> str:
+    """Why these are not the outcomes of so many actions, in a few words; empty if they are. An environment that failed
+    has an outcome too."""
+    if not isinstance(returned, list) or len(returned) != count:
+        return f"it is {type(returned).__name__}, and not {count} outcomes"
+    for each in returned:
+        if not isinstance(each, Outcome) or not isinstance(each.observations, tuple):
+            return f"an outcome is {type(each).__name__}"
+        if not all(isinstance(text, str) for text in (*each.observations, each.reason, each.error)):
+            return "an outcome's texts are none"
+        if not isinstance(each.over, bool) or type(each.refused) is not int:
+            return "an outcome does not say whether it is over"
+        if not all(isinstance(n, float | int) and np.isfinite(n) for n in (each.reward, each.seconds)):
+            return f"an outcome has reward {each.reward} after {each.seconds} seconds"
+    return ""
 
 
 def refused_logprobs(returned: object, of: Rollouts) -> str:
@@ -121,6 +145,8 @@ def _shapes(of: Rollouts, asked: Asked) -> str:
         return f"its prompts are not token ids of {P} problems"
     if not _is_texts(of.texts, P, G):
         return f"its texts are not {P} times {G}"
+    if why := _unlike_actions(of, asked):
+        return why
     if (
         not isinstance(of.makers, tuple)
         or len(of.makers) not in (0, P)
@@ -129,6 +155,20 @@ def _shapes(of: Rollouts, asked: Asked) -> str:
         return f"its makers are not those of {P} problems"
     if not isinstance(of.seconds, float | int) or not 0 <= of.seconds < float("inf"):
         return f"it took {of.seconds} seconds"
+    return ""
+
+
+def _unlike_actions(of: Rollouts, asked: Asked) -> str:
+    if not asked.turns:
+        return "" if of.actions == () else "it asks for actions"
+    if not _is_texts(of.actions, *of.ended.shape):
+        return f"its actions are not {of.ended.shape[0]} times {of.ended.shape[1]}"
+    for row, ended in zip(of.actions, of.ended.tolist(), strict=True):
+        for text, end in zip(row, ended, strict=True):
+            if bool(text) != end:
+                return "a turn that ended asks for nothing" if end else "a turn that has not ended asks for something"
+            if text and not is_action(text):
+                return "a turn asks for what is no action"
     return ""
 
 
@@ -149,7 +189,7 @@ def _lengths(of: Rollouts, asked: Asked) -> str:
         before[over] = asked.max_tokens
     if (most := (before + new).max()) > asked.max_tokens:
         return f"a completion has {most} tokens with those before, not {asked.max_tokens} at most"
-    if not (of.trained & of.inside).any():
+    if not (of.inside if asked.observed else of.trained & of.inside).any():
         return "it has drawn no token"
     if (of.ended & (new == 0)).any():
         return "a completion has ended without a token"
@@ -161,24 +201,38 @@ def _lengths(of: Rollouts, asked: Asked) -> str:
 def _values(of: Rollouts, asked: Asked) -> str:
     if (of.trained & ~of.inside).any():
         return "a token past a completion's end is marked as the policy's"
-    if not asked.observed and (of.inside & ~of.trained).any():
+    apart = of.inside & ~of.trained
+    if not asked.observed and apart.any():
         return "a token is not marked as the policy's, which has written all"
+    if asked.observed and (why := _unlike_observations(of, asked)):
+        return why
     tokens = np.concatenate([of.tokens[of.inside], *of.prompts])
     highest = np.iinfo(np.int32).max if asked.vocabulary is None else asked.vocabulary - 1
     if (bad := _outside(tokens, 0, highest)) is not None:
         return f"token id {bad} is not in the vocabulary, 0 to {highest}"
-    logprobs, observed = of.logprobs[of.trained], of.logprobs[of.inside & ~of.trained]
-    if not np.isfinite(logprobs).all() or logprobs.max() > TOLERANCE:
+    logprobs, observed = of.logprobs[of.trained], of.logprobs[apart]
+    if not np.isfinite(logprobs).all() or logprobs.max(initial=-np.inf) > TOLERANCE:
         odd = logprobs[~np.isfinite(logprobs) | (logprobs > TOLERANCE)][0]
         return f"a log-prob is {odd:g}"
     if observed.any():
         return f"an observation has a log-prob, {observed[observed != 0][0]:g}"
     oldest, newest = asked.versions.start, asked.versions.stop - 1
-    if (bad := _outside(of.versions[of.trained], oldest, newest)) is not None:
+    versions = of.versions[of.trained]
+    if versions.size and (bad := _outside(versions, oldest, newest)) is not None:
         return f"a token was sampled with v{bad}, not with v{oldest} to v{newest}"
     so_far = np.maximum.accumulate(np.where(of.trained, of.versions, oldest), axis=2)
     older = (of.versions < so_far) & of.trained
     return "a token was sampled with an older version than the one before it" if older.any() else ""
+
+
+def _unlike_observations(of: Rollouts, asked: Asked) -> str:
+    """What was observed comes first, where something was, and the policy has written all that is behind it."""
+    assert asked.so_far is not None
+    given = np.reshape([bool(texts) for texts in asked.so_far.observed], of.lengths.shape)
+    apart = of.inside & ~of.trained
+    if (apart.any(axis=2) != given).any():
+        return "observations are not where they were given"
+    return "an observation follows a token of the policy's" if (apart[..., 1:] & of.trained[..., :-1]).any() else ""
 
 
 def _outside(given: Any, lowest: int, highest: int) -> int | None:

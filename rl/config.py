@@ -27,6 +27,8 @@ def _modules(*room: str) -> tuple[str, ...]:
 
 
 MADE = _modules("problems", "made")  # problems that are made in code
+PLAYED = _modules("problems", "played")  # those of the environments of these names
+IN_CODE = (*MADE, *PLAYED)
 VERIFIERS = _modules("verifiers", "built_in")
 ENVIRONMENTS = _modules("environments", "built_in")
 QUESTIONS = ("prompt", "question", "problem", "query", "input", "instruction")  # as others call a problem in a template
@@ -129,7 +131,8 @@ class ProblemsConfig(BaseModel):
     path: str = Field(
         "arithmetic",
         min_length=1,
-        description=f"{', '.join(MADE)}, or a path, fsspec URI or glob of CSV, JSON Lines or Parquet files",
+        description=f"{', '.join(MADE)}, with an environment {', '.join(PLAYED)}, or a path, fsspec URI or glob of "
+        "CSV, JSON Lines or Parquet files",
     )
     prompt: str | None = Field(
         None, min_length=1, description="the column of the question; none looks for a usual name"

@@ -1,8 +1,8 @@
 """The leaf of the configuration that says which environment is acted on."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rl.config import ENVIRONMENTS
 
@@ -13,7 +13,12 @@ class EnvironmentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     shorthand: ClassVar[str] = "name"
 
-    name: str = Field(min_length=1, description=f"{', '.join(ENVIRONMENTS)}, or a class of yours, guess.py:Guess")
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description=f"{', '.join(ENVIRONMENTS)}, or a class of yours, guess.py:Guess: completions of several turns, "
+        "each of which it answers, and it gives the reward in place of a verifier; none: completions of one turn",
+    )
     sandbox: Literal["auto", "bubblewrap", "landlock", "none"] = Field(
         "auto", description="around guess.py, beside its limits; auto takes the first of them that works where it runs"
     )
@@ -24,3 +29,9 @@ class EnvironmentConfig(BaseModel):
     env: tuple[str, ...] = Field(
         (), description="environment variables that guess.py gets, such as WIKI_KEY; it sees no others"
     )
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.name is None and self.model_fields_set - {"name"} and self != type(self)():
+            raise ValueError("name: says what the other options are of; give it, or leave them out")
+        return self

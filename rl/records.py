@@ -76,6 +76,7 @@ class Rollouts:
     texts: tuple[tuple[str, ...], ...]  # [P] of [G]: decoded completions, without special tokens
     seconds: float = 0.0  # that sampling took on its worker
     makers: tuple[Maker, ...] = ()  # [P]; () where nobody has said
+    actions: tuple[tuple[str, ...], ...] = ()  # [P] of [G]: what the last turn asks for, as a text; () without turns
 
     @classmethod
     def padded(

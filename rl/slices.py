@@ -23,16 +23,24 @@ class SoFar:
 
     prompts: tuple[NDArray[np.int32], ...]  # [P] of [S]
     tokens: tuple[NDArray[np.int32] | None, ...]  # [P * G] of [t]; None where one is over
+    turns: tuple[int, ...] = ()  # [P * G] tokens before its turn; () where no completion has turns
+    observed: tuple[tuple[str, ...], ...] = ()  # [P * G] what is put behind the tokens first; () where nothing is
 
     @classmethod
-    def of(cls, rollouts: Rollouts, limit: int) -> Self:
+    def of(cls, rollouts: Rollouts, limit: int, observed: tuple[tuple[str, ...], ...] = ()) -> Self:
         """Those of a lease that may have so many tokens."""
         rows = rollouts.tokens.reshape(-1, rollouts.tokens.shape[2])
         lengths, ended = rollouts.lengths.ravel(), over(rollouts, limit).ravel()
-        return cls(
-            rollouts.prompts,
-            tuple(None if done else row[:t].copy() for row, t, done in zip(rows, lengths, ended, strict=True)),
-        )
+        tokens = tuple(None if done else row[:t].copy() for row, t, done in zip(rows, lengths, ended, strict=True))
+        return cls(rollouts.prompts, tokens, turn_starts(rollouts) if rollouts.actions else (), observed)
+
+
+def turn_starts(rollouts: Rollouts) -> tuple[int, ...]:
+    """[P * G] tokens of each completion before its last turn: up to the last one that was observed."""
+    observed = (rollouts.inside & ~rollouts.trained).reshape(-1, rollouts.tokens.shape[2])
+    last = observed.shape[1] - observed[:, ::-1].argmax(axis=1)
+    found: list[int] = np.where(observed.any(axis=1), last, 0).tolist()
+    return tuple(found)
 
 
 def over(rollouts: Rollouts, limit: int) -> NDArray[np.bool_]:
@@ -54,10 +62,13 @@ def joined(before: Rollouts, more: Rollouts) -> Rollouts:
         return found
 
     drew: NDArray[np.bool_] = more.lengths > 0
-    texts = tuple(
-        tuple(b if now else a for a, b, now in zip(first, then, row, strict=True))
-        for first, then, row in zip(before.texts, more.texts, drew, strict=True)
-    )
+
+    def newest(first: tuple[tuple[str, ...], ...], then: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            tuple(b if now else a for a, b, now in zip(was, by_now, row, strict=True))
+            for was, by_now, row in zip(first, then, drew, strict=False)
+        )
+
     return replace(
         before,
         tokens=both(before.tokens, more.tokens),
@@ -66,7 +77,8 @@ def joined(before: Rollouts, more: Rollouts) -> Rollouts:
         trained=both(before.trained, more.trained),
         lengths=lengths,
         ended=before.ended | more.ended,
-        texts=texts,
+        texts=newest(before.texts, more.texts),
+        actions=newest(before.actions, more.actions),
         seconds=before.seconds + more.seconds,
         makers=tuple(
             _both(one, other) if now.any() else one

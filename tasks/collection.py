@@ -21,6 +21,8 @@ from infra.cluster.placement import Offer
 from infra.security.printable import printable
 from rl.audit import Audited
 from rl.config import OURS
+from rl.environments.episode import Episode
+from rl.environments.spec import EnvironmentSpec
 from rl.graph import VERIFY, Call
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Batch, Problem, Rollouts, concatenate
@@ -98,6 +100,7 @@ class Collection:
         self._refills = Refills(config.prompts, int(config.prompts * config.oversample), config.lease)
         self._leases: dict[int, Lease] = {}  # that came back, by their first group
         self._slices: dict[int, tuple[Slice, ...]] = {}  # by the same: who has made it
+        self._episodes: dict[int, tuple[Episode, ...]] = {}  # by the same
         self._wrong: set[int] = set()  # by the same: what audits have found wrong
         self._right: set[tuple[int, int]] = set()  # by the same and the slice's place: found right
         self._again: list[range] = []  # the groups of leases to be made again
@@ -122,6 +125,11 @@ class Collection:
     def verifiers(self) -> Mapping[str, VerifierSpec]:
         """What judges the problems of each set."""
         return self._problems.verifiers
+
+    @property
+    def environment(self) -> EnvironmentSpec | None:
+        """What is acted on, and gives the rewards in place of verifiers."""
+        return self._problems.environment
 
     def draws(self) -> Iterator[list[Lease]]:
         """The leases to generate, as soon as each is certain to be needed; ends when all are judged."""
@@ -153,11 +161,14 @@ class Collection:
             self._drawn += self._problems.draw(self.step, max(groups.stop, further) - there, there)
         return tuple(self._drawn[groups.start : groups.stop])
 
-    def arrive(self, lease: Lease, rollouts: Rollouts, slices: tuple[Slice, ...] = ()) -> None:
-        """A lease is done, in these slices."""
+    def arrive(
+        self, lease: Lease, rollouts: Rollouts, slices: tuple[Slice, ...] = (), episodes: tuple[Episode, ...] = ()
+    ) -> None:
+        """A lease is done, in these slices, with its episodes [P * G] where an environment is acted on."""
         with self._changed:
             self._leases[lease.groups.start] = lease
             self._slices[lease.groups.start] = slices
+            self._episodes[lease.groups.start] = episodes
         self._arrives((lease, rollouts))
 
     def _arrives(self, arrived: tuple[Lease, Rollouts] | None) -> None:
@@ -182,6 +193,10 @@ class Collection:
         (field,) = call.writes
         with self._changed:
             self._scores[field][lease.groups.start] = scores
+
+    def episodes(self, lease: Lease) -> tuple[Episode, ...]:
+        """Those of this lease; () where no environment is acted on."""
+        return self._episodes.get(lease.groups.start, ())
 
     def slices(self, lease: Lease) -> tuple[Slice, ...]:
         """Who has made this lease, one after the other; () where nobody has said."""
@@ -284,6 +299,7 @@ class Collection:
             audits=tuple(self._audits),
             mixed=mixed,
             made=tuple(self._slices.values()),
+            episodes=tuple(self._episodes[start] for start in sorted(self._judged)),
         )
 
     def _complete(self, start: int) -> Batch:

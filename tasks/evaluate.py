@@ -1,6 +1,6 @@
 """Evaluation on held-out problems: greedy and sampled."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 
@@ -13,13 +13,17 @@ from infra.cluster.dispatch import Dispatch
 from infra.security.printable import printable
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
+from rl.environments.spec import EnvironmentSpec
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
 from tasks.calls.generator import Arguments, Generator
 from tasks.collection import BatchConfig
+from tasks.lease import Lease
 from tasks.mending import Mend, Mending, leased, no_mend
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import mean_reward, pass_rate
+from tasks.slices import Slices
+from tasks.turns import Episodes, in_turns, judged_episodes
 from tasks.verify import judged
 
 TRAINED_BY_DEFAULT = BatchConfig()
@@ -128,8 +132,10 @@ def _judgement(
     saw: Callable[[Judgement], None],
     batch: BatchConfig,
 ) -> Judgement:
+    if problems.environment is not None:
+        return _played(dispatch, generator, version, problems, problems.environment, mend, batch)
     asked = problems.held_out
-    size = max(1, min(PROMPTS, batch.lease * batch.samples // generator.samples))
+    size = _size(generator, batch)
     parts = [range(at, min(at + size, len(asked))) for at in range(0, len(asked), size)]
     judgements = {}
 
@@ -142,13 +148,60 @@ def _judgement(
         return refusal(returned, Asked(of, generator.samples, generator.sampling.limit, versions))
 
     mending = Mending(mend)
-    calls = leased(dispatch, "evaluate", generator.generate, arguments, len(parts), check=check, mending=mending)
+    calls = leased(dispatch, "evaluate", generator.generate, arguments, range(len(parts)), check=check, mending=mending)
     for index, rollouts in calls:
         judgements[index] = judged(dispatch, rollouts, problems.verifiers)
         saw(judgements[index])
         if given_up := judgements[index].given_up:
             raise BrokenVerifierError(f"the evaluation was stopped: {given_up}")
-    everything = Judgement.join([judgements[index] for index in range(len(parts))])
+    return _unless_broken(Judgement.join([judgements[index] for index in range(len(parts))]))
+
+
+def _played(
+    dispatch: Dispatch,
+    generator: Generator,
+    version: PolicyVersion,
+    problems: ProblemSet,
+    environment: EnvironmentSpec,
+    mend: Mend,
+    batch: BatchConfig,
+) -> Judgement:
+    """The same of episodes."""
+    asked, size = problems.held_out, _size(generator, batch)
+    starts = range(0, len(asked), size)
+    played = Episodes(dispatch, environment, f"{generator.seed}.{'greedy' * generator.greedy}", generator.samples)
+    leases = played.begin([Lease(range(at, at + len(asked[at : at + size])), asked[at : at + size]) for at in starts])
+    versions = range(version.step, version.step + 1)
+    slices = Slices(replace(generator, slice_seconds=None), 0, leases, versions, None, lambda _: version)
+    mending = Mending(mend)
+
+    def made(indices: Iterable[int], order: tuple[int, ...]) -> Iterator[int]:
+        calls = leased(
+            dispatch,
+            "evaluate",
+            slices.generator.generate,
+            slices.arguments,
+            indices,
+            check=slices.check,
+            mending=mending,
+            order=(0, *order),
+            done=slices.take,
+        )
+        return (index for index, _ in calls)
+
+    found: dict[int, Judgement] = {}
+    for lease, _, _ in in_turns(slices, played, made):
+        episodes = played.of(lease)
+        found[lease.groups.start] = judged_episodes(dispatch, environment, episodes, generator.samples)
+    return _unless_broken(Judgement.join([found[start] for start in starts]))
+
+
+def _unless_broken(everything: Judgement) -> Judgement:
     if everything.broken:
         raise BrokenVerifierError(f"no completion could be judged: {printable(everything.errors[0])}")
     return everything
+
+
+def _size(generator: Generator, batch: BatchConfig) -> int:
+    """Problems of a lease."""
+    return max(1, min(PROMPTS, batch.lease * batch.samples // generator.samples))

@@ -1,6 +1,6 @@
 """Generation: the leases of a step, fanned out over the generators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from tasks.collection import Collection
 from tasks.lease import Lease, neighbours_joined
 from tasks.mending import Mend, Mending, leased, no_mend
 from tasks.slices import Slices
+from tasks.turns import episodes_of, in_turns
 
 AT_ONCE = 256  # draws of a batch under way, at most: each has a lease that waits or is being made
 
@@ -66,23 +67,33 @@ def generate(
         again = any(map(collection.without, drawn))  # as they were, without who has made them
         sizes = None if again else admission.sizes
         leases = drawn if sizes is None else neighbours_joined(drawn)
-        slices = Slices(generator, step, leases, range(oldest, step + 1), admission.vocabulary, newest, sizes)
-        calls = leased(
-            dispatch,
-            "generate",
-            generator.generate,
-            slices.arguments,
-            len(leases),
-            check=lambda index, returned: refused(slices.check(index, returned)),
-            mending=mending,
-            order=(step, leases[0].groups.start),
-            done=slices.take,
-            cuts=slices,
-            without=lambda index: collection.without(leases[index]),
-        )
+        played = episodes_of(dispatch, collection.environment, generator, step, (step,), collection.refuse)
         try:
-            for index, _ in calls:
-                collection.arrive(leases[index], *slices.whole(index))
+            leases = leases if played is None else played.begin(leases)
+            slices = Slices(generator, step, leases, range(oldest, step + 1), admission.vocabulary, newest, sizes)
+
+            def made(indices: Iterable[int], order: tuple[int, ...]) -> Iterator[int]:
+                calls = leased(
+                    dispatch,
+                    "generate",
+                    generator.generate,
+                    slices.arguments,
+                    indices,
+                    check=lambda index, returned: refused(slices.check(index, returned)),
+                    mending=mending,
+                    order=(step, *order),
+                    done=slices.take,
+                    cuts=slices,
+                    without=lambda index: collection.without(leases[index]),
+                )
+                return (index for index, _ in calls)
+
+            if played is None:
+                for index in made(range(len(leases)), (leases[0].groups.start,)):
+                    collection.arrive(leases[index], *slices.whole(index))
+                return
+            for lease, rollouts, parts in in_turns(slices, played, made):
+                collection.arrive(lease, rollouts, parts, played.of(lease))
         except BaseException:
             collection.abandon()
             raise

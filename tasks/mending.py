@@ -1,6 +1,6 @@
 """Leases of generators that cannot get at the weights: once these are mended, what is left is leased again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -85,7 +85,7 @@ def leased(
     call: str,
     function: Callable[[*Arguments], T],
     make: Callable[[int], tuple[*Arguments]],
-    count: int,
+    indices: Iterable[int],
     *,
     check: Callable[[int, T], str],
     mending: Mending,
@@ -95,11 +95,11 @@ def leased(
     cuts: Cuts | None = None,
     tokens: Callable[[int], int] = lambda _: 0,
 ) -> Iterator[tuple[int, T]]:
-    """`(index, function(*make(index)))` of every index below ``count``, and of what is cut from them, once each, as
+    """`(index, function(*make(index)))` of these indices, and of what is cut from them, once each, as
     `Dispatch.lease` yields them; ``make`` is called when the lease is handed out, ``done`` and others as there. After
     the weights were mended once, what is left is tried on another worker first: it may be one machine alone that cannot
     read them."""
-    left = list(range(count))
+    left = list(indices)
     while left:
         asked, before = list(left), mending.times
 

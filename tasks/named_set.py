@@ -12,12 +12,16 @@ from infra.security.secrets import masked
 from infra.storage import store
 from infra.storage.files import PathError, as_text, open_files, open_texts
 from infra.storage.manifest import StoreError
-from rl.config import AUTO, MADE, REWARD_MODEL, ProblemsConfig, VerifierConfig
+from rl.config import AUTO, ENVIRONMENTS, MADE, PLAYED, REWARD_MODEL, ProblemsConfig, VerifierConfig
+from rl.environment_config import EnvironmentConfig
+from rl.environments.spec import EnvironmentSpec, EnvironmentSpecError
+from rl.environments.spec import split_name as environment_path
 from rl.problems import rows, tables
 from rl.problems.made import stream_of
 from rl.problems.rows import Columns
 from rl.problems.tables import ProblemError
 from rl.records import Instructions, Problem
+from rl.verifiers.contract import accept
 from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, judged_by, split_name
 
 LARGEST = 2**20  # bytes of a verifier's source, which travels with every call
@@ -30,7 +34,7 @@ class NamedSet:
 
     config: ProblemsConfig
     name: str
-    verifier: VerifierSpec
+    verifier: VerifierSpec | None  # None: an environment gives the rewards
     options: str  # how the names of its options begin
     by_default: bool = False  # nobody named the verifier
 
@@ -53,14 +57,16 @@ class NamedSet:
         return self.marked(found)
 
     def _problems(self, table: tables.Table) -> list[Problem]:
-        columns = Columns(self.config.prompt, self.config.target, self.verifier.needs_target, self.options)
+        judge = self.verifier
+        needs_target = judge is not None and judge.needs_target
+        columns = Columns(self.config.prompt, self.config.target, needs_target, self.options)
         try:
-            return rows.read(table, columns, self.verifier.declared.check)
+            return rows.read(table, columns, accept if judge is None else judge.declared.check)
         except ProblemError as error:
-            if not self.by_default:
+            if judge is None or not self.by_default:
                 raise
             others = "others: --verifier gsm8k, math, my_reward.py:reward"
-            raise ProblemError(f"{error} (verifier {self.verifier.name}, as none was named; {others})") from error
+            raise ProblemError(f"{error} (verifier {judge.name}, as none was named; {others})") from error
 
     def split(self, held_out: int | None) -> tuple[list[Problem], list[Problem]]:
         """Its problems as (training, held-out). Raises ProblemError."""
@@ -79,7 +85,7 @@ class NamedSet:
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems with this set's name and its instructions (system prompt, template)."""
-        instructions = self.verifier.declared.instructions
+        instructions = None if self.verifier is None else self.verifier.declared.instructions
         if self.config.system is not None:
             instructions = Instructions(self.config.system, required=True) if self.config.system else None
         if self.config.template is not None:
@@ -121,14 +127,7 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
     """
     text = ""
     if is_file(name):
-        path, _ = split_name(name)
-        try:
-            [(_, opened), *more] = open_texts(path, LARGEST)
-        except PathError as error:
-            raise PathError(str(error).replace(path, as_typed(path))) from error
-        if more:
-            raise VerifierError(f"verifier {path}: matches more than one file")
-        text = opened.read()
+        text = _source("verifier", split_name(name)[0])
         check_source(name, text)
     spec = VerifierSpec.model_validate(dict(config) | {"name": name, "text": text})
     spec.require_known()
@@ -165,12 +164,52 @@ def set_names(sets: Sequence[ProblemsConfig]) -> list[str]:
     return names
 
 
-def named_sets(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list[NamedSet]:
-    """The sets as they are mixed: each by a name of its own, with its verifier.
+def open_environment(config: EnvironmentConfig) -> EnvironmentSpec | None:
+    """The environment that is acted on, if there is one; a user's file, at any fsspec path, is read now.
+
+    Raises:
+        EnvironmentSpecError, PathError: there is none, or its file or class is missing, or its limits are none.
+    """
+    if config.name is None:
+        return None
+    text = ""
+    if config.name not in ENVIRONMENTS:
+        text = _source("environment", environment_path(config.name)[0])
+    spec = EnvironmentSpec.model_validate(dict(config) | {"text": text})
+    assert spec.limits
+    return spec
+
+
+def _source(what: str, path: str) -> str:
+    """The text of a user's file. Raises PathError."""
+    try:
+        [(_, opened), *more] = open_texts(path, LARGEST)
+    except PathError as error:
+        raise PathError(str(error).replace(path, as_typed(path))) from error
+    if more:
+        raise PathError(f"{what} {path}: matches more than one file")
+    return opened.read()
+
+
+def named_sets(
+    sets: Sequence[ProblemsConfig], verifier: VerifierConfig, environment: EnvironmentConfig | None = None
+) -> list[NamedSet]:
+    """The sets as they are mixed: each by a name of its own, with its verifier where no environment is acted on.
 
     Raises:
         VerifierError, PathError: as `open_verifier`, or ``verifier`` names one that judges none of the sets.
+        EnvironmentSpecError: problems that the ``environment`` is not for, or an environment's without it.
     """
+    options = ["--problems.", *(f"mix[{at}]." for at in range(len(sets) - 1))]
+    if environment is not None and environment.name is not None:
+        for each in sets:
+            _refuse_others(each, environment.name)
+        return [
+            NamedSet(config, name, None, dotted)
+            for config, name, dotted in zip(sets, set_names(sets), options, strict=True)
+        ]
+    if played := [each.path for each in sets if each.path in PLAYED]:
+        raise EnvironmentSpecError(f"problems {played[0]}: are of an environment; give --environment {played[0]}")
     judges = [judged_by(each, verifier) for each in sets]
     left = [each.path for each in sets if each.verifier is None and each.path in MADE]
     if verifier.name not in (AUTO, *judges) and left:
@@ -178,12 +217,24 @@ def named_sets(sets: Sequence[ProblemsConfig], verifier: VerifierConfig) -> list
             f"verifier {verifier.name!r} judges none of the problems: {left[0]} is made in code and has a verifier of "
             f"its own; where {verifier.name} is meant, give --problems.verifier {verifier.name} (in mix: verifier)"
         )
-    options = ["--problems.", *(f"mix[{at}]." for at in range(len(sets) - 1))]
     found = []
     for config, name, judge, dotted in zip(sets, set_names(sets), judges, options, strict=True):
         by_default = (config.verifier or verifier.name) == AUTO
         found.append(NamedSet(config, name, open_verifier(judge, verifier), dotted, by_default))
     return found
+
+
+def _refuse_others(problems: ProblemsConfig, environment: str) -> None:
+    if problems.verifier is not None:
+        raise EnvironmentSpecError(
+            f"problems.verifier {problems.verifier!r}: the environment {environment} gives the reward; leave one out"
+        )
+    if problems.path in MADE:
+        raise EnvironmentSpecError(
+            f"environment {environment!r}: name its problems by --problems; {problems.path} has a verifier of its own"
+        )
+    if environment in PLAYED and problems.path in PLAYED and problems.path != environment:
+        raise EnvironmentSpecError(f"problems {problems.path}: are not those of the environment {environment}")
 
 
 def judges(verifiers: Mapping[str, VerifierSpec]) -> str:

@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
-from rl.config import MADE, ProblemsConfig, VerifierConfig
+from infra.security.secrets import masked
+from rl.config import IN_CODE, PLAYED, ProblemsConfig, VerifierConfig
+from rl.environment_config import EnvironmentConfig
+from rl.environments.spec import EnvironmentSpec
 from rl.problems import rows
 from rl.problems.made import stream_of
 from rl.problems.rows import normalized
@@ -12,9 +15,10 @@ from rl.problems.tables import ProblemError
 from rl.records import Problem
 from rl.verifiers.spec import VerifierSpec
 from tasks.mixture import Draw, Mixture, Source, streams
-from tasks.named_set import NamedSet, named_sets, set_name
+from tasks.named_set import NamedSet, judges, named_sets, open_environment, set_name
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
+SINGLE = EnvironmentConfig()  # completions of one turn
 LONGEST = 256  # problems of the files that are looked at for their length before a run
 
 
@@ -28,10 +32,21 @@ class ProblemSet:
     held_out: tuple[Problem, ...]  # shares no prompt with what ``draw`` gives, case and blanks aside
     verifiers: Mapping[str, VerifierSpec]  # by the name of the set that a problem is of
 
+    environment: EnvironmentSpec | None = None  # what is acted on, and gives the rewards in place of verifiers
     files: Mapping[str, TrainedOn] = field(default_factory=dict)  # by set: what its files give to ``draw``
     drawn: tuple[Problem, ...] = ()  # the problems of its files that ``draw`` gives
     spared: int = 0  # problems of its files' training parts that are not drawn, as a prompt like theirs is held out
     left_out: int = 0  # problems that an evaluation passes over, as the policy was trained on them
+
+    @property
+    def programs(self) -> list[VerifierSpec | EnvironmentSpec]:
+        """What gives the rewards."""
+        return [*self.verifiers.values(), *([] if self.environment is None else [self.environment])]
+
+    @property
+    def judged_by(self) -> str:
+        """The same, for people."""
+        return judges(self.verifiers) if self.environment is None else f"environment {masked(self.environment.name)}"
 
     @property
     def trained(self) -> frozenset[bytes]:
@@ -54,7 +69,12 @@ def longest(given: Sequence[Problem]) -> list[Problem]:
 
 
 def open_problems(
-    sets: Sequence[ProblemsConfig], verifier: VerifierConfig, held_out: int | None, seed: int, prompts: int = 1
+    sets: Sequence[ProblemsConfig],
+    verifier: VerifierConfig,
+    held_out: int | None,
+    seed: int,
+    prompts: int = 1,
+    environment: EnvironmentConfig = SINGLE,
 ) -> ProblemSet:
     """The problems of the sets, mixed by weight.
 
@@ -66,19 +86,20 @@ def open_problems(
         ProblemError: a file that is missing, empty or broken, or too small to keep ``held_out`` of its problems out.
         VerifierError: a verifier that does not exist.
     """
-    mixed = named_sets(sets, verifier)
-    split = {each.name: each.split(held_out) for each in mixed if each.config.path not in MADE}
+    mixed = named_sets(sets, verifier, environment)
+    split = {each.name: each.split(held_out) for each in mixed if each.config.path not in IN_CODE}
     made = _held_out_of_made(mixed, held_out)
     kept_out = {each.name: made[each.name] if each.name in made else split[each.name][1] for each in mixed}
-    kept = {normalized(problem.prompt) for problems in kept_out.values() for problem in problems}
+    played = {each.name for each in mixed if each.config.path in PLAYED}  # other problems may have the same prompt
+    kept = {normalized(of.prompt) for name, problems in kept_out.items() if name not in played for of in problems}
     sources: list[Source] = []
     out: list[Problem] = []
     files: dict[str, TrainedOn] = {}
     drawn: list[Problem] = []
     spared = 0
     for each, stream in zip(mixed, streams(seed, len(mixed)), strict=True):
-        if each.config.path in MADE:
-            sources.append(_made(each, stream, kept))
+        if each.config.path in IN_CODE:
+            sources.append(_made(each, stream, frozenset() if each.name in played else kept))
         else:
             # sets may share problems, and a file may have one twice, with another blank in it
             train = [problem for problem in split[each.name][0] if normalized(problem.prompt) not in kept]
@@ -96,7 +117,8 @@ def open_problems(
         name=set_name(sets),
         draw=Mixture(sources, seed, prompts),
         held_out=tuple(out),
-        verifiers={each.name: each.verifier for each in mixed},
+        verifiers=_verifiers(mixed),
+        environment=open_environment(environment),
         files=files,
         drawn=tuple(drawn),
         spared=spared,
@@ -110,6 +132,7 @@ def problems_to_solve(
     seed: int,
     trained: Set[bytes] = frozenset(),
     made: int | None = None,
+    environment: EnvironmentConfig = SINGLE,
 ) -> ProblemSet:
     """The problems of an evaluation, as the held-out part of a set.
 
@@ -122,18 +145,18 @@ def problems_to_solve(
         ProblemError: as `open_problems`, or all of the problems are among ``trained``.
     """
     if held_out:
-        return open_problems(sets, verifier, held_out, seed)
+        return open_problems(sets, verifier, held_out, seed, environment=environment)
     known = trained if held_out is None else frozenset()
-    mixed = named_sets(sets, verifier)
+    mixed = named_sets(sets, verifier, environment)
     whole = _held_out_of_made(mixed, made)
-    whole |= {each.name: each.read() for each in mixed if each.config.path not in MADE}
+    whole |= {each.name: each.read() for each in mixed if each.config.path not in IN_CODE}
     seen = seen_among((problem for group in whole.values() for problem in group), known)
     found: list[Problem] = []
     left_out = 0
     for each in mixed:
         given = whole[each.name]
         # in the order of a split: whatever was trained on, the first ones are the same
-        if held_out is None and each.config.path not in MADE:
+        if held_out is None and each.config.path not in IN_CODE:
             given, _ = rows.split(given, 0)
         unseen = [problem for problem in given if normalized(problem.prompt) not in seen]
         found += unseen
@@ -143,8 +166,12 @@ def problems_to_solve(
             f"{set_name(sets)}: the policy was trained on all {left_out} problems; give others by --problems, or "
             "--held_out 0 to evaluate on those"
         )
-    verifiers = {each.name: each.verifier for each in mixed}
-    return ProblemSet(set_name(sets), lambda *_: [], tuple(found), verifiers, left_out=left_out)
+    played = open_environment(environment)
+    return ProblemSet(set_name(sets), lambda *_: [], tuple(found), _verifiers(mixed), played, left_out=left_out)
+
+
+def _verifiers(mixed: Sequence[NamedSet]) -> dict[str, VerifierSpec]:
+    return {each.name: each.verifier for each in mixed if each.verifier is not None}
 
 
 def _held_out_of_made(mixed: Sequence[NamedSet], count: int | None) -> dict[str, list[Problem]]:
@@ -152,7 +179,7 @@ def _held_out_of_made(mixed: Sequence[NamedSet], count: int | None) -> dict[str,
     found: dict[str, list[Problem]] = {}
     taken: dict[str, set[str]] = {}
     for each in mixed:
-        if each.config.path in MADE:
+        if each.config.path in IN_CODE:
             there = taken.setdefault(each.config.path, set())
             found[each.name] = each.made(count, there)
             there |= {normalized(problem.prompt) for problem in found[each.name]}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rl.audit import Audited
 from rl.audit import figures as audit_figures
+from rl.environments.episode import Episode
 from rl.judging import Judgement
 from rl.records import Batch, Problem, Rollouts
 from tasks.lease import Slice, moved
@@ -45,6 +46,7 @@ class RolloutBatch:
     audits: tuple[Audited, ...] = ()
     mixed: bool = False  # whether there is more than one problem set
     made: tuple[tuple[Slice, ...], ...] = ()  # by whom, lease by lease; () where nobody has said
+    episodes: tuple[tuple[Episode, ...], ...] = ()  # lease by lease, of each [P * G]
     messages: tuple[tuple[str, ...], ...] = ()  # [P] of [G], of all groups: why a completion was not judged
 
     @classmethod
@@ -59,6 +61,7 @@ class RolloutBatch:
         audits: tuple[Audited, ...] = (),
         mixed: bool = False,
         made: tuple[tuple[Slice, ...], ...] = (),
+        episodes: tuple[tuple[Episode, ...], ...] = (),
     ) -> Self:
         """The batch of these groups, out of all that were generated and judged."""
         rollouts, rewards = everything.rollouts, everything.rewards
@@ -83,6 +86,7 @@ class RolloutBatch:
             audits=audits,
             mixed=mixed,
             made=made,
+            episodes=episodes,
             reasons=dict(Counter(reason for row in everything.reasons for reason in row)),
             tokens=rollouts.generated_tokens,
             truncated=float(1 - rollouts.ended.mean()),
@@ -143,6 +147,7 @@ class RolloutBatch:
             "leases/prompts": self.groups_generated / max(1, len(self.made)),
             "leases/slices": sum(map(len, self.made)) / max(1, len(self.made)),
             **audit_figures(self.audits),
+            **episode_figures([episode for lease in self.episodes for episode in lease]),
             **({"audit/redrawn": self.redrawn} if self.audits or self.redrawn else {}),
             "completion/tokens_mean": self.tokens / self.completions,
             "completion/truncated": self.truncated,
@@ -150,6 +155,21 @@ class RolloutBatch:
             "staleness/swapped": swapped(self.everything.rollouts),
             **{f"reasons/{name}": count / self.completions for name, count in counted(self.reasons).items()},
         }
+
+
+def episode_figures(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Turns of the policy's in an episode, calls of them, the share of these that were refused, and seconds that a turn
+    is acted on."""
+    if not episodes:
+        return {}
+    turns = [turn for episode in episodes for turn in episode.turns]
+    calls = sum(len(action) if isinstance(action, tuple) else 1 for action, _ in turns)
+    return {
+        "turns/mean": len(turns) / len(episodes),
+        "tools/calls": calls / len(episodes),
+        "tools/errors": sum(outcome.refused for _, outcome in turns) / max(1, calls),
+        "tools/seconds": sum(outcome.seconds for _, outcome in turns) / max(1, len(turns)),
+    }
 
 
 def swapped(rollouts: Rollouts) -> float:

@@ -124,7 +124,7 @@ class GreedyScores:
 
         generate = self.generator.generate
         mending = Mending(self.mend)
-        calls = leased(dispatch, self.call.name, generate, arguments, 1, check=check, mending=mending, order=(step,))
+        calls = leased(dispatch, self.call.name, generate, arguments, [0], check=check, mending=mending, order=(step,))
         ((_, greedy),) = calls
         return judged(dispatch, greedy, self.verifiers, order=(step,), refused=refused).rewards[:, 0]
 

@@ -1,7 +1,7 @@
 """Leases in slices: what generators have handed in so far, and what goes on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,18 +18,19 @@ from tasks.lease import Lease, Slice
 
 @dataclass(frozen=True)
 class Slices:
-    """The leases of one step that wait, or are being made. Its methods are called by one thread, but for `whole`, which
-    is called for a lease that is done."""
+    """The leases of one step that wait, or are being made. Its methods are called by one thread, but for `whole` and
+    `go_on`, which are called for a lease that is done, or whose turn is."""
 
     generator: Generator
     step: int
     leases: list[Lease]  # more of them, where one is cut
     versions: range  # that a token may be of
-    vocabulary: int
+    vocabulary: int | None
     newest: Callable[[int], PolicyVersion]  # from this step on
     cut_to: Sizes | None = None  # prompts and seconds of a lease; None: they stay as they are
     _made: dict[int, Rollouts] = field(default_factory=dict)  # so far, by the lease's index
     _slices: dict[int, tuple[Slice, ...]] = field(default_factory=dict)
+    _observed: dict[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)  # and not drawn behind yet
 
     def sizes(self, index: int) -> Sizes | None:
         """What the lease is cut to; None where others have begun it."""
@@ -65,6 +66,7 @@ class Slices:
             self.vocabulary,
             self._so_far(index),
             unfinished=self.generator.slice_seconds is not None,
+            turns=self.generator.interface is not None,
         )
         return refusal(returned, asked)
 
@@ -76,11 +78,21 @@ class Slices:
         (maker, *_) = made.makers
         self._slices[index] = *self._slices.get(index, ()), Slice(worker, maker, start, found.lengths)
         self._made[index] = found
+        self._observed.pop(index, None)
         return bool(over(found, self.generator.sampling.limit).all())
 
     def whole(self, index: int) -> tuple[Rollouts, tuple[Slice, ...]]:
         """A lease that is done, and who has made it."""
         return self._made.pop(index), self._slices.pop(index)
+
+    def go_on(
+        self, index: int, made: Rollouts, slices: tuple[Slice, ...], observed: tuple[tuple[str, ...], ...]
+    ) -> None:
+        """Another turn of a lease: of each completion [P * G] for which something was observed."""
+        going_on = np.reshape([bool(texts) for texts in observed], made.ended.shape)
+        done = tuple(("",) * len(row) for row in made.actions)
+        self._observed[index], self._slices[index] = observed, slices
+        self._made[index] = replace(made, ended=made.ended & ~going_on, actions=done)
 
     def _published(self, versions: range) -> range:
         """Those that there are by now: a worker that says another would have others go on with that."""
@@ -88,7 +100,7 @@ class Slices:
 
     def _so_far(self, index: int) -> SoFar | None:
         made = self._made.get(index)
-        return None if made is None else SoFar.of(made, self.generator.sampling.limit)
+        return None if made is None else SoFar.of(made, self.generator.sampling.limit, self._observed.get(index, ()))
 
     def _allowed(self, index: int) -> range:
         """The versions that the lease's next tokens may be of: none older than its tokens so far."""

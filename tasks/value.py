@@ -54,7 +54,7 @@ class ValueScores:
             "value",
             self.valuer.value,
             asked,
-            1,
+            [0],
             check=check,
             mending=mending,
             order=(step,),

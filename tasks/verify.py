@@ -16,6 +16,7 @@ from rl.verifiers.spec import VerifierSpec
 from tasks.collection import Collection
 from tasks.judge import judge, warm
 from tasks.reward import check_rewards, with_rewards
+from tasks.turns import judged_episodes
 
 LATELY = 2.0  # seconds since the workers were counted that a lease is spread over
 
@@ -29,9 +30,14 @@ def verify(dispatch: Dispatch, collection: Collection, saw: Callable[[Judgement]
     """
     try:
         for lease, rollouts in collection.arrivals():
-            verdicts = judged(
-                dispatch, rollouts, collection.verifiers, order=(collection.step,), refused=collection.refuse
-            )
+            order, episodes = (collection.step,), collection.episodes(lease)
+            if (environment := collection.environment) is not None:
+                samples = rollouts.ended.shape[1]
+                verdicts = judged_episodes(
+                    dispatch, environment, episodes, samples, order=order, refused=collection.refuse
+                )
+            else:
+                verdicts = judged(dispatch, rollouts, collection.verifiers, order=order, refused=collection.refuse)
             saw(verdicts)
             collection.judged(lease, rollouts, verdicts)
         collection.judgement()

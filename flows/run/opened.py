@@ -11,6 +11,7 @@ from flows.start.trust import refuse_swapped
 from infra.interrupts import put_off
 from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
+from rl.environments.spec import EnvironmentSpec
 from rl.graph import Graph
 from rl.verifiers.spec import VerifierSpec
 from tasks.own_algorithm import open_algorithm
@@ -39,13 +40,14 @@ class Opened:
                 the resumed run none, or the other way round.
         """
         config = run.config
-        problems = open_problems(config.sets, config.verifier, config.held_out, config.seed, config.batch.prompts)
+        asked = config.held_out, config.seed, config.batch.prompts, config.environment
+        problems = open_problems(config.sets, config.verifier, *asked)
         if run.resumed:
             run.refuse_other_problems(problems)
         algorithm = open_algorithm(config.algorithm)
         found = cls(run, problems, plans(config, problems), algorithm)
         if run.resumed:
-            refuse_swapped(run, [*found.verifiers.values(), algorithm])
+            refuse_swapped(run, found.programs)
         needs = algorithm.needs  # whose code runs here, now that it is known
         if algorithm.name not in ALGORITHMS:
             with put_off():
@@ -63,6 +65,12 @@ class Opened:
             f"{plan.name}:{name}": spec for plan in self.plans for name, spec in plan.problems.verifiers.items()
         }
         return {**self.problems.verifiers, **of_plans}
+
+    @property
+    def programs(self) -> list[VerifierSpec | EnvironmentSpec | AlgorithmSpec]:
+        """All that may have a user's code."""
+        of_plans = [program for plan in self.plans for program in plan.problems.programs]
+        return [*self.problems.programs, *of_plans, self.algorithm]
 
     @property
     def graph(self) -> Graph:

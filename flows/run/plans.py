@@ -60,6 +60,8 @@ def digest_of(problems: ProblemSet, samples: int) -> str:
     judges = {
         name: [spec.name, spec.source, spec.needs_end, spec.timeout_reward] for name, spec in problems.verifiers.items()
     }
+    if (environment := problems.environment) is not None:
+        judges["environment"] = [environment.name, environment.source]
     said = json.dumps([asked, judges, samples], sort_keys=True, default=str)
     return sha256(said.encode()).hexdigest()[:16]
 
@@ -86,7 +88,8 @@ def plans(config: TrainConfig, training: ProblemSet) -> list[EvaluationPlan]:
         asked_for = _given(each)
         of = set_as_trained(asked_for, config)
         try:
-            problems = problems_to_solve([of], config.verifier, None, config.seed, training.trained, each.limit)
+            known = training.trained, each.limit, config.environment
+            problems = problems_to_solve([of], config.verifier, None, config.seed, *known)
         except ProblemError as error:
             raise ProblemError(f"evals: {error}") from error
         name = names.pop(0)
@@ -115,7 +118,7 @@ def what_judges(training: ProblemSet, of: Sequence[EvaluationPlan]) -> str:
     """A line on what judges which set, those that are evaluated on among them; empty where one judges all."""
     verifiers = dict(training.verifiers)
     for plan in of:
-        if plan.name:  # what was kept out of training is of the sets themselves
+        if plan.name and plan.problems.verifiers:  # what was kept out of training is of the sets themselves
             [verifiers[plan.name]] = plan.problems.verifiers.values()
     return f"judged by {judges(verifiers)}" if len({spec.name for spec in verifiers.values()}) > 1 else ""
 

@@ -49,6 +49,7 @@ from tasks.calls.start import check_policy
 from tasks.calls.trainer import Trainer
 from tasks.generate import Admission, check_servers
 from tasks.rollout_batch import RolloutBatch, few_reasons
+from tasks.turns import check_environment
 from tasks.verify import check_verifiers
 
 
@@ -74,8 +75,11 @@ class Training:
         public = config.policy.model if config.sync.base == "public" else None
         sampled = config.policy, config.sampling, config.batch.samples, config.seed
         self.generator = Generator(*sampled, patience=config.sync.patience, public=public)
-        self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
         some = self.problems.some()
+        if (environment := self.problems.environment) is not None:
+            interface = check_environment(workplace.dispatch, environment, some)
+            self.generator = replace(self.generator, interface=interface)
+        self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
         judging = check_verifiers(workplace.dispatch, self._opened.verifiers, some)
         judges = what_judges(self.problems, self.evaluations.plans)
         old = notes_on_staleness(config.staleness, self.algorithm)
@@ -126,7 +130,7 @@ class Training:
             save_sources(self.run.uri, self.problems, self._opened.algorithm)
             self.run.save_config()
             if self._progress.opened is None:
-                remember(self.run, [*self._opened.verifiers.values(), self._opened.algorithm])
+                remember(self.run, self._opened.programs)
                 self._progress.opened = self._opened.on_storage()
             sizes = self.evaluations.held_out_sizes
             books = Bookkeeping(self.run, self.workplace, self._folder, self.tracker, self._hold.check, sizes)

@@ -19,10 +19,10 @@ from infra.runs.checkpoints import BEST, MODEL, is_run
 from infra.security.secrets import masked
 from infra.storage import place
 from rl.algorithm_config import AlgorithmConfig
-from rl.config import AUTO, MADE, OURS, PolicyConfig, ProblemsConfig, SamplingConfig
+from rl.config import AUTO, IN_CODE, MADE, OURS, PLAYED, PolicyConfig, ProblemsConfig, SamplingConfig
 from rl.problems.rows import normalized
 from rl.verifiers.spec import judged_by, named
-from tasks.named_set import judges, named_sets, set_name
+from tasks.named_set import named_sets, set_name
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
@@ -66,6 +66,7 @@ def asked_evaluation(config: EvalConfig, trust: bool = False, *, ask: bool = Fal
     used = trained.model_copy(
         update={
             "verifier": now.verifier,
+            "environment": now.environment,
             "problems": now.problems,
             "mix": now.mix,
             "evals": (),
@@ -76,7 +77,7 @@ def asked_evaluation(config: EvalConfig, trust: bool = False, *, ask: bool = Fal
     run = Run(uri, used, resumed=True, saved=trained)
     trusted(run, trust, ask=ask)
     asked = asked_of_run(config, run.name, trained, saved_problems(uri))
-    refuse_swapped(run, asked.problems.verifiers.values())
+    refuse_swapped(run, asked.problems.programs)
     judged = tuple(f"{run.name} was trained with another {line}" for line in edited_verifiers(uri, asked.problems))
     asked = replace(asked, notes=(*asked.notes, *judged), edited=(*asked.edited, *judged))
     if uri != named:  # its result, which is a model like any other
@@ -99,7 +100,10 @@ def asked_of_model(config: EvalConfig) -> Asked:
     """The evaluation of a model that is no run. Raises as `problems_to_solve` does."""
     if config.policy.lora.rank:
         raise ValueError(f"policy.lora: adapters are a run's, and {config.policy.model} is none; leave it out")
-    return Asked(config, problems_to_solve(config.sets, config.verifier, config.held_out, config.seed))
+    return Asked(
+        config,
+        problems_to_solve(config.sets, config.verifier, config.held_out, config.seed, environment=config.environment),
+    )
 
 
 def asked_of_run(
@@ -119,7 +123,11 @@ def asked_of_run(
     seen: frozenset[bytes] = frozenset()
     try:
         files = (
-            open_problems(usual.sets, usual.verifier, trained.held_out, trained.seed).files if kept is None else kept
+            open_problems(
+                usual.sets, usual.verifier, trained.held_out, trained.seed, environment=usual.environment
+            ).files
+            if kept is None
+            else kept
         )
         seen = prompts_of(files.values())
     except (ValueError, OSError) as error:
@@ -131,13 +139,14 @@ def asked_of_run(
         trained_on := {_canonical(each.path) for each in now.sets} & {_canonical(each.path) for each in usual.sets}
     ):
         try:
-            sets = named_sets(usual.sets, usual.verifier)
+            sets = named_sets(usual.sets, usual.verifier, usual.environment)
             were = [each for each in sets if _canonical(each.config.path) in trained_on]
             edited = [f"{name} was trained with other {line}" for line in edited_problems(kept, were, trained.held_out)]
         except (ValueError, OSError) as error:
             edited = [f"whether these are the problems that {name} was trained on cannot be told: {error}"]
         notes += edited
-    problems = problems_to_solve(now.sets, now.verifier, now.held_out, now.seed, seen, trained.held_out or None)
+    known = seen, trained.held_out or None, now.environment
+    problems = problems_to_solve(now.sets, now.verifier, now.held_out, now.seed, *known)
     again = seen_among(problems.held_out, seen)
     included = sum(normalized(problem.prompt) in again for problem in problems.held_out)
     if problems.left_out:
@@ -150,7 +159,7 @@ def asked_of_run(
             f"{len(problems.held_out)} problems of set {problems.name}: {name} was trained on {included} of them"
         )
     notes.append(
-        f"{name}: judged by {judges(problems.verifiers)}, at most {now.sampling.max_tokens} tokens, temperature "
+        f"{name}: judged by {problems.judged_by}, at most {now.sampling.max_tokens} tokens, temperature "
         f"{now.sampling.temperature:g}, {now.samples} samples"
     )
     return Asked(now, problems, tuple(notes), tuple(edited))
@@ -180,6 +189,7 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
             "problems": first,
             "mix": tuple(mix),
             "verifier": _over(trained.verifier, config.verifier),
+            "environment": _over(trained.environment, config.environment),
             "sampling": _sampling(trained.sampling, config.sampling),
             "samples": config.samples if "samples" in given else trained.batch.samples,
             "seed": config.seed if "seed" in given else trained.seed,
@@ -208,7 +218,9 @@ def set_as_trained(asked: ProblemsConfig, trained: TrainConfig, another: bool = 
     if same := [each for each in trained.sets if _canonical(each.path) == where]:
         return _over(same[0].model_copy(update={"verifier": None}) if another else same[0], asked)
     alike: dict[str, set[str | None]]
-    if asked.path in MADE:
+    if asked.path in PLAYED:
+        alike = {}
+    elif asked.path in MADE:
         alike = {"verifier": {named(AUTO, asked.path)}}
     else:
         alike = {"verifier": {judged_by(each, trained.verifier) for each in trained.sets}}
@@ -224,7 +236,7 @@ def set_as_trained(asked: ProblemsConfig, trained: TrainConfig, another: bool = 
 
 def _canonical(path: str) -> str:
     """One spelling for all paths of a file, on this machine or elsewhere."""
-    local = None if path in MADE else place.local_path(path)
+    local = None if path in IN_CODE else place.local_path(path)
     return posixpath.normpath(path) if local is None else os.path.realpath(local)
 
 

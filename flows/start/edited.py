@@ -61,6 +61,8 @@ def _digests(problems: ProblemSet, algorithm: AlgorithmSpec | None) -> dict[str,
     """Digests by name: of the verifiers' sources, and of the columns that they are given beside prompt and target, of
     which `Run.refuse_other_problems` refuses others."""
     texts = {_whole(f"{VERIFIER}{masked(spec.name)}"): spec.source for spec in problems.verifiers.values()}
+    if (environment := problems.environment) is not None and not environment.built_in:
+        texts[f"environment {masked(environment.name)}"] = environment.source
     if algorithm is not None and algorithm.text:
         texts[f"algorithm {masked(algorithm.name)}"] = algorithm.text
     for name in problems.files:

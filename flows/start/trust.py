@@ -22,19 +22,20 @@ from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
-from rl.config import MADE, OURS, REWARD_MODEL, TINY, ProblemsConfig
+from rl.config import ENVIRONMENTS, IN_CODE, OURS, REWARD_MODEL, TINY, ProblemsConfig
+from rl.environments.spec import EnvironmentSpec
 from rl.kl_config import START
 from rl.problems.examples import ExamplesConfig
 from rl.verifiers.spec import VerifierSpec, is_file
-from tasks.named_set import open_verifier
+from tasks.named_set import open_environment, open_verifier
 from tasks.own_algorithm import open_algorithm
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
 SOURCE = " (sha256 "
-NOWHERE = (*MADE, HELD_OUT)  # problems that are read from no file
-ALGORITHM = "algorithm"  # the setting
+NOWHERE = (*IN_CODE, HELD_OUT)  # problems that are read from no file
+ALGORITHM, ENVIRONMENT = "algorithm", "environment"  # the settings
 
-Program = VerifierSpec | AlgorithmSpec  # with the text of its file
+Program = VerifierSpec | EnvironmentSpec | AlgorithmSpec  # with the text of its file
 AnyRun = Run | Finetune[Any]
 
 
@@ -66,7 +67,7 @@ def trusted(run: AnyRun, trust: bool = False, *, ask: bool = False) -> None:
     names = {
         value.rpartition(SOURCE)[0]
         for setting, value in known.items()
-        if setting.split(" ")[0] in ("verifier", ALGORITHM)
+        if setting.split(" ")[0] in ("verifier", ENVIRONMENT, ALGORITHM)
     }
     opened: list[Program] = []
     for setting, name in _programs(was):
@@ -119,14 +120,15 @@ def _of_programs(config: TrainConfig, uri: str, opened: Iterable[Program]) -> di
             found[setting] = name
     if config.verifier.reward_model is not None and not _own(config.verifier.reward_model, uri):
         found["verifier.reward_model"] = config.verifier.reward_model
-    if config.verifier.env:
-        found["verifier.env"] = ", ".join(config.verifier.env)
-    if config.verifier.reads:
-        found["verifier.reads"] = ", ".join(config.verifier.reads)
-    if config.verifier.network:
-        found["verifier.network"] = "true"
-    if config.verifier.sandbox not in STRICT:
-        found["verifier.sandbox"] = config.verifier.sandbox
+    for section, confined in (("verifier", config.verifier), (ENVIRONMENT, config.environment)):
+        if confined.env:
+            found[f"{section}.env"] = ", ".join(confined.env)
+        if confined.reads:
+            found[f"{section}.reads"] = ", ".join(confined.reads)
+        if confined.network:
+            found[f"{section}.network"] = "true"
+        if confined.sandbox not in STRICT:
+            found[f"{section}.sandbox"] = confined.sandbox
     return found
 
 
@@ -164,10 +166,12 @@ def untrusted_settings(
 
 
 def _programs(config: TrainConfig | FinetuneConfig) -> Iterator[tuple[str, str]]:
-    """(setting, name) of the algorithm and of every verifier."""
+    """(setting, name) of the algorithm, the environment and of every verifier."""
     if not isinstance(config, TrainConfig):
         return
     yield ALGORITHM, config.algorithm.name
+    if config.environment.name is not None:
+        yield ENVIRONMENT, config.environment.name
     yield "verifier", config.verifier.name
     for each in (*config.sets, *config.evals):
         if each.verifier:
@@ -175,12 +179,17 @@ def _programs(config: TrainConfig | FinetuneConfig) -> Iterator[tuple[str, str]]
 
 
 def _is_code(setting: str, name: str) -> bool:
-    """Whether it is a text that is run: an algorithm that is none of ours, however its path looks, or a verifier's
-    file."""
-    return name not in ALGORITHMS if setting == ALGORITHM else is_file(name)
+    """Whether it is a text that is run: an algorithm or an environment that is none of ours, however its path looks, or
+    a verifier's file."""
+    ours = {ALGORITHM: ALGORITHMS, ENVIRONMENT: ENVIRONMENTS}.get(setting)
+    return is_file(name) if ours is None else name not in ours
 
 
 def _open(setting: str, name: str, config: TrainConfig) -> Program:
+    if setting == ENVIRONMENT:
+        opened = open_environment(config.environment)
+        assert opened is not None
+        return opened
     return open_algorithm(config.algorithm) if setting == ALGORITHM else open_verifier(name, config.verifier)
 
 

@@ -5,7 +5,9 @@ from typing import TypeVar
 
 from flows.config import HELD_OUT, TrainConfig
 from infra.storage.place import local_path
-from rl.config import MADE, ProblemsConfig
+from rl.config import ENVIRONMENTS, IN_CODE, ProblemsConfig
+from rl.environment_config import EnvironmentConfig
+from rl.environments.spec import split_name
 from rl.verifiers.spec import is_file
 
 S = TypeVar("S", bound=ProblemsConfig)
@@ -19,6 +21,7 @@ def with_whole_paths(config: TrainConfig) -> TrainConfig:
         "mix": tuple(map(_whole_set, config.mix)),
         "evals": tuple(map(_whole_set, config.evals)),
         "verifier": config.verifier.model_copy(update={"name": whole_verifier(config.verifier.name)}),
+        "environment": _whole_environment(config.environment),
         "algorithm": config.algorithm.model_copy(update={"name": whole_verifier(config.algorithm.name)}),
     }
     return config.model_copy(update={name: of for name, of in whole.items() if of != getattr(config, name)})
@@ -26,7 +29,7 @@ def with_whole_paths(config: TrainConfig) -> TrainConfig:
 
 def whole_problems(path: str) -> str:
     """A problem file or pattern by its absolute path; what lies elsewhere, or in no file, as it is."""
-    if path in (*MADE, HELD_OUT):
+    if path in (*IN_CODE, HELD_OUT):
         return path
     if "::" in path and not Path(path).is_file():  # fsspec's chain: `zip://a.csv::here.zip`
         first, _, last = path.rpartition("::")
@@ -38,6 +41,14 @@ def whole_problems(path: str) -> str:
 def whole_verifier(name: str) -> str:
     """The same of a verifier's name, where it names a file."""
     return whole_problems(name) if is_file(name) else name
+
+
+def _whole_environment(environment: EnvironmentConfig) -> EnvironmentConfig:
+    name = environment.name
+    if name is None or name in ENVIRONMENTS:
+        return environment
+    path, of = split_name(name)
+    return environment.model_copy(update={"name": f"{whole_problems(path)}:{of}"})
 
 
 def _whole_set(each: S) -> S:

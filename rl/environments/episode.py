@@ -25,10 +25,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode. Its random numbers are those of its key: the same key and actions, the same episode."""
+    """One episode. Its random numbers are those of its seed: the same seed and actions, the same episode."""
 
     key: str  # no other open episode has it
     problem: Problem  # whose columns reset is given
+    seed: str = ""  # several may share one; none takes the key
     opening: Outcome | None = None  # of reset; None: it has not begun
     turns: tuple[tuple[Action, Outcome], ...] = ()
 

@@ -86,14 +86,14 @@ class Host:
 class Playing:
     """An episode's own process. One thread at a time may call it."""
 
-    def __init__(self, host: Host, key: str, columns: Mapping[str, Any], seconds: float) -> None:
+    def __init__(self, host: Host, seed: str, columns: Mapping[str, Any], seconds: float) -> None:
         """Raises GoneError."""
         self.host, self._columns, self._seconds = host, columns, seconds
         self._ended = ""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._pid = host.ask({"open": key}, [theirs.fileno()])["pid"]
+                self._pid = host.ask({"open": seed}, [theirs.fileno()])["pid"]
             except BaseException:
                 ours.close()
                 raise

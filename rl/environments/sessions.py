@@ -256,7 +256,7 @@ class Sessions:
             with self._lock:
                 host.episodes.add(episode.key)
         try:
-            return Playing(host, episode.key, episode.columns, self._limits.seconds)
+            return Playing(host, episode.seed or episode.key, episode.columns, self._limits.seconds)
         except GoneError:
             self._end(host)
             raise

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from rl.config import ENVIRONMENTS
 from rl.environment_config import EnvironmentConfig
@@ -37,6 +37,7 @@ LEAST = Limits(turns=1, seconds=0.01, memory=64)
 class EnvironmentSpec(EnvironmentConfig):
     """An environment and its text: the machine that runs it may lack the file."""
 
+    name: str = Field(min_length=1)
     text: str = ""  # of a user's file
 
     @model_validator(mode="before")
@@ -50,6 +51,11 @@ class EnvironmentSpec(EnvironmentConfig):
     @property
     def built_in(self) -> bool:
         return self.name in ENVIRONMENTS
+
+    @property
+    def source(self) -> str:
+        """The program that gives the rewards."""
+        return self.text
 
     @property
     def file(self) -> str:

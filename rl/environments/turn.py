@@ -53,5 +53,13 @@ def of_json(text: str) -> Action:
     return read if isinstance(read, str) else tuple(Call(**call) for call in read)
 
 
+def is_action(text: str) -> bool:
+    """Whether it is such a text."""
+    try:
+        return as_json(of_json(text)) == text
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
+
+
 def _calls(calls: tuple[Call, ...]) -> list[dict[str, Any]]:
     return [asdict(call) for call in calls]

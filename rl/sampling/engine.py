@@ -82,8 +82,7 @@ class Engine:
             ValueError: it is over, or no token would be left to draw.
         """
         if len(given):
-            draw.tokens = np.append(draw.tokens, np.asarray(given, dtype=np.int32))
-            draw.logprobs = np.append(draw.logprobs, np.full(len(given), np.nan, dtype=np.float32))
+            draw.give(given)
         if draw.ended or len(draw.tokens) >= draw.limit:
             raise ValueError(f"a completion that is over: {len(draw.tokens)} of {draw.limit} tokens")
         draw.by(self.version, len(draw.tokens))
@@ -258,8 +257,8 @@ def complete(
         version: of the policy's weights.
         fresh: called before each step: it may overwrite them, and returns their version then.
         kv_versions: see `Engine.swapped`.
-        so_far: [P * G] of [t] tokens that completions go on from, without log-probs; None where one is over, which has
-            no tokens then.
+        so_far: [P * G] of [t] tokens that completions go on from, without log-probs, ``max_tokens`` at most; None where
+            one is over, which has no tokens then.
         stop_now: called after each step that has drawn tokens.
 
     Raises:
@@ -270,8 +269,10 @@ def complete(
     for row in range(len(prompts) * samples):
         draw = Draw(tuple(prompts[row // samples]), max_tokens, None if noise is None else noise[row])
         given = () if so_far is None else so_far[row]
-        if given is not None:
+        if given is not None and len(given) < max_tokens:
             engine.go_on(draw, given)
+        elif given is not None:  # what was observed leaves no room
+            draw.give(given)
         drawn.append(draw)
     while engine.busy:
         between_tokens()

@@ -8,12 +8,15 @@ Legend: P problems, G completions per problem, T completion tokens.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from rl.config import SamplingConfig
+from rl.environments.interface import Interface
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
+from rl.sampling.conversation import Conversation
 from rl.sampling.decoding import TO_THE_LETTER, StopStrings
 from rl.sampling.engine import complete, no_swap, to_the_end
 from rl.sampling.scheduling import Draw
@@ -47,6 +50,7 @@ def sample(
     kv_versions: int = 0,
     so_far: SoFar | None = None,
     stop_now: Callable[[], bool] = to_the_end,
+    interface: Interface | None = None,
 ) -> Rollouts:
     """Draw ``samples`` completions of each problem. The end token or stop string of one is among its tokens, with its
     log-prob, and not in its text.
@@ -63,17 +67,25 @@ def sample(
         so_far: completions to go on with, whose prompts are taken as they are. Only the tokens behind these are
             returned, beside the whole texts; one that was over has none.
         stop_now: called once tokens were drawn: where it says so, completions stay as they are, over or not.
+        interface: of the environment that is acted on: a turn of each completion is drawn, and read as its action.
+            What was observed comes with ``so_far``; its tokens are returned before those that were drawn.
 
     Raises:
         ValueError: prompt and completion could grow longer than the model's attention window or range of positions.
         NoRoomError: the device has no memory for one sequence.
+        TurnsError: nothing can be put behind a turn of the model's.
     """
     started = time.perf_counter()
+    conversation = None if interface is None else Conversation.of(policy, interface)
     if so_far is None:
-        prompts = [policy.prompt_tokens(problem.prompt, problem.instructions) for problem in problems]
+        tools = interface.tools if interface is not None else ()
+        prompts = [policy.prompt_tokens(problem.prompt, problem.instructions, tools) for problem in problems]
     else:
         prompts = [prompt.tolist() for prompt in so_far.prompts]
     policy.check_room(max(map(len, prompts)), config.limit)
+    given: Sequence[np.ndarray | None] | None = None if so_far is None else so_far.tokens
+    if conversation is not None and so_far is not None:
+        given = conversation.given(so_far, config.limit)
     drawn = complete(
         policy,
         prompts,
@@ -88,11 +100,14 @@ def sample(
         version=version,
         fresh=fresh,
         kv_versions=kv_versions,
-        so_far=None if so_far is None else so_far.tokens,
+        so_far=given,
         stop_now=stop_now,
     )
-    starts = None if so_far is None else [0 if tokens is None else len(tokens) for tokens in so_far.tokens]
-    return as_rollouts(policy, problems, prompts, drawn, config.stop, started, starts)
+    starts, drawn_from = _lengths(None if so_far is None else so_far.tokens), _lengths(given)
+    rollouts = as_rollouts(policy, problems, prompts, drawn, config.stop, started, starts, drawn_from)
+    if conversation is None:
+        return rollouts
+    return replace(rollouts, actions=_by_group(conversation.actions(drawn, so_far, drawn_from), samples))
 
 
 def as_rollouts(
@@ -103,9 +118,10 @@ def as_rollouts(
     stop: Sequence[str],
     started: float,
     starts: Sequence[int] | None = None,
+    drawn_from: Sequence[int] | None = None,
 ) -> Rollouts:
     """The record of [P * G] draws that were begun at ``started`` (`time.perf_counter`), with their texts; of the tokens
-    those from ``starts`` [P * G] on."""
+    those from ``starts`` [P * G] on, of which those before ``drawn_from`` [P * G] are others' than the policy's."""
     # an end token may be one that decoding would show
     said = [
         draw.tokens[: len(draw.tokens) - any(t in policy.ends for t in draw.tokens[-1:])].tolist() for draw in drawn
@@ -114,13 +130,29 @@ def as_rollouts(
     if stop:
         texts = [StopStrings(policy, stop).cut(text) for text in texts]
     cut = [slice(start, None) for start in starts or [0] * len(drawn)]
+    tokens = [draw.tokens[part] for draw, part in zip(drawn, cut, strict=True)]
+    others = [behind - part.start for behind, part in zip(drawn_from or starts or [0] * len(drawn), cut, strict=True)]
+    trained = [np.arange(len(row)) >= count for row, count in zip(tokens, others, strict=True)]
+
+    def of_policy(row: np.ndarray, own: np.ndarray) -> np.ndarray:
+        return np.where(own, row, row.dtype.type(0))
+
     return Rollouts.padded(
         problems,
         prompts,
-        [draw.tokens[part] for draw, part in zip(drawn, cut, strict=True)],
-        logprobs=[draw.logprobs[part] for draw, part in zip(drawn, cut, strict=True)],
-        versions=[draw.versions[part] for draw, part in zip(drawn, cut, strict=True)],
+        tokens,
+        logprobs=[of_policy(draw.logprobs[part], own) for draw, part, own in zip(drawn, cut, trained, strict=True)],
+        versions=[of_policy(draw.versions[part], own) for draw, part, own in zip(drawn, cut, trained, strict=True)],
+        trained=trained,
         ended=[draw.ended for draw in drawn],
         texts=texts,
         seconds=time.perf_counter() - started,
     )
+
+
+def _lengths(rows: Sequence[np.ndarray | None] | None) -> list[int] | None:
+    return None if rows is None else [0 if tokens is None else len(tokens) for tokens in rows]
+
+
+def _by_group(rows: Sequence[str], samples: int) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(rows[at : at + samples]) for at in range(0, len(rows), samples))

@@ -36,6 +36,11 @@ class Draw:
     def over(self) -> bool:
         return self.ended or len(self.tokens) == self.limit
 
+    def give(self, tokens: Sequence[int] | np.ndarray) -> None:
+        """Put tokens that were not drawn here behind its own."""
+        self.tokens = np.append(self.tokens, np.asarray(tokens, dtype=np.int32))
+        self.logprobs = np.append(self.logprobs, np.full(len(tokens), np.nan, dtype=np.float32))
+
     def by(self, version: int, start: int) -> None:
         """The tokens from `start` on are drawn by `version`."""
         if self.stretches[-1].start == start:

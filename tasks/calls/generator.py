@@ -19,6 +19,7 @@ from infra.storage.fence import Fence
 from infra.weights.version import PolicyVersion, weights_uri
 from rl.audit import AuditScores
 from rl.config import OURS, PolicyConfig, SamplingConfig
+from rl.environments.interface import Interface
 from rl.records import Maker, Problem, Rollouts
 from rl.sampling.server import Server
 from rl.slices import SliceEnd, SoFar
@@ -55,6 +56,7 @@ class Generator:
     public: str | None = None  # the model that the run started from, where each machine loads it by itself
     inflight: Inflight | None = None  # None: a lease is of one version
     slice_seconds: float | None = None  # see `rl.slices.SliceEnd`; None: a lease is handed in whole
+    interface: Interface | None = None  # of the environment that is acted on: a turn of each completion is drawn
 
     def generate(
         self,
@@ -102,6 +104,7 @@ class Generator:
                 kv_versions=0 if swaps is None else swaps.of.kv_versions,
                 so_far=so_far,
                 stop_now=to_the_end if self.slice_seconds is None else SliceEnd(self.slice_seconds, leaving_check()),
+                interface=self.interface,
             )
             yield_memory(sampler.policy.device)
             newest, maker = sampler.version, Maker(dtype=dtype_name(sampler.policy.dtype))

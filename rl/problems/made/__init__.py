@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Literal
 
+from rl.config import PLAYED
 from rl.records import Problem
 
 Side = Literal["train", "held_out"]
 
 
 def stream_of(name: str) -> Callable[[int, int, Side], Iterator[Problem]]:
-    """The stream of a set, a function of (seed, step, side)."""
-    stream: Callable[[int, int, Side], Iterator[Problem]] = import_module(f"{__name__}.{name}").stream
+    """The stream of a set, a function of (seed, step, side): of this room, or of that of an environment's problems."""
+    room = "rl.problems.played" if name in PLAYED else __name__
+    stream: Callable[[int, int, Side], Iterator[Problem]] = import_module(f"{room}.{name}").stream
     return stream
