@@ -160,7 +160,7 @@ def _shapes(of: Rollouts, asked: Asked) -> str:
 
 def _unlike_actions(of: Rollouts, asked: Asked) -> str:
     if not asked.turns:
-        return "" if of.actions == () else "it asks for actions"
+        return "" if isinstance(of.actions, tuple) and not of.actions else "it has turns"
     if not _is_texts(of.actions, *of.ended.shape):
         return f"its actions are not {of.ended.shape[0]} times {of.ended.shape[1]}"
     for row, ended in zip(of.actions, of.ended.tolist(), strict=True):

@@ -12,6 +12,7 @@ from rl.admission import Asked, refusal, refused_audit, refused_judgement
 from rl.audit import AuditScores
 from rl.judging import Judgement
 from rl.records import Maker, Problem, Rollouts
+from rl.slices import SoFar
 
 PROBLEMS = (Problem("add 1 to 2", "1 + 2", "a:1"), Problem("add 2 to 2", "2 + 2", "a:2", {"level": 3}))
 ASKED = Asked(PROBLEMS, samples=3, max_tokens=5, versions=range(4, 7), vocabulary=100)
@@ -97,25 +98,43 @@ def test_everything_else_is_refused_in_words(other: dict[str, Any], why: str) ->
     assert "\n" not in found
 
 
-def test_observations_are_taken_where_there_may_be_some_and_have_neither_log_prob_nor_version() -> None:
-    asked, place = replace(ASKED, observed=True), (0, 1, 2)  # a token of the policy's follows
-    observed = put("trained", False, place)
-    assert refusal(rollouts(**observed, **put("logprobs", 0, place)), asked) == ""
-    assert refusal(rollouts(**observed, **put("logprobs", 0, place), **put("versions", 99, place)), asked) == ""
+def test_observations_come_first_where_they_were_given_and_have_no_log_prob() -> None:
+    given = tuple(("seen",) if at == 1 else () for at in range(6))
+    so_far = SoFar(rollouts().prompts, (np.array([7], np.int32),) * 6, (1,) * 6, given)
+    turns = (('"said"',) * 3,) * 2
+    asked, first = replace(ASKED, so_far=so_far, turns=True), (0, 1, 0)
+    observed = {**put("trained", False, first), "actions": turns}
+    silent = put("logprobs", 0, first)
+    assert refusal(rollouts(**observed, **silent), asked) == ""
+    assert refusal(rollouts(**observed, **silent, **put("versions", 99, first)), asked) == ""
     # versions rise across it all the same
-    around = put("versions", 5)
-    around["versions"][place] = 0
-    found = refusal(rollouts(**observed, **put("logprobs", 0, place), **around), asked)
-    assert found == "a token was sampled with an older version than the one before it"
+    assert refusal(rollouts(**observed, **silent, **put("versions", 4, (0, 1, 2))), asked) == (
+        "a token was sampled with an older version than the one before it"
+    )
     assert refusal(rollouts(**observed), asked) == "an observation has a log-prob, -0.5"
-    assert (
-        refusal(rollouts(**observed, **put("logprobs", np.nan, place)), asked) == "an observation has a log-prob, nan"
-    )
-    assert refusal(rollouts(**observed, **put("tokens", 100, place)), asked).startswith("token id 100 is not in")
-    nothing = np.zeros((2, 3, 4), np.bool_)
-    assert (
-        refusal(rollouts(trained=nothing, logprobs=np.zeros((2, 3, 4), np.float32)), asked) == "it has drawn no token"
-    )
+    assert refusal(rollouts(**observed, **put("logprobs", np.nan, first)), asked).startswith("an observation has a log")
+    assert refusal(rollouts(**observed, **put("tokens", 100, first)), asked).startswith("token id 100 is not in")
+    second = {**observed, **put("trained", False, (0, 1, 1))}
+    assert refusal(rollouts(**second), asked) == "an observation follows a token of the policy's"
+    assert refusal(rollouts(actions=turns), asked) == "observations are not where they were given"
+    nothing = {"trained": np.zeros((2, 3, 4), np.bool_), "logprobs": np.zeros((2, 3, 4), np.float32)}
+    assert refusal(rollouts(**nothing), ASKED) == "it has drawn no token"
+
+
+@pytest.mark.parametrize(
+    ("actions", "why"),
+    [
+        ((), "its actions are not 2 times 3"),
+        ((("",) * 3,) * 2, "a turn that ended asks for nothing"),
+        ((("no",) * 3,) * 2, "a turn asks for what is no action"),
+        ((('{"unread": 1}',) * 3,) * 2, ""),
+        ((('[{"name": "f"}]',) * 3,) * 2, "a turn asks for what is no action"),
+        (None, "its actions are not 2 times 3"),
+    ],
+)
+def test_a_turn_that_ended_asks_for_an_action(actions: Any, why: str) -> None:
+    assert refusal(rollouts(actions=actions), replace(ASKED, turns=True)) == why
+    assert refusal(rollouts(actions=actions), ASKED) == ("" if actions == () else "it has turns")
 
 
 ANYTHING = st.one_of(
