@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from flows.options.acted_on import own_problems, refuse_beside
 from flows.options.config_tree import ConfigTree
-from flows.options.tree import changed_leaves
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.lease_config import LeaseConfig
 from infra.cluster.placement import ROLES, PlacementConfig
@@ -19,7 +19,6 @@ from rl.audit import AuditConfig
 from rl.config import (
     COLDEST_SERVED,
     OURS,
-    PLAYED,
     TINY,
     PolicyConfig,
     ProblemsConfig,
@@ -57,33 +56,6 @@ def refuse_muon_of_adapters(policy: PolicyConfig, optimizer: OptimizerConfig) ->
             "optimizer.name: 'muon' makes steps of matrices that are used whole, and an adapter is a product of two; "
             "take adamw with policy.lora"
         )
-
-
-def own_problems(given: Any) -> Any:
-    """A configuration of an environment of ours with that one's problems, where no others are named."""
-    if not isinstance(given, dict):
-        return given
-    environment, problems = given.get("environment"), given.get("problems")
-    name = environment.get("name") if isinstance(environment, dict) else getattr(environment, "name", environment)
-    usual = ProblemsConfig().path
-    if name not in PLAYED:
-        return given
-    if isinstance(problems, dict) and problems.get("path", usual) == usual:
-        return {**given, "problems": {**problems, "path": name}}
-    return {**given, "problems": name} if problems is None or problems in (usual, ProblemsConfig()) else given
-
-
-def refuse_beside_environment(config: "TrainConfig | EvalConfig") -> None:
-    """Raise ValueError where what is said of single completions stands beside an environment."""
-    name = config.environment.name
-    if name is None:
-        return
-    if changed := [path for path, _, _ in changed_leaves(VerifierConfig(), config.verifier)]:
-        raise ValueError(f"verifier.{changed[0]}: the environment {name} gives the reward; leave one of them out")
-    if config.policy.engine != OURS:
-        raise ValueError("policy.engine: a server is asked for completions of one turn; leave out the environment")
-    if config.sampling.stop:
-        raise ValueError("sampling.stop: a turn ends by the model's own end token; leave out the environment or this")
 
 
 TrainedPolicy = Annotated[PolicyConfig, AfterValidator(_with_whole_path)]
@@ -167,7 +139,7 @@ class EvalConfig(ConfigTree):
 
     @model_validator(mode="after")
     def _acted_on(self) -> Self:
-        refuse_beside_environment(self)
+        refuse_beside(self.environment, self.verifier, self.policy, self.sampling)
         return self
 
     @property
@@ -246,9 +218,7 @@ class TrainConfig(ConfigTree):
 
     @model_validator(mode="after")
     def _acted_on(self) -> Self:
-        refuse_beside_environment(self)
-        if self.environment.name is not None and self.algorithm.name == "remax":
-            raise ValueError("algorithm.name: remax has a greedy completion of one turn; leave out the environment")
+        refuse_beside(self.environment, self.verifier, self.policy, self.sampling, self.algorithm.name)
         return self
 
     @model_validator(mode="after")

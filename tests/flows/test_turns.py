@@ -1,25 +1,31 @@
-"""Whole runs in which the policy acts on an environment over several turns."""
+"""Whole runs in which the policy acts on an environment over several turns, whoever draws and whoever acts."""
 
+import os
+import signal
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.runs.rollouts import read_rollouts
+from tests.processes import until
 
-SUMS = '''
-import re
+LENGTHS = '''
+import time
 
 
-class Sums:
-    """Whatever is said is answered by how many digits it has; the first answer of all even digits ends it."""
+class Lengths:
+    """Whatever is said is answered by how long it is; what is of even length ends the episode."""
 
     turns, seconds, memory = 3, 5.0, 128
 
-    def reset(self, target, **_):
-        self.said, self.target, self.over = 0, target, False
+    def reset(self, **_):
+        self.said, self.over = 0, False
 
     def step(self, text):
+        time.sleep(SECONDS)
         self.said += 1
         self.over = len(text) % 2 == 0
         return f"{len(text)} of {self.said}"
@@ -27,23 +33,80 @@ class Sums:
     def get_reward(self):
         return self.said / 4 + self.over
 '''
+TWO = {"placement__generate": "worker:generator-0,worker:verifier-0", "placement__verify": "worker:trainer"}
+
+
+def options(lab: Any, seconds: float = 0.0, **others: str) -> dict[str, str]:
+    """Of a run on it, which takes so many seconds for a turn."""
+    path = lab.home / "lengths.py"
+    path.write_text(LENGTHS.replace("SECONDS", str(seconds)))
+    given = {"environment": f"{path}:Lengths", "sampling__max_tokens": "36", "audit__share": "0", "staleness": "0"}
+    return {**given, "steps": "2", "held_out": "0", "batch__oversample": "1", "batch__lease": "1", **others}
+
+
+def rows(run: Path) -> list[Mapping[str, Any]]:
+    """Of both steps, but for who has drawn them."""
+    return [{**row, "worker": ""} for step in (1, 2) for row in read_rollouts(str(run), step)]
 
 
 @pytest.fixture(scope="module")
-def environment(lab: Any) -> dict[str, str]:
-    """Options of a run on it."""
-    path = lab.home / "sums.py"
-    path.write_text(SUMS)
-    return {"environment": f"{path}:Sums", "sampling__max_tokens": "36", "audit__share": "0"}
-
-
-def test_a_run_acts_on_an_environment(lab: Any, environment: dict[str, str]) -> None:
-    run = Path(lab.train(**environment, steps="2", staleness="0", held_out="4").run)
-    assert min(lab.metrics(run, "turns/mean").values()) > 1
+def once(lab: Any) -> list[Mapping[str, Any]]:
+    """What one generator draws on policy."""
+    run = Path(lab.train(**options(lab, held_out="4")).run)
+    assert all(1 < turns <= 3 for turns in lab.metrics(run, "turns/mean").values())
+    assert lab.metrics(run, "tools/calls") == lab.metrics(run, "turns/mean")
+    assert set(lab.metrics(run, "tools/errors").values()) == {0}
+    assert min(lab.metrics(run, "tools/seconds").values()) > 0
     assert set(lab.metrics(run, "groups/failed").values()) == {0}
     assert set(lab.metrics(run, "leases/refused").values()) == {0}
-    rows = read_rollouts(str(run), 1)
-    assert any("trained" in row for row in rows)
     assert max(lab.metrics(run, "policy/mismatch_kl").values()) < 1e-9
     assert len(lab.metrics(run, "eval/reward")) == 2
-    print(rows[0], lab.metrics(run, "turns/mean"), lab.metrics(run, "tools/seconds"), lab.metrics(run, "reward/mean"))
+    found = rows(run)
+    assert any("trained" in row for row in found)
+    assert {row["reason"] for row in found} == {"graded"}
+    return found
+
+
+def test_two_generators_draw_the_batches_of_one(lab: Any, once: list[Mapping[str, Any]]) -> None:
+    run = Path(lab.train(**options(lab), **TWO).run)
+    assert rows(run) == once
+    drawn_by = {row["worker"] for step in (1, 2) for row in read_rollouts(str(run), step)}
+    assert {name for names in drawn_by for name in str(names).split(", ")} == {"generator-0", "verifier-0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["verifier-0", "generator-0"])
+def test_a_worker_that_is_killed_in_the_middle_of_episodes_changes_nothing(
+    lab: Any, once: list[Mapping[str, Any]], lost: str
+) -> None:
+    lab.settle()
+    address, process = lab.worker(lost)
+    calls: set[str] = set()
+
+    def is_in_the_middle() -> bool:
+        calls.update(map(str, lab.client.sync(lab.client.scheduler.processing, workers=None).get(address, ())))
+        return len(calls) >= 6  # one or two for each lease before its first turn is over
+
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(lab.train, **options(lab, seconds=0.2))
+        until(lambda: training.done() or is_in_the_middle(), 100)
+        os.kill(process, signal.SIGKILL)
+        result = training.result(200)
+    assert sum(result.lost.values()) >= 1
+    assert rows(Path(result.run)) == once
+
+
+@pytest.mark.slow
+def test_generation_may_run_ahead_of_training_in_slices(lab: Any) -> None:
+    run = Path(lab.train(**options(lab, steps="3", staleness="1", batch__slice_seconds="0.01", **TWO)).run)
+    assert set(lab.metrics(run, "leases/refused").values()) == {0}
+    assert set(lab.metrics(run, "groups/failed").values()) == {0}
+    assert max(lab.metrics(run, "staleness/max").values()) <= 1
+    assert max(lab.metrics(run, "turns/mean").values()) > 1
+
+
+@pytest.mark.slow
+def test_the_command_acts_on_a_built_in_environment(lab: Any) -> None:
+    run = Path(lab.train(**options(lab, environment="guess", problems="guess", steps="1", batch__prompts="2")).run)
+    assert lab.metrics(run, "reward/mean") == {1: 0}  # the policy knows no tools
+    assert lab.metrics(run, "turns/mean") == {1: 1}

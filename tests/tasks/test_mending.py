@@ -66,7 +66,7 @@ def leasing(cluster: Any, mending: Mending) -> Iterator[tuple[int, str]]:
         return "" if result == NAMES[index].upper() else "another"
 
     makers: dict[int, Any] = {}
-    call = cluster, "generate", str.upper, named, len(NAMES)
+    call = cluster, "generate", str.upper, named, range(len(NAMES))
 
     def note(index: int, result: str, worker: Any) -> bool:
         assert check(index, result) == ""
@@ -138,7 +138,7 @@ def test_what_was_cut_from_an_item_is_leased_again_too() -> None:
 
     cluster: Any = Cutting()
     calls = leased(
-        cluster, "generate", str.upper, lambda index: (halves.letters[index],), 2,
+        cluster, "generate", str.upper, lambda index: (halves.letters[index],), range(2),
         check=lambda *_: "", mending=Mending(lambda _: None), cuts=halves,
     )  # fmt: skip
     assert list(calls) == [(2, "BCD"), (0, "A"), (1, "EF")]
