@@ -41,7 +41,7 @@ def options(lab: Any, seconds: float = 0.0, **others: str) -> dict[str, str]:
     path = lab.home / "lengths.py"
     path.write_text(LENGTHS.replace("SECONDS", str(seconds)))
     given = {"environment": f"{path}:Lengths", "sampling__max_tokens": "36", "audit__share": "0", "staleness": "0"}
-    return {**given, "steps": "2", "held_out": "0", "batch__oversample": "1", "batch__lease": "1", **others}
+    return {**given, "steps": "2", "held_out": "4", "batch__oversample": "1", "batch__lease": "1", **others}
 
 
 def rows(run: Path) -> list[Mapping[str, Any]]:
@@ -52,7 +52,7 @@ def rows(run: Path) -> list[Mapping[str, Any]]:
 @pytest.fixture(scope="module")
 def once(lab: Any) -> list[Mapping[str, Any]]:
     """What one generator draws on policy."""
-    run = Path(lab.train(**options(lab, held_out="4")).run)
+    run = Path(lab.train(**options(lab)).run)
     assert all(1 < turns <= 3 for turns in lab.metrics(run, "turns/mean").values())
     assert lab.metrics(run, "tools/calls") == lab.metrics(run, "turns/mean")
     assert set(lab.metrics(run, "tools/errors").values()) == {0}
