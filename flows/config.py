@@ -29,8 +29,8 @@ from rl.config import (
 from rl.critic_config import CriticConfig
 from rl.environment_config import EnvironmentConfig
 from rl.optimizer_config import OptimizerConfig
+from tasks.batch_config import BatchConfig
 from tasks.calls.inflight import InflightConfig
-from tasks.collection import BatchConfig
 
 SEED = Field(0, ge=0, lt=2**32, description="of problems, sampling and fresh weights")
 MIX: tuple[ProblemsConfig, ...] = Field(

@@ -32,8 +32,8 @@ from infra.storage.typed import read_typed
 from infra.weights.pin import newest_pinned
 from infra.weights.version import PolicyVersion, published_version
 from rl.config import TINY, whole_path
+from tasks.batch_config import BatchConfig
 from tasks.calls.generator import Generator, store_model
-from tasks.collection import BatchConfig
 from tasks.evaluate import Evaluation, evaluate
 from tasks.named_set import set_name
 from tasks.problem_set import ProblemSet

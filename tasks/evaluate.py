@@ -16,8 +16,8 @@ from rl.admission import Asked, refusal
 from rl.environments.spec import EnvironmentSpec
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
+from tasks.batch_config import BatchConfig
 from tasks.calls.generator import Arguments, Generator
-from tasks.collection import BatchConfig
 from tasks.lease import Lease
 from tasks.mending import Mend, Mending, leased, no_mend
 from tasks.problem_set import ProblemSet

@@ -8,7 +8,8 @@ from infra.cluster.placement import Offer
 from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
-from tasks.collection import BatchConfig, Collection
+from tasks.batch_config import BatchConfig
+from tasks.collection import Collection
 from tasks.lease import Lease, Slice
 from tasks.problem_set import ProblemSet
 from tasks.rollout_batch import RolloutBatch

@@ -26,9 +26,10 @@ from rl.judging import Judgement
 from rl.records import Maker, Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.audit import Audits, audit
+from tasks.batch_config import BatchConfig
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Referee
-from tasks.collection import BatchConfig, Collection
+from tasks.collection import Collection
 from tasks.generate import Admission, generate
 from tasks.mending import Mend, no_mend
 from tasks.problem_set import ProblemSet

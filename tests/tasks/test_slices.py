@@ -16,8 +16,8 @@ from infra.cluster.resident import drop
 from infra.weights.version import PolicyVersion
 from rl.config import PolicyConfig, SamplingConfig
 from rl.records import Maker, Problem, Rollouts
+from tasks.batch_config import SLICE_SECONDS, BatchConfig
 from tasks.calls.generator import Generator
-from tasks.collection import SLICE_SECONDS, BatchConfig
 from tasks.lease import Lease, Slice, moved
 from tasks.slices import Slices
 from tests.tasks.test_generator import SPEC, published
