@@ -166,11 +166,10 @@ def oldest_and_newest(rollouts: Rollouts) -> tuple[NDArray[np.int32], NDArray[np
     return oldest, newest
 
 
-def runs(trained: NDArray[np.bool_]) -> list[list[int]]:
-    """[T] flags as runs of those that are set: [first, end) of each."""
+def runs(trained: NDArray[np.bool_]) -> str:
+    """[T] flags as runs of those that are set, `first:end` of each, for a row, which holds no lists."""
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False))
-    found: list[list[int]] = edges.reshape(-1, 2).tolist()
-    return found
+    return " ".join(f"{first}:{end}" for first, end in edges.reshape(-1, 2))
 
 
 def pass_rate(rewards: NDArray[np.float32]) -> float:
