@@ -187,7 +187,7 @@ def oldest_and_newest(rollouts: Rollouts) -> tuple[NDArray[np.int32], NDArray[np
 
 
 def runs(trained: NDArray[np.bool_]) -> str:
-    """[T] flags as runs of those that are set, first:end of each, as a text: a row of `rollouts/` has no lists."""
+    """[T] flags as runs of those that are set, `first:end` of each, for a row, which holds no lists."""
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False))
     return " ".join(f"{first}:{end}" for first, end in edges.reshape(-1, 2))
 

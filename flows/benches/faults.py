@@ -1,8 +1,10 @@
 """Faults of processes and folders that pass."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EEXIST, ENOTEMPTY
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 
@@ -20,10 +22,18 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def away(folder: Path) -> Iterator[None]:
-    """The folder is not there meanwhile, as a share that is not mounted."""
+    """The folder is not there meanwhile, as a share that is not mounted: what is written in its place is hidden by it
+    once it is back."""
     elsewhere = folder.with_name(f"{folder.name}-away")
     folder.rename(elsewhere)
     try:
         yield
     finally:
-        elsewhere.rename(folder)
+        while True:
+            try:
+                elsewhere.rename(folder)
+                break
+            except OSError as error:
+                if error.errno not in (EEXIST, ENOTEMPTY):
+                    raise
+                folder.rename(folder.with_name(f"{folder.name}-hidden-{time.time_ns()}"))

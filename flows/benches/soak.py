@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from signal import SIGINT, SIGKILL, SIGTERM
+from signal import SIG_IGN, SIGINT, SIGKILL, SIGTERM, default_int_handler, getsignal, signal
 from subprocess import TimeoutExpired
 from typing import Any
 
@@ -170,6 +170,8 @@ def soaked(
 ) -> Soaked:
     """Soak for so long, counted from the first step, in this home, which is empty."""
     seconds = 60 * minutes
+    if getsignal(SIGINT) is SIG_IGN:  # a job in the background of a shell: what it starts would not hear Ctrl-C
+        signal(SIGINT, default_int_handler)
     with staged(home, {**OPTIONS, **options}, STEPS) as stage, ExitStack() as flows:
         stage.client.close()  # it would say of each scheduler that it has lost it
         soak = Soak(stage, say)

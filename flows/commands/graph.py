@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 from flows.commands.command import Command
@@ -19,12 +20,15 @@ from infra.cluster.placement import PlacementConfig
 from infra.home import rlvf_home
 from infra.runs.record import read_record
 from infra.security.printable import printable
+from rl.algorithm_config import OWN_PATTERN
 from rl.algorithms import ALGORITHMS
+from tasks.own_algorithm import open_algorithm
 
 EXAMPLES = """
 rlvf graph                                             the calls of a step of reinforce, as Mermaid's text
 rlvf graph ppo                                         of another algorithm
 rlvf graph grpo --kl 0.01                              and with a reference model
+rlvf graph my_algorithm.py:MyAlgorithm                 of one of your own, whose file is run for it
 rlvf graph --run newest                                of a run, with the seconds, place and waiting of each call
 rlvf graph ppo --output graph.svg                      a picture: SVG or PNG
 """
@@ -32,7 +36,9 @@ KINDS = (".png", ".svg")
 
 
 def _options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("algorithm", metavar="ALGORITHM", nargs="?", help="its name (default: reinforce)")
+    command.add_argument(
+        "algorithm", metavar="ALGORITHM", nargs="?", help="its name, or FILE.py:CLASS (default: reinforce)"
+    )
     command.add_argument(
         "--kl", "--algorithm.kl", metavar="NUMBER", type=float, help="with the divergence from a reference model"
     )
@@ -59,15 +65,13 @@ def _run(given: argparse.Namespace) -> None:
         title, placement = f"{config.algorithm.name}: {uri.rstrip('/').rpartition('/')[2]}", config.placement
     else:
         name = given.algorithm or TrainConfig().algorithm.name
-        if ".py:" in name:
-            raise ValueError(f"ALGORITHM {name}: what a class of yours needs is seen from a run: rlvf graph --run RUN")
-        if name not in ALGORITHMS:
+        if name not in ALGORITHMS and not re.fullmatch(OWN_PATTERN, name):
             raise ValueError(
                 unknown(name, ALGORITHMS, "unknown algorithm ", "") + f"; there are {', '.join(ALGORITHMS)}"
             )
         asked = {} if given.kl is None else {"algorithm.kl": str(given.kl)}
         algorithm = read_config(TrainConfig, file=None, overrides={"algorithm": name, **asked}).algorithm
-        graph, title, placement = graph_of_config(algorithm), name, PlacementConfig()
+        graph, title, placement = open_algorithm(algorithm).graph(), name, PlacementConfig()
     drawn = drawing(title, graph, placement, step)
     if out is not None:
         with written_to(out, "--output"):

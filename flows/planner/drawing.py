@@ -65,8 +65,9 @@ def _lines(call: Call, placement: PlacementConfig, step: MeasuredStep | None) ->
     count = step.leases[call.name]
     yield f"{taken:.3g} s a step in {count:.3g} call{'' if count == 1 else 's'}"
     yield f"{taken / step.seconds:.0%} of {step.seconds:.3g} s"
-    if shown := [f"{waited:.2g} s for {what}" for what, waited in waits.items() if waited >= SHOWN * step.seconds]:
-        yield f"and waits {', '.join(shown)}"
+    for what, waited in waits.items():
+        if waited >= SHOWN * step.seconds:
+            yield f"and waits {waited:.2g} s for {what}"
     yield f"on {_named(step.place(call.name))}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from flows.planner.calls import graph_of_settings, planned_calls
 from flows.planner.contention import Machine
 from flows.planner.measured import MeasuredStep, NothingMeasuredError, costs_of, measured_step, present_places, step_of
+from flows.planner.proposal import load_in_words
 from infra.cluster.timeline import Span
 from infra.planning.costs import Costs, Places, listed
 from infra.planning.limits import Change, Limits, find_limits
@@ -51,7 +52,7 @@ class Limit:
         if not self.explained:
             return (
                 f"{waits}; why is not known: a step took {self.step.seconds:.2g} s, and its calls explain "
-                f"{self.found.seconds:.2g} s"
+                f"{self.found.seconds:.2g} s{''.join(f'; {line}' for line in load_in_words(self.costs))}"
             )
         best = self.best
         if best is None:

@@ -98,7 +98,7 @@ def propose(
         _shares(costs, best),
         costs.leases,
         None if costs.cut and best.staleness else lease,
-        _load(costs),
+        load_in_words(costs),
         _unknown(costs, tags or {}),
     )
 
@@ -144,7 +144,8 @@ def _shares(costs: Costs, step: MeasuredStep | Plan) -> dict[str, float]:
     return shares
 
 
-def _load(costs: Costs) -> tuple[str, ...]:
+def load_in_words(costs: Costs) -> tuple[str, ...]:
+    """A line of each machine whose cores other programs wanted."""
     return tuple(
         f"other programs wanted {costs.others[machine]:.2g} cores beside {listed(workers)}, which share {cores:g}"
         for machine, cores in costs.cores.items()

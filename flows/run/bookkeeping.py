@@ -220,9 +220,9 @@ class Bookkeeping:
         """Keep the completions that make the version after ``step``, before the update that might fail on them."""
         every = self._run.tracking.rollouts_every
         if every and (step + 1) % every == 0:
-            write = RetryPolicy(self._run.patience)
+            again, uri = RetryPolicy(self._run.patience), self._run.uri
             self._submit(
-                "keeping rollouts", lambda: write(lambda: write_rollouts(self._run.uri, step + 1, batch.rows()))
+                "keeping rollouts", lambda: again(lambda: write_rollouts(uri, step + 1, batch.rows(), self._check))
             )
 
     def step(self, step: int) -> list[timeline.Span]:

@@ -232,9 +232,8 @@ def existing_run(name: str, home_runs: str) -> str:
     """
     if name != NEWEST:
         return resolve_run(name, home_runs)
-    found = _newest_first(home_runs)
-    if not found:
-        raise NotARun(f"there is no run at {home_runs} yet")
+    if not (found := _newest_first(home_runs)):
+        raise NotARun(_none_at(home_runs))
     for uri in found:
         if any(step > 0 for step in published(uri)):
             return uri
@@ -251,9 +250,14 @@ def _newest_names(home_runs: str) -> str:
     """The end of a message about a run that is none and like none."""
     try:
         there = [uri.rpartition("/")[2] for uri in _newest_first(home_runs)[:3]]
+        return f"; the newest runs are {', '.join(there)}" if there else f"; {_none_at(home_runs)}"
     except (OSError, ValueError):  # as in `meant`
         return ""
-    return f"; the newest runs are {', '.join(there)}" if there else f"; there is no run at {home_runs} yet"
+
+
+def _none_at(home_runs: str) -> str:
+    others = any(place.exists(place.join(uri, SETTINGS)) for uri in place.folders(home_runs))
+    return f"none of the runs at {home_runs} is of rlvf train" if others else f"there is no run at {home_runs} yet"
 
 
 def known_run(name: str, home_runs: str) -> str:
@@ -273,18 +277,15 @@ def known_run(name: str, home_runs: str) -> str:
                 f"rlvf {method} --resume {shlex.quote(name)}"
             ) from error
         if "lock" in place.children(uri) and not has_versions(uri) and not _not_ours(uri):
-            begin = f"rlvf train --run {shlex.quote(name)}"
-            raise NotARun(
-                f"{error}, as when it was stopped before its first step; begin it anew by: {begin}"
-            ) from error
+            begin = f"begin it anew by: rlvf train --run {shlex.quote(name)}"
+            raise NotARun(f"{error}, as when it was stopped before its first step; {begin}") from error
         raise NotARun(f"{error}{meant(name, home_runs) or _newest_names(home_runs)}") from error
     return uri
 
 
 def newest_weights(uri: str) -> PolicyVersion:
     """The newest version of the run at ``uri``. Raises NotARun where it has none."""
-    newest = newest_version(uri)
-    if newest is None:
+    if (newest := newest_version(uri)) is None:
         raise NotARun(f"{uri} has published no weights yet: `rlvf train --resume` goes on with it")
     return newest
 

@@ -185,7 +185,8 @@ class Timeline:
 
 
 def begin_session(path: Path) -> None:
-    """Append to the file that a session of the run begins now."""
+    """Append to the file that a session of the run begins now; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     _append(path, [{"session": round(time.time(), 3)}])
 
 
@@ -218,7 +219,6 @@ def _plain(span: Span) -> dict[str, Any]:
 
 
 def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
         size = file.tell()

@@ -61,12 +61,14 @@ class MetricLog:
     """Appends to the file, and knows the last step of each metric; without a path it keeps no file."""
 
     def __init__(self, path: Path | None, again: bool = False) -> None:
-        """`again`: a step may be logged more than once."""
+        """`again`: a step may be logged more than once. Makes the folder, here alone: where it is away later, nothing
+        is written in its place."""
         self.path = path
         self._again = again
         self.last: dict[str, int] = {}
         self._logged: dict[tuple[str, str], int] = {}  # the same by plan and metric
         if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(path)
         for line in self.lines():
             self._note(line)
@@ -86,7 +88,6 @@ class MetricLog:
             return None
         line = MetricLine(step, time.time_ns() // 1_000_000, fresh, plan)
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line.dumps() + "\n")
                 file.flush()

@@ -4,7 +4,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 from typing import Any
 
@@ -20,10 +20,13 @@ LEAST_LINE = 2**10  # bytes that a line counts for at least: parsed it takes mor
 MOST_COLUMNS = 32
 
 
-def write_rollouts(run_uri: str, step: int, rows: Iterable[Row]) -> None:
-    """Keep the rows of a step; the same rows make the same file, and a step that is done again replaces its file."""
+def write_rollouts(run_uri: str, step: int, rows: Iterable[Row], check: Callable[[], object] = lambda: None) -> None:
+    """Keep the rows of a step; the same rows make the same file, and a step that is done again replaces its file.
+    `check` is called when all but the writing is done: it raises where the run is another's, or away."""
     text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    place.write_bytes(_uri(run_uri, step), gzip.compress(text.encode("utf-8", "replace"), compresslevel=1, mtime=0))
+    data = gzip.compress(text.encode("utf-8", "replace"), compresslevel=1, mtime=0)
+    check()
+    place.write_bytes(_uri(run_uri, step), data)
 
 
 def read_rollouts(run_uri: str, step: int) -> list[Row]:

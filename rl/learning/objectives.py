@@ -93,7 +93,7 @@ class BradleyTerry(Objective):
 
 
 def _compared(rewards: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of pairs' rewards [P, 2], and how well they tell which is chosen: a pair of equal ones is told wrong."""
+    """The loss of pairs' rewards [P, 2], and how well they tell which is chosen: of equal ones half is told."""
     margin = rewards[:, 0] - rewards[:, 1]
     loss = softplus(-margin).mean()
-    return loss, {"loss": loss, "accuracy": (margin > 0).double().mean(), "margin": margin.mean()}
+    return loss, {"loss": loss, "accuracy": (margin.sign() + 1).mean() / 2, "margin": margin.mean()}

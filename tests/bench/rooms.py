@@ -62,7 +62,7 @@ def main() -> None:
                 place, size = (x, y - ROW + 0.09), (share - 0.08, ROW - 0.05)
                 axes.add_patch(Rectangle(place, *size, facecolor=color, edgecolor=GREY, linewidth=0.6))
                 middle = x + share / 2 - 0.04
-                points = 7.5 if share > 1.1 else 5.5
+                points = min(7.5, 76 * share / len(f"{room}/"))  # the name is no wider than its box
                 said = {"ha": "center", "va": "center"}
                 axes.text(middle, y - 0.1, room + ("/" if folder else ""), color=INK, fontsize=points, **said)
                 axes.text(middle, y - 0.245, str(lines(ROOT / package / room)), color=GREY, fontsize=5.5, **said)

@@ -41,7 +41,7 @@ def conversations(policy: Policy, spread: float, turns: list[list[bool]] = TURNS
     mu = Scoring(policy).logprobs(of, 1.0) + random.normal(0, spread, of.tokens.shape).astype(np.float32)
     of = replace(
         of,
-        logprobs=np.where(of.trained, mu, number(-30, 5)),
+        logprobs=np.where(of.trained, mu, number(-0.05, 0.05)),
         versions=np.where(of.trained, of.versions, random.integers(-9, 99, of.versions.shape)).astype(np.int32),
     )
     return Batch(

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from infra.runs.rollouts import read_rollouts, write_rollouts
 from rl.judging import Judgement
 from rl.records import Batch, Problem, Rollouts
 from tasks.rollout_batch import RolloutBatch, runs, swapped
@@ -24,6 +25,12 @@ def test_rows_say_which_tokens_the_policy_wrote_where_it_did_not_write_all() -> 
     assert [row["tokens"] for row in rows] == [3, 1, 1, 3]
     assert [row["version"] for row in rows] == [3, 3, 4, 3]  # of its first token
     assert [row.get("trained") for row in rows] == ["0:2 3:4", None, "1:2", None]
+
+
+def test_rows_are_read_as_they_were_kept() -> None:
+    rows = list(made().rows())
+    write_rollouts("memory://batch/run", 1, rows)
+    assert read_rollouts("memory://batch/run", 1) == rows
 
 
 def test_lengths_and_swaps_are_those_of_the_policys_tokens() -> None:

@@ -114,12 +114,13 @@ RUN = "from flows.cli import main; main()"
         ),
         (
             "train --verifier my_reward:reward",
-            "verifier 'my_reward:reward' is none of arithmetic, countdown, gsm8k, math, reward-model:RUN; a function "
-            "of yours is written my_reward.py:reward, a service https://host:port",
+            "verifier 'my_reward:reward' is none of arithmetic, countdown, functions, gsm8k, math, reward-model:RUN; "
+            "a function of yours is written my_reward.py:reward, a service https://host:port",
         ),
         (
             "train --verifier gsm9k",
-            "verifier 'gsm9k' is none of arithmetic, countdown, gsm8k, math, reward-model:RUN; did you mean gsm8k?",
+            "verifier 'gsm9k' is none of arithmetic, countdown, functions, gsm8k, math, reward-model:RUN; "
+            "did you mean gsm8k?",
         ),
         (
             "train --verifier http://",

@@ -40,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("method", "charts", "learned"),
     [
         ("sft", ["loss", "gradient"], ["perplexity", "nats per token"]),
-        ("dpo", ["loss", "accuracy", "margin", "rewards", "gradient"], ["accuracy", "0.000 → 1.000", "-log sigmoid"]),
+        ("dpo", ["loss", "accuracy", "margin", "rewards", "gradient"], ["accuracy", "0.500 → 1.000", "-log sigmoid"]),
         ("reward-model", ["loss", "accuracy", "margin", "gradient"], ["accuracy", "→ 1.000"]),
     ],
 )

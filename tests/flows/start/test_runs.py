@@ -160,6 +160,9 @@ def test_a_run_on_examples_goes_on_by_its_own_command(tmp_path: Path) -> None:
         f"judge is a run of rlvf reward-model; its model is {tmp_path}/runs/judge/model; go on with it by: rlvf "
         "reward-model --resume judge"
     )
+    for name in ("newest", "other"):
+        with pytest.raises(NotARun, match=r"none of the runs at .*/runs is of rlvf train$"):
+            runs.known_run(name, str(tmp_path / "runs"))
 
 
 @pytest.mark.parametrize(

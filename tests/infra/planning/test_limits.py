@@ -1,28 +1,20 @@
 """What limits steps that a person can add up."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.planning.costs import Costs, Places, Work
+from infra.planning.costs import Costs, Places
 from infra.planning.limits import find_limits, leases_within, trainer_seconds, with_more
 from infra.planning.simulation import simulate
-from tests.infra.planning.works import work_of
+from tests.infra.planning.works import step_of, work, work_of
 
 NEAR = 0.15  # share by which a prediction may be off
 
 
-def work(name: str, seconds: dict[str, float], *before: str, model: str | None = "actor", batch: bool = False) -> Work:
-    return Work(name, model, "batch" if batch else "lease", before, batch, seconds)
-
-
-def step(generate: dict[str, float], verify: dict[str, float], train: dict[str, float], **more: object) -> Costs:
-    calls = (
-        work("generate", generate),
-        work("verify", verify, "generate", model=None),
-        work("train", train, "generate", "verify", batch=True),
-    )
-    return Costs(calls, **{"leases": 8, **more})  # type: ignore[arg-type]
+step = partial(step_of, leases=8)
 
 
 def everywhere(costs: Costs) -> Places:

@@ -1,6 +1,7 @@
 """Placements against brute force, and against steps that a person can add up."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import chain, combinations, product
 
 import numpy as np
@@ -9,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from infra.planning.costs import Costs, PlanError, Work
+from infra.planning.costs import Costs, PlanError
 from infra.planning.plan import plan, predicted, relaxed
 from infra.planning.simulation import simulate
-from tests.infra.planning.works import work_of
+from tests.infra.planning.works import step_of, work, work_of
 
 pytestmark = pytest.mark.slow
 
@@ -20,17 +21,7 @@ WORKERS = ("a", "b", "c", "d")
 GB = 1e9
 
 
-def work(name: str, seconds: dict[str, float], *before: str, model: str | None = "actor", batch: bool = False) -> Work:
-    return Work(name, model, "batch" if batch else "lease", before, batch, seconds)
-
-
-def step(generate: dict[str, float], verify: dict[str, float], train: dict[str, float], **more: object) -> Costs:
-    calls = (
-        work("generate", generate),
-        work("verify", verify, "generate", model=None),
-        work("train", train, "generate", "verify", batch=True),
-    )
-    return Costs(calls, **{"leases": 4, **more})  # type: ignore[arg-type]
+step = partial(step_of, leases=4)
 
 
 def subsets(names: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -36,3 +36,16 @@ def test_another_evaluation_of_a_step_is_logged_beside_the_one_before(tmp_path):
     assert [(line.plan, line.metrics["eval/reward"]) for line in read_metrics(path)] == [("one", 0.9), ("other", 0.1)]
     log.cut(1)
     assert log.append(2, {"eval/reward": 0.3}, "other") is not None
+
+
+def test_a_folder_that_is_away_is_not_made_anew(tmp_path):
+    folder, elsewhere = tmp_path / "run", tmp_path / "away"
+    log = MetricLog(folder / "metrics.jsonl")
+    log.append(1, {"reward/mean": 0.5})
+    folder.rename(elsewhere)
+    with pytest.raises(FileNotFoundError):
+        log.append(2, {"reward/mean": 0.6})
+    assert not folder.exists()
+    elsewhere.rename(folder)
+    log.append(2, {"reward/mean": 0.6})
+    assert [line.step for line in log.lines()] == [1, 2]

@@ -1,6 +1,7 @@
 import gzip
 import json
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from infra.runs import rollouts
 from infra.runs.metric_log import MetricLog
 from infra.runs.record import METRICS, bring_record, read_record, send_record, send_tail
-from infra.runs.rollouts import kept_steps, read_rollouts, remove_rollouts_after, write_rollouts
+from infra.runs.rollouts import Row, kept_steps, read_rollouts, remove_rollouts_after, write_rollouts
 
 ROWS = [{"prompt": "add 1 and 2", "completion": "</script>\n☃\ud800", "reward": None, "tokens": 3}]
 
@@ -144,3 +145,20 @@ def test_completions_of_steps_that_are_made_again_go(place: str) -> None:
         write_rollouts(place, step, [])
     remove_rollouts_after(place, 2)
     assert kept_steps(place) == [1, 2]
+
+
+def test_nothing_is_written_where_the_run_went_away_while_rows_were_packed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+
+    def rows() -> Iterator[Row]:
+        run.rename(tmp_path / "away")
+        yield from ROWS
+
+    def check() -> None:
+        if not run.exists():
+            raise OSError("the run is away")
+
+    with pytest.raises(OSError, match="away"):
+        write_rollouts(str(run), 1, rows(), check)
+    assert not run.exists()

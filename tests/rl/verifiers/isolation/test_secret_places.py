@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from rl.config import VerifierConfig
 from rl.verifiers import opened as opened_module
 from rl.verifiers.isolation import interpreter
 from rl.verifiers.isolation.sandbox import BUBBLEWRAP, LANDLOCK
 from rl.verifiers.isolation.secret_places import secret_places
-from tasks.named_set import open_verifier
 from tests.rl.verifiers.isolation.test_hostile import DROPS, as_another
 
 ROOT = Path(__file__).parents[4]
@@ -145,10 +143,11 @@ def test_a_worker_that_may_not_look_where_the_reward_lies_judges_without_its_fol
 ) -> None:
     reward = tmp_path / "my_reward.py"
     reward.write_text("def reward(problem, completion):\n    return 1.0\n")
-    spec = open_verifier(f"{reward}:reward", VerifierConfig())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # root's verifiers do not come here
+    assert opened_module.folder_of(str(reward)) == [str(tmp_path)]
 
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", refuse)
-    assert opened_module._folder(spec) == []
+    assert opened_module.folder_of(str(reward)) == []
