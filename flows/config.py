@@ -103,11 +103,8 @@ class EvalConfig(ConfigTree):
     that was begun last. Of a run, what is not given is as it was trained: problems, verifier, sampling, seed."""
 
     first = ("policy", "problems", "verifier", "environment", "samples", "held_out", "sampling")
-    left_out = (
-        "problems",
-        "verifier",
-        "environment",
-    )  # as the run was trained; a form would send the defaults that it shows
+    # as the run was trained; a form would send the defaults that it shows
+    left_out = ("problems", "verifier", "environment")
 
     policy: PolicyConfig = PolicyConfig()
     problems: ProblemsConfig = ProblemsConfig()
@@ -169,7 +166,7 @@ class TrainConfig(ConfigTree):
     """Flow `rlvf`: reinforcement learning with verifiable reward."""
 
     first = (
-        *("problems", "verifier", "environment", "policy", "steps", "run", "batch", "sampling", "optimizer"),
+        *("problems", "verifier", "policy", "steps", "environment", "run", "batch", "sampling", "optimizer"),
         *("algorithm", "staleness", "held_out"),
     )
 

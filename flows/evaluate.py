@@ -136,7 +136,7 @@ def keep(uri: str, evaluation: Evaluation) -> None:
 def evaluation_uri(run: Run, version: PolicyVersion, config: EvalConfig, problems: ProblemSet) -> str:
     """The URI of a version's evaluation. Its name has a digest of what decides the figures: weights, dtype, sampling,
     problems, and verifiers as they are now. What a service judges by is unknown."""
-    decide = ("problems", "mix", "verifier", "environment", "held_out", "samples", "sampling", "seed")
+    decide = ("problems", "mix", "verifier", "held_out", "samples", "sampling", "seed")
     asked = config.model_dump(mode="json", include={**dict.fromkeys(decide, True), "policy": {"dtype"}})
     said = json.dumps([asked, version.digest + version.files, digest_of(problems, config.samples)], sort_keys=True)
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]

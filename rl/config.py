@@ -15,6 +15,7 @@ OURS = "rlvf"  # the engine in rl/sampling
 USUAL_PORTS = {"http": ":80", "https": ":443"}
 COLDEST_SERVED = 0.01  # temperature: vLLM takes no lower one as it is
 TINY_PARAMETERS = 903_424  # that it has
+MOST_TOKENS = 32768  # of a completion
 PICKLED = (
     "pickled weights (pytorch_model.bin) are never read, because they can run code; convert them where you trust them, "
     "with save_pretrained"
@@ -106,9 +107,10 @@ class SamplingConfig(BaseModel):
     max_tokens: int | None = Field(
         None,
         ge=1,
-        le=32768,
+        le=MOST_TOKENS,
         description="completions are cut at this many new tokens; none takes 40 for a policy of less than 20M "
-        "parameters, else 64 to 1024, by what the verifier asks for, and says which",
+        "parameters, else 64 to 1024, by what the verifier asks for, and of an environment 24 or 256 for each of its "
+        "turns, and says which",
     )
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),

@@ -254,7 +254,7 @@ class Collection:
             audits=tuple(self._audits),
             mixed=mixed,
             made=tuple(self._slices.values()),
-            episodes=tuple(self._episodes[start] for start in sorted(self._judged)),
+            episodes=tuple(self._episodes.get(start, ()) for start in sorted(self._judged)),
         )
 
     def _complete(self, start: int) -> Batch:

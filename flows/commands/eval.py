@@ -29,7 +29,17 @@ rlvf eval --policy 20260101-120000-tiny --problems test.csv --samples 16
 rlvf eval --policy newest --again false                the newest run, unless its version was evaluated before
 rlvf eval --policy Qwen/Qwen3-0.6B --problems 's3://bucket/*.csv.gz'
 """
-FIRST = ("policy", "problems", "verifier", "samples", "held_out", "sampling.max_tokens", "config", "json")
+FIRST = (
+    "policy",
+    "problems",
+    "verifier",
+    "environment",
+    "samples",
+    "held_out",
+    "sampling.max_tokens",
+    "config",
+    "json",
+)
 
 
 def _options(command: argparse.ArgumentParser) -> None:

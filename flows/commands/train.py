@@ -21,6 +21,7 @@ from flows.start.finetunes import with_made_model
 from flows.start.preflight import (
     check_configuration_here,
     check_engine_here,
+    check_environment_here,
     check_model,
     check_tracking,
     check_verifiers_here,
@@ -60,6 +61,7 @@ FIRST = (
     *(
         "problems",
         "verifier",
+        "environment",
         "policy",
         "policy.lora",
         "steps",
@@ -108,12 +110,13 @@ def _run(given: argparse.Namespace) -> None:
         check_tracking(run.config.tracking)  # a resumed run goes on without, and catches up later
     opened = Opened.of(run)
     check_verifiers_here(opened.problems, run.config.cluster)
+    interface = check_environment_here(opened.problems, run.config.cluster)
     check_engine_here(run.config.policy, run.config.cluster)
     if not run.resumed or run.config.sync.base == "public":  # a run holds all else that it goes on with
         check_model(run.config.policy.model, runs)
     if not run.resumed:
         check_reference(run.config, runs)
-        check_configuration_here(run.config, problems_to_check(opened.problems, opened.plans))
+        check_configuration_here(run.config, problems_to_check(opened.problems, opened.plans), interface)
     began = time.monotonic()
     try:
         with ExitStack() as stack:

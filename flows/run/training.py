@@ -105,7 +105,7 @@ class Training:
         if self.config.policy.model != TINY:
             self.workplace.display.stage("check the policy")
         problems, limit = problems_to_check(self.problems, self.evaluations.plans), self.config.sampling.limit
-        asked = self.config.policy, self.config.optimizer, problems, limit, self._hold.fence
+        asked = self.config.policy, self.config.optimizer, problems, limit, self._hold.fence, self.generator.interface
         for note in self.workplace.dispatch.run("train", check_policy, *asked):
             self.workplace.display.say(note)
         check_other_model(self.workplace, self.config, self.run.uri, self._hold.fence)

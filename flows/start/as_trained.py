@@ -9,8 +9,9 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from flows.config import EvalConfig, TrainConfig
+from flows.options.acted_on import refuse_beside
 from flows.options.tree import changed_leaves
-from flows.start.edited import edited_problems, edited_verifiers
+from flows.start.edited import edited_judges, edited_problems
 from flows.start.runs import Run, existing_run, saved_problems, with_secrets
 from flows.start.saved import saved_config
 from flows.start.trust import refuse_swapped, trusted
@@ -78,7 +79,7 @@ def asked_evaluation(config: EvalConfig, trust: bool = False, *, ask: bool = Fal
     trusted(run, trust, ask=ask)
     asked = asked_of_run(config, run.name, trained, saved_problems(uri))
     refuse_swapped(run, asked.problems.programs)
-    judged = tuple(f"{run.name} was trained with another {line}" for line in edited_verifiers(uri, asked.problems))
+    judged = tuple(f"{run.name} was trained with another {line}" for line in edited_judges(uri, asked.problems))
     asked = replace(asked, notes=(*asked.notes, *judged), edited=(*asked.edited, *judged))
     if uri != named:  # its result, which is a model like any other
         return asked
@@ -100,10 +101,8 @@ def asked_of_model(config: EvalConfig) -> Asked:
     """The evaluation of a model that is no run. Raises as `problems_to_solve` does."""
     if config.policy.lora.rank:
         raise ValueError(f"policy.lora: adapters are a run's, and {config.policy.model} is none; leave it out")
-    return Asked(
-        config,
-        problems_to_solve(config.sets, config.verifier, config.held_out, config.seed, environment=config.environment),
-    )
+    asked = config.held_out, config.seed
+    return Asked(config, problems_to_solve(config.sets, config.verifier, *asked, environment=config.environment))
 
 
 def asked_of_run(
@@ -122,13 +121,10 @@ def asked_of_run(
     notes = [f"{name} was trained with {line}" for line in _differences(usual, now)]
     seen: frozenset[bytes] = frozenset()
     try:
-        files = (
-            open_problems(
-                usual.sets, usual.verifier, trained.held_out, trained.seed, environment=usual.environment
-            ).files
-            if kept is None
-            else kept
-        )
+        files = kept
+        if files is None:
+            how = trained.held_out, trained.seed
+            files = open_problems(usual.sets, usual.verifier, *how, environment=usual.environment).files
         seen = prompts_of(files.values())
     except (ValueError, OSError) as error:
         if now.sets == usual.sets:
@@ -177,7 +173,12 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
             "policy.engine: a server is given whole weights, and this run has adapters; evaluate what "
             "rlvf export --merge makes of it"
         )
-    another = "name" in config.verifier.model_fields_set
+    environment = _over(trained.environment, config.environment)
+    named_one = config.environment.name is not None  # which gives the rewards, whatever judged before
+    another = named_one or "name" in config.verifier.model_fields_set
+    verifier = config.verifier if named_one else _over(trained.verifier, config.verifier)
+    sampling = _sampling(trained.sampling, config.sampling)
+    refuse_beside(environment, verifier, policy, sampling)
     others = "problems" in given and "path" in config.problems.model_fields_set
     first, *mix = (each.model_copy(update={"verifier": None}) if another else each for each in trained.sets)
     first = set_as_trained(config.problems, trained, another) if others else _over(first, config.problems)
@@ -188,9 +189,9 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
             "policy": policy,
             "problems": first,
             "mix": tuple(mix),
-            "verifier": _over(trained.verifier, config.verifier),
-            "environment": _over(trained.environment, config.environment),
-            "sampling": _sampling(trained.sampling, config.sampling),
+            "verifier": verifier,
+            "environment": environment,
+            "sampling": sampling,
             "samples": config.samples if "samples" in given else trained.batch.samples,
             "seed": config.seed if "seed" in given else trained.seed,
         }
@@ -213,7 +214,8 @@ def set_as_trained(asked: ProblemsConfig, trained: TrainConfig, another: bool = 
 
     A set that the run was trained on keeps its columns, its verifier, its system prompt and its template. Another file
     gets those that all sets of the run share; one that is made in code has its own. With ``another`` the evaluation
-    names a verifier, which judges in place of the run's."""
+    names a verifier or an environment, which judges in place of the run's."""
+    another = another or trained.environment.name is not None
     where = _canonical(asked.path)
     if same := [each for each in trained.sets if _canonical(each.path) == where]:
         return _over(same[0].model_copy(update={"verifier": None}) if another else same[0], asked)
@@ -227,7 +229,7 @@ def set_as_trained(asked: ProblemsConfig, trained: TrainConfig, another: bool = 
         if not {"system", "template"} & asked.model_fields_set:  # they make one prompt
             alike |= {word: {getattr(each, word) for each in trained.sets} for word in ("system", "template")}
     if another:
-        del alike["verifier"]
+        alike.pop("verifier", None)
     shared = {name: values.pop() for name, values in alike.items() if len(values) == 1}
     return asked.model_copy(
         update={name: value for name, value in shared.items() if name not in asked.model_fields_set}

@@ -1,7 +1,7 @@
 """Defaults of the options that depend on what is trained: resolved once, when a run begins, and saved with it."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -9,11 +9,12 @@ from flows.config import EvalConfig, TrainConfig
 from flows.finetune_config import FinetuneConfig
 from infra.interrupts import put_off
 from rl.algorithm_config import AlgorithmSpec
-from rl.config import TINY, TINY_PARAMETERS, PolicyConfig, ProblemsConfig, SamplingConfig, VerifierConfig
+from rl.config import MOST_TOKENS, TINY, TINY_PARAMETERS, PolicyConfig, SamplingConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
 from rl.verifiers.spec import judged_by
 from rl.verifiers.table import declared
+from tasks.named_set import open_environment
 
 F = TypeVar("F", bound=FinetuneConfig)
 
@@ -28,6 +29,7 @@ EXAMPLE_RATES, EXAMPLE_RATE = ((20e6, 1e-3), (100e6, 1e-4), (500e6, 3e-5)), 1e-5
 ADAPTERS, MOST = 10, 2e-4
 SMALL = 20e6  # parameters: a model of fewer does not think step by step
 SHORT = 40  # tokens, of a small model's answer
+TURN, SHORT_TURN = 256, 24  # of a turn with what is observed behind it: enough for a few words and a call
 
 
 def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
@@ -36,7 +38,7 @@ def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     Raises ValueError where the penalty of long completions would begin before their first token."""
     optimizer, lines = _with_rate(config.optimizer, config.policy, RATES, RATE)
     config = config.model_copy(update={"optimizer": optimizer})
-    sampling, why = _sampling(config.sampling, config.policy.model, config.sets, config.verifier)
+    sampling, why = _sampling(config, config.policy.model)
     if (overlong := config.algorithm.overlong or 0) > sampling.limit:
         raise ValueError(f"algorithm.overlong {overlong}: give at most sampling.max_tokens, {sampling.limit}")
     return config.model_copy(update={"sampling": sampling}), [*lines, *why]
@@ -98,23 +100,29 @@ def with_eval_defaults(config: EvalConfig, trained: TrainConfig | None) -> tuple
         limit = trained.sampling.max_tokens
         config = config.model_copy(update={"sampling": config.sampling.model_copy(update={"max_tokens": limit})})
     model = config.policy.model if trained is None else trained.policy.model
-    sampling, lines = _sampling(config.sampling, model, config.sets, config.verifier)
+    sampling, lines = _sampling(config, model)
     return config.model_copy(update={"sampling": sampling}), lines
 
 
-def _sampling(
-    sampling: SamplingConfig, model: str, sets: Iterable[ProblemsConfig], verifier: VerifierConfig
-) -> tuple[SamplingConfig, list[str]]:
+def _sampling(config: TrainConfig | EvalConfig, model: str) -> tuple[SamplingConfig, list[str]]:
+    sampling = config.sampling
     if sampling.max_tokens is not None:
         return sampling, []
     size = parameters(model)
-    if size < SMALL:
-        tokens, reason = SHORT, f"for a policy of {_short(size)} parameters"
+    small = f"a policy of {_short(size)} parameters"
+    if (environment := open_environment(config.environment)) is not None:
+        turns, turn = environment.limits.turns, SHORT_TURN if size < SMALL else TURN
+        tokens = min(turns * turn, MOST_TOKENS)
+        reason = (
+            f"for {turns} turns of {f'{small} in ' if size < SMALL else ''}the environment {environment.class_name}"
+        )
+    elif size < SMALL:
+        tokens, reason = SHORT, f"for {small}"
     else:
-        names = [judged_by(each, verifier) for each in sets]
+        names = [judged_by(each, config.verifier) for each in config.sets]
         tokens, name = max((declared(name).tokens, name) for name in names)
         reason = f"for the verifier {name}" if declared(name).built_in else "for a verifier of yours"
-    if model != TINY and 2 * tokens > (limit := _reach(model)):
+    if (model != TINY or environment is not None) and 2 * tokens > (limit := _reach(model)):
         tokens, reason = limit // 2, f"half of the {limit} that the model can attend to"
     return sampling.model_copy(update={"max_tokens": tokens}), [f"sampling.max_tokens {tokens}: {reason}"]
 

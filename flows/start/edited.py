@@ -15,7 +15,7 @@ from tasks.named_set import NamedSet
 from tasks.problem_set import ProblemSet
 from tasks.trained_on import TrainedOn
 
-VERIFIER = "verifier "
+VERIFIER, ENVIRONMENT = "verifier ", "environment "
 
 
 def edited(uri: str, problems: ProblemSet, algorithm: AlgorithmSpec | None = None) -> list[str]:
@@ -34,9 +34,9 @@ def edited(uri: str, problems: ProblemSet, algorithm: AlgorithmSpec | None = Non
     ]
 
 
-def edited_verifiers(uri: str, problems: ProblemSet) -> list[str]:
-    """As `edited`, of the verifiers alone: an evaluation may have other problems. Raises DamagedError."""
-    return [line for line in edited(uri, problems) if line.startswith(VERIFIER)]
+def edited_judges(uri: str, problems: ProblemSet) -> list[str]:
+    """As `edited`, of verifiers and environments alone: an evaluation may have other problems. Raises DamagedError."""
+    return [line for line in edited(uri, problems) if line.startswith((VERIFIER, ENVIRONMENT))]
 
 
 def edited_problems(kept: Mapping[str, TrainedOn], trained: Iterable[NamedSet], held_out: int | None) -> list[str]:
@@ -62,7 +62,7 @@ def _digests(problems: ProblemSet, algorithm: AlgorithmSpec | None) -> dict[str,
     which `Run.refuse_other_problems` refuses others."""
     texts = {_whole(f"{VERIFIER}{masked(spec.name)}"): spec.source for spec in problems.verifiers.values()}
     if (environment := problems.environment) is not None and not environment.built_in:
-        texts[f"environment {masked(environment.name)}"] = environment.source
+        texts[f"{ENVIRONMENT}{masked(environment.name)}"] = environment.source
     if algorithm is not None and algorithm.text:
         texts[f"algorithm {masked(algorithm.name)}"] = algorithm.text
     for name in problems.files:

@@ -16,9 +16,12 @@ from infra.runs.tracking import TrackingConfig, tracking_uri
 from infra.security.secrets import masked, without_userinfo
 from infra.services.http import status_of
 from rl.config import OURS, TINY, PolicyConfig
-from rl.judging import warm
+from rl.environments.interface import Interface
+from rl.environments.opened import close
+from rl.judging import first, warm
 from rl.records import Problem
 from rl.sampling.server import Server
+from tasks.calls.episodes import try_environment
 from tasks.problem_set import ProblemSet
 
 
@@ -84,17 +87,32 @@ def check_verifiers_here(problems: ProblemSet, cluster: ClusterConfig) -> None:
         warm(isolated, problems.some() if isolated else (), rlvf_home())
 
 
-def check_configuration_here(config: TrainConfig, problems: Sequence[Problem]) -> None:
+def check_environment_here(problems: ProblemSet, cluster: ClusterConfig) -> Interface | None:
+    """Refuse an environment that cannot be loaded, or not begin with the first problem, before anything starts or is
+    written. How it is acted on; None without one, and where a cluster plays: the flow asks that."""
+    if problems.environment is None or joined_scheduler(cluster) is not None:
+        return None
+    try:
+        return try_environment(problems.environment, first(problems.some())[0])
+    finally:
+        close(problems.environment)
+
+
+def check_configuration_here(
+    config: TrainConfig, problems: Sequence[Problem], interface: Interface | None = None
+) -> None:
     """Refuse, before anything starts or is written, what the configuration and the tokenizer of a new run's model tell:
-    layers without a match, prompts that its chat template does not take, completions beyond its context. What takes
-    its weights is asked of the trainer: whether sampler and learner agree with it, and whether they fit."""
-    if config.policy.model == TINY and not config.policy.lora.targets and config.sampling.max_tokens is None:
+    layers without a match, prompts that its chat template does not take, completions beyond its context, turns that
+    nothing can be put behind. What takes its weights is asked of the trainer: whether sampler and learner agree with
+    it, and whether they fit."""
+    given = config.policy.lora.targets or config.sampling.max_tokens is not None or config.environment.name is not None
+    if config.policy.model == TINY and not given:
         return  # nothing was asked that it may lack
     limit = with_defaults(config)[0].sampling.limit
     with put_off():
         from tasks.calls.start import check_configuration  # with torch
 
-        check_configuration(config.policy, problems, limit)
+        check_configuration(config.policy, problems, limit, interface)
 
 
 def check_engine_here(policy: PolicyConfig, cluster: ClusterConfig) -> None:

@@ -30,6 +30,14 @@ def opened(spec: EnvironmentSpec, home: Path | None = None) -> Sessions:
         return sessions
 
 
+def close(spec: EnvironmentSpec) -> None:
+    """End its processes, if this process holds it open."""
+    with _lock:
+        sessions = _kept.pop(spec, None)
+    if sessions is not None:
+        sessions.end()
+
+
 def _cell(spec: EnvironmentSpec, home: Path | None) -> Cell:
     folder = [] if spec.built_in else folder_of(split_name(spec.name)[0])
     return Cell(

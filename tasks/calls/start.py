@@ -8,6 +8,7 @@ from infra.cluster.resident import drop, resident, resident_now
 from infra.storage import store
 from infra.storage.fence import Fence
 from rl.config import TINY, PolicyConfig
+from rl.environments.interface import Interface
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Problem
 
@@ -21,18 +22,21 @@ def check_policy(
     problems: Sequence[Problem],
     max_tokens: int,
     fence: Fence | None = None,
+    interface: Interface | None = None,
 ) -> list[str]:
     """Load a model before a run exists, and check that it can be trained on such problems; returns notes for a person.
-    The session of that ``fence`` takes the loaded model, and no later one: its files may be others by then.
+    The session of that ``fence`` takes the loaded model, and no later one: its files may be others by then. The
+    ``interface`` is that of the environment that is acted on.
 
     Raises:
         UnknownModelError: it cannot be loaded, or not driven.
         ValueError: a prompt and ``max_tokens`` exceed its context, its chat template cannot take a prompt, or the
             optimizer needs a package that is not here.
+        TurnsError: nothing can be put behind a turn of the model's.
     """
     optimizer.check_installed()
     if policy.model == TINY:
-        check_configuration(policy, problems, max_tokens)
+        check_configuration(policy, problems, max_tokens, interface)
         return []
     drop("learner")  # of an earlier run: two models would not fit
     drop("critic")
@@ -40,7 +44,7 @@ def check_policy(
     source = policy.model
     loaded = resident("checked", (source, policy, fence), lambda: load_start(source, policy))
     try:
-        _check_room(loaded, problems, max_tokens)
+        _check_room(loaded, problems, max_tokens, interface)
     except BaseException:
         drop("checked")
         raise
@@ -65,12 +69,14 @@ def check_policy(
     return notes
 
 
-def check_configuration(policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int) -> None:
+def check_configuration(
+    policy: PolicyConfig, problems: Sequence[Problem], max_tokens: int, interface: Interface | None = None
+) -> None:
     """Refuse what a model's configuration and tokenizer alone tell; its weights, and how they compute, are not asked.
 
     Raises:
         UnknownModelError: transformers cannot make it, or it is of a type that is not driven.
-        ValueError: as `check_policy`, or ``policy.lora.targets`` names no layer of it.
+        ValueError, TurnsError: as `check_policy`, or ``policy.lora.targets`` names no layer of it.
     """
     import torch
 
@@ -86,7 +92,7 @@ def check_configuration(policy: PolicyConfig, problems: Sequence[Problem], max_t
     if policy.lora.rank:
         adapted_layers(model, policy.lora.targets)
     tokenizer = build_tokenizer() if policy.model == TINY else read_tokenizer(policy.model)
-    _check_room(Policy(model, tokenizer, META, torch.float32), problems, max_tokens)
+    _check_room(Policy(model, tokenizer, META, torch.float32), problems, max_tokens, interface)
 
 
 def take_checked(source: str, policy: PolicyConfig, fence: Fence) -> "Policy":
@@ -98,8 +104,15 @@ def take_checked(source: str, policy: PolicyConfig, fence: Fence) -> "Policy":
     return checked if isinstance(checked, Policy) else load_start(source, policy)
 
 
-def _check_room(policy: "Policy", problems: Sequence[Problem], max_tokens: int) -> None:
-    tokens = {problem.source: len(policy.prompt_tokens(problem.prompt, problem.instructions)) for problem in problems}
+def _check_room(policy: "Policy", problems: Sequence[Problem], max_tokens: int, interface: Interface | None) -> None:
+    tools = () if interface is None else interface.tools
+    if interface is not None:
+        from rl.model.turns import Turns
+
+        Turns.of(policy.tokenizer, policy.ends, tools=bool(tools))
+    tokens = {
+        problem.source: len(policy.prompt_tokens(problem.prompt, problem.instructions, tools)) for problem in problems
+    }
     longest = max(tokens, key=tokens.__getitem__)
     try:
         policy.check_room(tokens[longest], max_tokens)
