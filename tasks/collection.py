@@ -244,7 +244,6 @@ class Collection:
         assert judgement is not None
         everything = concatenate([self._complete(start) for start in sorted(self._judged)])
         used = [int(group) for group in self._teaching(everything).nonzero()[0][: self.config.prompts]]
-        mixed = len(self._problems.verifiers) > 1
         return RolloutBatch.of(
             everything,
             judgement,
@@ -252,7 +251,7 @@ class Collection:
             refused=self.refused,
             redrawn=self._redrawn,
             audits=tuple(self._audits),
-            mixed=mixed,
+            mixed=self._problems.mixed,
             made=tuple(self._slices.values()),
             episodes=tuple(self._episodes.get(start, ()) for start in sorted(self._judged)),
         )

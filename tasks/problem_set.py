@@ -32,6 +32,7 @@ class ProblemSet:
     held_out: tuple[Problem, ...]  # shares no prompt with what ``draw`` gives, case and blanks aside
     verifiers: Mapping[str, VerifierSpec]  # by the name of the set that a problem is of
 
+    mixed: bool = False  # whether there is more than one set
     environment: EnvironmentSpec | None = None  # what is acted on, and gives the rewards in place of verifiers
     files: Mapping[str, TrainedOn] = field(default_factory=dict)  # by set: what its files give to ``draw``
     drawn: tuple[Problem, ...] = ()  # the problems of its files that ``draw`` gives
@@ -118,6 +119,7 @@ def open_problems(
         draw=Mixture(sources, seed, prompts),
         held_out=tuple(out),
         verifiers=_verifiers(mixed),
+        mixed=len(mixed) > 1,
         environment=open_environment(environment),
         files=files,
         drawn=tuple(drawn),
@@ -166,8 +168,14 @@ def problems_to_solve(
             f"{set_name(sets)}: the policy was trained on all {left_out} problems; give others by --problems, or "
             "--held_out 0 to evaluate on those"
         )
-    played = open_environment(environment)
-    return ProblemSet(set_name(sets), lambda *_: [], tuple(found), _verifiers(mixed), played, left_out=left_out)
+    return ProblemSet(
+        set_name(sets),
+        lambda *_: [],
+        tuple(found),
+        _verifiers(mixed),
+        environment=open_environment(environment),
+        left_out=left_out,
+    )
 
 
 def _verifiers(mixed: Sequence[NamedSet]) -> dict[str, VerifierSpec]:

@@ -52,6 +52,7 @@ EXAMPLES = """
 rlvf train                                             the tiny policy on arithmetic, made in code
 rlvf train --problems problems.csv --steps 100         your problems: CSV, JSON Lines or Parquet
 rlvf train --problems q.jsonl --verifier my_reward.py:reward   your own reward
+rlvf train --environment guess.py:Guess --problems q.jsonl     acted on over several turns, with tools
 rlvf train --algorithm dapo                            or ppo, grpo, gspo, …: docs/algorithms.md, or --help all
 rlvf train --config my.yaml --steps 50                 a YAML file, dotted overrides on top
 rlvf train --policy Qwen/Qwen3-0.6B --policy.lora 16   adapters alone, on a frozen model
@@ -61,7 +62,6 @@ FIRST = (
     *(
         "problems",
         "verifier",
-        "environment",
         "policy",
         "policy.lora",
         "steps",

@@ -110,3 +110,47 @@ def test_the_command_acts_on_a_built_in_environment(lab: Any) -> None:
     run = Path(lab.train(**options(lab, environment="guess", problems="guess", steps="1", batch__prompts="2")).run)
     assert lab.metrics(run, "reward/mean") == {1: 0}  # the policy knows no tools
     assert lab.metrics(run, "turns/mean") == {1: 1}
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_between_steps_goes_on_as_if_it_had_not_been(
+    lab: Any, once: list[Mapping[str, Any]]
+) -> None:
+    run = lab.train(**options(lab, steps="1")).run
+    lab.train(resume=run, **options(lab))
+    assert rows(Path(run)) == once
+
+
+@pytest.mark.slow
+def test_a_run_and_a_model_are_evaluated_on_an_environment(lab: Any, once: list[Mapping[str, Any]]) -> None:
+    run = Path(lab.train(**options(lab, held_out="6")).run)
+    own = lab.metrics(run, "eval/reward")[2], lab.metrics(run, "eval/reward_sampled")[2]
+    found = lab.evaluate(policy=str(run))
+    assert found.problems == 6
+    assert (found.reward, found.reward_sampled) == pytest.approx(own, abs=1e-6)
+    given = options(lab)
+    of_model = {name: given[name] for name in ("environment", "sampling__max_tokens")}
+    asked = {"problems": str(lab.problems), "held_out": "6", "samples": "4", "seed": "0"}
+    before = lab.evaluate(policy=str(lab.policy), **asked, **of_model)
+    at_first = lab.metrics(run, "eval/reward")[0], lab.metrics(run, "eval/reward_sampled")[0]
+    assert (before.reward, before.reward_sampled) == pytest.approx(at_first, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", ["0", "1"])
+def test_audits_agree_about_every_turn(lab: Any, once: list[Mapping[str, Any]], staleness: str) -> None:
+    run = Path(lab.train(**options(lab, audit__share="1", staleness=staleness, **TWO)).run)
+    assert min(lab.metrics(run, "audit/leases").values()) >= 4
+    assert set(lab.metrics(run, "audit/disagreed").values()) == {0}
+    assert max(lab.metrics(run, "audit/kl").values()) < 1e-6
+    if staleness == "0":
+        assert rows(run) == once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", [{"algorithm": "ppo"}, {"policy__lora": "4"}, {"kl__coefficient": "0.01"}])
+def test_critics_adapters_and_references_see_several_turns(lab: Any, of: dict[str, str]) -> None:
+    run = Path(lab.train(**options(lab, **of)).run)
+    assert max(lab.metrics(run, "turns/mean").values()) > 1
+    assert max(lab.metrics(run, "policy/mismatch_kl").values()) < 1e-9
+    assert all(0 < norm < 1e6 for norm in lab.metrics(run, "policy/grad_norm").values())
