@@ -122,10 +122,10 @@ def test_a_run_that_was_stopped_between_steps_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-def test_a_run_and_a_model_are_evaluated_on_an_environment(lab: Any, once: list[Mapping[str, Any]]) -> None:
+def test_a_run_and_a_model_are_evaluated_on_an_environment(lab: Any) -> None:
     run = Path(lab.train(**options(lab, held_out="6")).run)
     own = lab.metrics(run, "eval/reward")[2], lab.metrics(run, "eval/reward_sampled")[2]
-    found = lab.evaluate(policy=str(run))
+    found = lab.evaluate(policy=str(run), sampling__max_tokens="36")
     assert found.problems == 6
     assert (found.reward, found.reward_sampled) == pytest.approx(own, abs=1e-6)
     given = options(lab)
@@ -140,7 +140,7 @@ def test_a_run_and_a_model_are_evaluated_on_an_environment(lab: Any, once: list[
 @pytest.mark.parametrize("staleness", ["0", "1"])
 def test_audits_agree_about_every_turn(lab: Any, once: list[Mapping[str, Any]], staleness: str) -> None:
     run = Path(lab.train(**options(lab, audit__share="1", staleness=staleness, **TWO)).run)
-    assert min(lab.metrics(run, "audit/leases").values()) >= 4
+    assert min(lab.metrics(run, "audit/leases").values()) >= 1
     assert set(lab.metrics(run, "audit/disagreed").values()) == {0}
     assert max(lab.metrics(run, "audit/kl").values()) < 1e-6
     if staleness == "0":
@@ -148,7 +148,7 @@ def test_audits_agree_about_every_turn(lab: Any, once: list[Mapping[str, Any]], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", [{"algorithm": "ppo"}, {"policy__lora": "4"}, {"kl__coefficient": "0.01"}])
+@pytest.mark.parametrize("of", [{"algorithm": "ppo"}, {"policy__lora": "4"}, {"algorithm__kl": "0.01"}])
 def test_critics_adapters_and_references_see_several_turns(lab: Any, of: dict[str, str]) -> None:
     run = Path(lab.train(**options(lab, **of)).run)
     assert max(lab.metrics(run, "turns/mean").values()) > 1
