@@ -73,7 +73,7 @@ class Rollouts:
     trained: Annotated[NDArray[np.bool_], "PGT", "b"]  # tokens that the policy wrote; the others are observations
     lengths: Annotated[NDArray[np.int32], "PG", "iu"]  # tokens in each completion, observations among them
     ended: Annotated[NDArray[np.bool_], "PG", "b"]  # finish reason: end of sequence, or cut at the token limit (False)
-    texts: tuple[tuple[str, ...], ...]  # [P] of [G]: decoded completions, without special tokens
+    texts: tuple[tuple[str, ...], ...]  # [P] of [G]: decoded completions, without special tokens; of turns the last one
     seconds: float = 0.0  # that sampling took on its worker
     makers: tuple[Maker, ...] = ()  # [P]; () where nobody has said
     actions: tuple[tuple[str, ...], ...] = ()  # [P] of [G]: what the last turn asks for, as a text; () without turns

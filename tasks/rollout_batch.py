@@ -1,10 +1,12 @@
 """A step's batch when it is complete, and what was seen on the way."""
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +21,7 @@ from tasks.lease import Slice, moved
 
 REASONS = 20  # that are logged apart, of a step and of a run
 SAMPLES = 8  # completions that are shown to people, of a step
+TURNS = 20  # whose rewards are logged apart
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class RolloutBatch:
         """A row for each completion, as `rollouts/` keeps them."""
         of, rewards, reasons = self.everything.rollouts, self.everything.rewards.tolist(), self.everything.reasons
         alone = (of.trained == of.inside).all(axis=2)
+        episodes = iter([episode for lease in self.episodes for episode in lease])
         lengths, versions = of.trained_lengths.tolist(), oldest_and_newest(of)[0].tolist()
         for group, problem in enumerate(of.problems):
             for sample, text in enumerate(of.texts[group]):
@@ -129,6 +133,7 @@ class RolloutBatch:
                     "tokens": lengths[group][sample],
                     "worker": of.makers[group].worker if of.makers else "",
                     **({} if alone[group][sample] else {"trained": runs(of.trained[group, sample])}),
+                    **({} if (episode := next(episodes, None)) is None else {"messages": json.dumps(episode.messages)}),
                 }
 
     def figures(self) -> dict[str, float]:
@@ -159,12 +164,17 @@ class RolloutBatch:
 
 def episode_figures(episodes: Sequence[Episode]) -> dict[str, float]:
     """Turns of the policy's in an episode, calls of them, the share of these that were refused, and seconds that a turn
-    is acted on."""
+    is acted on; the mean reward of each turn, where turns have any."""
     if not episodes:
         return {}
     turns = [turn for episode in episodes for turn in episode.turns]
     calls = sum(len(action) if isinstance(action, tuple) else 1 for action, _ in turns)
+    by_turn = [
+        [episode.turns[at][1].reward for episode in episodes if len(episode.turns) > at]
+        for at in range(min(TURNS, max(len(episode.turns) for episode in episodes)))
+    ]
     return {
+        **{f"reward/turn/{at}": fmean(rewards) for at, rewards in enumerate(by_turn, 1) if any(map(any, by_turn))},
         "turns/mean": len(turns) / len(episodes),
         "tools/calls": calls / len(episodes),
         "tools/errors": sum(outcome.refused for _, outcome in turns) / max(1, calls),

@@ -90,9 +90,9 @@ class Slices:
     ) -> None:
         """Another turn of a lease: of each completion [P * G] for which something was observed."""
         going_on = np.reshape([bool(texts) for texts in observed], made.ended.shape)
-        done = tuple(("",) * len(row) for row in made.actions)
+        none = tuple(("",) * len(row) for row in made.actions)  # of this turn
         self._observed[index], self._slices[index] = observed, slices
-        self._made[index] = replace(made, ended=made.ended & ~going_on, actions=done)
+        self._made[index] = replace(made, ended=made.ended & ~going_on, actions=none, texts=none)
 
     def _published(self, versions: range) -> range:
         """Those that there are by now: a worker that says another would have others go on with that."""

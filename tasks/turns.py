@@ -74,11 +74,19 @@ class Episodes:
         """[P * G] those of a lease."""
         return tuple(episode for group in lease.groups for episode in self._of[group])
 
+    def texts(self, lease: Lease) -> tuple[tuple[str, ...], ...]:
+        """[P] of [G] what was said and observed in each, a line break between."""
+        return tuple(
+            tuple("\n".join(message["content"] for message in episode.messages) for episode in self._of[group])
+            for group in lease.groups
+        )
+
     def after(self, lease: Lease, rollouts: Rollouts, limit: int) -> Observed:
         """Act on what the turns of a lease have asked for since the last call. What is observed, of completions that go
         on: those that have room for more tokens, up to ``limit``, and whose episodes are not over."""
-        episodes = list(self.of(lease))
         actions = [action for row in rollouts.actions for action in row]
+        said = zip(self.of(lease), actions, (text for row in rollouts.texts for text in row), strict=True)
+        episodes = [episode.saying(text) if action or text else episode for episode, action, text in said]
         asked = [at for at, action in enumerate(actions) if action and not self._is_over(episodes[at])]
         outcomes = self._played([episodes[at] for at in asked], [actions[at] for at in asked])
         for at, outcome in zip(asked, outcomes, strict=True):
@@ -177,7 +185,7 @@ def in_turns(slices: Slices, episodes: Episodes, made: Made) -> Iterator[tuple[L
                 slices.go_on(index, rollouts, parts, observed)
                 for _ in made([index], (-1, slices.leases[index].groups.start)):
                     pass
-            held[index] = replace(rollouts, actions=()), parts
+            held[index] = replace(rollouts, actions=(), texts=episodes.texts(slices.leases[index])), parts
             over.put(index)
         except BaseException as error:  # noqa: BLE001 - raised where the leases are asked for
             over.put(error)

@@ -32,6 +32,7 @@ class Episode:
     seed: str = ""  # several may share one; none takes the key
     opening: Outcome | None = None  # of reset; None: it has not begun
     turns: tuple[tuple[Action, Outcome], ...] = ()
+    said: tuple[str, ...] = ()  # by the policy, turn by turn, for people; the last one may not have been acted on
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -61,3 +62,18 @@ class Episode:
     def after(self, action: Action, outcome: Outcome) -> "Episode":
         """The same, a turn later."""
         return replace(self, turns=(*self.turns, (action, outcome)))
+
+    def saying(self, text: str) -> "Episode":
+        """The same, with what the policy wrote in its next turn."""
+        return replace(self, said=(*self.said, text))
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation behind the prompt: what the policy said, and what it observed, of its calls as a tool's."""
+        found = []
+        for at, text in enumerate(self.said):
+            found.append({"role": "assistant", "content": text})
+            for action, outcome in self.turns[at : at + 1]:
+                role = "user" if isinstance(action, str) else "tool"
+                found += [{"role": role, "content": observed} for observed in outcome.observations]
+        return found

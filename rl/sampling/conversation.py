@@ -41,16 +41,9 @@ class Conversation:
     def _behind(self, tokens: np.ndarray, texts: Sequence[str]) -> list[int]:
         return self.turns.observed(texts, closed=int(tokens[-1]) in self.turns.ends) if texts else []
 
-    def actions(self, drawn: Sequence[Draw], so_far: SoFar | None, drawn_from: Sequence[int] | None) -> list[str]:
-        """[P * G] what each turn asks for that has ended, as a text; empty where none has. A turn begins at
-        ``drawn_from`` where something was observed, else where it did in ``so_far``."""
-        starts = [0] * len(drawn)
-        if so_far is not None and drawn_from is not None:
-            observed = so_far.observed or ((),) * len(drawn)
-            starts = [
-                here if texts else before
-                for here, texts, before in zip(drawn_from, observed, so_far.turns, strict=True)
-            ]
+    def actions(self, drawn: Sequence[Draw], starts: Sequence[int]) -> list[str]:
+        """[P * G] what each turn asks for that has ended, as a text; empty where none has. A turn begins at its one of
+        ``starts``."""
         parameters = {
             tool["function"]["name"]: list(tool["function"]["parameters"]["properties"])
             for tool in self.interface.tools
@@ -59,3 +52,12 @@ class Conversation:
             as_json(self.turns.action(draw.tokens[start:].tolist(), parameters)) if draw.ended else ""
             for draw, start in zip(drawn, starts, strict=True)
         ]
+
+
+def turn_starts(count: int, so_far: SoFar | None, drawn_from: Sequence[int] | None) -> list[int]:
+    """[P * G] tokens of each of ``count`` completions before its turn: it begins at ``drawn_from`` where something was
+    observed, else where it did in ``so_far``."""
+    if so_far is None or drawn_from is None:
+        return [0] * count
+    observed = so_far.observed or ((),) * count
+    return [here if texts else before for here, texts, before in zip(drawn_from, observed, so_far.turns, strict=True)]

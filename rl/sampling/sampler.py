@@ -16,7 +16,7 @@ from rl.config import SamplingConfig
 from rl.environments.interface import Interface
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
-from rl.sampling.conversation import Conversation
+from rl.sampling.conversation import Conversation, turn_starts
 from rl.sampling.decoding import TO_THE_LETTER, StopStrings
 from rl.sampling.engine import complete, no_swap, to_the_end
 from rl.sampling.scheduling import Draw
@@ -67,8 +67,8 @@ def sample(
         so_far: completions to go on with, whose prompts are taken as they are. Only the tokens behind these are
             returned, beside the whole texts; one that was over has none.
         stop_now: called once tokens were drawn: where it says so, completions stay as they are, over or not.
-        interface: of the environment that is acted on: a turn of each completion is drawn, and read as its action.
-            What was observed comes with ``so_far``; its tokens are returned before those that were drawn.
+        interface: of the environment that is acted on: a turn of each completion is drawn, whose text is returned, and
+            read as its action. What was observed comes with ``so_far``; its tokens are returned before those drawn.
 
     Raises:
         ValueError: prompt and completion could grow longer than the model's attention window or range of positions.
@@ -104,10 +104,11 @@ def sample(
         stop_now=stop_now,
     )
     starts, drawn_from = _lengths(None if so_far is None else so_far.tokens), _lengths(given)
-    rollouts = as_rollouts(policy, problems, prompts, drawn, config.stop, started, starts, drawn_from)
     if conversation is None:
-        return rollouts
-    return replace(rollouts, actions=_by_group(conversation.actions(drawn, so_far, drawn_from), samples))
+        return as_rollouts(policy, problems, prompts, drawn, config.stop, started, starts, drawn_from)
+    turns = turn_starts(len(drawn), so_far, drawn_from)
+    rollouts = as_rollouts(policy, problems, prompts, drawn, config.stop, started, starts, drawn_from, turns)
+    return replace(rollouts, actions=_by_group(conversation.actions(drawn, turns), samples))
 
 
 def as_rollouts(
@@ -119,12 +120,15 @@ def as_rollouts(
     started: float,
     starts: Sequence[int] | None = None,
     drawn_from: Sequence[int] | None = None,
+    said_from: Sequence[int] | None = None,
 ) -> Rollouts:
     """The record of [P * G] draws that were begun at ``started`` (`time.perf_counter`), with their texts; of the tokens
-    those from ``starts`` [P * G] on, of which those before ``drawn_from`` [P * G] are others' than the policy's."""
+    those from ``starts`` [P * G] on, of which those before ``drawn_from`` [P * G] are others' than the policy's. Texts
+    are of the tokens from ``said_from`` [P * G] on."""
     # an end token may be one that decoding would show
     said = [
-        draw.tokens[: len(draw.tokens) - any(t in policy.ends for t in draw.tokens[-1:])].tolist() for draw in drawn
+        draw.tokens[first : len(draw.tokens) - any(t in policy.ends for t in draw.tokens[-1:])].tolist()
+        for draw, first in zip(drawn, said_from or [0] * len(drawn), strict=True)
     ]
     texts = policy.tokenizer.batch_decode(said, **TO_THE_LETTER)
     if stop:

@@ -1,5 +1,6 @@
 """Whole runs in which the policy acts on an environment over several turns, whoever draws and whoever acts."""
 
+import json
 import os
 import signal
 from collections.abc import Mapping
@@ -64,6 +65,11 @@ def once(lab: Any) -> list[Mapping[str, Any]]:
     found = rows(run)
     assert any("trained" in row for row in found)
     assert {row["reason"] for row in found} == {"graded"}
+    for row in found:
+        messages = json.loads(row["messages"])
+        assert [each["role"] for each in messages[:3]] in (["assistant", "user", "assistant"], ["assistant", "user"])
+        assert messages[1]["content"] == f"{len(messages[0]['content'])} of 1"
+        assert row["completion"] == "\n".join(each["content"] for each in messages)
     return found
 
 

@@ -168,6 +168,11 @@ def test_what_was_said_and_observed_is_what_the_tokens_say(policy: Policy) -> No
             if at < len(tokens):
                 assert policy.tokenizer.decode(said) == "\n".join(outcome.observations) + "\n"
             said = []
+        of_policy = [message["content"] for message in episode.messages if message["role"] == "assistant"]
+        assert of_policy[: len(episode.turns)] == [action for action, _ in episode.turns]
+        assert "".join(of_policy[len(episode.turns) :]) == policy.tokenizer.decode(
+            tokens[at:], skip_special_tokens=True
+        )
         assert (np.array(logprobs)[~np.array(own)] == 0).all()
         assert ended == (at == len(tokens) and tokens[-1] in policy.ends and own[-1])
         counts.append(len(episode.turns))
@@ -177,9 +182,13 @@ def test_what_was_said_and_observed_is_what_the_tokens_say(policy: Policy) -> No
         assert all(outcome.observations == ("error: no blank first",) for outcome in refused)
     assert {1, 2, 3, 4} & set(counts) == set(counts)
     assert max(counts) >= 3
-    for rollouts in found[0].values():
+    for start, rollouts in found[0].items():
         assert [problem.prompt.endswith(f" say {problem.target}.") for problem in rollouts.problems] == [True, True]
         assert rollouts.actions == ()
+        episodes = found[1][start]
+        assert [text for row in rollouts.texts for text in row] == [
+            "\n".join(of["content"] for of in e.messages) for e in episodes
+        ]
 
 
 @pytest.mark.parametrize(("tokens", "workers"), [(1, 3), (3, 1)])
@@ -241,7 +250,7 @@ def test_calls_are_read_and_unreadable_ones_are_answered(policy: Policy) -> None
         return draw
 
     texts = ["guess(32)", "guess(", "so be it"]
-    actions = conversation.actions([*map(drawn, texts), drawn("guess(1)", ended=False)], None, None)
+    actions = conversation.actions([*map(drawn, texts), drawn("guess(1)", ended=False)], [0] * 4)
     assert of_json(actions[0]) == (Call("guess", {"number": 32}),)
     assert "stands in place" in actions[1] or "no JSON" in actions[1]
     assert actions[2:] == [as_json("so be it"), ""]
