@@ -1,5 +1,6 @@
 """One HTML file that says how a run went, whole in itself, and the picture of its reward as PNG beside it."""
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, Json
 
 from flows.options.plain_yaml import load_yaml
 from flows.planner.limits import limit_of_record
@@ -30,10 +31,19 @@ REPORT, PICTURE, LOSS, GRAPH = "report.html", "reward.png", "loss.png", "graph.p
 TEMPLATES = Path(__file__).parent / "templates"
 SAMPLED_STEPS, SAMPLES = 3, 6  # steps of which completions are shown, completions of each
 CUT = 1500  # characters of a text that are shown
+MESSAGES = 40  # of a conversation
+SPEAKERS = {"assistant": "policy", "user": "environment"}  # as they are called here
 
 
 class NothingToReport(ValueError):  # noqa: N818
     """A run has no step yet; one line says so."""
+
+
+class _Message(BaseModel):
+    """One of a conversation's."""
+
+    role: str
+    content: str
 
 
 class _Whole(BaseModel):
@@ -48,6 +58,7 @@ class _Whole(BaseModel):
     version: int
     tokens: int
     reward: float | None
+    messages: Json[list[_Message]] | None = None
 
 
 @dataclass(frozen=True)
@@ -215,11 +226,31 @@ def _varied(rows: Sequence[Row]) -> list[Row]:
 
 def _sample(row: Row) -> Mapping[str, Any]:
     texts = {name: _cut(str(row[name])) for name in ("prompt", "target", "completion")}
-    return {**row, **texts, "reason": _cut(str(row["reason"])).shown, "error": _cut(str(row.get("error", ""))).shown}
+    turns = _turns(json.loads(row.get("messages") or "[]"))
+    return {
+        **row,
+        **texts,
+        "turns": turns,
+        "reason": _cut(str(row["reason"])).shown,
+        "error": _cut(str(row.get("error", ""))).shown,
+    }
 
 
-def _cut(text: str) -> Text:
-    return Text(text[:CUT], max(0, len(text) - CUT))
+def _turns(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, Text]]:
+    """(who, what) of a conversation, which is cut as a whole; what is left out is counted behind the last one shown."""
+    shown: list[tuple[str, Text]] = []
+    left = CUT
+    for each in messages[:MESSAGES]:
+        if left > 0:
+            text = _cut(each["content"], left)
+            shown.append((SPEAKERS.get(each["role"], each["role"][:CUT]), text))
+            left -= len(text.shown)
+    lost = sum(len(each["content"]) for each in messages) - sum(len(text.shown) for _, text in shown)
+    return [*shown[:-1], (shown[-1][0], Text(shown[-1][1].shown, lost))] if shown else []
+
+
+def _cut(text: str, most: int = CUT) -> Text:
+    return Text(text[:most], max(0, len(text) - most))
 
 
 def _reasons(record: Record) -> list[tuple[str, float, float]]:

@@ -40,6 +40,9 @@ WHOLE = {
         {**WHOLE, "reward": "0.5"},
         {**WHOLE, "tokens": "5"},
         {**WHOLE, "group": 0.0},
+        {**WHOLE, "messages": "[1]"},
+        {**WHOLE, "messages": "{"},
+        {**WHOLE, "messages": "[" * 5000},
     ],
 )
 def test_damaged_completions_are_left_out_and_counted(tmp_path: Path, damaged: object) -> None:
@@ -50,6 +53,22 @@ def test_damaged_completions_are_left_out_and_counted(tmp_path: Path, damaged: o
     text = out.read_text()
     assert "1 of 2 completions are damaged and left out" in text
     assert "add 1 and 2" in text
+
+
+def test_a_conversation_is_shown_by_turns_and_cut_as_a_whole(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    MetricLog(run / METRICS).append(1, {"reward/mean": 0.5})
+    roles = ("assistant", "tool", "assistant", "user", "assistant")
+    said = ("guess(<32>)", "higher", "so be it", "go on", "x" * 1600)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    write_rollouts(str(run), 1, [{**WHOLE, "messages": json.dumps(messages)}])
+    text = write_report(str(run), read_record(str(run), run), tmp_path / "report.html").read_text()
+    assert '<span class="label">policy</span><pre>guess(&lt;32&gt;)</pre>' in text
+    assert '<span class="label">tool</span><pre class=quiet>higher</pre>' in text
+    assert '<span class="label">environment</span><pre class=quiet>go on</pre>' in text
+    shown = 1500 - len("".join(said[:-1]))
+    assert f'{"x" * shown}<span class="quiet"> … {1600 - shown:,} more characters</span>' in text
+    assert "1 + 2" not in text
 
 
 def reported(run: Path, **files: str) -> str:
