@@ -1,0 +1,158 @@
+"""Runs and evaluations of an environment: what is refused before anything starts, and what is chosen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.config import EvalConfig, TrainConfig
+from flows.options.reading import OptionError, read_config
+from flows.start.as_trained import asked_of_run
+from flows.start.defaults import with_defaults, with_eval_defaults
+from flows.start.edited import edited_judges, save_sources
+from rl.environments import opened
+from rl.environments.spec import EnvironmentSpecError
+from rl.model.tiny import build_model, build_tokenizer
+from tasks.problem_set import open_problems
+from tests.flows.commands.refusals import refused
+
+pytestmark = pytest.mark.usefixtures("home_folder")
+
+SAYS = """
+class Says:
+    turns = 3
+
+    def reset(self, target, **_):
+        self.target = int(target)
+
+    def say(self, number: int) -> str:
+        '''Say it.
+
+        Args:
+            number: it
+        '''
+        return "higher"
+"""
+
+
+@pytest.fixture
+def says(tmp_path: Path) -> str:
+    path = tmp_path / "says.py"
+    path.write_text(SAYS)
+    (tmp_path / "q.jsonl").write_text("".join(f'{{"prompt": "say {n}", "target": "{n}"}}\n' for n in range(20)))
+    return f"{path}:Says"
+
+
+def given(model: type[Any], **options: str) -> Any:
+    named = {key.replace("__", "."): value for key, value in options.items()}
+    return read_config(model, file=None, overrides=named, defaults=model is TrainConfig)
+
+
+def model_with(template: str, folder: Path) -> str:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    build_model(len(tokenizer), tokenizer.eos_token_id or 0, 0, seed=0).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"verifier": "math"}, "verifier.name: the environment guess gives the reward; leave one of them out"),
+        ({"policy__engine": "http://127.0.0.1:8000"}, "policy.engine: a server is asked for completions of one turn"),
+        ({"sampling__stop": "x"}, "sampling.stop: a turn ends by the model's own end token"),
+        ({"algorithm": "remax"}, "algorithm.name: remax has a greedy completion of one turn"),
+    ],
+)
+def test_what_is_of_one_turn_does_not_go_with_an_environment(options: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        given(TrainConfig, environment="guess", **options)
+
+
+def test_an_environment_of_ours_has_its_problems_and_others_are_refused(says: str) -> None:
+    assert given(TrainConfig, environment="guess").problems.path == "guess"
+    for environment, problems, said in (
+        ("guess", "hanoi", "are not those of the environment guess"),
+        (says, "arithmetic", "name its problems by --problems"),
+    ):
+        config = given(TrainConfig, environment=environment, problems=problems)
+        with pytest.raises(EnvironmentSpecError, match=said):
+            open_problems(config.sets, config.verifier, 0, 0, environment=config.environment)
+    config = given(TrainConfig, problems="guess")
+    with pytest.raises(EnvironmentSpecError, match="give --environment guess"):
+        open_problems(config.sets, config.verifier, 0, 0, environment=config.environment)
+
+
+def test_tokens_are_those_of_its_turns(says: str) -> None:
+    config, lines = with_defaults(given(TrainConfig, environment=says, problems="q.jsonl"))
+    assert config.sampling.max_tokens == 3 * 24
+    assert lines[1] == "sampling.max_tokens 72: for 3 turns of a policy of 0.9M parameters in the environment Says"
+    config, lines = with_eval_defaults(given(EvalConfig, environment="hanoi"), None)
+    assert config.sampling.max_tokens == 512  # 64 turns
+    assert lines == ["sampling.max_tokens 512: half of the 1024 that the model can attend to"]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ("class Says", "class Other", "environment says.py: no class 'Says' at its top level; it has Other"),
+        ("number: int", "number", "says.py: Says.say: its argument number has no type; write number: int, or what"),
+        ("int(target)", "target.lower().x", "says.py:6: AttributeError: 'str' object has no attribute 'x'"),
+        ("turns = 3", "turns = many", "environment says.py: Says.turns = many: write a whole number from 1 to 1000"),
+    ],
+)
+def test_an_environment_that_does_not_work_is_one_line_before_anything_starts(
+    says: str,
+    was: str,
+    now: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("flows.commands.train.in_workplace", lambda *_: pytest.fail("started"))
+    path = Path(says.partition(":")[0])
+    path.write_text(SAYS.replace(was, now))
+    line = refused(["train", "--environment", says, "--problems", str(path.parent / "q.jsonl")], capsys)
+    assert said in line
+    assert not opened._kept
+
+
+def test_a_model_whose_turns_cannot_be_gone_on_from_is_one_line_before_anything_starts(
+    says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flows.commands.train.in_workplace", lambda *_: pytest.fail("started"))
+    words = ["train", "--environment", says, "--problems", str(tmp_path / "q.jsonl"), "--policy"]
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    line = refused([*words, model_with(template, tmp_path / "model")], capsys)
+    assert line == "rlvf: the model's chat template puts no token of its own behind a turn, to go on from"
+
+
+def test_an_evaluation_of_a_run_is_of_its_environment_or_of_another(says: str, tmp_path: Path) -> None:
+    problems = str(tmp_path / "q.jsonl")
+    trained, _ = with_defaults(given(TrainConfig, environment=says, problems=problems, held_out="4"))
+    more = str(tmp_path / "more.jsonl")
+    Path(more).write_text('{"prompt": "say 99", "target": "99"}\n')
+    of_files = asked_of_run(given(EvalConfig, policy="mine", problems=more), "mine", trained)
+    assert of_files.problems.environment is not None
+    assert of_files.problems.judged_by == f"environment {says}"
+    assert [problem.prompt for problem in of_files.problems.held_out] == ["say 99"]
+    other = asked_of_run(given(EvalConfig, policy="mine", environment="guess"), "mine", trained)
+    assert other.problems.judged_by == "environment guess"
+    of_one_turn, _ = with_defaults(given(TrainConfig, problems=problems, verifier="math", held_out="4"))
+    played = asked_of_run(given(EvalConfig, policy="mine", environment="guess"), "mine", of_one_turn)
+    assert played.problems.judged_by == "environment guess"
+    with pytest.raises(ValueError, match=r"verifier\.name: the environment .* gives the reward"):
+        asked_of_run(given(EvalConfig, policy="mine", verifier="math"), "mine", trained)
+
+
+def test_an_environment_that_was_edited_since_is_said(says: str, tmp_path: Path) -> None:
+    def problems() -> Any:
+        config = given(TrainConfig, environment=says, problems=str(tmp_path / "q.jsonl"))
+        return open_problems(config.sets, config.verifier, 0, 0, environment=config.environment)
+
+    run = str(tmp_path / "run")
+    save_sources(run, problems())
+    assert edited_judges(run, problems()) == []
+    Path(says.partition(":")[0]).write_text(SAYS.replace("higher", "lower"))
+    assert edited_judges(run, problems()) == [f"environment {says}: edited since"]
