@@ -16,7 +16,7 @@ from rl.model.memory import (
     room_for,
     spare_bytes,
 )
-from rl.model.policy import Policy
+from rl.model.policy import LARGE, Policy
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Rollouts
 
@@ -120,8 +120,8 @@ class Accumulation:
         """Choose between blocks, which are for CUDA, and masks of whole rows, once; says it if blocks are refused."""
         if self.blocks is not None:
             return ""
-        if self._policy.device.type != "cuda":
-            self.blocks = False
+        if self._policy.device.type != "cuda" or self._policy.model.num_parameters() < LARGE:
+            self.blocks = False  # of a small model a kernel takes longer to compile than it ever saves
             return ""
         with room_for("a forward pass", self._policy.device):
             why = refusal(self._policy)
