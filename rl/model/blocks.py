@@ -144,7 +144,8 @@ def refusal(policy: Policy) -> str:
     segments = torch.full((1, length), -1, device=policy.device)
     for number, run in enumerate(runs):
         segments[0, run.start : run.end] = number
-    inputs = {"input_ids": segments.clamp(min=0), "position_ids": torch.arange(length, device=policy.device)[None]}
+    at = torch.arange(length, device=policy.device)[None] % 8  # positions that every model has
+    inputs = {"input_ids": segments.clamp(min=0) + at, "position_ids": at}
     try:
         with torch.no_grad(), policy.autocast():
             plain = hidden_states(policy.model, mask=dense_mask(segments), use_cache=False, **inputs)
