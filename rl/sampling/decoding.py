@@ -26,19 +26,14 @@ def scaled_logits(policy: Policy, hidden: Tensor, temperature: float) -> Tensor:
 def chosen(scores: Tensor, greedy: Tensor | bool, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """[B] tokens and their log-probs, by scores [B, V], which are used up: drawn by [B] uniform numbers, or, of rows
     that are `greedy` [B] or if all are, the most likely ones."""
-    if greedy is False and scores.device.type == "cpu":
-        top, likely = scores.amax(-1, keepdim=True), None  # faster there than to find where it is
-    else:
-        top, at = scores.max(-1, keepdim=True)
-        likely = at.squeeze(1)
+    on_cpu = scores.device.type == "cpu"  # which finds the largest number faster than where it is
+    top, at = (scores.amax(-1, keepdim=True), None) if on_cpu and greedy is False else scores.max(-1, keepdim=True)
     scores = scores.sub_(top)
     weights = scores.exp()
-    if greedy is True:
-        token = likely
-    else:
-        token = choose(weights, uniform, None if scores.device.type == "cpu" else likely)
-        if greedy is not False:
-            token = torch.where(greedy, likely, token)
+    likely = None if at is None else at.squeeze(1)
+    token = likely if likely is not None and greedy is True else choose(weights, uniform, None if on_cpu else likely)
+    if likely is not None and isinstance(greedy, Tensor):
+        token = torch.where(greedy, likely, token)
     return token, scores.gather(1, token[:, None]).squeeze(1) - weights.sum(-1).log()
 
 
