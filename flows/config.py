@@ -248,10 +248,12 @@ class TrainConfig(ConfigTree):
             "references": ("REFERENCE", "reference_logprobs", f"{name} has no reference without algorithm.kl"),
         }
         for option, (role, read, why) in workers.items():
-            # no call is placed there by its role, and one without any role may be
-            idle = all(set(self.placement.tags(call)) & (set(ROLES) - {role}) for call in self.placement.calls)
-            if getattr(self.cluster, option) and read not in needs and idle:
+            if getattr(self.cluster, option) and read not in needs and self.idle(role):
                 raise ValueError(f"cluster.{option}: {why}, so that they would have nothing to do; leave it out")
+
+    def idle(self, role: str) -> bool:
+        """Whether no call is placed on workers of that role: by its name, or as one without any role may be."""
+        return all(set(self.placement.tags(call)) & (set(ROLES) - {role}) for call in self.placement.calls)
 
     @model_validator(mode="after")
     def _parts(self) -> Self:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -123,16 +124,23 @@ def _probe(config: TrainConfig) -> list[str]:
     uris: list[str] = []
     failed: ProbeError | None = None
     wanted = list(probes(config, tags, name))
-    for number, probe in enumerate(wanted, 1):
-        say(f"probe {number} of {len(wanted)}, {probe.run}: {probe.steps} steps")
-        try:
-            uris.append(made(probe, lambda line: say(f"  {line}")))
-        except ProbeError as error:  # of these workers: others are planned with
-            say(f"{error}; it is left out")
-            failed = error
-    if failed is not None and not uris:
-        raise failed
-    say(f"the probes stay, for other questions: rlvf plan {' '.join(f'--run {shlex.quote(uri)}' for uri in uris)}")
+    took = ""
+    try:
+        for number, probe in enumerate(wanted, 1):
+            say(f"probe {number} of {len(wanted)}, {probe.run}: {probe.steps} steps{took}")
+            began = time.monotonic()
+            try:
+                uris.append(made(probe, lambda line: say(f"  {line}")))
+            except ProbeError as error:  # of these workers: others are planned with
+                say(f"{error}; it is left out")
+                failed = error
+            took = f"; the last one took {time.monotonic() - began:.0f} s"
+        if failed is not None and not uris:
+            raise failed
+    finally:  # stopped, too
+        if uris:
+            runs = " ".join(f"--run {shlex.quote(uri)}" for uri in uris)
+            say(f"the probes stay, for other questions: rlvf plan {runs}")
     return uris
 
 

@@ -41,7 +41,18 @@ def with_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     sampling, why = _sampling(config, config.policy.model)
     if (overlong := config.algorithm.overlong or 0) > sampling.limit:
         raise ValueError(f"algorithm.overlong {overlong}: give at most sampling.max_tokens, {sampling.limit}")
-    return config.model_copy(update={"sampling": sampling}), [*lines, *why]
+    return config.model_copy(update={"sampling": sampling}), [*lines, *why, *_idle(config)]
+
+
+def _idle(config: TrainConfig) -> list[str]:
+    """A line for the local workers of a role that no call is placed on."""
+    roles = {"critics": ("CRITIC", ("value", "train_critic")), "references": ("REFERENCE", ("reference",))}
+    return [
+        f"cluster.{option} {count}: no call is placed there, so that it does nothing; give "
+        + " ".join(f"--placement.{call} {role}" for call in calls)
+        for option, (role, calls) in roles.items()
+        if (count := getattr(config.cluster, option)) and config.idle(role)
+    ]
 
 
 def with_rate(config: F) -> tuple[F, list[str]]:

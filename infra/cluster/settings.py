@@ -25,6 +25,9 @@ DASK_SETTINGS = {
     "distributed.scheduler.no-workers-timeout": "60s",
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.worker-ttl": "60s",  # for a machine whose lid was closed
+    # its record of the last transitions, events and computations, which nobody here reads, is most of what it grows by
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.diagnostics.computations.max-history": 5,
 }
 
 DEVICE_PROCESSES = "RLVF_DEVICE_PROCESSES"  # in a worker's environment: how many of the machine's compute on its device

@@ -6,7 +6,7 @@
 A completion's token sees the prompt and its own completion up to itself, so its log-prob is the one that it would have
 alone behind the prompt, at a fraction of the work: the prompt is computed once instead of G times. But attention is
 computed between all positions of a row, so that long completions have rows of their own; where it is computed in blocks
-(`rl.model.blocks`), a row holds as many as fit.
+(`rl.model.blocks`), a row holds as many as fit, and all rows of a pass lie behind one another in a single one.
 
 Observations are seen and not predicted: of a completion only what the policy wrote counts among its tokens.
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from rl.model.blocks import WIDTH, block_mask, dense_mask
+from rl.model.blocks import FEWEST, WIDTH, Run, block_mask, dense_mask
 from rl.model.policy import Policy
 from rl.records import Rollouts
 
@@ -105,50 +105,59 @@ def microbatches(
     """Split rows into passes of rows of similar length whose padded area stays within ``microbatch_tokens`` (a longer
     single row goes alone)."""
     waiting: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row.length(rollouts), row.group, row.first)):
-        # the newest is the longest, so it sets the width
-        if waiting and (len(waiting) + 1) * padded(row.length(rollouts), blocks=blocks) > microbatch_tokens:
+    lengths: list[int] = []
+    by_length = sorted((row.length(rollouts), row.group, row.first, row) for row in rows)
+    for length, _, _, row in by_length:
+        if waiting and math.prod(shape_of([*lengths, length], blocks=blocks)) > microbatch_tokens:
             yield waiting
-            waiting = []
+            waiting, lengths = [], []
         waiting.append(row)
+        lengths.append(length)
     if waiting:
         yield waiting
 
 
-def padded(length: int, *, blocks: bool) -> int:
-    """The positions that rows of this length are padded to: whole blocks, or as many."""
-    return math.ceil(length / WIDTH) * WIDTH if blocks else length
+def shape_of(lengths: Sequence[int], *, blocks: bool) -> tuple[int, int]:
+    """R and L of rows of these lengths: padded to the longest, or behind one another and padded to whole blocks."""
+    if blocks:
+        return 1, max(FEWEST, math.ceil(sum(lengths) / WIDTH)) * WIDTH
+    return len(lengths), max(lengths)
 
 
 def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device, *, blocks: bool = False) -> Packed:
     """These rows, to be computed together, by attention in blocks where that is wanted."""
-    length = padded(max(row.length(rollouts) for row in rows), blocks=blocks)
+    shape = shape_of([row.length(rollouts) for row in rows], blocks=blocks)
     # padded with a token that is there: of another the model may have a vector that its gradient cannot pass, such as 0
-    tokens = np.full((len(rows), length), [[rollouts.prompts[row.group][0]] for row in rows], dtype=np.int64)
+    tokens = np.full(shape, rollouts.prompts[rows[0].group][0], dtype=np.int64)
     positions = np.zeros_like(tokens)
     segments = np.full_like(tokens, -1)  # 0 the prompt, 1.. the completions, -1 padding
+    runs: list[Run] = []
     where: list[tuple[int, int, int, int, int, int, int]] = []
-    for index, row in enumerate(rows):
+    start = 0
+    for number, row in enumerate(rows):
+        index, start = (0, start) if blocks else (number, 0)
         group, prompt = row.group, rollouts.prompts[row.group]
-        start = len(prompt)
-        tokens[index, :start] = prompt
-        positions[index, :start] = np.arange(start)
-        segments[index, :start] = 0
+        first, start = start, start + len(prompt)
+        tokens[index, first:start] = prompt
+        positions[index, first:start] = np.arange(len(prompt))
+        segments[index, first:start] = 0
+        runs.append(Run(first, start, own := len(runs)))
+        behind = start - 1  # the prompt's last position
         for sample in range(row.first, row.end):
             count = int(rollouts.lengths[group, sample])
             end = start + count
             tokens[index, start:end] = rollouts.tokens[group, sample, :count]
             positions[index, start:end] = len(prompt) + np.arange(count)
             segments[index, start:end] = sample + 1
+            runs.append(Run(start, end, own))
             for t in rollouts.trained[group, sample, :count].nonzero()[0].tolist():
-                predictor = start + t - 1 if t else len(prompt) - 1
+                predictor = start + t - 1 if t else behind
                 where.append((index, predictor, int(rollouts.tokens[group, sample, t]), group, sample, t, start + t))
             start = end
-    segment = torch.from_numpy(segments).to(device)
     named = torch.tensor(where, dtype=torch.int64, device=device).reshape(-1, 7)
     return Packed(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(positions).to(device),
-        block_mask(segment) if blocks else dense_mask(segment),
+        block_mask(runs, shape[1], device) if blocks else dense_mask(torch.from_numpy(segments).to(device)),
         *named.unbind(1),
     )

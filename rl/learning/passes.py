@@ -16,12 +16,13 @@ from rl.model.memory import (
     room_for,
     spare_bytes,
 )
-from rl.model.policy import Policy
+from rl.model.policy import LARGE, Policy
 from rl.optimizer_config import OptimizerConfig
 from rl.records import Rollouts
 
 PROBED = 128  # positions at most of a row that a pass is measured with
 BESIDE_ADAPTERS = 1e9  # bytes that a pass may keep beside adapters, however small the model is
+LONG = 1024  # positions of a sequence: for shorter ones, or a small model, blocks save less than their kernel takes
 FEW = 512  # positions: passes of fewer cost more than they save, unless there is no other way
 
 
@@ -56,7 +57,7 @@ class Accumulation:
     def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
         self.config = config
         self.passes: Passes | None = None  # chosen at the first update: sums of other passes are rounded otherwise
-        self.blocks: bool | None = None  # whether attention is computed in blocks; known from the first update on
+        self.blocks: bool | None = None  # whether attention is computed in blocks, once that is known
         self._policy = policy
         self._balance = balance(policy)
 
@@ -73,7 +74,9 @@ class Accumulation:
         Out of memory, it begins anew with smaller passes, which stay: the gradient was zero before. `standing` bytes
         are still to be taken by what stays, gradients and the optimizer's state. Raises NoRoomError.
         """
-        said = "; ".join(filter(None, (self._choose_attention(), self._choose(rollouts, groups, standing))))
+        said = "; ".join(
+            filter(None, (self._choose_attention(rollouts, groups), self._choose(rollouts, groups, standing)))
+        )
         while True:
             assert self.passes is not None
             try:
@@ -116,12 +119,15 @@ class Accumulation:
         # nobody is attended to in vain
         return rows_of(rollouts, groups, positions=max(1, passes.positions // WIDTH) * WIDTH)
 
-    def _choose_attention(self) -> str:
-        """Choose between blocks, which are for CUDA, and masks of whole rows, once; says it if blocks are refused."""
+    def _choose_attention(self, rollouts: Rollouts, groups: Sequence[int]) -> str:
+        """Choose between blocks, which are for CUDA, and masks of whole rows, once there is a long sequence; says it if
+        blocks are refused."""
         if self.blocks is not None:
             return ""
-        if self._policy.device.type != "cuda":
+        if self._policy.device.type != "cuda" or self._policy.model.num_parameters() < LARGE:
             self.blocks = False
+            return ""
+        if max(row.length(rollouts) for row in rows_of(rollouts, groups, positions=0)) < LONG:
             return ""
         with room_for("a forward pass", self._policy.device):
             why = refusal(self._policy)

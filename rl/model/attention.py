@@ -121,7 +121,8 @@ def joint(query: Tensor, key: Tensor, value: Tensor, shared: Shared) -> Tensor:
     if shared.own_bias is not None:
         to_own = to_own.add_(shared.own_bias)
     scores = torch.cat([shared.grid.scatter(to_prompt), to_own], -1)
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    # a GPU's kernel adds up in float32 and rounds once, as this does
+    weights = scores.softmax(-1) if scores.is_cuda else scores.softmax(-1, dtype=torch.float32).to(query.dtype)
     split = keys.shape[2]
     found = shared.grid.scatter(shared.grid.gather(weights[..., :split]) @ values)
     return found.add_(weights[..., split:] @ value)

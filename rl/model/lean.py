@@ -1,8 +1,8 @@
 """The decoder of Llama, Qwen2 and Qwen3 for one new token of each row, with fewer calls than transformers makes.
 
-A small model's step takes as long to call as to compute. So matrices that take the same input are one matrix here,
-queries and keys are normalised and rotated together, and sums are part of the products before them. The matrices are
-copies, which is why only small models are taken: `follow` makes them again after parameters were written to.
+A small model's step takes as long to call as to compute, and a GPU's as long to begin its kernels. So queries and keys
+are normalised and rotated together here, and sums are part of the products before them. Of a small model matrices that
+take the same input are one matrix: a copy, which `follow` makes again after parameters were written to.
 
 Legend: B rows, H hidden size, Q query heads, K heads of keys, D head size.
 """
@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qw
 from rl.model.attention import Shared, joint
 
 KINDS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-LARGEST = 2**26  # bytes of a model's parameters
+LARGEST = 2**26  # bytes of the parameters of a model whose matrices are copied
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Layer:
     """The parameters of a layer, those that take the same input together."""
 
     before_attention: Tensor  # [H]
-    projections: Tensor  # [(Q + 2 K) * D, H]
-    projections_bias: Tensor | None
+    projections: tuple[Tensor, ...]  # [(Q + 2 K) * D, H], or queries', keys' and values'
+    biases: tuple[Tensor | None, ...]
     head_norms: Tensor | None  # [Q + K, D]
-    output: Tensor  # [Q * D, H] transposed
+    output: Tensor  # [H, Q * D]
     before_mlp: Tensor  # [H]
-    gate_up: Tensor  # [2 I, H]
-    down: Tensor  # [I, H] transposed
+    gate_up: tuple[Tensor, ...]  # [2 I, H], or two of [I, H]
+    down: Tensor  # [H, I]
 
 
 class LeanDecoder:
@@ -45,14 +45,16 @@ class LeanDecoder:
         attention = self._decoder.layers[0].self_attn
         self._size, self._scaling = attention.head_dim, attention.scaling
         self._epsilon = config.rms_norm_eps
+        self._copies = _nbytes(model) <= LARGEST
         self._layers: list[Layer] = []
         self._made_of: object = None
         self.follow()
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Whether it is a small one of the kinds above, as transformers made it: without adapters, and of one type."""
-        if type(model) not in KINDS or sum(each.nbytes for each in model.parameters()) > LARGEST:
+        """Whether it is one of the kinds above, as transformers made it: without adapters, of one type, and small or on
+        a GPU."""
+        if type(model) not in KINDS or (model.device.type != "cuda" and _nbytes(model) > LARGEST):
             return False
         last, first = [], []
         for layer in model.get_decoder().layers:  # type: ignore[no-untyped-call]
@@ -78,7 +80,7 @@ class LeanDecoder:
     def _packed(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        biased = attention.q_proj.bias is not None
+        biases = None if attention.q_proj.bias is None else tuple(each.bias for each in projections)
         norms = None
         if hasattr(attention, "q_norm"):
             norms = torch.cat(
@@ -87,16 +89,20 @@ class LeanDecoder:
                     attention.k_norm.weight.expand(self._keys, -1),
                 ]
             )
+        weights = self._together(tuple(each.weight for each in projections))
         return Layer(
             layer.input_layernorm.weight,
-            torch.cat([each.weight for each in projections]),
-            torch.cat([each.bias for each in projections]) if biased else None,
+            weights,
+            (None,) * len(weights) if biases is None else self._together(biases),
             norms,
-            attention.o_proj.weight.t(),
+            attention.o_proj.weight,
             layer.post_attention_layernorm.weight,
-            torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            mlp.down_proj.weight.t(),
+            self._together((mlp.gate_proj.weight, mlp.up_proj.weight)),
+            mlp.down_proj.weight,
         )
+
+    def _together(self, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (torch.cat(parameters),) if self._copies else parameters
 
     def __call__(self, ids: Tensor, positions: Tensor, shared: Shared) -> Tensor:
         """[B, 1, H] last hidden states of tokens [B, 1] at these positions."""
@@ -107,18 +113,24 @@ class LeanDecoder:
         for number, layer in enumerate(self._layers):
             hidden = self._attention(number, layer, hidden, cos, sin, shared)
             states = F.rms_norm(hidden, hidden.shape[1:], layer.before_mlp, self._epsilon)
-            gate, up = F.linear(states, layer.gate_up).chunk(2, -1)
-            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down)
+            made = [F.linear(states, weight) for weight in layer.gate_up]
+            gate, up = made if len(made) > 1 else made[0].chunk(2, -1)
+            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.t())
         return F.rms_norm(hidden, hidden.shape[1:], self._decoder.norm.weight, self._epsilon)[:, None]
 
     def _attention(self, number: int, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor, shared: Shared) -> Tensor:
         rows, queries, keys, size = len(hidden), self._queries, self._keys, self._size
         states = F.rms_norm(hidden, hidden.shape[1:], layer.before_attention, self._epsilon)
-        heads = F.linear(states, layer.projections, layer.projections_bias).view(rows, queries + 2 * keys, size)
+        made = [F.linear(states, *given) for given in zip(layer.projections, layer.biases, strict=True)]
+        heads = (made[0] if len(made) == 1 else torch.cat(made, -1)).view(rows, queries + 2 * keys, size)
         both = heads[:, : queries + keys]
         if layer.head_norms is not None:
             both = F.rms_norm(both, (size,), None, self._epsilon) * layer.head_norms
         both = torch.addcmul(both * cos, both.roll(size // 2, -1), sin)
         own = shared.update(both[:, queries:, None], heads[:, queries + keys :, None], number)
         query = (both[:, :queries] * self._scaling).view(rows, keys, queries // keys, size)
-        return torch.addmm(hidden, joint(query, *own, shared).reshape(rows, -1), layer.output)
+        return torch.addmm(hidden, joint(query, *own, shared).reshape(rows, -1), layer.output.t())
+
+
+def _nbytes(model: PreTrainedModel) -> int:
+    return sum(each.nbytes for each in model.parameters())

@@ -133,7 +133,7 @@ def kept_bytes(policy: Policy, **inputs: Tensor) -> int:
         storage = tensor.untyped_storage()  # which has no address on the meta device
         if storage._cdata not in weights:
             kept[storage._cdata] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # what an operation made holds that operation, which would hold it for good
 
     with torch.enable_grad(), policy.autocast(), torch.autograd.graph.saved_tensors_hooks(keep, lambda same: same):
         hidden_states(policy.model, **inputs, use_cache=False)

@@ -1,14 +1,15 @@
 """Steps of a fixed shape, several at a time: what a GPU replays as one graph, without being told each kernel again.
 
 A stride gives each row up to STRIDE tokens before anybody looks which rows are over, so that nobody waits for the
-device at each token. Rows, prompts and positions are counted in powers of two: those that nobody uses are computed and
-dropped, as is what a row would draw behind its end.
+device at each token. Rows and prompts are counted in powers of two, positions more finely: those that
+nobody uses are computed and dropped, as is what a row would draw behind its end.
 
 Legend: B rows of a shape, M places (prompts), C rows of the place with most.
 """
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -73,15 +74,15 @@ class Program:
         self._runs = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def run(self, step: Callable[[Shape, Grid], None], pool: "_POOL_HANDLE | None") -> None:
-        """One step; as a graph, with memory of the pool, if there is one."""
+    def run(self, step: Callable[[Shape, Grid], None], pool: "_POOL_HANDLE | None", *, watched: bool = False) -> None:
+        """One step; as a graph, with memory of the pool, if there is one. ``watched``: it is known not to wait."""
         self._runs += 1
         if pool is None or self.waits:
             step(self.shape, self.grid)
         elif self._runs == 1:  # libraries take what they need
-            with Watch() as watch:
+            with nullcontext() if watched else Watch() as watch:
                 step(self.shape, self.grid)
-            self.waits = watch.found
+            self.waits = watch.found if watch else ""
         else:
             if self._graph is None:
                 self._graph = self._captured(step, pool)
@@ -109,6 +110,7 @@ class Strides:
         self._ended = torch.zeros(count, dtype=torch.bool, device=policy.device)
         self._greedy = torch.zeros(count, dtype=torch.bool, device=policy.device)
         self._programs: dict[Shape, Program] = {}
+        self._watched: set[tuple[bool, bool]] = set()  # whether some are drawn, and whether some are greedy
         # of all programs: nothing that one makes is needed by the next
         self._pool = torch.cuda.graph_pool_handle() if slots.graphs else None
 
@@ -143,7 +145,7 @@ class Strides:
             _rounded(len(draws), len(self._limits)),
             _rounded(len(schedule.places), len(rows.prompt_lengths)),
             _rounded(columns_of(schedule.place_of), len(self._limits)),
-            _rounded(max(FEWEST, positions), room),
+            _rounded(max(FEWEST, positions), room, finely=True),
             any(draw.noise is not None for draw in draws),
             any(draw.noise is None for draw in draws),
         )
@@ -152,7 +154,9 @@ class Strides:
         return self._programs[shape]
 
     def _run(self, program: Program) -> None:
-        program.run(self._step, self._pool)
+        kind = program.shape.drawn, program.shape.greedy
+        program.run(self._step, self._pool, watched=kind in self._watched)
+        self._watched.add(kind)
         if program.waits and self._pool is not None:
             logger.warning("decoding is no graph here, which takes longer: this model waits for %s", program.waits)
             self._pool, self._slots.graphs = None, False
@@ -185,9 +189,10 @@ class Strides:
         drawn += goes
 
 
-def _rounded(count: int, most: int) -> int:
-    """The next power of two, `most` at most."""
-    return min(most, 1 << (count - 1).bit_length())
+def _rounded(count: int, most: int, *, finely: bool = False) -> int:
+    """The next power of two, or three quarters of it, `most` at most."""
+    power = 1 << (count - 1).bit_length()
+    return min(most, 3 * power // 4 if finely and count <= 3 * power // 4 else power)
 
 
 def _set(kept: Tensor, values: Sequence[int]) -> None:

@@ -1,8 +1,9 @@
 """The table of docs/models.md: small random models of the architectures that people train, each driven or refused.
 
-python -m tests.bench.parity            prints it
+python -m tests.bench.parity [--device cuda]    prints it
 """
 
+import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,16 +28,16 @@ class Finding:
     line: str  # why it was refused
 
 
-def findings(chosen: tuple[Architecture, ...] = ARCHITECTURES) -> Iterator[Finding]:
+def findings(chosen: tuple[Architecture, ...] = ARCHITECTURES, device: str = "cpu") -> Iterator[Finding]:
     """Each saved, loaded as a run would load it, and measured."""
-    tokenizer = build_tokenizer()
+    tokenizer, config = build_tokenizer(), PolicyConfig.model_validate({"device": device})
     for architecture in chosen:
         with tempfile.TemporaryDirectory() as folder:
             model = build(architecture, len(tokenizer))
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             try:
-                policy = load_policy(folder, PolicyConfig(device="cpu"), master=True)
+                policy = load_policy(folder, config, master=True)
             except UnknownModelError as error:
                 yield Finding(architecture.name, type(model).__name__, None, str(error).partition(": ")[2])
             else:
@@ -53,6 +54,9 @@ def table(found: Sequence[Finding]) -> list[str]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    print(*table(list(findings())), sep="\n")
+    print(*table(list(findings(device=given.device))), sep="\n")

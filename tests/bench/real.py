@@ -1,11 +1,12 @@
 """`rlvf train` of a model of real size, whole and by LoRA: seconds of a step, and the peak memory of each process.
 
-    python tests/bench/real.py --problems gsm8k_train.jsonl [--layers 24] [--steps 3] [--tokens 256]
+    python tests/bench/real.py --problems gsm8k_train.jsonl [--shape 0.6B] [--steps 3] [--tokens 256] [-- OPTIONS]
 
-The model has random weights: a Qwen3 of 153M parameters (hidden 512, 24 layers) with Qwen3's vocabulary of 151,936, and
-a byte-level BPE tokenizer trained on the file's questions and answers. Its completions are noise, which gsm8k would
-judge alike; the reward is the share of letters among their characters. One generator and one trainer, 4 prompts x 8
-completions a step; Linux, whose kernel keeps each process's peak. One JSON object on stdout.
+The model has random weights: a Qwen3 of 153M parameters (hidden 512, 24 layers), or of the shape of Qwen3-0.6B, with
+Qwen3's vocabulary of 151,936, and a byte-level BPE tokenizer trained on the file's questions and answers. Its
+completions are noise, which gsm8k would judge alike; the reward is the share of letters among their characters. One
+generator and one trainer, 4 prompts x 8 completions a step; OPTIONS go to `rlvf train`. Linux, whose kernel keeps each
+process's peak. One JSON object on stdout.
 """
 
 import argparse
@@ -34,10 +35,16 @@ REWARD = """
 def reward(problem, completion):
     return sum(map(str.isalpha, completion)) / max(1, len(completion))
 """
+SHAPES: dict[str, dict[str, int]] = {
+    "150M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 24, "head_dim": 64}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4},
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "head_dim": 128}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8},
+}
 METHODS = {"full": [], "lora": ["--policy.lora.rank", "16"]}
 
 
-def build(folder: Path, problems: Path, layers: int) -> int:
+def build(folder: Path, problems: Path, shape: dict[str, int]) -> int:
     """Write the model into the folder; returns its parameters."""
     rows = [json.loads(line) for line in problems.read_text().splitlines()]
     bpe = Tokenizer(models.BPE())
@@ -56,12 +63,7 @@ def build(folder: Path, problems: Path, layers: int) -> int:
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=VOCABULARY,
-            hidden_size=512,
-            intermediate_size=1536,
-            num_hidden_layers=layers,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            head_dim=64,
+            **shape,
             tie_word_embeddings=True,
             max_position_embeddings=4096,
             eos_token_id=tokenizer.eos_token_id,
@@ -110,7 +112,7 @@ def measure(method: str, folder: Path, given: argparse.Namespace) -> dict[str, A
         "cluster.threads": 1,
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [str(Path(sys.executable).with_name("rlvf")), "train", "--json", *words, *METHODS[method]]
+    command = [str(Path(sys.executable).with_name("rlvf")), "train", "--json", *words, *METHODS[method], *given.options]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     root, most = psutil.Process(child.pid), dict[str, float]()
     while child.poll() is None:
@@ -135,16 +137,19 @@ def measure(method: str, folder: Path, given: argparse.Namespace) -> dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=Path, required=True, help="JSON Lines: question, answer")
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--shape", choices=SHAPES, default="150M")
+    parser.add_argument("--layers", type=int, help="in place of the shape's")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="new tokens of a completion")
     parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)}")
+    parser.add_argument("options", nargs="*", help="of rlvf train, behind --")
     given = parser.parse_args()
     given.problems = given.problems.resolve()
+    shape = SHAPES[given.shape] | ({"num_hidden_layers": given.layers} if given.layers else {})
     runs = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        parameters = build(folder / "model", given.problems, given.layers)
+        parameters = build(folder / "model", given.problems, shape)
         for method in given.methods.split(","):
             runs.append(measure(method, folder, given))
             print(runs[-1], file=sys.stderr, flush=True)

@@ -12,6 +12,9 @@ import yaml
 from PIL import Image
 
 from flows.cli import main
+from flows.commands import plan
+from flows.config import TrainConfig
+from flows.planner import probe
 from flows.planner.applied import apply_to_file
 from flows.planner.drawing import Drawing, Node, mermaid
 from flows.report.html import write_report
@@ -137,6 +140,27 @@ def test_a_plan_is_applied_to_the_run_or_to_a_file(said: Said, run: Path, tmp_pa
         "steps": 7,
         "placement": {"verify": ["CPU"], "generate": ["worker:fast"]},
     }
+
+
+def test_probes_that_are_stopped_leave_those_that_were_made(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = iter(["runs/probe-1-one", KeyboardInterrupt()])
+
+    def make(*_: object) -> str:
+        if isinstance(run := next(runs), BaseException):
+            raise run
+        return run
+
+    everything = frozenset({"GENERATOR", "TRAINER", "VERIFIER", "CPU"})
+    monkeypatch.setattr(probe, "tags_of_workers", lambda _: {"one": everything, "two": everything})
+    monkeypatch.setattr(probe, "made", make)
+    with pytest.raises(KeyboardInterrupt):
+        plan._probe(TrainConfig())
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("rlvf: probe 1 of 2")
+    assert lines[1].endswith("steps; the last one took 0 s")
+    assert lines[2] == "rlvf: the probes stay, for other questions: rlvf plan --run runs/probe-1-one"
 
 
 @pytest.mark.slow

@@ -149,3 +149,16 @@ def test_a_clip_around_a_policy_of_several_versions_ago_is_warned_of(name: str) 
     assert notes_on_staleness(8, AlgorithmSpec(name=name, proximal="recomputed")) == []
     if name != "m2po":
         assert notes_on_staleness(8, AlgorithmSpec.model_validate({"name": name, "correction": {"kind": "mask"}})) == []
+
+
+def test_workers_that_no_call_is_placed_on_are_said_and_how_they_get_one() -> None:
+    ppo = {"algorithm": "ppo", "algorithm__kl": "0.01", "cluster__critics": "1", "cluster__references": "1"}
+    _, lines = with_defaults(asked(**ppo))
+    assert [line for line in lines if line.startswith("cluster.")] == [
+        "cluster.critics 1: no call is placed there, so that it does nothing; give --placement.value CRITIC "
+        "--placement.train_critic CRITIC",
+        "cluster.references 1: no call is placed there, so that it does nothing; give --placement.reference REFERENCE",
+    ]
+    placed = {"placement__value": "CRITIC", "placement__train_critic": "CRITIC", "placement__reference": "REFERENCE"}
+    _, lines = with_defaults(asked(**ppo, **placed))
+    assert not any(line.startswith("cluster.") for line in lines)

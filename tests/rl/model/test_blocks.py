@@ -11,26 +11,42 @@ from rl.learning import update as update_module
 from rl.learning.learner import Learner
 from rl.learning.packing import Packed, microbatches, pack, rows_of
 from rl.model import blocks
-from rl.model.blocks import WIDTH, block_mask, dense_mask, in_blocks, refusal
+from rl.model.blocks import WIDTH, Run, block_mask, dense_mask, in_blocks, refusal
 from rl.model.head import hidden_states
 from rl.model.policy import Policy
 from rl.records import Batch, Rollouts
 from tests.rl.updates import PLAIN, Make, gradient_of
 
-LONG = [[0] * 100 + [1] * 60 + [2] * 90 + [-1] * 6, [0] * 3 + [5] * 253]  # segments of rows of two blocks
+RUNS = [Run(0, 300, 0), Run(300, 310, 0), Run(310, 700, 0), Run(700, 705, 3), Run(705, 705, 3), Run(705, 990, 3)]
+LENGTH = 1024  # of their row: two prompts, each with its completions behind it, one of which is empty
 
 
-def test_both_masks_say_the_same() -> None:
-    segments = torch.tensor(LONG)
-    mask = block_mask(segments)
-    dense = dense_mask(segments)
-    assert torch.equal(create_mask(mask.mask_mod, 2, 1, 256, 256, device="cpu"), dense)
-    computed = mask.to_dense()  # [R, 1, blocks, blocks]
-    for row in range(2):
-        for at in range(2):
-            for key_at in range(2):
-                seen = dense[row, 0, at * WIDTH : (at + 1) * WIDTH, key_at * WIDTH : (key_at + 1) * WIDTH]
-                assert bool(computed[row, 0, at, key_at]) == bool(seen.any())
+def test_a_position_sees_its_own_run_up_to_itself_and_its_prompt() -> None:
+    seen = torch.eye(LENGTH, dtype=torch.bool)
+    for run in RUNS:
+        for at in range(run.start, run.end):
+            seen[at, run.start : at + 1] = True
+            if RUNS[run.prompt] is not run:
+                seen[at, RUNS[run.prompt].start : RUNS[run.prompt].end] = True
+    mask = block_mask(RUNS, LENGTH, torch.device("cpu"))
+    assert torch.equal(create_mask(mask.mask_mod, 1, 1, LENGTH, LENGTH, device="cpu")[0, 0], seen)
+    whole = {
+        (at, int(key_at))
+        for at, count in enumerate(mask.full_kv_num_blocks[0, 0])  # type: ignore[index]
+        for key_at in mask.full_kv_indices[0, 0, at, :count]  # type: ignore[index]
+    }
+    computed = mask.to_dense()[0, 0]
+    assert len(whole) > 3
+    for at in range(LENGTH // WIDTH):
+        for key_at in range(LENGTH // WIDTH):
+            block = seen[at * WIDTH : (at + 1) * WIDTH, key_at * WIDTH : (key_at + 1) * WIDTH]
+            assert bool(computed[at, key_at]) == bool(block.any()), "exactly those in which anybody sees anything"
+            assert (at, key_at) not in whole or bool(block.all())
+
+
+def test_a_row_of_no_whole_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="1000 positions are no whole blocks of 128"):
+        block_mask(RUNS, 1000, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("flex_backward")
@@ -51,21 +67,22 @@ def test_an_update_in_blocks_is_the_update(
     scores = update_module.token_scores
 
     def watched(policy: Policy, packed: Packed, *given: object, **more: object) -> object:
-        rows.append(len(packed.tokens))
+        rows.append(len({*packed.group.tolist()}))
+        assert len(packed.tokens) == 1
         assert packed.tokens.shape[1] % WIDTH == 0
         return scores(policy, packed, *given, **more)
 
     expected = gradient_of(whole, batch)
     monkeypatch.setattr(update_module, "token_scores", watched)
     found = gradient_of(in_parts, batch)
-    assert sum(rows) == whole.learned.groups  # all completions of a group share a row
+    assert sum(rows) == whole.learned.groups  # all completions of a group in one pass
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm() + 1e-7
     assert in_parts.learned.metrics["loss/policy"] == pytest.approx(whole.learned.metrics["loss/policy"], abs=1e-6)
 
 
 def test_a_pass_in_blocks_stays_within_what_it_was_given(make_rollouts: Callable[..., Rollouts]) -> None:
-    rollouts = make_rollouts([[1, 2]] * 64, [[[3] * 7, [4] * 7]] * 64)  # of 16 positions, padded to a block
+    rollouts = make_rollouts([[1, 2]] * 64, [[[3] * 7, [4] * 7]] * 64)  # of 16 positions
     rows = rows_of(rollouts, range(64))
     for whole in (False, True):
         passes_of = list(microbatches(rollouts, rows, 1024, blocks=whole))
@@ -101,12 +118,12 @@ def test_attention_of_another_kind_is_refused(make_policy: Make) -> None:
 def test_what_computes_something_else_is_refused(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy()
     assert refusal(policy) == ""
-    monkeypatch.setattr(blocks, "block_mask", lambda segments: block_mask(torch.zeros_like(segments)))
+    monkeypatch.setattr(blocks, "block_mask", lambda _, *where: block_mask([Run(0, 200, 0)], *where))
     assert "apart" in refusal(policy)
 
 
 def test_a_device_without_memory_is_no_such_model(make_policy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: object) -> None:
+    def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(blocks, "block_mask", full)
@@ -119,6 +136,7 @@ def test_inside_another_mask_is_an_error_and_outside_the_model_is_as_before(make
     segments = torch.tensor([[0, 0, 1, 2]])
     inputs = {"input_ids": segments, "position_ids": torch.arange(4)[None], "use_cache": False}
     before = hidden_states(policy.model, mask=dense_mask(segments), **inputs)
-    with in_blocks(policy.model, block_mask(segments)), pytest.raises(TypeError, match="masks of its own"):
+    by_blocks = block_mask([Run(0, 2, 0)], 2 * WIDTH, policy.device)
+    with in_blocks(policy.model, by_blocks), pytest.raises(TypeError, match="masks of its own"):
         hidden_states(policy.model, mask=dense_mask(segments), **inputs)
     assert torch.equal(hidden_states(policy.model, mask=dense_mask(segments), **inputs), before)

@@ -74,6 +74,15 @@ def differ(one: list[Draw], other: list[Draw]) -> float:
     return max(float(abs(a.logprobs - b.logprobs).max()) for a, b in zip(one, other, strict=True))
 
 
+@pytest.fixture(params=["copied", "its own"])
+def matrices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the decoder: together, as a small model's are, or as they are, as a large one's are on a GPU."""
+    if request.param == "its own":
+        monkeypatch.setattr(lean, "LARGEST", 0)
+        monkeypatch.setattr(LeanDecoder, "takes", lambda _: True)
+
+
+@pytest.mark.usefixtures("matrices")
 @pytest.mark.parametrize("name", KINDS)
 def test_it_draws_what_transformers_decoder_draws(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
     policy = made(name, tokenizer)
@@ -84,6 +93,7 @@ def test_it_draws_what_transformers_decoder_draws(name: str, tokenizer: PreTrain
     assert differ(found, drawn(policy, slots)) < 1e-5
 
 
+@pytest.mark.usefixtures("matrices")
 @pytest.mark.parametrize("how", ["loaded", "replaced", "one written to"])
 def test_weights_that_change_are_followed_at_once(how: str, tokenizer: PreTrainedTokenizerBase) -> None:
     policy = made("qwen3", tokenizer)
@@ -141,7 +151,7 @@ def test_a_decoder_whose_attention_is_wrong_is_not_taken(
     assert Slots(policy).lean is None
 
 
-def test_only_small_models_of_the_very_kinds_are_taken(
+def test_on_a_cpu_only_small_models_of_the_very_kinds_are_taken(
     build_small: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert LeanDecoder.takes(build_small("qwen3"))

@@ -2,8 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from rl.model.memory import kept_of_row
+from rl.model.policy import Policy
 
 TENSORS = """
 import sys
@@ -32,3 +38,15 @@ def test_freed_tensors_go_back_to_the_system_between_those_that_stay() -> None:
         for given in ("False", "True")
     ]
     assert held[0] - held[1] > 150, held
+
+
+def test_what_was_measured_of_a_pass_is_freed(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    held: list[StorageWeakRef] = []
+    for module in policy.model.modules():
+        module.register_forward_hook(
+            lambda _, __, made: held.append(StorageWeakRef(made.untyped_storage())) if torch.is_tensor(made) else None
+        )
+    assert kept_of_row(policy, 64) > 0
+    assert len(held) > 10
+    assert all(each.expired() for each in held)
