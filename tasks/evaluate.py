@@ -13,6 +13,7 @@ from infra.cluster.dispatch import Dispatch
 from infra.security.printable import printable
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
+from rl.environments.sessions import OPEN
 from rl.environments.spec import EnvironmentSpec
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Problem, Rollouts
@@ -166,14 +167,31 @@ def _played(
     mend: Mend,
     batch: BatchConfig,
 ) -> Judgement:
-    """The same of episodes."""
-    asked, size = problems.held_out, _size(generator, batch)
-    starts = range(0, len(asked), size)
+    """The same of episodes, of as many at a time as verifiers keep open: others would be made again at each turn."""
+    asked, size, verifiers = problems.held_out, _size(generator, batch), len(dispatch.offers("verify"))
+    groups = range(len(asked))
+    leases = [Lease(groups[at : at + size], asked[at : at + size]) for at in groups[::size]]
+    some = max(1, OPEN * verifiers // (size * generator.samples))
     played = Episodes(dispatch, environment, f"{generator.seed}.{'greedy' * generator.greedy}", generator.samples)
-    leases = played.begin([Lease(range(at, at + len(asked[at : at + size])), asked[at : at + size]) for at in starts])
-    versions = range(version.step, version.step + 1)
-    slices = Slices(replace(generator, slice_seconds=None), 0, leases, versions, None, lambda _: version)
     mending = Mending(mend)
+    found = [
+        _played_at_once(dispatch, generator, version, played, leases[at : at + some], mending)
+        for at in range(0, len(leases), some)
+    ]
+    return _unless_broken(Judgement.join(found))
+
+
+def _played_at_once(
+    dispatch: Dispatch,
+    generator: Generator,
+    version: PolicyVersion,
+    played: Episodes,
+    leases: Sequence[Lease],
+    mending: Mending,
+) -> Judgement:
+    versions = range(version.step, version.step + 1)
+    begun = played.begin(leases)
+    slices = Slices(replace(generator, slice_seconds=None), 0, begun, versions, None, lambda _: version)
 
     def made(indices: Iterable[int], order: tuple[int, ...]) -> Iterator[int]:
         calls = leased(
@@ -189,11 +207,11 @@ def _played(
         )
         return (index for index, _ in calls)
 
-    found: dict[int, Judgement] = {}
-    for lease, _, _ in in_turns(slices, played, made):
-        episodes = played.of(lease)
-        found[lease.groups.start] = judged_episodes(dispatch, environment, episodes, generator.samples)
-    return _unless_broken(Judgement.join([found[start] for start in starts]))
+    found = {
+        lease.groups.start: judged_episodes(dispatch, played.spec, played.of(lease), generator.samples)
+        for lease, _, _ in in_turns(slices, played, made)
+    }
+    return Judgement.join([found[start] for start in sorted(found)])
 
 
 def _unless_broken(everything: Judgement) -> Judgement:

@@ -28,6 +28,7 @@ from rl.verifiers.verdicts import failed
 
 HOSTS = 8  # sandboxes of several episodes
 ROOM = 32  # episodes in one of these
+OPEN = HOSTS * ROOM  # episodes whose processes are kept
 ALONE = 4  # sandboxes of one that is alone, beside those in use
 SHOWN = 80  # characters of an observation in a message
 

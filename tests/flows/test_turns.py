@@ -128,9 +128,10 @@ def test_a_run_that_was_stopped_between_steps_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-def test_a_run_and_a_model_are_evaluated_on_an_environment(lab: Any) -> None:
+def test_a_run_and_a_model_are_evaluated_on_an_environment(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Path(lab.train(**options(lab, held_out="6")).run)
     own = lab.metrics(run, "eval/reward")[2], lab.metrics(run, "eval/reward_sampled")[2]
+    monkeypatch.setattr("tasks.evaluate.OPEN", 8)  # two problems at a time
     found = lab.evaluate(policy=str(run), sampling__max_tokens="36")
     assert found.problems == 6
     assert (found.reward, found.reward_sampled) == pytest.approx(own, abs=1e-6)

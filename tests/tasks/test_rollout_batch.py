@@ -3,9 +3,11 @@
 import numpy as np
 
 from infra.runs.rollouts import read_rollouts, write_rollouts
+from rl.environments.episode import Episode, Outcome
+from rl.environments.turn import Call
 from rl.judging import Judgement
 from rl.records import Batch, Problem, Rollouts
-from tasks.rollout_batch import RolloutBatch, runs, swapped
+from tasks.rollout_batch import RolloutBatch, episode_figures, runs, swapped
 
 FLAGS = [[True, True, False, True], [True], [False, True, False], [True] * 3]
 VERSIONS = [[3, 3, 0, 4], [3], [9, 4, 9], [3, 3, 3]]
@@ -44,3 +46,29 @@ def test_runs() -> None:
     assert runs(np.array([True, True, False, True])) == "0:2 3:4"
     assert runs(np.array([False, False])) == ""
     assert runs(np.array([True])) == "0:1"
+
+
+def test_rewards_of_turns_are_means_over_the_episodes_that_have_them() -> None:
+    def played(*rewards: float) -> Episode:
+        episode = Episode("k", Problem("", "", "t:0"), "s", Outcome())
+        for reward in rewards:
+            episode = episode.after((Call("f", {}), Call("g", {})), Outcome(("a", "b"), reward, refused=1, seconds=0.5))
+        return episode
+
+    figures = episode_figures([played(1, 0.5), played(0)])
+    assert figures["reward/turn/1"] == 0.5
+    assert figures["reward/turn/2"] == 0.5
+    assert "reward/turn/3" not in figures
+    assert {name: figures[name] for name in ("turns/mean", "tools/calls", "tools/errors", "tools/seconds")} == {
+        "turns/mean": 1.5, "tools/calls": 3, "tools/errors": 0.5, "tools/seconds": 0.5,
+    }  # fmt: skip
+    assert not any(name.startswith("reward/turn") for name in episode_figures([played(0, 0), played(0)]))
+    assert episode_figures([]) == {}
+
+
+def test_a_conversation_is_what_was_said_and_observed() -> None:
+    episode = Episode("k", Problem("", "", "t:0")).saying("f()").after((Call("f", {}),), Outcome(("a", "b")))
+    episode = episode.saying("so").after("so", Outcome(("c",))).saying("and th")
+    assert [(of["role"], of["content"]) for of in episode.messages] == [
+        ("assistant", "f()"), ("tool", "a"), ("tool", "b"), ("assistant", "so"), ("user", "c"), ("assistant", "and th"),
+    ]  # fmt: skip
