@@ -5,6 +5,9 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+STATE = {"AdamW": 8, "Muon": 4, "AdamW8bit": 2}  # bytes that a parameter's has, by the optimizer's class
+LEARNT = 8  # bytes of a parameter in training, and of its gradient
+
 
 class OptimizerConfig(BaseModel):
     """A linear warm-up of the learning rate, and gradient clipping."""
@@ -53,6 +56,13 @@ class OptimizerConfig(BaseModel):
         """Raise ValueError where this process lacks the package that it needs."""
         if self.state == "8bit" and importlib.util.find_spec("bitsandbytes") is None:
             raise ValueError("optimizer.state 8bit: needs bitsandbytes; pip install bitsandbytes")
+
+    @property
+    def training_bytes(self) -> int:
+        """Bytes of a parameter in training, with its gradient and its state: at least, where hidden matrices have an
+        optimizer of their own, and embeddings and head AdamW's 16."""
+        hidden = "Muon" if self.name == "muon" else "AdamW8bit" if self.state == "8bit" else "AdamW"
+        return LEARNT + STATE[hidden]
 
     @property
     def rate(self) -> float:

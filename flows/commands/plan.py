@@ -70,7 +70,7 @@ def _run(given: argparse.Namespace) -> None:
     uris = _probe(config) if given.probe else named
     records = [read_record(uri, local_folder(uri, rlvf_home())) for uri in uris]
     steps = [measured_step(record, uri) for record, uri in zip(records, uris, strict=True)]
-    found = _proposal(config, records, steps, given.most_stale, probed=given.probe)
+    found = _proposal(config, uris[0], records, steps, given.most_stale, probed=given.probe)
     changes = settings(found.changes)
     where = None
     if given.apply and changes:
@@ -92,7 +92,13 @@ def _applied(uri: str, changes: Mapping[str, object]) -> str:
 
 
 def _proposal(
-    config: TrainConfig, records: list[Record], steps: list[MeasuredStep], most: int | None, *, probed: bool
+    config: TrainConfig,
+    uri: str,
+    records: list[Record],
+    steps: list[MeasuredStep],
+    most: int | None,
+    *,
+    probed: bool,
 ) -> Proposal:
     made = {call for step in steps for call in step.calls}
     graph = graph_of_config(config.algorithm, made)
@@ -104,7 +110,7 @@ def _proposal(
         calls,
         config,
         steps[0],
-        size=sizes(graph, records[0], config),
+        size=sizes(graph, records[0], config, uri),
         memory=room,
         others=steps[1:],
         staleness=staleness,

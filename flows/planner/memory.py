@@ -4,36 +4,47 @@ from collections.abc import Mapping
 
 from flows.config import TrainConfig
 from infra.runs.record import Record
+from infra.weights.version import newest_manifest
 from rl.graph import Graph
 from rl.kl_config import START
 
-TRAINING = 8  # bytes in training per byte of weights in 16 bits: float32 weights, gradients and two moments of Adam
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes of a number
+NARROWEST = 2  # of a model that computes: what is published in int8 is widened
 
 
-def sizes(graph: Graph, record: Record, config: TrainConfig) -> dict[str, float]:
-    """Bytes by what is held (`Work.holds`), of the models whose size a run tells.
+def sizes(graph: Graph, record: Record, config: TrainConfig, uri: str) -> dict[str, float]:
+    """Bytes by what is held (`Work.holds`), of the models whose size the run at ``uri`` tells.
 
-    The policy's versions have the parameters that it trains whole, at times; adapters stand on a frozen model of the
-    same type. A critic is trained whole, and a reference that is a version of the run is as large as the policy. Left
-    out are a reference that is another model, a reward model, everything where no version was published as a difference
-    yet, and where an older run has not told how many parameters its adapters stand on.
+    Numbers of parameters are those that the run has noted, else follow from its newest version. The policy is trained
+    whole, or adapters on a frozen model. A critic is trained whole, and a reference that is a version of the run is as
+    large as the policy. Left out are a reference that is another model, a reward model, everything where no version was
+    published yet, and where an older run has not told how many parameters its adapters stand on.
+
+    Raises:
+        StoreError: the newest version does not say what it is.
     """
-    bytes_, ratios = record.curve("sync/bytes"), record.curve("sync/ratio")
-    trained = max((moved * ratios.get(step, 1.0) for step, moved in bytes_.items()), default=0.0)
+    newest = newest_manifest(uri)
     adapters = config.policy.lora.rank > 0
-    count, every = record.about.get("parameters", (0, 0)) if adapters else (1, 1)
-    if not trained or not count:
+    count, every = record.about.get("parameters", (0, 0))
+    if newest is None or newest.dtype not in WIDTHS:
         return {}
-    frozen = trained * (every - count) / count
-    whole = frozen if adapters else trained
+    if not adapters and not count:
+        count = every = newest.bytes // WIDTHS[newest.dtype]
+    if not count:
+        return {}
+    chosen, base = config.policy.dtype, config.policy.lora.base
+    width = max(NARROWEST, WIDTHS[newest.dtype]) if chosen == "auto" else WIDTHS[chosen]
+    frozen = every - count
+    whole = frozen if adapters else count
+    training = config.optimizer.training_bytes
     held = {
-        "actor": frozen + trained,
-        "actor in training": frozen + TRAINING * trained,
-        "critic": whole,
-        "critic in training": TRAINING * whole,
+        "actor": width * every,
+        "actor in training": (width if base == "auto" else WIDTHS[base]) * frozen + training * count,
+        "critic": width * whole,
+        "critic in training": training * whole,
     }
     if config.algorithm.kl.reference == START:
-        held["reference"] = frozen + trained
+        held["reference"] = width * every
     return {name: size for name, size in held.items() if name.removesuffix(" in training") in graph.models}
 
 

@@ -138,6 +138,14 @@ def newest_version(run_uri: str) -> PolicyVersion | None:
     return published_version(weights_uri(run_uri, steps[-1])) if steps else None
 
 
+def newest_manifest(run_uri: str) -> VersionManifest | None:
+    """What the newest published version of a run says of its weights; raises NotThere and Torn."""
+    if not (steps := published(run_uri)):
+        return None
+    uri = weights_uri(run_uri, steps[-1])
+    return version_manifest(uri, store.read_manifest(uri))
+
+
 def published_version(uri: str) -> PolicyVersion:
     """The version stored at ``uri``; raises NotThere and Torn."""
     manifest = version_manifest(uri, store.read_manifest(uri))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rl.model.parking import ModelMemory
 from rl.model.policy import Policy
-from rl.optimizer_config import OptimizerConfig
+from rl.optimizer_config import STATE, OptimizerConfig
 
 EIGHT_BIT_FROM = 4096  # numbers in a tensor; bitsandbytes keeps the state of a smaller one in float32
 
@@ -61,7 +61,7 @@ def _of_hidden(hidden: list[nn.Parameter], config: OptimizerConfig) -> torch.opt
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of the state that it makes at its first step, and keeps."""
     count: int = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-    return {"AdamW": 8, "Muon": 4, "AdamW8bit": 2}[type(optimizer).__name__] * count
+    return STATE[type(optimizer).__name__] * count
 
 
 def standing_bytes(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> int:

@@ -60,7 +60,7 @@ def test_a_run_learns_publishes_and_goes_on_with_adapters_alone(lab: Any, base: 
         assert found.keys() == kept.keys()
         assert all(torch.equal(found[name], kept[name]) for name in kept)
         assert any(value.any() for name, value in found.items() if ".lora_B." in name)  # it has learned
-    held = sizes(graph_named("grpo", kl=False), read_record(str(run), run), saved_config(str(run)))
+    held = sizes(graph_named("grpo", kl=False), read_record(str(run), run), saved_config(str(run)), str(run))
     assert held["actor"] == pytest.approx(whole + sum(value.nbytes for value in kept.values()), rel=0.01)
     evaluation = lab.evaluate(policy=run.name, problems=str(lab.problems), samples="1")
     assert evaluation.step == 3

@@ -21,7 +21,7 @@ from flows.report.html import write_report
 from flows.start.saved import saved_config
 from infra.runs.record import read_record
 from infra.storage.lock import acquire
-from tests.flows.planner.kept_run import keep_run
+from tests.flows.planner.kept_run import keep_run, keep_version
 from tests.flows.report.read_back import Page
 
 pytestmark = pytest.mark.usefixtures("own_signals_and_environment")
@@ -129,6 +129,16 @@ def test_a_plan_of_leases_that_are_cut_proposes_no_size(said: Said, run: Path) -
     assert "leases     4 a step, as large as suits each worker; at most 8 in flight (staleness 1)" in text
     assert "--batch.lease" not in text
     assert json.loads(said("plan", "--run", str(run), "--json"))["lease"] is None
+
+
+def test_what_is_published_in_float32_is_planned_with_sixteen_bytes_a_parameter(
+    said: Said, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    for room, name in ((0.0161, "enough"), (0.0159, "little")):
+        run = keep_run(tmp_path / name, parameters=(1_000_000, 1_000_000), memory_gb={"trainer": room})
+        keep_version(run, "float32", 4_000_000)
+    assert "train: trainer" in said("plan", "--run", str(tmp_path / "enough"))
+    assert "actor in training (16 MB) fits on no worker" in refused("plan", "--run", str(tmp_path / "little"))
 
 
 def test_a_plan_is_applied_to_the_run_or_to_a_file(said: Said, run: Path, tmp_path: Path) -> None:

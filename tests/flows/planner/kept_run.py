@@ -6,6 +6,8 @@ from pathlib import Path
 
 from flows.config import TrainConfig
 from flows.start.saved import whole_text
+from infra.storage import store
+from infra.weights.version import VersionManifest, weights_uri
 
 BEGAN = 1_790_000_000.0
 
@@ -42,3 +44,11 @@ def keep_run(
     (folder / "about.json").write_text(json.dumps({"status": "finished", **about}))
     (folder / "config.yaml").write_text(whole_text(TrainConfig()))
     return folder
+
+
+def keep_version(run: Path, dtype: str, size: int) -> None:
+    """A version of the run, of which the manifest alone tells anything."""
+    (folder := run / "new").mkdir()
+    (folder / "config.json").write_text("{}")
+    manifest = VersionManifest(step=1, digest="", base=None, dtype=dtype, bytes=size, changed=1.0)
+    store.write_folder(weights_uri(str(run), 1), folder, meta=manifest.model_dump(mode="json"), move=True)

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.config import TrainConfig
-from flows.options.reading import read_config
 from flows.planner.calls import graph_named, planned_calls
 from flows.planner.contention import Machine, load
 from flows.planner.drawing import drawing
 from flows.planner.measured import NothingMeasuredError, costs_of, measured_step, present_places
-from flows.planner.memory import memory, sizes
 from infra.cluster.placement import PlacementConfig
 from infra.cluster.timeline import Span
 from infra.runs.record import read_record
@@ -162,35 +159,6 @@ def test_a_reward_model_scores_what_is_verified() -> None:
     for call in calls:
         assert set(call.before) <= seen
         seen.add(call.name)
-
-
-def test_memory_is_what_the_workers_announced_and_the_weights_are(tmp_path: Path) -> None:
-    run = keep_run(tmp_path / "run", memory_gb={"fast": 8.0})
-    record = read_record(str(run), run)
-    assert memory(record) == {"fast": 8e9}
-    graph = graph_named("ppo", kl=True, calls=["reward"])
-    known = {"actor": 1e9, "critic": 1e9, "actor in training": 8e9, "critic in training": 8e9}
-    assert sizes(graph, record, TrainConfig()) == known | {"reference": 1e9}
-    other = read_config(
-        TrainConfig, file=None, overrides={"algorithm.kl": "0.1", "algorithm.kl.reference": "org/other"}
-    )
-    assert sizes(graph, record, other) == known  # of any size, as the reward model's
-    assert set(sizes(graph_named("grpo", kl=False), record, other)) == {"actor", "actor in training"}
-
-
-def test_adapters_are_counted_with_the_model_that_they_stand_on(tmp_path: Path) -> None:
-    """What is published of each version is the adapters: 1 GB of 16 bits, beside 30 GB that every role has."""
-    run = keep_run(tmp_path / "run", parameters=(500_000_000, 15_500_000_000))
-    config = read_config(TrainConfig, file=None, overrides={"policy.lora": "64"})
-    assert sizes(graph_named("ppo", kl=True), read_record(str(run), run), config) == {
-        "actor": 31e9,
-        "actor in training": 38e9,
-        "critic": 30e9,  # of all parameters
-        "critic in training": 240e9,
-        "reference": 31e9,
-    }
-    older = keep_run(tmp_path / "older")  # has not told
-    assert sizes(graph_named("ppo", kl=True), read_record(str(older), older), config) == {}
 
 
 def test_a_run_that_says_too_little_is_named(tmp_path: Path) -> None:
