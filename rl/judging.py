@@ -19,6 +19,7 @@ from rl.verifiers.spec import VerifierError, VerifierSpec
 from rl.verifiers.verdicts import NOT_TRIED
 
 PROGRAM, SCORED = "program", "reward_model"  # the parts of a reward that a reward model's score was added to
+CUT = "reward_model_cut"  # 1 for a completion that the reward model could not attend to whole
 MESSAGES = 8  # of failures that a judgement carries
 TRIED = 8  # problems of a set that are tried before anything starts, at some ms each
 _worked: WeakSet[Verifier] = WeakSet()  # in this process, at least once
@@ -89,16 +90,17 @@ class Judgement:
         own = self.part(PROGRAM)
         return np.where(np.isnan(own), self.rewards, own)
 
-    def with_scores(self, scores: NDArray[np.float32], alone: Sequence[bool]) -> "Judgement":
+    def with_scores(self, scores: NDArray[np.float32], cut: NDArray[np.float32], alone: Sequence[bool]) -> "Judgement":
         """The judgement with the scores [P, G] of reward models, weighted, added to its rewards; NaN where none is
-        asked. ``alone`` [P]: where a program has no say."""
+        asked. ``cut`` [P, G]: 1 for completions of which a part was scored. ``alone`` [P]: where a program has no
+        say."""
         scored = ~np.isnan(scores)
         shared = scored & ~np.array(alone)[:, None]
         own = {PROGRAM: np.where(shared, self.rewards, np.float32(nan))} if shared.any() else {}
         return replace(
             self,
             rewards=np.where(scored, self.rewards + scores, self.rewards),
-            parts={**self.parts, **own, SCORED: scores},
+            parts={**self.parts, **own, SCORED: scores, CUT: cut},
         )
 
     @property

@@ -10,9 +10,10 @@ from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from rl.verifiers.parts import MAX_REWARD
 from rl.verifiers.spec import VerifierError, VerifierSpec
-from tasks.calls.reward import RewardModel, RewardModelChangedError
+from tasks.calls.reward import NoRoomForCompletionError, RewardModel, RewardModelChangedError
 
 CALL = "reward"
+AT_ONCE = RewardModelChangedError, NoRoomForCompletionError  # which no other worker would not raise
 PART = 8  # problems that a worker scores at a time
 
 
@@ -34,28 +35,32 @@ def with_rewards(
             rows.setdefault(found, []).append(row)
     if not rows:
         return judgement
-    scores = np.full(judgement.rewards.shape, np.nan, np.float32)
+    scores, cut = np.full((2, *judgement.rewards.shape), np.nan, np.float32)
     for (model, weight), mine in rows.items():
-        scores[mine] = weight * _scores(dispatch, model, rollouts, mine, order, refused)
+        found, cut[mine] = _scores(dispatch, model, rollouts, mine, order, refused)
+        scores[mine] = weight * found
     alone = [verifiers[problem.set].reward_model is None for problem in rollouts.problems]
-    return judgement.with_scores(scores, alone)
+    return judgement.with_scores(scores, cut, alone)
 
 
 def check_rewards(dispatch: Dispatch, verifiers: Mapping[str, VerifierSpec], problems: Sequence[Problem]) -> None:
-    """Try each reward model with one problem on a worker that may run it.
+    """Try each reward model on a worker that may run it: with one problem, and whether the prompts of all of its set's
+    have room.
 
     Raises:
         PlacementError: no worker may.
-        VerifierError: what is named is no reward model.
+        VerifierError: what is named is no reward model, or a problem's prompt leaves it no room for a completion.
         BrokenRewardModelError: its score is none.
     """
     for name, spec in verifiers.items():
         if (found := _model(spec)) is None:
             continue
         dispatch.require((CALL,))
-        some = tuple(problem for problem in problems if problem.set == name)[:1]
+        some = tuple(problem for problem in problems if problem.set == name)
         try:
-            dispatch.run(CALL, found[0].score, some or (Problem("1", "1", "trial"),), (("1",),), np.ones((1, 1), bool))
+            dispatch.run(CALL, found[0].check, some or (Problem("1", "1", "trial"),))
+        except NoRoomForCompletionError as error:
+            raise VerifierError(str(error)) from error
         except ValueError as error:
             raise VerifierError(f"verifier reward-model:{found[0].uri}: {error}") from error
 
@@ -68,7 +73,7 @@ def _scores(
     order: tuple[int, ...],
     refused: Callable[[str], object],
 ) -> NDArray[np.float32]:
-    """[p, G] of these rows."""
+    """[2, p, G] of these rows: scores, and which completions were cut."""
     # parts that depend on the rows alone: what is computed together rounds alike, whoever is there
     mine = [rows[at : at + PART] for at in range(0, len(rows), PART)]
     parts = [
@@ -81,19 +86,19 @@ def _scores(
     ]
 
     def check(part: int, returned: NDArray[np.float32]) -> str:
-        why = _unlike_scores(returned, parts[part][2].shape)
+        why = _unlike_scores(returned, (2, *parts[part][2].shape))
         if why:
             refused(why)
         return why
 
-    found = dict(dispatch.lease(CALL, model.score, parts, order=order, check=check, at_once=(RewardModelChangedError,)))
-    return np.concatenate([found[part] for part in range(len(parts))])
+    found = dict(dispatch.lease(CALL, model.score, parts, order=order, check=check, at_once=AT_ONCE))
+    return np.concatenate([found[part] for part in range(len(parts))], axis=1)
 
 
 def _unlike_scores(returned: object, shape: tuple[int, ...]) -> str:
     """Why these are no scores, in a few words; empty if they are."""
     if not isinstance(returned, np.ndarray) or returned.dtype != np.float32 or returned.shape != shape:
-        return f"it is {type(returned).__name__}, and not {list(shape)} scores"
+        return f"it is {type(returned).__name__}, and not {list(shape)} numbers"
     return "" if (np.abs(returned) <= MAX_REWARD).all() else f"of its scores one is beyond {MAX_REWARD:g}, or none"
 
 

@@ -80,7 +80,7 @@ class Training:
             interface = check_environment(workplace.dispatch, environment, some)
             self.generator = replace(self.generator, interface=interface)
         self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
-        judging = check_verifiers(workplace.dispatch, self._opened.verifiers, some)
+        judging = check_verifiers(workplace.dispatch, self._opened.verifiers, self.problems.longest())
         judges = what_judges(self.problems, self.evaluations.plans)
         old = notes_on_staleness(config.staleness, self.algorithm)
         for note in filter(None, (judges, *judging, *notes_on_tiny(config.policy.model, some), *old)):

@@ -49,17 +49,27 @@ def as_rollouts(policy: Policy, examples: Sequence[Example], max_tokens: int) ->
 
 def answered(
     policy: Policy, problems: Sequence[Problem], texts: Sequence[Sequence[str]], ended: NDArray[np.bool_]
-) -> Rollouts:
+) -> tuple[Rollouts, NDArray[np.bool_]]:
     """Completions ``texts`` [P] of [G] in the policy's own tokens behind the problems' prompts, without instructions;
-    the end token is behind those that ``ended`` [P, G]. What the model does not reach is cut."""
+    the end token is behind those that ``ended`` [P, G]. What the model does not reach is cut: of which, [P, G].
+
+    Raises:
+        ValueError: a prompt leaves no room for a completion.
+    """
     prompts = [policy.prompt_tokens(problem.prompt) for problem in problems]
-    reach = None if policy.reach is None else policy.reach[0]
-    completions = []
-    for prompt, row, ends in zip(prompts, texts, ended.tolist(), strict=True):
-        for text, end in zip(row, ends, strict=True):
+    reach, what = policy.reach or (math.inf, "")
+    completions, cut = [], np.zeros(ended.shape, np.bool_)
+    for row, (problem, prompt) in enumerate(zip(problems, prompts, strict=True)):
+        if (room := reach - len(prompt)) < 1:
+            raise ValueError(
+                f"the prompt of {problem.source} has {len(prompt)} tokens, and leaves no room for a completion in its "
+                f"{what} of {reach}: shorten it, leave it out, or name another one"
+            )
+        for sample, (text, end) in enumerate(zip(texts[row], ended[row].tolist(), strict=True)):
             tokens = [*_tokens(policy, text), *([policy.end] if end else [])] or [policy.end]
-            completions.append(tokens if reach is None else tokens[: max(1, reach - len(prompt))])
-    return Rollouts.padded(problems, prompts, completions)
+            cut[row, sample] = len(tokens) > room
+            completions.append(tokens[: int(min(room, len(tokens)))])
+    return Rollouts.padded(problems, prompts, completions), cut
 
 
 def imitate(learner: Learner, shown: Rollouts, scale: float = 1.0) -> float:

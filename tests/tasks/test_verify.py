@@ -1,6 +1,5 @@
 """What is judged of completions that were cut."""
 
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,19 +8,9 @@ import pytest
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks import verify
+from tests.tasks.here import Here
 
 RAMBLING = "so it is #### 42 and then again " * 3
-
-
-class Here:
-    """Calls in this process."""
-
-    offers = staticmethod(lambda *_, **__: [])
-
-    def lease(
-        self, _: str, call: Callable[..., Any], parts: Sequence[tuple[Any, ...]], **__: Any
-    ) -> Iterator[tuple[int, Any]]:
-        return ((index, call(*part)) for index, part in enumerate(parts))
 
 
 def judged(spec: VerifierSpec, target: str, texts: list[str], ended: list[bool]) -> Any:
