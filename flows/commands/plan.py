@@ -16,7 +16,7 @@ from flows.planner.applied import apply_to_file, apply_to_run, settings, written
 from flows.planner.calls import graph_of_config, places_by_tags, planned_calls
 from flows.planner.measured import MeasuredStep, measured_step
 from flows.planner.memory import memory, sizes
-from flows.planner.proposal import Proposal, busiest, propose
+from flows.planner.proposal import OTHERS, Proposal, propose
 from flows.start.runs import local_folder
 from flows.start.saved import saved_config
 from infra.home import rlvf_home
@@ -152,14 +152,14 @@ def _probe(config: TrainConfig) -> list[str]:
 
 def _words(found: Proposal, where: str | None) -> str:
     how = "simulated" if found.measured is None else "measured"
-    rows = [f"now        {found.now:.3g} s a step ({how}); {_bottleneck(found.busy)}"]
+    rows = [f"now        {found.now:.3g} s a step ({how}); {_limits(found.bottleneck, found.lost)}"]
     rows += [f"           {worker} busy {share:.0%}" for worker, share in _busiest_first(found.busy)]
     if not found.changes:
         rows.append("plan       none is better by more than 2%: it stays")
     else:
         rows.append(
             f"plan       {found.seconds:.3g} s a step (predicted), {found.now / found.seconds:.2f} times faster; then "
-            f"{_bottleneck(found.then)}"
+            f"{_limits(found.bottleneck_then, found.lost_then)}"
         )
         rows += [f"           {worker} busy {share:.0%}" for worker, share in _busiest_first(found.then)]
         for change in found.changes:
@@ -182,9 +182,11 @@ def _words(found: Proposal, where: str | None) -> str:
     return "\n".join(rows)
 
 
-def _bottleneck(shares: Mapping[str, float]) -> str:
-    """The words for what is busiest."""
-    return f"{(name := busiest(shares))} {'are' if name.startswith('the cores') else 'is'} the bottleneck"
+def _limits(name: str, lost: float) -> str:
+    """The words for a bottleneck."""
+    if name == OTHERS:
+        return f"{name} are the bottleneck: without them it would be {lost:.0%} shorter"
+    return f"{name} {'are' if name.startswith('the cores') else 'is'} the bottleneck"
 
 
 def _busiest_first(shares: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -196,7 +198,7 @@ def _as_json(found: Proposal, where: str | None) -> dict[str, object]:
         "step_seconds": found.now,
         "measured": found.measured is not None,
         "planned_seconds": found.seconds,
-        "bottleneck": busiest(found.busy),
+        "bottleneck": found.bottleneck,
         "busy": dict(found.busy),
         "places": found.best.places,
         "leases": found.leases,

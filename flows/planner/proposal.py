@@ -14,6 +14,7 @@ from infra.planning.plan import Plan, plan, predicted
 LEASES = (0.5, 1, 2, 4)  # times those of now
 LOADED = 0.1  # share of a machine's cores that others may want before it is said
 WORTH = 0.02  # share of the step that a change has to save
+OTHERS = "other programs"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Proposal:
     changes: tuple[Change, ...]
     busy: Mapping[str, float]  # share of the step in which each worker, and a machine's cores, are busy now, by name
     then: Mapping[str, float]  # the same of the plan
+    lost: float  # share of the step now that it is longer by other programs, simulated
+    lost_then: float  # the same of the plan
     leases: int  # a step, of the plan
     lease: int | None  # problems in one; None where each worker has a size of its own
     load: tuple[str, ...]  # machines whose cores other programs wanted, in words
@@ -49,6 +52,16 @@ class Proposal:
     def seconds(self) -> float:
         """Seconds of the step that is expected: the simulated one, corrected by what the simulation of now is off."""
         return self.best.seconds * self.now / self.present.seconds
+
+    @property
+    def bottleneck(self) -> str:
+        """What limits the step now."""
+        return _limiting(self.busy, self.lost)
+
+    @property
+    def bottleneck_then(self) -> str:
+        """What limits the step of the plan."""
+        return _limiting(self.then, self.lost_then)
 
 
 def propose(
@@ -75,6 +88,7 @@ def propose(
     costs = costs_of(calls, step, memory=memory, size=size, others=others, cut=config.lease.seconds > 0)
     places = present_places(calls, step) if probed is None else _known(costs, probed)
     present = predicted(replace(costs, memory={}), places, config.staleness)  # it has run, so it fits
+    lost = _lost(costs, present)
     changes: list[Change] = []
     best = plan(costs, config.staleness, places)
     if best.seconds < present.seconds * (1 - WORTH):
@@ -96,6 +110,8 @@ def propose(
         tuple(changes),
         _shares(costs, step if probed is None else present),
         _shares(costs, best),
+        lost,
+        _lost(costs, best),
         costs.leases,
         None if costs.cut and best.staleness else lease,
         load_in_words(costs),
@@ -103,9 +119,16 @@ def propose(
     )
 
 
-def busiest(busy: Mapping[str, float]) -> str:
-    """The one with the greatest share."""
-    return max(sorted(busy), key=busy.__getitem__)
+def _limiting(busy: Mapping[str, float], lost: float) -> str:
+    """The one with the greatest share; OTHERS where theirs is greater."""
+    name = max(sorted(busy), key=busy.__getitem__)
+    return OTHERS if lost > busy[name] else name
+
+
+def _lost(costs: Costs, step: Plan) -> float:
+    """The share of this step that it would save to have the cores alone."""
+    alone = predicted(replace(costs, memory={}, others={}), step.places, step.staleness)
+    return 1 - alone.seconds / step.seconds
 
 
 def placement(costs: Costs, before: Places, after: Places) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """`rlvf plan` and `rlvf graph`."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -119,6 +120,25 @@ def test_a_plan_says_what_holds_a_step_up_and_what_to_set(said: Said, run: Path)
     assert found["bottleneck"] == "slow"
     assert found["places"]["generate"] == ["fast"]
     assert found["planned_seconds"] < found["step_seconds"] / 1.3
+
+
+def test_other_programs_are_named_where_calls_wait_for_their_cores(said: Said, tmp_path: Path) -> None:
+    """A call computes in a tenth of its time, and waits for a core in the rest."""
+    machines = dict.fromkeys(("fast", "slow", "judge", "trainer"), ("m", 2))
+    run = keep_run(tmp_path / "run", generate={"fast": 1.0, "slow": 1.0}, cold=0.0, machines=machines)
+    spans = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+    for one in spans[1:]:
+        took = one["end"] - one["start"] - one.get("loading", 0.0)
+        one |= {"computing": took / 10, "delayed": took * 0.9}
+    (run / "timeline.jsonl").write_text("".join(json.dumps(one) + "\n" for one in spans))
+    found = json.loads(said("plan", "--run", str(run), "--json"))
+    assert max(found["busy"].values()) < 0.4
+    assert "other programs wanted" in found["load"][0]
+    assert found["bottleneck"] == "other programs"
+    text = said("plan", "--run", str(run))
+    assert re.search(
+        r"a step \(measured\); other programs are the bottleneck: without them it would be \d\d% shorter\n", text
+    )
 
 
 def test_a_plan_of_leases_that_are_cut_proposes_no_size(said: Said, run: Path) -> None:
