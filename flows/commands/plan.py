@@ -17,6 +17,7 @@ from flows.planner.calls import graph_of_config, places_by_tags, planned_calls
 from flows.planner.measured import MeasuredStep, measured_step
 from flows.planner.memory import memory, sizes
 from flows.planner.proposal import OTHERS, Proposal, propose
+from flows.start.resume import MAY_CHANGE
 from flows.start.runs import local_folder
 from flows.start.saved import saved_config
 from infra.home import rlvf_home
@@ -152,6 +153,7 @@ def _probe(config: TrainConfig) -> list[str]:
 
 def _words(found: Proposal, where: str | None) -> str:
     how = "simulated" if found.measured is None else "measured"
+    named = found.measured is not None and where is None  # a run's, which is not changed yet
     rows = [f"now        {found.now:.3g} s a step ({how}); {_limits(found.bottleneck, found.lost)}"]
     rows += [f"           {worker} busy {share:.0%}" for worker, share in _busiest_first(found.busy)]
     if not found.changes:
@@ -164,7 +166,9 @@ def _words(found: Proposal, where: str | None) -> str:
         rows += [f"           {worker} busy {share:.0%}" for worker, share in _busiest_first(found.then)]
         for change in found.changes:
             options = " ".join(written(path, value) for path, value in change.options.items())
-            rows.append(f"set        {options}   ({change.gain:.2f} times)")
+            fixed = [f"--{path}" for path in change.options if not path.startswith(MAY_CHANGE)]
+            how = f"; --resume takes no {', '.join(fixed)}: by --apply, or in a new run" if fixed and named else ""
+            rows.append(f"set        {options}   ({change.gain:.2f} times{how})")
     rows += [
         f"{'' if n else 'places':10s} {call}: {', '.join(by)}" for n, (call, by) in enumerate(found.best.places.items())
     ]

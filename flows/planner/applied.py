@@ -11,7 +11,7 @@ from flows.options.plain_yaml import load_yaml
 from flows.options.reading import read_config, to_yaml
 from flows.options.tree import flatten, known_options, nest
 from flows.planner.proposal import Change
-from flows.start.saved import whole_text
+from flows.start.saved import change_config
 from infra import disk
 from infra.runs.checkpoints import CONFIG
 from infra.storage import place
@@ -35,9 +35,8 @@ def changed_config(config: TrainConfig, changes: Mapping[str, object]) -> TrainC
 
 def apply_to_run(uri: str, config: TrainConfig, changes: Mapping[str, object]) -> str:
     """Save them as the run's settings, with which `rlvf train --resume` goes on; returns where."""
-    where = place.join(uri, CONFIG)
-    place.write_text(where, whole_text(changed_config(config, changes)))
-    return where
+    change_config(uri, changed_config(config, changes))
+    return place.join(uri, CONFIG)
 
 
 def apply_to_file(path: Path, changes: Mapping[str, object]) -> str:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter
 from flows.config import TrainConfig
 from flows.finetune_config import FinetuneConfig
 from flows.options.reading import differences
-from flows.start.saved import MOST_BYTES, whole_text
+from flows.start.saved import MOST_BYTES, last_session, write_config
 from flows.start.tracked import TRACKING
 from flows.start.whole_paths import with_whole_paths
 from infra import disk
@@ -91,12 +91,13 @@ class Run:
         """Write the configuration as it is now, without secrets; a run exists from that moment on."""
         if not self.resumed and self.flow_run is not None:
             place.write_text(place.join(self.uri, FLOW_RUN), self.flow_run)
-        place.write_text(place.join(self.uri, CONFIG), whole_text(without_secrets(self.config)))
+        write_config(self.uri, without_secrets(self.config))
 
     def changes(self) -> list[str]:
-        """What the configuration says otherwise than the saved one, a line each."""
+        """What the configuration says otherwise than that of the last session, a line each."""
         assert self.saved is not None
-        lines = differences(self.saved, without_secrets(self.config))
+        last = last_session(self.uri)
+        lines = differences(self.saved if last is None else with_whole_paths(last), without_secrets(self.config))
         return [line for line in lines if not line.startswith("run: ")]  # it may be named by its folder or its URI
 
     def save_problems(self, problems: ProblemSet) -> None:

@@ -1,4 +1,5 @@
-"""A run's `config.yaml`: the settings that it was last started with."""
+"""A run's `config.yaml`: the settings that it goes on with; where they were changed since its last session, that one's
+beside it."""
 
 from collections.abc import Mapping
 
@@ -13,6 +14,7 @@ from infra.storage import place
 # The first and the last line. A file that was cut off between two settings reads as one that has fewer, and what is
 # missing would be trained by its default. Neither is in a file of an older version.
 MOST_BYTES = 2**20
+LAST = "last_session.yaml"
 BEGIN, END = "# written by rlvf: whole if its last line says that it ends", "# ends here"
 
 
@@ -21,8 +23,26 @@ def whole_text(config: TrainConfig) -> str:
     return f"{BEGIN}\n{to_yaml(config)}{END}\n"
 
 
+def write_config(uri: str, config: TrainConfig) -> None:
+    """Save what a session of the run is trained with, without secrets."""
+    place.write_text(place.join(uri, CONFIG), whole_text(config))
+    place.remove_file(place.join(uri, LAST))
+
+
+def change_config(uri: str, config: TrainConfig) -> None:
+    """Save what the run's next session is trained with, and keep what its last one was."""
+    if not place.exists(last := place.join(uri, LAST)):
+        place.write_text(last, place.read_text(place.join(uri, CONFIG), MOST_BYTES))
+    place.write_text(place.join(uri, CONFIG), whole_text(config))
+
+
+def last_session(uri: str) -> TrainConfig | None:
+    """What the run's last session was trained with, where that has been changed since. Raises as `saved_config`."""
+    return _read(place.join(uri, LAST)) if place.exists(place.join(uri, LAST)) else None
+
+
 def saved_config(uri: str) -> TrainConfig:
-    """The configuration that a run was last started with, without secrets. Whoever can write where it lies may have
+    """The configuration that a run goes on with, without secrets. Whoever can write where it lies may have
     changed it since it was read last: what was trusted of it is passed on, not read anew.
 
     Raises:
@@ -30,7 +50,10 @@ def saved_config(uri: str) -> TrainConfig:
         OptionError: it does not fit this version of the program.
     """
     require_run(uri)
-    saved = place.join(uri, CONFIG)
+    return _read(place.join(uri, CONFIG))
+
+
+def _read(saved: str) -> TrainConfig:
     try:
         text = place.read_text(saved, MOST_BYTES)
         base = load_yaml(text)
