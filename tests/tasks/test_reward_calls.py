@@ -1,5 +1,6 @@
 """A reward model's scores: one for one answer, whoever it is scored beside."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from infra.cluster.resident import drop
 from infra.storage import store
+from infra.storage.manifest import Torn
 from rl.config import PolicyConfig
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
@@ -70,3 +72,13 @@ def test_a_reward_model_whose_scores_are_no_rewards_is_named(tmp_path: Path, wei
     judge = stored(tmp_path, lambda head: head.copy_(weight * torch.randn_like(head)))
     with pytest.raises(BrokenRewardModelError, match=rf"^reward model {judge.uri} gives scores that are {what}: "):
         judge.score(PROBLEMS[:1], [["3"]], np.ones((1, 1), dtype=np.bool_))
+
+
+def test_a_damaged_reward_model_says_what_writes_it_anew(judge: RewardModel) -> None:
+    weights = Path(judge.uri, "model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(Torn) as caught:
+        judge.score(PROBLEMS[:1], [["3"]], np.ones((1, 1), dtype=np.bool_))
+    far = pickle.loads(pickle.dumps(caught.value))  # as it comes from a worker
+    assert far.remedy.startswith("rlvf reward-model --resume JUDGE writes it anew")
+    assert Torn.remedy.endswith("`rlvf train --resume RUN`"), "others stay"
