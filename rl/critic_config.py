@@ -4,6 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rl.optimizer_config import OptimizerConfig
 
+OF_CRITIC = "the critic's update"  # in what is said of one that was refused
 FASTER = 3.0  # than the policy: it regresses on returns, and nothing is lost where it overshoots
 
 

@@ -23,6 +23,7 @@ from rl.problems.tables import ProblemError
 from rl.records import Instructions, Problem
 from rl.verifiers.contract import accept
 from rl.verifiers.spec import VerifierError, VerifierSpec, check_source, is_file, judged_by, split_name
+from tasks.calls.reward import WRITE_ANEW
 
 LARGEST = 2**20  # bytes of a verifier's source, which travels with every call
 _OF_THE_HUB = re.compile(r"[\w-][\w.-]*/(?!.*\.csv)[\w.-]+")  # openai/gsm8k
@@ -137,7 +138,7 @@ def open_verifier(name: str, config: VerifierConfig) -> VerifierSpec:
     try:
         return spec.model_copy(update={"digest": store.read_manifest(uri).digest})
     except StoreError as error:
-        raise VerifierError(f"verifier {REWARD_MODEL}{uri}: there is no reward model: {error}") from error
+        raise VerifierError(f"verifier {REWARD_MODEL}{uri}: there is no reward model: {error}; {WRITE_ANEW}") from error
 
 
 def problem_set_name(path: str) -> str:

@@ -1,5 +1,6 @@
 """When a run is stopped because it learns nothing any more."""
 
+from rl.critic_config import OF_CRITIC
 from rl.records import Learned
 
 REFUSALS = 3  # non-finite updates in a row that end a run
@@ -12,4 +13,5 @@ class DivergedError(RuntimeError):
 def stop_if_diverged(learned: Learned) -> None:
     """Raises DivergedError."""
     if learned.refusals >= REFUSALS:
-        raise DivergedError(f"{learned.refusals} updates in a row were refused: {learned.refused}; lower optimizer.lr")
+        rate = "critic.lr" if OF_CRITIC in learned.refused else "optimizer.lr"
+        raise DivergedError(f"{learned.refusals} updates in a row were refused: {learned.refused}; lower {rate}")

@@ -259,7 +259,7 @@ class Training:
             self.tracker.log_samples(learned.step, batch.samples)
         self._progress.count(batch.completions, now - self._logged_at, step.spent)  # with evaluations before the step
         self._logged_at = now
-        if not learned.applied:
+        if learned.refused or not learned.applied:  # the critic's update may be refused alone
             for line in self._advice.without_update(learned.step, learned.refused, batch.groups_with_signal):
                 self.workplace.display.say(line)
         if learned.said:

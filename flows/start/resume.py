@@ -38,7 +38,8 @@ MAY_CHANGE = (
     "verifier.seconds",
     "verifier.memory_mb",
     "verifier.reads",
-    "optimizer.lr",  # what a run that diverges is told to lower
+    "optimizer.lr",  # what a run that diverges is told to lower, or its critic's
+    "critic.lr",
     "optimizer.microbatch_tokens",  # and one that does not fit into memory
     "optimizer.checkpointing",
 )

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl.critic_config import CriticConfig
+from rl.critic_config import OF_CRITIC, CriticConfig
 from rl.learning.optimized import Optimized, OptimizerStep
 from rl.learning.packing import Packed
 from rl.learning.states import predicting_states
@@ -85,7 +85,7 @@ class CriticLearner(Optimized[ValueModel]):
         return Learned(
             self.step + 1,
             applied=not steps[0].refused,
-            refused=refused and f"the {refused} of the critic's update {self.step + 1} is not finite",
+            refused=refused and f"the {refused} of {OF_CRITIC} {self.step + 1} is not finite",
             said="; ".join(dict.fromkeys(step.said for step in steps if step.said)),
             metrics={
                 "critic/loss": float(np.mean([step.loss for step in steps])),

@@ -57,7 +57,7 @@ class Accumulation:
     def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
         self.config = config
         self.passes: Passes | None = None  # chosen at the first update: sums of other passes are rounded otherwise
-        self.blocks: bool | None = None  # whether attention is computed in blocks, once that is known
+        self.blocks: bool | None = None  # whether attention may be computed in blocks, once that is known
         self._policy = policy
         self._balance = balance(policy)
 
@@ -74,20 +74,19 @@ class Accumulation:
         Out of memory, it begins anew with smaller passes, which stay: the gradient was zero before. `standing` bytes
         are still to be taken by what stays, gradients and the optimizer's state. Raises NoRoomError.
         """
-        said = "; ".join(
-            filter(None, (self._choose_attention(rollouts, groups), self._choose(rollouts, groups, standing)))
-        )
+        longest = max(row.length(rollouts) for row in rows_of(rollouts, groups, positions=0))
+        blocks, why = self._choose_attention(longest)
+        said = "; ".join(filter(None, (why, self._choose(rollouts, groups, standing, blocks=blocks))))
         while True:
             assert self.passes is not None
             try:
-                return self._sums(rollouts, groups, work, self.passes), said
+                return self._sums(rollouts, groups, work, self.passes, blocks=blocks), said
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             # here, where no error holds any more what the pass had made
             self._policy.model.zero_grad(set_to_none=True)
             release(self._policy.device)
-            longest = max(row.length(rollouts) for row in rows_of(rollouts, groups, positions=0))
             smaller = self.passes.smaller(self.config, longest)
             if smaller is None:
                 helps = "" if self.passes.checkpointing else "optimizer.checkpointing on, "
@@ -104,43 +103,45 @@ class Accumulation:
         groups: Sequence[int],
         work: Callable[[Packed, bool], Mapping[str, float]],
         passes: Passes,
+        *,
+        blocks: bool,
     ) -> dict[str, float]:
         sums = dict[str, float]()
-        blocks = bool(self.blocks)
-        for part in microbatches(rollouts, self._rows(rollouts, groups, passes), passes.positions, blocks=blocks):
+        rows = self._rows(rollouts, groups, passes, blocks=blocks)
+        for part in microbatches(rollouts, rows, passes.positions, blocks=blocks):
             packed = pack(rollouts, part, self._policy.device, blocks=blocks)
             for name, value in work(packed, passes.checkpointing).items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
 
-    def _rows(self, rollouts: Rollouts, groups: Sequence[int], passes: Passes) -> list[Row]:
-        if not self.blocks:
+    def _rows(self, rollouts: Rollouts, groups: Sequence[int], passes: Passes, *, blocks: bool) -> list[Row]:
+        if not blocks:
             return rows_of(rollouts, groups, balance=self._balance, positions=passes.positions)
         # nobody is attended to in vain
         return rows_of(rollouts, groups, positions=max(1, passes.positions // WIDTH) * WIDTH)
 
-    def _choose_attention(self, rollouts: Rollouts, groups: Sequence[int]) -> str:
-        """Choose between blocks, which are for CUDA, and masks of whole rows, once there is a long sequence; says it if
-        blocks are refused."""
+    def _choose_attention(self, longest: int) -> tuple[bool, str]:
+        """Whether to compute attention in blocks, which is for CUDA, where a sequence is long: by the batch alone, so
+        that the same one is computed alike after a resume, too. Says it once if blocks are refused."""
+        if longest < LONG:
+            return False, ""
         if self.blocks is not None:
-            return ""
+            return self.blocks, ""
         if self._policy.device.type != "cuda" or self._policy.model.num_parameters() < LARGE:
             self.blocks = False
-            return ""
-        if max(row.length(rollouts) for row in rows_of(rollouts, groups, positions=0)) < LONG:
-            return ""
+            return False, ""
         with room_for("a forward pass", self._policy.device):
             why = refusal(self._policy)
         self.blocks = not why
-        return f"attention by masks of whole rows: {why}" if why else ""
+        return self.blocks, f"attention by masks of whole rows: {why}" if why else ""
 
-    def _choose(self, rollouts: Rollouts, groups: Sequence[int], standing: int) -> str:
+    def _choose(self, rollouts: Rollouts, groups: Sequence[int], standing: int, *, blocks: bool) -> str:
         """Choose the passes, once, by what is free and what the longest row needs; says so if memory limits them."""
         if self.passes is not None:
             return ""
         wanted = Passes.wanted(self._policy, self.config)
-        longest = max(row.length(rollouts) for row in self._rows(rollouts, groups, wanted))
-        self.passes = _fitting(self._policy, self.config, wanted, longest, standing, blocks=bool(self.blocks))
+        longest = max(row.length(rollouts) for row in self._rows(rollouts, groups, wanted, blocks=blocks))
+        self.passes = _fitting(self._policy, self.config, wanted, longest, standing, blocks=blocks)
         why = "memory allows" if self._policy.base is None else "to save memory,"
         return "" if self.passes == wanted else f"{why} {self.passes}"
 

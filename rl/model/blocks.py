@@ -154,7 +154,8 @@ def refusal(policy: Policy) -> str:
             with policy.autocast():
                 found = hidden_states(policy.model, mask=mask, use_cache=False, **inputs)
             parameters = [each for each in policy.model.parameters() if each.requires_grad]
-            torch.autograd.grad(found.float().sum(), parameters, allow_unused=True)
+            if parameters:  # a reward model's are frozen
+                torch.autograd.grad(found.float().sum(), parameters, allow_unused=True)
     except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
         if is_out_of_memory(error):
             raise

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from infra.security.secrets import masked
 from infra.storage import store
-from infra.storage.manifest import Manifest
+from infra.storage.manifest import Manifest, StoreError
 from rl.config import PolicyConfig
 from rl.records import Problem, Rollouts
 from rl.verifiers.parts import MAX_REWARD
@@ -17,6 +17,8 @@ from tasks.calls.held import held
 
 if TYPE_CHECKING:
     from rl.learning.scoring import Scoring
+
+WRITE_ANEW = "rlvf reward-model --resume JUDGE writes it anew, where that run is whole; else name another one"
 
 
 class RewardModelChangedError(RuntimeError):
@@ -93,10 +95,14 @@ class RewardModel:
         from rl.learning.scoring import Scoring
         from rl.reward_model import load_reward_model
 
-        with store.read_folder(self.uri) as folder:
-            self._require_same(folder.manifest)
-            policy = load_reward_model(str(folder.path), PolicyConfig())
-        self._require_same(store.read_manifest(self.uri))  # its files may have been replaced while they were loaded
+        try:
+            with store.read_folder(self.uri) as folder:
+                self._require_same(folder.manifest)
+                policy = load_reward_model(str(folder.path), PolicyConfig())
+            self._require_same(store.read_manifest(self.uri))  # its files may have been replaced while they were loaded
+        except StoreError as error:
+            error.remedy = WRITE_ANEW
+            raise
         for parameter in policy.model.parameters():
             parameter.requires_grad_(False)
         return Scoring(policy)

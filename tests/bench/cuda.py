@@ -20,6 +20,7 @@ import torch
 from flows.benches.qwen import VOCABULARY, random_qwen
 from flows.benches.update import learner_of, random_batch
 from rl.algorithm_config import AlgorithmSpec
+from rl.learning import passes
 from rl.model.policy import Policy
 from rl.model.tiny import build_tokenizer
 from rl.sampling.engine import complete
@@ -43,6 +44,7 @@ def clock() -> float:
 
 def update(layers: int) -> None:
     """Whole rows first: blocks compile."""
+    passes.LONG = 0
     for blocks in (False, True):
         learner = learner_of(layers, VOCABULARY)
         learner.accumulation.blocks = blocks
@@ -52,9 +54,9 @@ def update(layers: int) -> None:
             began = clock()
             learner.update(batch, AlgorithmSpec(), 1.0)
             seconds = clock() - began
-            peak, passes = torch.cuda.max_memory_allocated() / 1e9, str(learner.accumulation.passes)
+            peak, by = torch.cuda.max_memory_allocated() / 1e9, str(learner.accumulation.passes)
             speed = batch.rollouts.generated_tokens / seconds
-            figures = {"seconds": seconds, "tokens_per_second": speed, "peak_gb": peak, "passes": passes}
+            figures = {"seconds": seconds, "tokens_per_second": speed, "peak_gb": peak, "passes": by}
             said(part="update", blocks=blocks, prompts=prompts, tokens=tokens, **figures)
         del learner
         gc.collect()

@@ -1,5 +1,6 @@
 """A reward model's scores: one for one answer, whoever it is scored beside."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from infra.cluster.resident import drop
 from infra.storage import store
+from infra.storage.manifest import Torn
 from rl.config import PolicyConfig
 from rl.judging import Judgement
 from rl.model.policy import Policy, save_policy
@@ -119,3 +121,13 @@ def test_completions_of_which_a_part_is_scored_are_counted(short: RewardModel) -
     assert found.part("reward_model_cut").tolist() == [[0, 1], [0, 0]]
     assert found.rewards[1, 0] != found.rewards[1, 1]
     np.testing.assert_array_equal(found.part("reward_model"), found.rewards)
+
+
+def test_a_damaged_reward_model_says_what_writes_it_anew(judge: RewardModel) -> None:
+    weights = Path(judge.uri, "model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(Torn) as caught:
+        judge.score(PROBLEMS[:1], [["3"]], np.ones((1, 1), dtype=np.bool_))
+    far = pickle.loads(pickle.dumps(caught.value))  # as it comes from a worker
+    assert far.remedy.startswith("rlvf reward-model --resume JUDGE writes it anew")
+    assert Torn.remedy.endswith("`rlvf train --resume RUN`"), "others stay"

@@ -71,10 +71,17 @@ class Here:
             self.calls += 1
             if self.calls in self.lost and function is play:  # it acts, and its answer and its processes are lost
                 function(*item)
-                opened._kept.pop(SPEC).end()
+                opened.close(SPEC)
             result = function(*item)
             assert check(index, result) == ""
             yield index, result
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    """No process of an episode outlives this file."""
+    yield
+    opened.close(SPEC)
 
 
 @pytest.fixture(scope="module")

@@ -143,3 +143,15 @@ def test_an_algorithm_that_was_edited_to_have_a_critic_or_none_does_not_go_on(
         else "no critic, and the run was trained with one; restore the algorithm as it was"
     )
     assert f"reinforce has {said}, or start a new run from {saved.uri}/model" in str(refused.value)
+
+
+def test_a_critic_that_diverged_may_go_on_at_another_rate(saved: Run) -> None:
+    Run(saved.uri, changed(saved, algorithm="ppo", critic={"lr": 1e30}), resumed=False).save_config()
+
+    def now(**critic: float) -> TrainConfig:
+        given = TrainConfig.model_validate({"algorithm": "ppo", "critic": {"lr": 1e-4, **critic}})
+        return resume_with("mine", str(Path(saved.uri).parent), given)[0].config
+
+    assert now().critic.lr == 1e-4
+    with pytest.raises(OptionError, match=r"cannot be resumed with critic\.epochs: saved 1, now 2"):
+        now(epochs=2)

@@ -102,7 +102,7 @@ def test_they_do_not_depend_on_how_rows_are_packed(
     policy = make_policy()
     rollouts = within(filled(make_rollouts, groups), policy.text.vocab_size)
     whole, short = Scoring(policy), Scoring(policy)
-    short._accumulation.passes = Passes(positions, checkpointing=True)
+    short.accumulation.passes = Passes(positions, checkpointing=True)
     found = whole.logprobs(rollouts, 1.0)
     assert np.abs(found - short.logprobs(rollouts, 1.0)).max() < 1e-5
     batch = judged(rollouts, [[0.0] * 3] * len(groups))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_mask
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from rl.learning import passes
 from rl.learning import update as update_module
@@ -63,6 +63,7 @@ def test_an_update_in_blocks_is_the_update(
     config = PLAIN.model_copy(update={"checkpointing": checkpointing})
     whole, in_parts = (Learner(make_policy(name, eager=4.0), config) for _ in range(2))
     in_parts.accumulation.blocks = True
+    monkeypatch.setattr(passes, "LONG", 0)
     rows: list[int] = []
     scores = update_module.token_scores
 
@@ -97,12 +98,40 @@ def test_what_a_pass_keeps_of_a_position_in_blocks_is_the_same_in_a_row_of_any_l
     assert passes._kept_at(policy, 4096, blocks=True) == passes._kept_at(policy, 256, blocks=True)
 
 
-def test_a_processor_has_no_kernel_for_it_and_takes_masks(make_policy: Make, drawn: Callable[..., Batch]) -> None:
+def test_a_processor_has_no_kernel_for_it_and_takes_masks(
+    make_policy: Make, drawn: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = make_policy()
+    monkeypatch.setattr(passes, "LONG", 0)
     learner = Learner(policy, PLAIN)
     gradient_of(learner, drawn(policy))
     assert learner.accumulation.blocks is False
     assert learner.learned.said == ""
+
+
+@pytest.mark.usefixtures("flex_backward")
+def test_a_frozen_model_s_attention_is_tried_forward(make_policy: Make) -> None:
+    policy = make_policy()
+    policy.model.requires_grad_(False)
+    assert refusal(policy) == ""
+
+
+def test_whether_it_is_in_blocks_follows_from_the_batch_alone(
+    make_policy: Make, make_rollouts: Callable[..., Rollouts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = (make_rollouts([[1, 2]], [[[3] * count, [4] * count]]) for count in (10, 30))
+    monkeypatch.setattr(passes, "LONG", 20)
+    accumulation = Learner(make_policy(), PLAIN).accumulation
+    accumulation.blocks = True
+    seen: list[bool] = []
+
+    def work(packed: Packed, _: bool) -> dict[str, float]:
+        seen.append(isinstance(packed.mask, BlockMask))
+        return {}
+
+    for rollouts in (short, long, short):
+        accumulation.add(rollouts, [0], work)
+    assert seen == [False, True, False]
 
 
 @pytest.mark.usefixtures("flex_backward")

@@ -23,7 +23,7 @@ calls = 0
 FORGE = '''
 import os, socket
 content = {ANSWER!r}.encode()
-for number in range(3, 256):
+for number in range(3, 4096):  # however many files the suite has open by now
     try:
         with socket.socket(fileno=number) as channel:
             channel.sendall(len(content).to_bytes(4, "big") + content)
