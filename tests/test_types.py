@@ -24,7 +24,7 @@ def of(
 ) -> None:
     dispatch.run("train", trainer.advance, 3, batch, {"reward/mean": 0.5})
     dispatch.run("train", trainer.publish, 3, background="publish")
-    items: Sequence[Arguments] = [(version, 3, range(2), problems)]
+    items: Sequence[Arguments] = [(version, 3, range(2), problems, None)]
     dispatch.lease("generate", generator.generate, items)
     dispatch.lease("verify", judge, [(problems, texts, verifiers)])
     dispatch.tell("generate", prefetch, version, trainer.fence)
@@ -33,7 +33,7 @@ def of(
     dispatch.run("train", trainer.advance, batch, 3, {})  # wrong
     dispatch.run("train", trainer.advance, 3, batch)  # wrong
     dispatch.run("train", trainer.publish, version, background="publish")  # wrong
-    dispatch.lease("generate", generator.generate, [(3, version, range(2), problems)])  # wrong
+    dispatch.lease("generate", generator.generate, [(3, version, range(2), problems, None)])  # wrong
     dispatch.lease("verify", judge, [(texts, problems, verifiers)])  # wrong
     dispatch.tell("generate", prefetch, 3, trainer.fence)  # wrong
     reward: float = dispatch.run("train", trainer.advance, 3, batch, {})  # wrong
