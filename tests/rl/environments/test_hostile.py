@@ -118,5 +118,5 @@ def test_a_sandbox_that_is_taken_down_while_others_act_is_made_up_for(hostile: S
         others = acted(hostile, list(others), "hello")
         assert said(others) == [hello(1), hello(2), hello(3)]
         if len(others[0].turns) > 30:
-            others = [Episode(one.key, one.problem, one.opening) for one in others]
+            others = [Episode(one.key, one.problem, opening=one.opening) for one in others]
     assert hostile.judge(others) == [Verdict(1.0, "right")] * 3
