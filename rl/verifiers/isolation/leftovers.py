@@ -17,7 +17,7 @@ FOLDER = "own"  # in these: what a verifier may write
 MARK = "TMPDIR"  # in the environment of all that is below a supervisor: that folder
 SUPERVISOR = b"rl.verifiers.isolation.supervisor"  # in its command line
 YOUNG_SECONDS = 60.0  # in which a folder may not have its lock yet
-END_SECONDS = 5.0
+END_SECONDS = 30.0
 
 
 def sweep(owner: int, supervisor: int | None = None) -> None:

@@ -22,7 +22,7 @@ CHILD = Path(__file__).with_name("child.py")
 # of ours it needs its own room alone, which comes after all of the standard library
 SUPERVISOR = f"import sys; sys.path.append({OURS!r}); from rl.verifiers.isolation.supervisor import main; main()"
 LOAD_SECONDS = 60.0  # that the user's file may take with what it imports
-END_SECONDS = 10.0  # that a supervisor may take to end what is below it
+END_SECONDS = 40.0  # that a supervisor may take to end what is below it
 MAX_LOG = 4 * 2**20  # bytes, beyond which a log starts again
 PASS_RIGHTS = 83  # SO_PASSRIGHTS, Linux 6.16: whether others may send open files over a socket
 KEPT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SYSTEMROOT")

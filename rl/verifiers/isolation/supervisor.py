@@ -30,7 +30,7 @@ from rl.verifiers.isolation.watched import OTHERS, PROCESSES, Bounds, TooMuchErr
 
 POLL_SECONDS = 1.0  # how often it looks for orphans and at what is held
 SOON_SECONDS = 0.1  # where that is more than half of what may be
-END_SECONDS = 5.0
+END_SECONDS = 30.0  # that hundreds of processes may take to be ended where others have the processor
 SET_CHILD_SUBREAPER = 36  # prctl
 
 
