@@ -26,35 +26,34 @@ def scaled_logits(policy: Policy, hidden: Tensor, temperature: float) -> Tensor:
 def chosen(scores: Tensor, greedy: Tensor | bool, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """[B] tokens and their log-probs, by scores [B, V], which are used up: drawn by [B] uniform numbers, or, of rows
     that are `greedy` [B] or if all are, the most likely ones."""
-    on_cpu = scores.device.type == "cpu"  # which finds the largest number faster than where it is
-    top, at = (scores.amax(-1, keepdim=True), None) if on_cpu and greedy is False else scores.max(-1, keepdim=True)
-    scores = scores.sub_(top)
+    scores = scores.sub_(scores.amax(-1, keepdim=True))
     weights = scores.exp()
-    likely = None if at is None else at.squeeze(1)
-    token = likely if likely is not None and greedy is True else choose(weights, uniform, None if on_cpu else likely)
-    if likely is not None and isinstance(greedy, Tensor):
-        token = torch.where(greedy, likely, token)
+    if greedy is True:
+        token = scores.argmax(-1)
+    else:
+        token = choose(weights, uniform)
+        if greedy is not False:
+            token = torch.where(greedy, scores.argmax(-1), token)
     return token, scores.gather(1, token[:, None]).squeeze(1) - weights.sum(-1).log()
 
 
-def choose(weights: Tensor, uniform: Tensor, likely: Tensor | None) -> Tensor:
+def choose(weights: Tensor, uniform: Tensor) -> Tensor:
     """[B] tokens by inverting the cumulative distribution of weights [B, V], of any sum, at [B] uniform numbers.
 
     The uniform number is scaled by the sum as accumulated, so that on a CPU, which adds one by one, rounding never
-    selects a token of probability 0. The sums of a parallel scan may fall, or rise at such a token: then the most
-    ``likely`` one [B] takes its place, see `never_zero`.
+    selects a token of probability 0. The sums of a parallel scan may fall, or rise at such a token: see `never_zero`.
     """
     cumulative = weights.cumsum(-1)
     at = uniform[:, None] * cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, at, right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)
-    return chosen if likely is None else never_zero(weights, chosen, likely)
+    return chosen if weights.device.type == "cpu" else never_zero(weights, chosen)
 
 
-def never_zero(weights: Tensor, chosen: Tensor, likely: Tensor) -> Tensor:
-    """[B] the chosen tokens, those of weight 0 replaced by the likely ones [B]. A running maximum of the sums would
-    mend them before the choice, at more than the cost of the choice (V = 152k on a CPU)."""
+def never_zero(weights: Tensor, chosen: Tensor) -> Tensor:
+    """[B] the chosen tokens, those of weight 0 replaced by the most likely one. A running maximum of the sums
+    would mend them before the choice, at more than the cost of the choice (V = 152k on a CPU)."""
     unlikely = weights.gather(1, chosen[:, None]).squeeze(1) == 0
-    return torch.where(unlikely, likely, chosen)
+    return torch.where(unlikely, weights.argmax(-1), chosen)
 
 
 class StopStrings:
