@@ -105,28 +105,27 @@ def microbatches(
     """Split rows into passes of rows of similar length whose padded area stays within ``microbatch_tokens`` (a longer
     single row goes alone)."""
     waiting: list[Row] = []
-    lengths: list[int] = []
-    by_length = sorted((row.length(rollouts), row.group, row.first, row) for row in rows)
-    for length, _, _, row in by_length:
-        if waiting and math.prod(shape_of([*lengths, length], blocks=blocks)) > microbatch_tokens:
+    total = 0
+    for length, _, _, row in sorted((row.length(rollouts), row.group, row.first, row) for row in rows):
+        total += length
+        # the newest is the longest, so it sets the width
+        if waiting and (joined(total) if blocks else (len(waiting) + 1) * length) > microbatch_tokens:
             yield waiting
-            waiting, lengths = [], []
+            waiting, total = [], length
         waiting.append(row)
-        lengths.append(length)
     if waiting:
         yield waiting
 
 
-def shape_of(lengths: Sequence[int], *, blocks: bool) -> tuple[int, int]:
-    """R and L of rows of these lengths: padded to the longest, or behind one another and padded to whole blocks."""
-    if blocks:
-        return 1, max(FEWEST, math.ceil(sum(lengths) / WIDTH)) * WIDTH
-    return len(lengths), max(lengths)
+def joined(total: int) -> int:
+    """The positions that rows of so many behind one another are padded to: whole blocks."""
+    return max(FEWEST, math.ceil(total / WIDTH)) * WIDTH
 
 
 def pack(rollouts: Rollouts, rows: Sequence[Row], device: torch.device, *, blocks: bool = False) -> Packed:
     """These rows, to be computed together, by attention in blocks where that is wanted."""
-    shape = shape_of([row.length(rollouts) for row in rows], blocks=blocks)
+    lengths = [row.length(rollouts) for row in rows]
+    shape = (1, joined(sum(lengths))) if blocks else (len(rows), max(lengths))
     # padded with a token that is there: of another the model may have a vector that its gradient cannot pass, such as 0
     tokens = np.full(shape, rollouts.prompts[rows[0].group][0], dtype=np.int64)
     positions = np.zeros_like(tokens)
