@@ -74,7 +74,7 @@ class Accumulation:
         Out of memory, it begins anew with smaller passes, which stay: the gradient was zero before. `standing` bytes
         are still to be taken by what stays, gradients and the optimizer's state. Raises NoRoomError.
         """
-        longest = max(row.length(rollouts) for row in rows_of(rollouts, groups, positions=0))
+        longest = max(len(rollouts.prompts[group]) + int(rollouts.lengths[group].max()) for group in groups)
         blocks, why = self._choose_attention(longest)
         said = "; ".join(filter(None, (why, self._choose(rollouts, groups, standing, blocks=blocks))))
         while True:
