@@ -29,6 +29,7 @@ from rl.config import (
 from rl.critic_config import CriticConfig
 from rl.environment_config import EnvironmentConfig
 from rl.optimizer_config import OptimizerConfig
+from rl.warm_up_config import WarmUpConfig
 from tasks.batch_config import BatchConfig
 from tasks.calls.inflight import InflightConfig
 
@@ -87,15 +88,6 @@ class EvaluationConfig(ProblemsConfig):
         if self.path == HELD_OUT and given:
             raise ValueError(f"{given[0]}: the problems held out are those of the sets that are trained on")
         return self
-
-
-class WarmUpConfig(ConfigTree):
-    """The supervised start of the tiny policy, on problems of the grammar. The result is kept and used again."""
-
-    steps: int = Field(330, ge=1, description="updates; few enough that sampling stays varied")
-    batch: int = Field(16, ge=1, description="problems per update")
-    optimizer: OptimizerConfig = OptimizerConfig(name="muon", lr=6e-3, warmup_steps=20, betas=(0.9, 0.98))
-    seed: int = Field(0, ge=0, lt=2**32, description="of the fresh weights and the problems")
 
 
 class EvalConfig(ConfigTree):

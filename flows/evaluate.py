@@ -8,13 +8,12 @@ from pathlib import Path
 from prefect import flow
 
 from flows.config import EvalConfig
-from flows.finetune_config import SftConfig
 from flows.report.summary import evaluation_outcome
 from flows.run.failure import name_the_cause
 from flows.run.plans import digest_of
 from flows.run.recovery import with_recovery
 from flows.run.workplace import Workplace, open_workplace
-from flows.sft import sft
+from flows.sft import sft, warm_up_for
 from flows.start.as_trained import Asked, asked_evaluation
 from flows.start.defaults import with_eval_defaults
 from flows.start.finetunes import with_made_model
@@ -114,8 +113,7 @@ def stored_model(config: EvalConfig, workplace: Workplace) -> PolicyVersion:
     """A model that is no run, stored as a version of its own."""
     model = config.policy.model
     if model == TINY:
-        warm = SftConfig(policy=config.policy, cluster=config.cluster, placement=config.placement)
-        return published_version(sft(warm))
+        return published_version(sft(warm_up_for(config)))
     if note := check_model(model, workplace.runs, also_run=True):
         workplace.display.say(note)
     return workplace.dispatch.run(

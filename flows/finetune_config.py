@@ -4,7 +4,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from flows.config import RUN, TrainedPolicy, WarmUpConfig, refuse_muon_of_adapters
+from flows.config import RUN, TrainedPolicy, refuse_muon_of_adapters
 from flows.options.config_tree import ConfigTree
 from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.placement import PlacementConfig
@@ -13,6 +13,7 @@ from infra.runs.tracking import TrackingConfig
 from rl.config import OURS, PolicyConfig
 from rl.optimizer_config import OptimizerConfig
 from rl.problems.examples import DemonstrationsConfig, ExamplesConfig, PairsConfig
+from rl.warm_up_config import WarmUpConfig
 
 
 class FinetuneConfig(ConfigTree):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from prefect import flow
 
-from flows.config import TrainConfig
+from flows.config import EvalConfig, TrainConfig
 from flows.finetune_config import DpoConfig, FinetuneConfig, RewardModelConfig, SftConfig
 from flows.run.artifacts import PrefectArtifacts
 from flows.run.diverged import stop_if_diverged
@@ -24,6 +24,8 @@ from infra.cluster.machine import cores
 from infra.cluster.training_lock import TrainingLock
 from infra.home import runs_uri
 from rl.config import TINY
+from rl.problems.shown import GRAMMAR, shown_of, updates
+from rl.warm_up_config import WarmUpConfig
 from tasks.calls.warm_up import WarmUp
 from tasks.fit import fit
 from tasks.warm_up import bring, is_kept, warm_up, warm_up_uri
@@ -33,7 +35,9 @@ def warm_up_spec(config: SftConfig) -> WarmUp:
     """The warm-up that ``config`` asks for."""
     asked = config.warm_up
     threads = config.cluster.threads or cores()
-    return WarmUp(asked.steps, asked.batch, asked.optimizer, asked.seed, config.policy, threads)
+    shown = asked.problems or GRAMMAR
+    steps = asked.steps or updates(shown)
+    return WarmUp(shown, steps, asked.batch, asked.optimizer, asked.seed, config.policy, threads)
 
 
 def kept_warm_up(config: SftConfig, workplace: Workplace) -> str | None:
@@ -47,8 +51,8 @@ def kept_warm_up(config: SftConfig, workplace: Workplace) -> str | None:
 @flow(name="rlvf-sft", on_failure=[name_the_cause])
 def sft(config: SftConfig, resume: str | None = None) -> str:
     """Fine-tune a policy on demonstrations and return where its model is stored, in Hugging Face layout. With no
-    demonstrations, warm the tiny policy up on the grammar's problems: a warm-up that was made before with the same
-    settings and the same code is used again."""
+    demonstrations, warm the tiny policy up on problems that are made in code: a warm-up that was made before with the
+    same settings and the same code is used again."""
     if config.problems.path is not None or resume is not None:
         return finetuned(config, resume).policy
     with open_workplace(config.cluster, config.placement) as workplace:
@@ -112,8 +116,17 @@ def first_weights(config: TrainConfig | FinetuneConfig, workplace: Workplace, *,
     ``made``; else "", where a run goes on from a later version or not at all."""
     if config.policy.model != TINY:
         return config.policy.model
-    warm = SftConfig(warm_up=config.warm_up, policy=config.policy, cluster=config.cluster, placement=config.placement)
+    warm = warm_up_for(config)
     return kept_warm_up(warm, workplace) or (sft(warm) if made else "")
+
+
+def warm_up_for(config: TrainConfig | EvalConfig | FinetuneConfig) -> SftConfig:
+    """The warm-up of a tiny policy that is to be trained, or evaluated, so: it is shown what there is of the
+    problems."""
+    asked = WarmUpConfig() if isinstance(config, EvalConfig) else config.warm_up
+    if asked.problems is None and not isinstance(config, FinetuneConfig):
+        asked = asked.model_copy(update={"problems": shown_of(config.problems.path)})
+    return SftConfig(warm_up=asked, policy=config.policy, cluster=config.cluster, placement=config.placement)
 
 
 def warmed_up(config: SftConfig, workplace: Workplace) -> str:

@@ -14,7 +14,7 @@ TINY = "tiny"  # the policy that is made in code
 OURS = "rlvf"  # the engine in rl/sampling
 USUAL_PORTS = {"http": ":80", "https": ":443"}
 COLDEST_SERVED = 0.01  # temperature: vLLM takes no lower one as it is
-TINY_PARAMETERS = 903_424  # that it has
+TINY_PARAMETERS = 905_984  # that it has
 MOST_TOKENS = 32768  # of a completion
 PICKLED = (
     "pickled weights (pytorch_model.bin) are never read, because they can run code; convert them where you trust them, "

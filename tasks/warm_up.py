@@ -11,7 +11,8 @@ from prefect.cache_policies import NO_CACHE
 from infra.cluster.dispatch import Dispatch
 from infra.storage import place, store
 from infra.storage.manifest import StoreError
-from rl.sources import closure
+from rl.problems.shown import module_of
+from rl.sources import closure, path_of
 from tasks.calls import warm_up as calls
 from tasks.calls.warm_up import WarmUp
 
@@ -21,7 +22,7 @@ SECONDS = 2.0  # of updates in one call: how often the display moves
 def warm_up_uri(storage: str | Path, spec: WarmUp) -> str:
     """Where the result of a warm-up is kept: its name is a digest of the settings and of the code that determine it."""
     digest = hashlib.sha256(json.dumps(spec.determining(), sort_keys=True).encode())
-    for path in closure([Path(calls.__file__)]):
+    for path in closure([Path(calls.__file__), path_of(module_of(spec.problems))]):
         digest.update(path.read_bytes())
     return place.join(str(storage), "warmup", digest.hexdigest()[:16])
 

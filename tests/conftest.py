@@ -240,6 +240,7 @@ def half_right(sums: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFac
     from rl.model.policy import Policy, save_policy
     from rl.model.tiny import build_model, build_tokenizer
     from rl.optimizer_config import OptimizerConfig
+    from rl.problems.shown import Shown
     from rl.records import Problem
 
     tokenizer = build_tokenizer()
@@ -248,7 +249,7 @@ def half_right(sums: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFac
     learner = Learner(policy, OptimizerConfig(lr=4e-3, warmup_steps=5, betas=(0.9, 0.98), microbatch_tokens=1024))
     draws = np.random.default_rng(0)
     while True:
-        shown = [Problem(sums[i][1], sums[i][0], "") for i in draws.integers(len(sums), size=16)]
+        shown = [Shown.target(Problem(sums[i][1], sums[i][0], "")) for i in draws.integers(len(sums), size=16)]
         if imitate(learner, demonstrations(policy, shown)) <= 0.3:  # nats per token
             break
     folder = tmp_path_factory.mktemp("half-right")

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rl.environments.instance import Instance
+from rl.environments.instance import Instance, seed
 from rl.environments.interface import ContractError, Interface, interface_of
 from rl.environments.turn import of_json
 from rl.verifiers.isolation import landlock
@@ -123,7 +123,8 @@ class _Episodes:
             bound(self._asked["seconds"], self._asked["max_log"])
             try:
                 if instance is None:
-                    instance = Instance(self._class, self._interface, key)
+                    seed(key)
+                    instance = Instance(self._class, self._interface)
                 answer = _answered(instance, given)
             except BaseException as error:  # noqa: BLE001
                 answer = {"error": described(error, file)}

@@ -1,4 +1,5 @@
-"""An environment of one episode: the class's object, and what it answers. It runs in the episode's own process."""
+"""An environment of one episode: the class's object, and what it answers. It runs in the episode's own process, but for
+those of `in_process`."""
 
 import json
 import math
@@ -25,10 +26,7 @@ class Instance:
     """One episode. What a method raises goes through: it is the environment's fault, but for a ValueError of a tool or
     of step, which says what the policy did wrong."""
 
-    def __init__(self, cls: type, interface: Interface, key: str) -> None:
-        random.seed(key)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(zlib.crc32(key.encode()))
+    def __init__(self, cls: type, interface: Interface) -> None:
         self._tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in interface.tools}
         self._interface, self._of = interface, cls()
         self._rewards: list[float] = []
@@ -106,6 +104,13 @@ class Instance:
             "over": self._over or any(turn.over for turn in turns),
             "refused": refused,
         }
+
+
+def seed(key: str) -> None:
+    """The random numbers of this process are those of the key."""
+    random.seed(key)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(zlib.crc32(key.encode()))
 
 
 def bounded(text: str) -> str:

@@ -4,6 +4,7 @@ import atexit
 import threading
 from pathlib import Path
 
+from rl.environments.in_process import InProcess, plays_in_process
 from rl.environments.sessions import Sessions
 from rl.environments.spec import EnvironmentSpec, split_name
 from rl.verifiers.isolation import sandbox
@@ -13,17 +14,21 @@ from rl.verifiers.opened import folder_of
 
 KEPT = 4  # a user who edits a file makes a new one each time
 
-_kept: dict[EnvironmentSpec, Sessions] = {}
+Played = Sessions | InProcess
+
+_kept: dict[EnvironmentSpec, Played] = {}
 _lock = threading.Lock()
 
 
-def opened(spec: EnvironmentSpec, home: Path | None = None) -> Sessions:
+def opened(spec: EnvironmentSpec, home: Path | None = None) -> Played:
     """The episodes of an environment in this process; ``home`` is rlvf's on this machine, with its secrets and logs.
 
     Raises EnvironmentSpecError, and SandboxError where the sandbox cannot be had here.
     """
     with _lock:
-        sessions = _kept.pop(spec, None) or Sessions(spec, _cell(spec, home))
+        sessions = _kept.pop(spec, None) or (
+            InProcess(spec) if plays_in_process(spec) else Sessions(spec, _cell(spec, home))
+        )
         _kept[spec] = sessions  # the last one used is the last one to go
         for old in list(_kept)[:-KEPT]:
             _kept.pop(old).end()

@@ -6,6 +6,7 @@ lost there, it is an error. So one that takes its sandbox down harms no other.
 """
 
 import os
+import random
 import threading
 import time
 from collections import OrderedDict
@@ -26,7 +27,7 @@ from rl.verifiers.isolation.confinement import close_environment
 from rl.verifiers.isolation.process import Cell, LoadError
 from rl.verifiers.verdicts import failed
 
-HOSTS = 8  # sandboxes of several episodes
+HOSTS = 16  # sandboxes of several episodes
 ROOM = 32  # episodes in one of these
 OPEN = HOSTS * ROOM  # episodes whose processes are kept
 ALONE = 4  # sandboxes of one that is alone, beside those in use
@@ -263,7 +264,8 @@ class Sessions:
             raise
 
     def _shared_host(self) -> Host:
-        """One with room for another episode; that of the one that waits longest is ended for it. Raises LoadError."""
+        """One with room for another episode; one that waits is ended for it, any: where more are played in turns than
+        have room, the one that has waited longest would be asked next. Raises LoadError."""
         with self._lock:
             hosts = [host for host in self._hosts if not host.alone]
         for host in hosts:
@@ -273,10 +275,11 @@ class Sessions:
                 return host
         with self._lock:
             waits = [key for key, live in self._idle.items() if not live.playing.host.alone]
-            oldest = (waits[0], self._idle.pop(waits[0])) if waits and len(hosts) >= HOSTS else None
-        if oldest is None:
+            full = len(hosts) >= HOSTS and bool(waits)
+            ended = (key := random.choice(waits), self._idle.pop(key)) if full else None
+        if ended is None:
             return self._started(ROOM)
-        self._drop(*oldest)
+        self._drop(*ended)
         return self._shared_host()
 
     def _started(self, room: int) -> Host:

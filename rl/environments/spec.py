@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def split_name(name: str) -> tuple[str, str]:
     return found["path"], found["name"]
 
 
+@cache  # asked at every turn, and by threads at once, of which Python 3.11 parses files one at a time (gh-106905)
 def limits_of(text: str, file: str, name: str) -> Limits:
     """The limits of a class; nothing of the file is run. Raises EnvironmentSpecError."""
     try:

@@ -6,6 +6,7 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor, nn
 
+from rl.learning.muon import Muon
 from rl.model.parking import ModelMemory
 from rl.model.policy import Policy
 from rl.optimizer_config import STATE, OptimizerConfig
@@ -48,7 +49,7 @@ def build_optimizers(policy: Policy, config: OptimizerConfig) -> list[torch.opti
 def _of_hidden(hidden: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
     decay = config.weight_decay
     if config.name == "muon":
-        return torch.optim.Muon(hidden, lr=config.rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        return Muon(hidden, lr=config.rate, weight_decay=decay)
     from bitsandbytes import optim
 
     made: Any = optim.AdamW8bit  # type: ignore[attr-defined]  # untyped

@@ -11,15 +11,35 @@ from rl.learning.fitting import optimize
 from rl.learning.learner import Learner
 from rl.learning.objectives import Imitation
 from rl.model.policy import Policy
+from rl.model.turns import Turns
 from rl.problems.examples import Example
+from rl.problems.shown import Shown
 from rl.records import Problem, Rollouts
 
 
-def demonstrations(policy: Policy, problems: Sequence[Problem]) -> Rollouts:
-    """The problems with their own targets as the one completion of each (G = 1)."""
-    answers = [[*_tokens(policy, problem.target), policy.end] for problem in problems]
+def demonstrations(policy: Policy, shown: Sequence[Shown]) -> Rollouts:
+    """What is shown as the one completion of each problem (G = 1). The policy wrote all of it but what it observed.
+
+    Raises:
+        TurnsError: nothing can be put behind a turn of the model's, and something is shown in several.
+    """
+    several = any(len(each.turns) > 1 for each in shown)
+    turns = Turns.of(policy.tokenizer, policy.ends, tools=True) if several else None
+    completions: list[list[int]] = []
+    trained: list[list[bool]] = []
+    for each in shown:
+        parts, before = list[tuple[list[int], bool]](), ""
+        for said, observed in each.turns:
+            if turns is not None and parts:
+                parts.append((turns.observed([before], closed=True), False))
+            parts.append(([*_tokens(policy, said), policy.end], True))
+            before = observed
+        completions.append([token for tokens, _ in parts for token in tokens])
+        trained.append([own for tokens, own in parts for _ in tokens])
+    problems = [each.problem for each in shown]
     prompts = [policy.prompt_tokens(problem.prompt, problem.instructions) for problem in problems]
-    return Rollouts.padded(problems, prompts, answers, texts=[problem.target for problem in problems])
+    texts = ["\n".join(said for said, _ in each.turns) for each in shown]
+    return Rollouts.padded(problems, prompts, completions, trained=trained, texts=texts)
 
 
 def as_rollouts(policy: Policy, examples: Sequence[Example], max_tokens: int) -> Rollouts:

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<end>"
 
 # English that arithmetic is talked about in. A word outside this list is spelled in letters.
-WORDS = """
+WORDS = (
+    """
 a add added adding after again all altogether amount an and another answer apples are as at away be become both bring
 by calculate change combine combined compute count cut deduct decrease decreased difference differences divide divided
 do double each eight equal equals evaluate every fifty figure find first five for four from get give given gives half
@@ -21,6 +22,8 @@ second separately six start starting step subtract subtracted subtracting sum su
 that the their them then there these they third this those three time times to together total totals triple twenty
 twice two up value values what whatever when which with work you your
 """.split()
+    + "error guess higher right wrong".split()
+)  # of what environments are told, and answer
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -18,6 +18,7 @@ from rl.sampling.scheduling import Draw, Move, Schedule
 from rl.sampling.slots import Slots
 
 PREFILL = 16_384  # positions of a pass over prompts
+WORTH, NEARLY = 512, 0.8  # of those at least in one that leaves out shorter rows, and how short these are
 
 
 class Prefill(NamedTuple):
@@ -227,10 +228,13 @@ class Rows:
 
 
 def _parts(prefills: Sequence[Prefill]) -> Iterator[Sequence[Prefill]]:
-    """Passes of at most PREFILL positions, or of one row."""
+    """Passes of at most PREFILL positions, or of one row, the longest first. A row is padded to the longest of its
+    pass: one that is much shorter begins the next, once a pass is worth its start."""
     part: list[Prefill] = []
-    for one in prefills:
-        if part and (len(part) + 1) * max(len(each.ids) for each in (*part, one)) > PREFILL:
+    for one in sorted(prefills, key=lambda each: -len(each.ids)):
+        longest = len(part[0].ids) if part else 0
+        much_shorter = len(one.ids) < NEARLY * longest and len(part) * longest >= WORTH
+        if part and ((len(part) + 1) * longest > PREFILL or much_shorter):
             yield part
             part = []
         part.append(one)

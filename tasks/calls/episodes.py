@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from infra.home import rlvf_home
 from rl.environments.episode import Episode, Outcome
 from rl.environments.interface import Interface
-from rl.environments.opened import opened
-from rl.environments.sessions import Sessions
+from rl.environments.opened import Played, opened
 from rl.environments.spec import EnvironmentSpec, EnvironmentSpecError
 from rl.environments.turn import of_json
 from rl.judging import Judgement
@@ -52,7 +51,7 @@ def try_environment(spec: EnvironmentSpec, problem: Problem) -> Interface:
     return interface
 
 
-def _sessions(spec: EnvironmentSpec) -> Sessions:
+def _sessions(spec: EnvironmentSpec) -> Played:
     try:
         return opened(spec, rlvf_home())
     except SandboxError as error:

@@ -9,7 +9,7 @@ from infra.cluster.resident import drop
 from infra.storage import store
 from rl.config import PolicyConfig
 from rl.optimizer_config import OptimizerConfig
-from rl.problems.made import grammar
+from rl.problems.shown import shown
 from tasks.calls.held import held
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class WarmUp:
     """What determines a warm-up, and where it computes; the learner that its methods work with is held resident by the
     worker on which they are called."""
 
+    problems: str  # that are shown
     steps: int
     batch: int  # problems per update
     optimizer: OptimizerConfig
@@ -31,6 +32,7 @@ class WarmUp:
     def determining(self) -> dict[str, Any]:
         """The settings that the result depends on."""
         return {
+            "problems": self.problems,
             "steps": self.steps,
             "batch": self.batch,
             "optimizer": self.optimizer.model_dump(mode="json"),
@@ -52,9 +54,9 @@ class WarmUp:
         try:
             with held("warm-up", self, self._fresh, again=False) as learner:
                 while learner.step < at_least or (learner.step < self.steps and time.monotonic() - began < seconds):
-                    problems = grammar.to_warm_up(self.seed, learner.step, self.batch)
+                    some = shown(self.problems, self.seed, learner.step, self.batch)
                     left = 1 - learner.step / self.steps
-                    loss = imitate(learner, demonstrations(learner.policy, problems), scale=max(left, 0.05))
+                    loss = imitate(learner, demonstrations(learner.policy, some), scale=max(left, 0.05))
                     learner.step += 1
                 return learner.step, loss
         finally:

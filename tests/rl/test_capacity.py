@@ -163,7 +163,7 @@ def test_nothing_is_said_to_fit_where_there_is_no_room(saved: str, monkeypatch: 
 
 def test_the_tiny_policy_needs_no_files() -> None:
     found = fits("tiny", 64, wanted="cpu")
-    assert found.parameters == 903_424
+    assert found.parameters == 905_984
     assert [one.method for one in found.methods] == [
         "full",
         "policy.lora 16",

@@ -19,6 +19,7 @@ from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
 from rl.optimizer_config import OptimizerConfig
 from rl.problems.made.grammar import stream
+from rl.problems.shown import Shown
 from rl.records import Problem, Rollouts
 from tasks import warm_up as task
 from tasks.calls.warm_up import WarmUp
@@ -28,7 +29,13 @@ from tests.streams import drawing
 draw = drawing(stream)
 
 SPEC = WarmUp(
-    steps=5, batch=2, optimizer=OptimizerConfig(lr=4e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1
+    problems="grammar",
+    steps=5,
+    batch=2,
+    optimizer=OptimizerConfig(lr=4e-3),
+    seed=0,
+    policy=PolicyConfig(device="cpu"),
+    threads=1,
 )
 
 
@@ -94,12 +101,12 @@ def test_what_is_not_kept_or_damaged_is_not_brought(tmp_path: Path) -> None:
 def test_a_warm_up_shows_no_answers_of_what_training_draws_first(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Problem] = []
 
-    def seen(policy: Policy, problems: list[Problem]) -> Rollouts:
-        shown.extend(problems)
-        return demonstrations(policy, problems)
+    def seen(policy: Policy, some: list[Shown]) -> Rollouts:
+        shown.extend(each.problem for each in some)
+        return demonstrations(policy, some)
 
     monkeypatch.setattr(supervised, "demonstrations", seen)
-    spec = WarmUp(3, 8, OptimizerConfig(lr=1e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1)
+    spec = WarmUp("grammar", 3, 8, OptimizerConfig(lr=1e-3), seed=0, policy=PolicyConfig(device="cpu"), threads=1)
     spec.updates(at_least=3)
     drop("warm-up")
     assert len(shown) == 24

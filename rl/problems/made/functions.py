@@ -14,12 +14,15 @@ import numpy as np
 
 from rl.problems.made import Side
 from rl.problems.made.grammar import Wording, is_held_out
+from rl.problems.shown import Shown, drawn_apart
 from rl.records import Problem
+from rl.verifiers.built_in.functions import example
 
 LARGEST = 60  # whole numbers are drawn from 1 to this
 SHOWN = (2, 3, 3, 4)  # how many functions a problem shows, drawn from these
 SOME = ("apples", "figures", "pairs", "products", "numbers")
 WHO = ("me", "you", "them", "all", "each")
+UPDATES = 330  # of the warm-up
 STREAM = (16,)  # keeps these draws apart from others with the same seed
 
 
@@ -138,3 +141,9 @@ def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
             prompt = "\n".join([*map(signature, shown), words])
             tools = {"tools": [schema(each) for each in shown]}
             yield Problem(prompt, json.dumps(calls), f"functions:{seed}.{step}.{index}", tools)
+
+
+def to_warm_up(seed: int, step: int) -> Iterator[Shown]:
+    """The calls that are asked for."""
+    for problem, _ in drawn_apart(stream, seed, step):
+        yield Shown(problem, ((example(problem), ""),))

@@ -9,12 +9,13 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 from typing import Literal, TypeVar
 
 import numpy as np
 
 from rl.problems.made import Side
+from rl.problems.shown import Shown
 from rl.records import Problem
 
 LARGEST = 60  # numbers are drawn from 1 to this
@@ -23,6 +24,7 @@ NUMBER = re.compile(r"\d+")
 HELD_OUT_SHARE = 16  # one prompt in so many belongs to the held-out side
 
 STREAM = (1,)  # keeps these draws apart from others with the same seed, such as the sampler's
+UPDATES = 330  # of the warm-up, few enough that sampling stays varied
 WARM_UP = (5,)  # and those of the warm-up from them: it shows answers, which training has to find
 
 Kind = Literal["number", "sum", "difference", "product"]
@@ -180,7 +182,7 @@ def stream(seed: int, step: int, side: Side = "train", key: tuple[int, ...] = ST
             yield Problem(prompt, target, source=f"grammar:{seed}.{step}.{index}")
 
 
-def to_warm_up(seed: int, step: int, how_many: int) -> list[Problem]:
-    """Problems of one update of the warm-up, none of them held out, drawn apart from `stream` with the same seed and
-    step; of all that a default run draws, one in 500 has the very words of one of these, by chance."""
-    return list(islice(stream(seed, step, key=WARM_UP), how_many))
+def to_warm_up(seed: int, step: int) -> Iterator[Shown]:
+    """What an update of the warm-up shows, drawn apart from `stream` with the same seed and step; of all that a default
+    run draws, one in 500 has the very words of one of these, by chance."""
+    return map(Shown.target, stream(seed, step, key=WARM_UP))

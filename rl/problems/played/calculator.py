@@ -10,13 +10,16 @@ from itertools import count
 import numpy as np
 
 from rl.arithmetic import evaluate
+from rl.environments.built_in.calculator import Calculator
 from rl.problems.made import Side
 from rl.problems.made.grammar import Wording, is_held_out
+from rl.problems.shown import Shown, drawn_apart
 from rl.records import Problem
 
 LARGEST = 60  # numbers are drawn from 1 to this
 FEW = 9  # factors and divisors from 2 to this
 MOST = 100_000  # the answer's value
+UPDATES = 330  # of the warm-up
 STREAM = (14,)  # keeps these draws apart from others with the same seed
 THINGS = ("apples", "figures", "pairs", "products")
 
@@ -86,3 +89,10 @@ def stream(seed: int, step: int, side: Side = "train") -> Iterator[Problem]:
         prompt, target = Story(rng).problem()
         if is_held_out(prompt) == (side == "held_out") and evaluate(target) <= MOST:
             yield Problem(prompt, target, f"calculator:{seed}.{step}.{index}")
+
+
+def to_warm_up(seed: int, step: int) -> Iterator[Shown]:
+    """The whole expression calculated at once, then the answer."""
+    for problem, _ in drawn_apart(stream, seed, step):
+        result = Calculator().calculate(problem.target)
+        yield Shown(problem, ((f'calculate("{problem.target}")', result), (f"answer({result})", "")))

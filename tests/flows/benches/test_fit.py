@@ -22,10 +22,10 @@ def test_a_row_for_each_method(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     rows = json.loads(out)["fit"]
     assert [row["method"].split()[0] for row in rows] == ["full", "policy.lora", "policy.lora"]
-    assert rows[0]["trained"] == 903_424 > rows[1]["trained"] > 0
+    assert rows[0]["trained"] == 905_984 > rows[1]["trained"] > 0
     assert {row["dtype"] for row in rows} == {DTYPE}
     head, names, *lines = err.splitlines()
-    assert head.startswith("903,424 parameters, ")
+    assert head.startswith("905,984 parameters, ")
     assert "at once (100)" in names
     for row, line in zip(rows, lines, strict=True):
         assert line.startswith(row["method"])

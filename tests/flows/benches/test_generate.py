@@ -133,7 +133,7 @@ def test_a_policy_of_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     turn = generate.measure("rlvf", mine)
     assert "Loading weights" not in capsys.readouterr().err  # transformers' bar, in the table
     assert turn.tokens_per_second > 1
-    assert turn.weight_bytes == weight_bytes(tiny.model) == 4 * 903_424
+    assert turn.weight_bytes == weight_bytes(tiny.model) == 4 * 905_984
     assert prompts_of(mine, tiny) == prompts_of(FEW, tiny)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rl.environments.instance import MAX_CALLS, MAX_TEXT, Instance
+from rl.environments.instance import MAX_CALLS, MAX_TEXT, Instance, seed
 from rl.environments.interface import ContractError, interface_of
 from rl.environments.turn import Action, Call, Turn, Unread, as_json, of_json
 
@@ -60,8 +60,8 @@ class Shop:
         return {"go": None, "stay": "here", "turn": Turn("well", -1), "silent": Turn(reward=3), "odd": 3}[text]
 
 
-def made(cls: type = Shop, key: str = "k") -> Instance:
-    instance = Instance(cls, interface_of(cls), key)
+def made(cls: type = Shop) -> Instance:
+    instance = Instance(cls, interface_of(cls))
     assert instance.reset({"goods": {"tea": 2}, "prompt": "?"}) == {"observations": [" There are tea."], "over": False}
     return instance
 
@@ -120,7 +120,7 @@ class Tools:
 
 
 def test_a_text_without_calls_ends_an_episode_of_tools_and_get_reward_says_what_it_is_worth() -> None:
-    tools = Instance(Tools, interface_of(Tools), "k")
+    tools = Instance(Tools, interface_of(Tools))
     assert tools.reset({"target": "x"}) == {"observations": [], "over": False}
     assert tools.act("42") == {"observations": [], "reward": 0.0, "over": True, "refused": 0}
     assert tools.reward() == {"reward": 0.75, "reason": "nearly", "parts": {"format": 0.5, "right": 0.25}}
@@ -146,7 +146,7 @@ def test_texts_and_calls_are_bounded() -> None:
             """Much."""
             return "\ud800" + "x" * 10_000_000
 
-    long = Instance(Long, interface_of(Long), "k")
+    long = Instance(Long, interface_of(Long))
     (text,) = long.act((call("much"),))["observations"]
     assert text == "?" + "x" * (MAX_TEXT - 1) + " … (cut: 10000001 characters)"
     found = long.act(tuple(call("nothing") for _ in range(MAX_CALLS + 2)))
@@ -161,7 +161,7 @@ def test_random_numbers_are_those_of_the_key() -> None:
 
     drawn = []
     for key in ("a", "a", "b"):
-        Instance(Tools, interface_of(Tools), key)
+        seed(key)
         drawn.append((random.random(), float(np.random.random())))
     assert drawn[0] == drawn[1]
     assert drawn[0][0] != drawn[2][0]

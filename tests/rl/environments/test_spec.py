@@ -1,5 +1,8 @@
 """What is known of an environment before anything of it is run."""
 
+import ast
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from rl.config import ENVIRONMENTS
@@ -79,3 +82,15 @@ def test_a_built_in_one_has_its_text_class_and_limits(name: str) -> None:
     assert len({spec, EnvironmentSpec(name=name)}) == 1
     mine = EnvironmentSpec(name="my/guess.py:Guess", text="class Guess: ...")
     assert (mine.file, mine.class_name, mine.built_in, mine.limits) == ("guess.py", "Guess", False, Limits())
+
+
+def test_a_file_is_read_once_however_often_its_limits_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text, **how: parsed.append(text) or parse(text, **how))
+    text = "class Rare:\n    turns = 7\n"
+    with ThreadPoolExecutor(8) as threads:
+        specs = [EnvironmentSpec(name="rare.py:Rare", text=text) for _ in range(200)]
+        assert EnvironmentSpec(name="rare.py:Rare", text=text).limits.turns == 7
+        assert {found.turns for found in threads.map(lambda spec: spec.limits, specs)} == {7}
+    assert parsed == [text]

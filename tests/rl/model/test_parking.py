@@ -15,7 +15,7 @@ from rl.model.parking import Device, ModelMemory
 from rl.model.policy import Policy, save_policy
 from rl.model.tiny import build_model, build_tokenizer
 from rl.optimizer_config import OptimizerConfig
-from rl.problems.made import grammar
+from rl.problems.shown import shown
 
 OPTIMIZERS = {
     "adamw": OptimizerConfig(lr=1e-3),
@@ -39,7 +39,7 @@ def learner_of(folder: Path, optimizer: str = "adamw", rank: int = 0, device: st
 
 def learn(learner: Learner, updates: int) -> None:
     for _ in range(updates):
-        imitate(learner, demonstrations(learner.policy, grammar.to_warm_up(0, learner.step, 4)))
+        imitate(learner, demonstrations(learner.policy, shown("grammar", 0, learner.step, 4)))
         learner.step += 1
 
 

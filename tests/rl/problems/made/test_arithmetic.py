@@ -4,7 +4,8 @@ from itertools import islice
 from rl.arithmetic import evaluate
 from rl.model.tiny import build_tokenizer
 from rl.problems.made.arithmetic import WORDINGS, stream
-from rl.problems.made.grammar import HELD_OUT_SHARE, to_warm_up
+from rl.problems.made.grammar import HELD_OUT_SHARE
+from rl.problems.shown import shown
 
 A, B, C, D = 40, 7, 5, 3
 VALUES = {  # as a person reads each, of 40, 7, 5 and 3
@@ -51,7 +52,7 @@ def test_what_is_held_out_is_neither_trained_on_nor_shown_in_the_warm_up() -> No
     held_out = {problem.prompt for problem in islice(stream(7, 0, "held_out"), 300)}
     assert len(held_out) > 250
     assert held_out.isdisjoint(problem.prompt for step in range(50) for problem in islice(stream(0, step), 64))
-    assert held_out.isdisjoint(problem.prompt for step in range(400) for problem in to_warm_up(0, step, 16))
+    assert held_out.isdisjoint(each.problem.prompt for step in range(400) for each in shown("grammar", 0, step, 16))
     *_, last = islice(stream(3, 1, "held_out"), 100)
     assert abs(100 / int(last.source.rpartition(".")[2]) - 1 / HELD_OUT_SHARE) < 0.03
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from rl.arithmetic import MAX_CHARACTERS, evaluate
-from rl.problems.made.grammar import LARGEST, is_held_out, stream, to_warm_up
+from rl.problems.made.grammar import LARGEST, is_held_out, stream
+from rl.problems.shown import shown
 from rl.records import Problem
 from tests.streams import drawing
 
@@ -139,10 +140,10 @@ def test_train_and_held_out_share_no_prompt_whatever_the_seeds(many: list[Proble
 
 
 def test_training_draws_what_the_warm_up_has_not_shown_with_its_answer() -> None:
-    shown = {problem.prompt for step in range(100) for problem in to_warm_up(0, step, 16)}
+    warm = {each.problem.prompt for step in range(100) for each in shown("grammar", 0, step, 16)}
     drawn = [problem.prompt for step in range(50) for problem in draw(0, step, 32)]
-    assert sum(prompt in shown for prompt in drawn) < len(drawn) / 100  # short ones coincide by chance
-    assert not any(is_held_out(prompt) for prompt in shown)
+    assert sum(prompt in warm for prompt in drawn) < len(drawn) / 100  # short ones coincide by chance
+    assert not any(is_held_out(prompt) for prompt in warm)
 
 
 def test_every_target_can_be_evaluated_and_uses_the_numbers_of_its_prompt(many: list[Problem]) -> None:
