@@ -1,10 +1,13 @@
 """What the warm-up shows of each set: an environment answers it as it is shown, and no run draws it."""
 
+from functools import cache
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from rl.config import IN_CODE
+from rl.environments.built_in.guess import Guess
 from rl.environments.calls import action_of
 from rl.environments.episode import Episode
 from rl.environments.opened import opened
@@ -93,9 +96,17 @@ def test_guesses_are_those_that_answers_leave() -> None:
             least, most = (number + 1, most) if observed == "higher" else (least, number - 1)
     found = [len(each.turns) for each in some if each.turns[-1][1] == "right"]
     assert len(found) > 0.9 * len(some)
-    harmonic = sum(1 / number for number in range(1, guess.LARGEST + 1))
-    expected = 2 * (1 + 1 / guess.LARGEST) * harmonic - 3  # as of a search tree that is built at random
-    assert abs(sum(map(len, (each.turns for each in some))) / len(some) - expected) < 0.3
+
+    @cache
+    def turns(numbers: int, left: int) -> float:
+        """The mean, of a number that is one of so many, all alike, with so many turns left."""
+        if not numbers or not left:
+            return 0.0
+        beyond = sum(rest * turns(rest, left - 1) for at in range(numbers) for rest in (at, numbers - 1 - at))
+        return 1 + beyond / numbers**2
+
+    assert turns(64, 100) == pytest.approx(6.636, abs=1e-3)  # as a search tree that is built at random has it
+    assert mean(len(each.turns) for each in some) == pytest.approx(turns(64, Guess.turns), abs=0.25)
 
 
 def test_a_target_is_one_turn() -> None:
