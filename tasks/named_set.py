@@ -80,9 +80,8 @@ class NamedSet:
     def made(self, held_out: int | None, others: Set[str] = frozenset()) -> list[Problem]:
         """``held_out`` problems of a set that is made in code, from the side that is never trained on, none of whose
         normalized prompts is among ``others``."""
-        return self.marked(
-            _held_out(self.config.path, rows.HELD_OUT if held_out is None else held_out, frozenset(others))
-        )
+        usual = rows.HELD_OUT_PLAYED if self.config.path in PLAYED else rows.HELD_OUT
+        return self.marked(_held_out(self.config.path, usual if held_out is None else held_out, frozenset(others)))
 
     def marked(self, found: Sequence[Problem]) -> list[Problem]:
         """The problems with this set's name and its instructions (system prompt, template)."""

@@ -22,6 +22,7 @@ TARGETS = ("python_expression", "answer", "target", "solution")
 P = TypeVar("P", bound=Problem)
 T = TypeVar("T")
 HELD_OUT = 200  # distinct prompts, where no number is given and there are enough
+HELD_OUT_PLAYED = 50  # of those of an environment, as an episode takes as long as many completions
 EPOCHS, REPLACEMENTS = (4,), (5,)  # keep the orders apart from each other, and from other draws with the same seed
 
 

@@ -58,21 +58,23 @@ LEASES = [Lease(range(2), PROBLEMS[:2]), Lease(range(2, 4), PROBLEMS[2:])]
 
 
 class Here:
-    """Calls that are made in this process, by verifiers of which one may be lost."""
+    """Calls that are made in this process, one at a time, by verifiers of which one may be lost."""
 
     def __init__(self, workers: int = 1, lost: Iterable[int] = ()) -> None:
         self.workers, self.lost, self.calls = workers, set(lost), 0
+        self.calling = Lock()
 
     def offers(self, *_: Any, **__: Any) -> list[Offer]:
         return [Offer(f"tcp://{n}", f"v{n}", {}) for n in range(self.workers)]
 
     def lease(self, _: str, function: Any, items: Sequence[Any], *, check: Any, **__: Any) -> Iterator[tuple[int, Any]]:
         for index, item in enumerate(items):
-            self.calls += 1
-            if self.calls in self.lost and function is play:  # it acts, and its answer and its processes are lost
-                function(*item)
-                opened.close(SPEC)
-            result = function(*item)
+            with self.calling:
+                self.calls += 1
+                if self.calls in self.lost and function is play:  # it acts, and its answer and its processes are lost
+                    function(*item)
+                    opened.close(SPEC)
+                result = function(*item)
             assert check(index, result) == ""
             yield index, result
 

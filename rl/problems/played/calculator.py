@@ -19,7 +19,7 @@ from rl.records import Problem
 LARGEST = 60  # numbers are drawn from 1 to this
 FEW = 9  # factors and divisors from 2 to this
 MOST = 100_000  # the answer's value
-UPDATES = 330  # of the warm-up
+UPDATES = 190  # of the warm-up
 STREAM = (14,)  # keeps these draws apart from others with the same seed
 THINGS = ("apples", "figures", "pairs", "products")
 
