@@ -13,7 +13,8 @@ from types import ModuleType
 
 import numpy as np
 
-from rl.config import IN_CODE, PLAYED
+from rl.config import IN_CODE
+from rl.problems.made import module_of
 from rl.records import Problem
 
 APART = 2**32  # seeds of runs are below it
@@ -57,11 +58,6 @@ def drawn_apart(
     for index, problem in zip(count(), stream(APART + seed, step), strict=False):
         key = np.random.SeedSequence([seed, step, index], spawn_key=(17,))
         yield problem, np.random.Generator(np.random.Philox(key))
-
-
-def module_of(name: str) -> str:
-    """The module that makes the problems ``name``."""
-    return f"rl.problems.{'played' if name in PLAYED else 'made'}.{name}"
 
 
 def _module(name: str) -> ModuleType:

@@ -11,8 +11,12 @@ from rl.records import Problem
 Side = Literal["train", "held_out"]
 
 
+def module_of(name: str) -> str:
+    """The module of a set: of this room, or of that of an environment's problems."""
+    return f"rl.problems.{'played' if name in PLAYED else 'made'}.{name}"
+
+
 def stream_of(name: str) -> Callable[[int, int, Side], Iterator[Problem]]:
-    """The stream of a set, a function of (seed, step, side): of this room, or of that of an environment's problems."""
-    room = "rl.problems.played" if name in PLAYED else __name__
-    stream: Callable[[int, int, Side], Iterator[Problem]] = import_module(f"{room}.{name}").stream
+    """The stream of a set, a function of (seed, step, side)."""
+    stream: Callable[[int, int, Side], Iterator[Problem]] = import_module(module_of(name)).stream
     return stream
