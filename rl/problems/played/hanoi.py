@@ -12,7 +12,7 @@ from rl.problems.shown import Shown, drawn_apart
 from rl.records import Problem
 
 SIZES = (2, 3, 3, 4)  # how many disks, drawn from these
-UPDATES = 330  # of the warm-up
+UPDATES = 120  # of the warm-up
 STREAM = (13,)  # keeps these draws apart from others with the same seed
 
 
