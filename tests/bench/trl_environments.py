@@ -7,7 +7,9 @@ the same number of episodes a step from the same problems, and run one after the
 rlvf, TRL, ... TRL has the environment of its own of `tests/bench/trl.py`. An episode has at most 8 turns of the
 policy's and 400 tokens, observations among them, at temperature 1; a learning rate of 1e-6 keeps the policy as it is.
 
-Episodes/s are those of the steps after the third over their wall time, all steps together. The class is that of
+Episodes/s are those of the steps after the third over their wall time, all steps together; rlvf draws while it learns,
+so it makes a step more, in which nothing is left to draw, and which is not counted. Shares are of the same time: in
+which episodes were played (turns drawn, tools called), and in which the policy was updated. The class is that of
 docs/environments.md; its attribute `over`, by which rlvf ends an episode and which TRL passes over, has another name
 here, so that both let the policy say a last word. `--over` leaves it as it is; `--built-in` also runs rlvf's own
 `guess`, which has an `over`. A Markdown table is printed on stdout, what else is said on stderr.
@@ -34,7 +36,7 @@ from tests.bench.trl import ENVIRONMENT, ROOT, environment
 
 SAMPLES, TOKENS, TURNS, RATE = 8, 400, 8, 1e-6
 WARM = 3  # first steps that are not counted
-WARM_UP = 150  # steps of the policy's
+WARM_UP = 100  # steps of the policy's
 FIGURES = ("episodes_per_second", "turns", "tokens", "playing", "learning")
 
 
@@ -58,7 +60,7 @@ def ours(name: str, table: Path, given: argparse.Namespace, seed: int) -> dict[s
         "environment": name,
         "problems": table,
         "policy": given.policy,
-        "steps": given.steps,
+        "steps": given.steps + 1,
         "held_out": 0,
         "seed": seed,
         "batch.prompts": given.prompts,
@@ -71,8 +73,9 @@ def ours(name: str, table: Path, given: argparse.Namespace, seed: int) -> dict[s
     command = [str(Path(sys.executable).with_name("rlvf")), "train", "--json", *words]
     said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     lines = [line.metrics for line in read_metrics(Path(said["run"]) / "metrics.jsonl")]
-    steps = [figures for figures in lines if "perf/rollouts_per_second" in figures][WARM:]
+    steps = [figures for figures in lines if "perf/rollouts_per_second" in figures][WARM:-1]
     seconds = sum(step["perf/step_seconds"] for step in steps)
+    assert len(steps) == given.steps - WARM
     assert not any(step["groups/failed"] for step in steps)
 
     def share(name: str) -> float:
@@ -205,7 +208,7 @@ def main() -> None:
     python = environment(given.trl)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        place, table = written(folder, given.prompts * (given.steps + 1), given.over)
+        place, table = written(folder, given.prompts * (given.steps + 2), given.over)
         given.policy = given.policy or policy(place, folder / "policy")
         rows: list[tuple[int, str, dict[str, float]]] = []
         for repeat in range(1, given.repeats + 1):
