@@ -94,8 +94,8 @@ def episode(tokenizer: PreTrainedTokenizerFast, turns: Turns, tools: Sequence[To
     return tokens, labels
 
 
-def player(folder: Path, root: Path, template: str, cls: type, steps: int, seed: int = 0) -> tuple[str, float]:
-    """Make it in this folder, for a class such as `guess`; also the loss of its last step."""
+def player(folder: Path, root: Path, template: str, cls: type, steps: int, seed: int = 0) -> str:
+    """Make it in this folder, for a class such as `guess`."""
     tokenizer = tokenizer_of(root, template)
     model, chance = model_of(tokenizer, seed), random.Random(seed)
     turns, tools = Turns.of(tokenizer, {tokenizer.eos_token_id}, tools=True), interface_of(cls).tools
@@ -114,4 +114,4 @@ def player(folder: Path, root: Path, template: str, cls: type, steps: int, seed:
         schedule.step()
         if (step + 1) % 25 == 0:
             print(f"warm-up {step + 1} of {steps}: loss {loss.item():.3f}", file=sys.stderr, flush=True)
-    return saved(folder, model, tokenizer), loss.item()
+    return saved(folder, model, tokenizer)

@@ -92,7 +92,7 @@ def ours(name: str, table: Path, given: argparse.Namespace, seed: int) -> dict[s
 
 def theirs(python: Path, place: Path, table: Path, given: argparse.Namespace, seed: int) -> dict[str, float]:
     """Figures of TRL, by this file in its environment."""
-    command = [python, "-m", "tests.bench.trl_environments", "--trainer", place, "--table", table]
+    command = [str(python), "-m", "tests.bench.trl_environments", "--trainer", str(place), "--table", str(table)]
     options = {"steps": given.steps, "prompts": given.prompts, "policy": given.policy, "seed": seed}
     words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
     said = subprocess.run([*command, *words], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
