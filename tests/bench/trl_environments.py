@@ -7,7 +7,7 @@ the same number of episodes a step from the same problems, and run one after the
 rlvf, TRL, ... TRL has the environment of its own of `tests/bench/trl.py`. An episode has at most 8 turns of the
 policy's and 400 tokens, observations among them, at temperature 1; a learning rate of 1e-6 keeps the policy as it is.
 
-Episodes/s are those of the steps after the third over their wall time, all steps together; rlvf draws while it learns,
+Episodes/s are those of the steps after the second over their wall time, all steps together; rlvf draws while it learns,
 so it makes a step more, in which nothing is left to draw, and which is not counted. Shares are of the same time: in
 which episodes were played (turns drawn, tools called), and in which the policy was updated. The class is that of
 docs/environments.md; its attribute `over`, by which rlvf ends an episode and which TRL passes over, has another name
@@ -35,9 +35,8 @@ from rl.problems.played.guess import stream
 from tests.bench.trl import ENVIRONMENT, ROOT, environment
 
 SAMPLES, TOKENS, TURNS, RATE = 8, 400, 8, 1e-6
-WARM = 3  # first steps that are not counted
+WARM = 2  # first steps that are not counted
 WARM_UP = 100  # steps of the policy's
-FIGURES = ("episodes_per_second", "turns", "tokens", "playing", "learning")
 
 
 def written(folder: Path, problems: int, over: bool) -> tuple[Path, Path]:
@@ -85,6 +84,7 @@ def ours(name: str, table: Path, given: argparse.Namespace, seed: int) -> dict[s
         "episodes_per_second": sum(step["groups/generated"] for step in steps) * SAMPLES / seconds,
         "turns": statistics.fmean(step["turns/mean"] for step in steps),
         "tokens": statistics.fmean(step["completion/tokens_mean"] for step in steps),
+        "groups": statistics.fmean(step["groups/used"] for step in steps),
         "playing": share("perf/generator_busy"),
         "learning": share("perf/trainer_busy"),
     }
@@ -160,6 +160,7 @@ def train(given: argparse.Namespace) -> dict[str, float]:
         "episodes_per_second": episodes / seconds,
         "turns": turns / episodes,
         "tokens": tokens / episodes,
+        "groups": given.prompts,  # those without variance, too
         "playing": playing / seconds,
         "learning": 1 - playing / seconds,
     }
@@ -174,13 +175,14 @@ def policy(place: Path, folder: Path) -> str:
     return player(folder, ROOT, template.read_text(encoding="utf-8"), cls, WARM_UP)
 
 
-def table_of(rows: Sequence[tuple[int, str, dict[str, float]]]) -> str:
+def table_of(rows: Sequence[tuple[int, str, dict[str, float]]], prompts: int) -> str:
     """Every run, and the ratio of each repeat."""
-    head = ["repeat", "", "episodes/s", "turns", "tokens", "playing", "learning", "rlvf / TRL"]
+    head = ["repeat", "", "episodes/s", "turns", "tokens", "groups learned from", "playing", "learning", "rlvf / TRL"]
     paces = {(repeat, name): figures["episodes_per_second"] for repeat, name, figures in rows}
     lines = [head, ["---"] * len(head)]
     for repeat, name, figures in rows:
         numbers = [f"{figures['episodes_per_second']:.2f}", f"{figures['turns']:.2f}", f"{figures['tokens']:.0f}"]
+        numbers.append(f"{figures['groups']:.1f} of {prompts}")
         shares = [f"{figures[share]:.0%}" for share in ("playing", "learning")]
         ratio = "" if name == "TRL" else f"{paces[repeat, name] / paces[repeat, 'TRL']:.2f}"
         lines.append([str(repeat), name, *numbers, *shares, ratio])
@@ -218,7 +220,7 @@ def main() -> None:
                 rows.append((repeat, "rlvf, its own guess", ours("guess", table, given, repeat)))
             print(*rows[-2 - given.built_in :], sep="\n", file=sys.stderr, flush=True)
     print(f"TRL {given.trl}, {os.cpu_count()} cores, {given.prompts} x {SAMPLES} episodes a step\n")
-    print(table_of(rows))
+    print(table_of(rows, given.prompts))
 
 
 if __name__ == "__main__":
