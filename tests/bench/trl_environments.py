@@ -114,6 +114,7 @@ def train(given: argparse.Namespace) -> dict[str, float]:
     class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ended.append(time.perf_counter())
+            print(f"TRL step {len(ended)} of {given.steps}", file=sys.stderr, flush=True)
 
     class Timed(GRPOTrainer):
         def _generate(self, prompts: list[Any]) -> Any:
