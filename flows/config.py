@@ -169,8 +169,8 @@ class TrainConfig(ConfigTree):
     held_out: int | None = Field(
         None,
         ge=0,
-        description="problems of each set kept out of training, to evaluate on before and after; none takes 200, of an "
-        "environment's 50, of a file with fewer than 1000 a fifth; 0 trains on all and evaluates on none",
+        description="problems of each set kept out of training, to evaluate on; none takes 200 (environments 50), of a "
+        "file with fewer than 1000 a fifth; 0 trains on all and evaluates on none",
     )
     evals: tuple[EvaluationConfig, ...] = Field(
         (),

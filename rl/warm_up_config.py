@@ -21,7 +21,9 @@ class WarmUpConfig(BaseModel):
         None, ge=1, description="updates; none takes so many that sampling stays varied: 330 of grammar"
     )
     batch: int = Field(16, ge=1, description="problems per update")
-    optimizer: OptimizerConfig = OptimizerConfig(name="muon", lr=6e-3, warmup_steps=20, betas=(0.9, 0.98))
+    optimizer: OptimizerConfig = Field(
+        OptimizerConfig(name="muon", lr=6e-3, warmup_steps=20, betas=(0.9, 0.98)), title="Optimizer"
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="of the fresh weights and the problems")
 
     @field_validator("problems")

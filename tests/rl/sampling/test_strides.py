@@ -52,7 +52,7 @@ def run(engine: Engine) -> int:
 
 @pytest.fixture(params=ARCHITECTURES)
 def policy(request: pytest.FixtureRequest, make_policy: Make) -> Policy:
-    return make_policy(request.param, eager=4.0)
+    return make_policy(request.param, eager=3.5)
 
 
 @pytest.fixture
