@@ -105,9 +105,11 @@ def test_a_generator_that_is_asked_to_leave_in_the_middle_of_its_lease_loses_no_
         result = training.result(120)
     assert result.steps == 2
     assert result.lost == {}
-    assert lab.metrics(run, "leases/slices")[1] == 1.5  # one lease of two
-    assert lab.metrics(run, "completion/moved")[1] > 0
-    rows = read_rollouts(str(run), 1)
+    slices = lab.metrics(run, "leases/slices")
+    (step,) = [step for step, count in slices.items() if count > 1]  # the other may have drawn the first batch alone
+    assert slices[step] == 1.5  # one lease of two
+    assert lab.metrics(run, "completion/moved")[step] > 0
+    rows = read_rollouts(str(run), step)
     assert {row["worker"] for row in rows} >= {"verifier-0, generator-0", "generator-0"}
     assert set(lab.metrics(run, "leases/refused").values()) == {0}
     assert max(lab.metrics(run, "staleness/max").values()) <= 1
