@@ -121,8 +121,8 @@ def first_weights(config: TrainConfig | FinetuneConfig, workplace: Workplace, *,
 
 
 def warm_up_for(config: TrainConfig | EvalConfig | FinetuneConfig) -> SftConfig:
-    """The warm-up of a tiny policy that is to be trained, or evaluated, so: it is shown what there is of the
-    problems."""
+    """The warm-up of a tiny policy that is to be trained, or evaluated, on these problems: it is shown what there is of
+    them."""
     asked = WarmUpConfig() if isinstance(config, EvalConfig) else config.warm_up
     if asked.problems is None and not isinstance(config, FinetuneConfig):
         asked = asked.model_copy(update={"problems": shown_of(config.problems.path)})

@@ -23,6 +23,9 @@ class Outcome:
     seconds: float = field(default=0.0, compare=False)  # that it took
 
 
+TOO_DEEP = Outcome(("error: the arguments are nested too deeply",), refused=1)  # of a call that no tool could take
+
+
 @dataclass(frozen=True)
 class Episode:
     """One episode. Its random numbers are those of its seed: the same seed and actions, the same episode."""

@@ -2,11 +2,12 @@
 nothing that a policy writes is run."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from time import perf_counter
 from typing import Any
 
-from rl.environments.episode import Episode, Outcome
+from rl.environments.episode import TOO_DEEP, Episode, Outcome
 from rl.environments.instance import Instance
 from rl.environments.interface import Interface, interface_of
 from rl.environments.spec import EnvironmentSpec
@@ -56,12 +57,13 @@ class InProcess:
         begun = perf_counter()
         try:
             _, said = self._played(episode, then)
-        except RecursionError:  # as in `Sessions`
-            said = {"observations": ["error: the arguments are nested too deeply"], "over": False, "refused": 1}
+            of = said.get("reward", 0.0), said["over"], said.get("refused", 0)
+            made = Outcome(tuple(said["observations"]), *of)
+        except RecursionError:
+            made = TOO_DEEP
         except Exception as error:  # noqa: BLE001 - whatever it is: of columns that are not this environment's
-            return Outcome(reason=FAILED, error=self._described(error, episode), seconds=perf_counter() - begun)
-        of = said.get("reward", 0.0), said["over"], said.get("refused", 0)
-        return Outcome(tuple(said["observations"]), *of, seconds=perf_counter() - begun)
+            made = Outcome(reason=FAILED, error=self._described(error, episode))
+        return replace(made, seconds=perf_counter() - begun)
 
     def _verdict(self, episode: Episode) -> Verdict:
         last = episode.last

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rl.environments.episode import Episode, Outcome
+from rl.environments.episode import TOO_DEEP, Episode, Outcome
 from rl.environments.interface import Interface
 from rl.environments.processes import FailedError, GoneError, Host, Playing
 from rl.environments.spec import EnvironmentSpec
@@ -136,8 +136,8 @@ class Sessions:
 
         try:
             made = self._with(episode, _named(action), outcome)
-        except RecursionError:  # no tool could take such arguments
-            made = Outcome(("error: the arguments are nested too deeply",), refused=1)
+        except RecursionError:
+            made = TOO_DEEP
         except FailedError as error:
             reason, said = error.args
             made = Outcome(reason=reason, error=said)

@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<end>"
 
-# English that arithmetic is talked about in. A word outside this list is spelled in letters.
-WORDS = (
-    """
+# English that arithmetic is talked about in, and at the end what environments are told, and answer. A word outside this
+# list is spelled in letters.
+WORDS = """
 a add added adding after again all altogether amount an and another answer apples are as at away be become both bring
 by calculate change combine combined compute count cut deduct decrease decreased difference differences divide divided
 do double each eight equal equals evaluate every fifty figure find first five for four from get give given gives half
@@ -21,9 +21,8 @@ pairs plus previous product products quotient raise raised reduce reduced remain
 second separately six start starting step subtract subtracted subtracting sum summed sums take taken tell ten than
 that the their them then there these they third this those three time times to together total totals triple twenty
 twice two up value values what whatever when which with work you your
+error guess higher right wrong
 """.split()
-    + "error guess higher right wrong".split()
-)  # of what environments are told, and answer
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -106,7 +106,7 @@ def test_a_generator_that_is_asked_to_leave_in_the_middle_of_its_lease_loses_no_
     assert result.steps == 2
     assert result.lost == {}
     slices = lab.metrics(run, "leases/slices")
-    (step,) = [step for step, count in slices.items() if count > 1]  # the other may have drawn the first batch alone
+    step = min(step for step, count in slices.items() if count > 1)  # the other may have drawn the first batch alone
     assert slices[step] == 1.5  # one lease of two
     assert lab.metrics(run, "completion/moved")[step] > 0
     rows = read_rollouts(str(run), step)
