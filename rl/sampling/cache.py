@@ -3,7 +3,7 @@
 Legend: M places (prompts), B rows (sequences) or prompts in a pass, H heads, D head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -51,6 +51,22 @@ class KeyValues:
         self.layers[layer] = keys, values
         return keys, values
 
+    def copied(self, index: int, positions: int) -> dict[int, Pair]:
+        """[1, H, positions, D] of one sequence, by layer."""
+        return {
+            layer: (keys[index, None, :, :positions].clone(), values[index, None, :, :positions].clone())
+            for layer, (keys, values) in self.layers.items()
+        }
+
+    def restore(self, copies: Mapping[int, Mapping[int, Pair]]) -> None:
+        """Some sequences begin with what was copied."""
+        widths = {index: pair[0].shape[2] for index, layers in copies.items() for pair in layers.values()}
+        for layer in next(iter(copies.values()), {}):
+            for index, layers in copies.items():
+                kept = self.of(layer, layers[layer], max(widths.values()))
+                for to, copy in zip(kept, layers[layer], strict=True):
+                    to[index, :, : widths[index]] = copy[0]
+
     def move(self, moves: Sequence[Move]) -> None:
         move([kept for pair in self.layers.values() for kept in pair], moves)
 
@@ -70,13 +86,23 @@ def move(tensors: Sequence[Tensor], moves: Sequence[Move]) -> None:
 
 @dataclass(frozen=True)
 class Filling:
-    """What a pass over whole prompts, perhaps with tokens behind them, is kept for: all indices on the device."""
+    """A pass over prompts, or, where rows have copies of theirs, over prompts with tokens behind them."""
 
-    places: Tensor  # [P] places that are new
-    of_places: Tensor  # [P] rows of the pass that hold their prompts
-    rows: Tensor  # [Q] rows of the cache that begin with tokens
-    of_rows: Tensor  # [Q] rows of the pass that hold them
-    behind: Tensor  # [Q, T] where in it those tokens are
+    places: Tensor  # [R] of the prompts
+    rows: Tensor | None  # [R] that keep the whole of it; None: the places keep it
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A pass over tokens of rows, whose prompts' keys are in their places, perhaps with those of tokens before them."""
+
+    places: Tensor  # [R]
+    prompt: int  # positions of the prompts
+    rows: Tensor  # [R]
+    own: int  # positions of the rows, these tokens included
+    row: Tensor  # [N] of each token the row of the pass
+    column: Tensor  # [N] where it is in the pass
+    at: Tensor  # [N] where it is kept
 
 
 class SlotCache:
@@ -91,7 +117,7 @@ class SlotCache:
         self.share = share
         self.rows = KeyValues(rows, own if share else prompt + own, grows=grows)
         self.prompts_kept = KeyValues(places, prompt, grows=grows)
-        self._filling: Filling | None = None
+        self._filling: Filling | Behind | None = None
         self._layer = 0
         self.shared_layers: set[int] = set()  # whose prompts were asked for
 
@@ -108,8 +134,8 @@ class SlotCache:
     def filling(self) -> bool:
         return self._filling is not None
 
-    def fill(self, filling: Filling) -> None:
-        """The next pass is over prompts."""
+    def fill(self, filling: Filling | Behind) -> None:
+        """The next pass is over tokens that are given."""
         self._filling = filling
 
     def begin(self, row: Tensor, place: Tensor) -> None:
@@ -167,8 +193,7 @@ class SlotCache:
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> Pair:
         """Keep [B, H, new, D], and return all that they attend to, but the prompts that are shared."""
         if self._filling is not None:
-            self._keep(self._filling, (keys, values), layer)
-            return keys, values
+            return self._keep(self._filling, (keys, values), layer)
         kept = self.rows.of(layer, (keys, values), self._length)
         for to, new in zip(kept, (keys, values), strict=True):
             to.view(-1, to.shape[3]).index_copy_(0, self._index(*to.shape[1:3]), new.reshape(-1, to.shape[3]))
@@ -184,21 +209,23 @@ class SlotCache:
             self._flat[heads, positions] = (head * positions + self._at[:, None]).flatten()
         return self._flat[heads, positions]
 
-    def _keep(self, filling: Filling, new: Pair, layer: int) -> None:
-        width = min(self.prompts_kept.positions, new[0].shape[2])
-        for to, given in zip(self.prompts_kept.of(layer, new, width), new, strict=True):
-            if len(filling.places):
-                to[filling.places, :, :width] = given[filling.of_places, :, :width]
-        if not len(filling.rows):
-            return
-        of_rows, behind = filling.of_rows, filling.behind[:, : self.rows.positions]
-        if self.share:
-            tokens = [given[of_rows[:, None], :, behind].transpose(1, 2) for given in new]
-        else:  # its prompt as well
-            tokens = [given[of_rows, :, : self.rows.positions] for given in new]
-        width = tokens[0].shape[2]
-        for to, given in zip(self.rows.of(layer, new, width), tokens, strict=True):
-            to[filling.rows, :, :width] = given
+    def _keep(self, filling: Filling | Behind, new: Pair, layer: int) -> Pair:
+        """All that a pass over `new` attends to, which is kept."""
+        if isinstance(filling, Filling):
+            kept, to = (self.prompts_kept, filling.places) if filling.rows is None else (self.rows, filling.rows)
+            width = min(kept.positions, new[0].shape[2])
+            for there, given in zip(kept.of(layer, new, width), new, strict=True):
+                there[to, :, :width] = given[:, :, :width]
+            return new
+        own = self.rows.of(layer, new, filling.own)
+        for there, given in zip(own, new, strict=True):
+            there[filling.rows[filling.row], :, filling.at] = given[filling.row, :, filling.column]
+        prompts = self.prompts_kept.layers[layer]
+        keys, values = (
+            torch.cat([before[filling.places, :, : filling.prompt], there[filling.rows, :, : filling.own]], 2)
+            for before, there in zip(prompts, own, strict=True)
+        )
+        return keys, values
 
 
 def _bias(seen: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from rl.model.memory import is_out_of_memory, release
 from rl.model.policy import Policy
 from rl.sampling.decoding import StopStrings
+from rl.sampling.kept import Kept
 from rl.sampling.rows import Rows
 from rl.sampling.scheduling import Draw, Schedule
 from rl.sampling.slots import Slots
@@ -44,8 +45,11 @@ class Engine:
         ends: Sequence[int] = (),
         stop: Sequence[str] = (),
         version: int = 0,
+        kept: Kept | None = None,
     ) -> None:
-        """`ends`: token ids that end a completion, as the strings `stop` do. `version`: of the policy's weights."""
+        """`ends`: token ids that end a completion, as the strings `stop` do. `version`: of the policy's weights.
+        `kept`: where keys and values of those that have reached an end are found by an engine that goes on with them.
+        """
         self.policy = policy
         self.version = version
         self.slots = slots or Slots(policy)
@@ -61,6 +65,9 @@ class Engine:
         self._tried_alone = False  # memory has run out with one row since the last completion
         self._parameters = list(policy.model.parameters())
         self._weights = self._written()
+        self._kept = kept
+        if kept is not None:
+            kept.follow(self._weights, policy.device)
         self._versions = [version]  # the newest that had the same weights, by `Place.weights`
         if self.slots.lean is not None:
             self.slots.lean.follow()
@@ -139,6 +146,8 @@ class Engine:
         if self._strides is not None:
             self._strides.forget()
         self._weights = written
+        if self._kept is not None:
+            self._kept.follow(written, self.policy.device)
         self._versions.append(self.version)
 
     def _written(self) -> int:
@@ -164,6 +173,8 @@ class Engine:
             return True
         # here, where no error holds any more what was allocated
         self._halt()
+        if self._kept is not None:
+            self._kept.clear()
         release(self.policy.device)
         schedule = self.schedule
         self.slots.ran_out(schedule.most_rows, schedule.longest_prompt + schedule.longest_own, again=self._tried_alone)
@@ -194,6 +205,7 @@ class Engine:
         if not over:
             return
         self._tried_alone = False
+        rows.keep(schedule, over)
         moves = schedule.moves(over)
         rows.move(moves, len(schedule.rows) - len(over))
         moves = schedule.leave(moves, over)
@@ -217,7 +229,7 @@ class Engine:
         self._halt()
         schedule.most_rows, schedule.most_places = count, places
         schedule.longest_prompt, schedule.longest_own = prompt, own
-        self._rows = Rows(self.policy, self.slots, count, places, prompt, own)
+        self._rows = Rows(self.policy, self.slots, count, places, prompt, own, self._kept)
         if self.slots.strides:
             self._strides = Strides(self.policy, self.slots, self._rows, self.temperature, self.ends)
 
@@ -247,6 +259,7 @@ def complete(
     kv_versions: int = 0,
     so_far: Sequence[np.ndarray | None] | None = None,
     stop_now: Callable[[], bool] = to_the_end,
+    kept: Kept | None = None,
 ) -> list[Draw]:
     """[P * G]: ``samples`` completions of each prompt, all of ``max_tokens`` tokens but those that reach an end, and
     those that were not over when ``stop_now`` said so.
@@ -260,11 +273,12 @@ def complete(
         so_far: [P * G] of [t] tokens that completions go on from, without log-probs, ``max_tokens`` at most; None where
             one is over, which has no tokens then.
         stop_now: called after each step that has drawn tokens.
+        kept: see `Engine`.
 
     Raises:
         NoRoomError: the device has no memory for one sequence.
     """
-    engine = Engine(policy, slots, temperature=temperature, ends=ends, stop=stop, version=version)
+    engine = Engine(policy, slots, temperature=temperature, ends=ends, stop=stop, version=version, kept=kept)
     drawn: list[Draw] = []
     for row in range(len(prompts) * samples):
         draw = Draw(tuple(prompts[row // samples]), max_tokens, None if noise is None else noise[row])

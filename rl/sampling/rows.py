@@ -1,10 +1,10 @@
 """The sequences that run, on the device: their tokens, keys and values, a row each.
 
-Legend: B rows in use, M places (prompts), E sequences that enter, R rows of a pass over prompts, S its width.
+Legend: B rows in use, M places (prompts), E sequences that enter.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,30 +12,23 @@ from torch import Tensor
 
 from rl.model.attention import Grid
 from rl.model.policy import Policy
-from rl.sampling.cache import Filling, SlotCache, move, run
+from rl.sampling.cache import SlotCache, move, run
 from rl.sampling.decoding import StopStrings, chosen, scaled_logits
+from rl.sampling.kept import Kept, KeptPrompt
+from rl.sampling.prefill import Prefill, prefilled
 from rl.sampling.scheduling import Draw, Move, Schedule
 from rl.sampling.slots import Slots
-
-PREFILL = 16_384  # positions of a pass over prompts
-WORTH, NEARLY = 512, 0.8  # of those at least in one that leaves out shorter rows, and how short these are
-
-
-class Prefill(NamedTuple):
-    """A row of a pass over prompts."""
-
-    ids: tuple[int, ...]
-    prompt: int  # how many of them are its prompt
-    place: int | None  # that the prompt is kept in
-    row: int | None  # that begins with the tokens behind it
 
 
 class Rows:
     """What is known of the first B rows and M places. `drawn` is kept on both sides, so that nobody waits for it."""
 
-    def __init__(self, policy: Policy, slots: Slots, rows: int, places: int, prompt: int, own: int) -> None:
+    def __init__(
+        self, policy: Policy, slots: Slots, rows: int, places: int, prompt: int, own: int, kept: Kept | None = None
+    ) -> None:
         device = policy.device
         self.cache = SlotCache(rows, places, own, prompt, share=slots.share, grows=slots.grows)
+        self.kept = kept if slots.share else None  # what rows may begin with
         self.lean = slots.lean
         self.tokens = torch.zeros((rows, own), dtype=torch.int64, device=device)
         self.logprobs = torch.zeros((rows, own), device=device)
@@ -90,23 +83,18 @@ class Rows:
             places = torch.tensor(list(new), device=device)
             self.prompt_lengths[places] = torch.tensor([len(draw.prompt) for draw in new.values()], device=device)
 
-        prefills = [Prefill(draw.prompt, len(draw.prompt), place, None) for place, draw in new.items()]
-        prefills += (
-            Prefill((*draw.prompt, *draw.tokens.tolist()), len(draw.prompt), None, first + index)
-            for index, (draw, _) in enumerate(entered)
-            if len(draw.tokens)
-        )
-        begun: dict[int, Tensor] = {}
-        for part in _parts(prefills):
-            for one, state in zip(part, self._prefill(policy, part), strict=True):
-                if one.row is not None:
-                    begun[one.row] = state
+        restored = self._restored({place: draw.prompt for place, draw in new.items()})
+        prompts = [Prefill(draw.prompt, place) for place, draw in new.items() if place not in restored]
+        for one, state in prefilled(policy, self.cache, prompts):
+            self._set_state(one.place, state)
         assert self.prompt_states is not None
         found = self.prompt_states[of_place]
-        fresh = torch.tensor([row not in begun for row in rows.tolist()], device=device)
+        fresh = torch.tensor([len(draw.tokens) == 0 for draw, _ in entered], device=device)
         self.cache.begin(rows[fresh], of_place[fresh])
-        for row, state in begun.items():
-            found[row - first] = state
+        begun = [(draw, place, first + index) for index, (draw, place) in enumerate(entered) if len(draw.tokens)]
+        for one, state in prefilled(policy, self.cache, self._given(begun)):
+            assert one.row is not None
+            found[one.row - first] = state
         self.counts += (len(draw.tokens) for draw, _ in entered)
         self._grid = None
         return found
@@ -150,6 +138,22 @@ class Rows:
         rows = [row for row in range(len(self.counts)) if not draws[row].over]
         for row, kept in zip(rows, self._kept(rows, self.counts), strict=True):
             draws[row].tokens, draws[row].logprobs = kept
+
+    def keep(self, schedule: Schedule, over: Sequence[int]) -> None:
+        """Keep keys and values of those that have reached an end, where all of them are by the weights as they are."""
+        if self.kept is None:
+            return
+        for row in over:
+            draw, place = schedule.rows[row], schedule.place_of[row]
+            if not draw.ended or schedule.places[place].weights != schedule.weights:
+                continue
+            self.kept.put_prompt(draw.prompt, partial(self._kept_prompt, place))
+            if self.counts[row] > 1:
+                self.kept.put(draw.prompt, draw.tokens, partial(self.cache.rows.copied, row, self.counts[row] - 1))
+
+    def _kept_prompt(self, place: int) -> KeptPrompt:
+        assert self.prompt_states is not None
+        return KeptPrompt(self.cache.prompts_kept.copied(place, self.lengths[place]), self.prompt_states[place].clone())
 
     def _kept(self, rows: Sequence[int], counts: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The tokens of these rows and their log-probs, so many of each row."""
@@ -197,51 +201,32 @@ class Rows:
         counts = [len(draw.tokens) for draw, _ in entered]
         self.drawn[rows] = torch.tensor(counts, device=rows.device)
 
-    def _prefill(self, policy: Policy, part: Sequence[Prefill]) -> Tensor:
-        """[R, hidden] behind the last token of each; what they leave in the cache."""
-        device = policy.device
-        R, S = len(part), max(len(one.ids) for one in part)  # noqa: N806
-        ids = torch.full((R, S), policy.end)
-        for row, one in enumerate(part):
-            ids[row, : len(one.ids)] = torch.tensor(one.ids)
-        at = torch.arange(S, device=device)
-        places = [(one.place, row) for row, one in enumerate(part) if one.place is not None]
-        rows = [(one.row, row) for row, one in enumerate(part) if one.row is not None]
-        behind = [one.prompt for one in part if one.row is not None]
-        self.cache.fill(
-            Filling(
-                *_columns(places, device),
-                *_columns(rows, device),
-                behind=(torch.tensor(behind, dtype=torch.int64, device=device)[:, None] + at).clamp(max=S - 1),
-            )
-        )
-        mask = (at[:, None] >= at).expand(R, 1, S, S)  # what pads a prompt is behind it, where none of its tokens looks
-        states = run(policy, self.cache, ids.to(device), at.expand(R, S), mask)
-        last = torch.tensor([len(one.ids) - 1 for one in part], device=device)
-        found = states[torch.arange(R, device=device), last]
-        if self.prompt_states is None:
-            self.prompt_states = found.new_zeros(len(self.prompt_lengths), found.shape[1])
-        if places:
-            kept, of = _columns(places, device)
-            self.prompt_states[kept] = found[of]
+    def _given(self, begun: Sequence[tuple[Draw, int, int]]) -> list[Prefill]:
+        """What is to be computed of the tokens that rows begin with, each of a draw, a place and a row: where it has a
+        copy of its prompt, behind that."""
+        found, prefills = {}, []
+        for draw, place, row in begun:
+            tokens, prompt = tuple(draw.tokens.tolist()), len(draw.prompt)
+            if not self.cache.share:
+                prefills.append(Prefill(draw.prompt + tokens, place, row))
+            elif self.kept is None or (kept := self.kept.take(draw.prompt, draw.tokens)) is None:
+                prefills.append(Prefill(tokens, place, row, prompt))
+            else:
+                found[row] = kept.layers
+                prefills.append(Prefill(tokens[kept.positions :], place, row, prompt, kept.positions))
+        self.cache.rows.restore(found)
+        return prefills
+
+    def _restored(self, prompts: Mapping[int, tuple[int, ...]]) -> Collection[int]:
+        """Those of these places whose prompts' keys and values were kept, which are there then."""
+        kept = {} if self.kept is None else {place: self.kept.prompt(prompt) for place, prompt in prompts.items()}
+        found = {place: one for place, one in kept.items() if one is not None}
+        self.cache.prompts_kept.restore({place: one.layers for place, one in found.items()})
+        for place, one in found.items():
+            self._set_state(place, one.state)
         return found
 
-
-def _parts(prefills: Sequence[Prefill]) -> Iterator[Sequence[Prefill]]:
-    """Passes of at most PREFILL positions, or of one row, the longest first. A row is padded to the longest of its
-    pass: one that is much shorter begins the next, once a pass is worth its start."""
-    part: list[Prefill] = []
-    for one in sorted(prefills, key=lambda each: -len(each.ids)):
-        longest = len(part[0].ids) if part else 0
-        much_shorter = len(one.ids) < NEARLY * longest and len(part) * longest >= WORTH
-        if part and ((len(part) + 1) * longest > PREFILL or much_shorter):
-            yield part
-            part = []
-        part.append(one)
-    if part:
-        yield part
-
-
-def _columns(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    both = torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
+    def _set_state(self, place: int, state: Tensor) -> None:
+        if self.prompt_states is None:
+            self.prompt_states = state.new_zeros(len(self.prompt_lengths), len(state))
+        self.prompt_states[place] = state

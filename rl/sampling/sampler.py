@@ -19,6 +19,7 @@ from rl.records import Problem, Rollouts
 from rl.sampling.conversation import Conversation, turn_starts
 from rl.sampling.decoding import TO_THE_LETTER, StopStrings
 from rl.sampling.engine import complete, no_swap, to_the_end
+from rl.sampling.kept import Kept
 from rl.sampling.scheduling import Draw
 from rl.sampling.slots import Slots
 from rl.slices import SoFar
@@ -51,6 +52,7 @@ def sample(
     so_far: SoFar | None = None,
     stop_now: Callable[[], bool] = to_the_end,
     interface: Interface | None = None,
+    kept: Kept | None = None,
 ) -> Rollouts:
     """Draw ``samples`` completions of each problem. The end token or stop string of one is among its tokens, with its
     log-prob, and not in its text.
@@ -67,6 +69,7 @@ def sample(
         so_far: completions to go on with, whose prompts are taken as they are. Only the tokens behind these are
             returned, beside the whole texts; one that was over has none.
         stop_now: called once tokens were drawn: where it says so, completions stay as they are, over or not.
+        kept: keys and values of those that have ended a turn: found there, and left there for the next one.
         interface: of the environment that is acted on: a turn of each completion is drawn, whose text is returned, and
             read as its action. What was observed comes with ``so_far``; its tokens are returned before those drawn.
 
@@ -102,6 +105,7 @@ def sample(
         kv_versions=kv_versions,
         so_far=given,
         stop_now=stop_now,
+        kept=kept,
     )
     starts, drawn_from = _lengths(None if so_far is None else so_far.tokens), _lengths(given)
     if conversation is None:

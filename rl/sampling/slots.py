@@ -84,8 +84,7 @@ def _probe(policy: Policy, *, share: bool, lean: LeanDecoder | None = None) -> t
     cache = SlotCache(1, 1, 1, PROBED, share=share, grows=False)
     tokens = policy.text.vocab_size // 2 + torch.arange(PROBED + 1, device=device)[None]  # there, none is special
     first, at = torch.zeros(1, dtype=torch.int64, device=device), torch.arange(PROBED, device=device)
-    none = first[:0]
-    cache.fill(Filling(first, first, none, none, none[:, None]))
+    cache.fill(Filling(first, None))
     run(policy, cache, tokens[:, :-1], at[None], (at[:, None] >= at)[None, None])
     cache.begin(first, first)
     behind, positions = first + PROBED, PROBED + 1

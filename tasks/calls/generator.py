@@ -105,6 +105,7 @@ class Generator:
                 so_far=so_far,
                 stop_now=to_the_end if self.slice_seconds is None else SliceEnd(self.slice_seconds, leaving_check()),
                 interface=self.interface,
+                kept=sampler.kept if self._keeps_turns else None,
             )
             yield_memory(sampler.policy.device)
             newest, maker = sampler.version, Maker(dtype=dtype_name(sampler.policy.dtype))
@@ -154,6 +155,7 @@ class Generator:
         self, version: PolicyVersion, step: int, check: Callable[[], None]
     ) -> Iterator[tuple[Sampler, Swaps | None]]:
         """The resident sampler with this version's weights, or in flight newer ones, and what it may go on with."""
+        from rl.sampling.kept import Kept
         from rl.sampling.slots import Slots
 
         weights = self.weights
@@ -163,7 +165,7 @@ class Generator:
 
         def load() -> Sampler:
             policy = weights.load(mirror, first, check)
-            return Sampler(policy, Slots(policy), first)
+            return Sampler(policy, Slots(policy), first, Kept())
 
         with ExitStack() as stack:
             with waiting_for_weights() as waiting:
@@ -178,6 +180,12 @@ class Generator:
                 waiting.fetched.add(mirror.take_fetched())
             sampler.session = None if self.inflight is None else self.inflight.session
             yield sampler, swaps
+
+    @property
+    def _keeps_turns(self) -> bool:
+        """Whether keys and values are kept for the next turn. What another one draws, without them, may differ in its
+        last bits; in flight weights and so bits depend on who is quick, but elsewhere they are promised."""
+        return self.interface is not None and self.inflight is not None and not self.greedy
 
     @property
     def weights(self) -> Weights:

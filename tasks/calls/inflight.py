@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from infra.weights.mirror import Mirror
     from rl.model.parking import ModelMemory
     from rl.model.policy import Policy
+    from rl.sampling.kept import Kept
     from rl.sampling.slots import Slots
 
 
@@ -67,6 +68,7 @@ class Sampler:
     policy: "Policy"
     slots: "Slots"  # what its leases so far have shown
     version: PolicyVersion
+    kept: "Kept"  # from turn to turn
     session: Fence | None = None  # of the trainer that has made it, where that is known
 
     @property

@@ -19,8 +19,12 @@ from infra.cluster.resident import drop, resident_now
 from infra.storage.fence import Fence
 from infra.weights.mirror import Brought, Mirror
 from infra.weights.version import PolicyVersion
+from rl.environments.interface import Interface
 from rl.model.policy import Policy
 from rl.records import Problem, Rollouts
+from rl.sampling import sampler
+from rl.sampling.kept import Kept
+from rl.sampling.sampler import sample
 from tasks.calls import generator
 from tasks.calls.generator import prefetch
 from tasks.calls.inflight import Inflight, InflightConfig, Sampler, Swaps
@@ -136,6 +140,26 @@ def test_the_same_weights_under_a_new_version_change_no_bit(tmp_path: Path, arri
     assert np.array_equal(found.logprobs, before.logprobs)
 
 
+def test_keys_are_kept_from_turn_to_turn_where_no_bit_is_promised(
+    versions: list[PolicyVersion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def spy(*args: Any, kept: Kept | None, **options: Any) -> Rollouts:
+        given.append(kept)
+        return sample(*args, **options)
+
+    monkeypatch.setattr(sampler, "sample", spy)
+    turns = {"interface": Interface(step=True)}
+    for spec in (SPEC, FLYING, replace(SPEC, **turns), replace(FLYING, **turns, greedy=True)):
+        generate(versions[1], spec=spec)
+    assert given == [None] * 4
+    for _ in range(2):
+        generate(versions[1], spec=replace(FLYING, **turns))
+    assert isinstance(given[-1], Kept)
+    assert given[-1] is given[-2]
+
+
 def test_a_swap_that_fails_in_the_middle_leaves_no_mixture(
     versions: list[PolicyVersion], arrives: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +225,7 @@ def test_no_token_is_of_a_version_outside_its_lease_and_none_goes_back(
     mirror, step = Mirror("weights", patience=0), floor + ahead
     swaps = Swaps(Inflight(SESSION, 1), mirror, step)
     policy: Any = Loaded(at)
-    sampler = Sampler(policy, None, version(at, of or OTHER), of)  # type: ignore[arg-type]
+    sampler = Sampler(policy, None, version(at, of or OTHER), None, of)  # type: ignore[arg-type]
     first = swaps.newest(version(floor, SESSION))
     if not swaps.passed(sampler, first):
         sampler.load({"step": torch.tensor(first.step)}, first)

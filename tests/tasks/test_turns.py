@@ -22,6 +22,7 @@ from rl.model.tiny import build_model, build_tokenizer
 from rl.records import Problem, Rollouts
 from rl.sampling.conversation import Conversation
 from rl.sampling.engine import to_the_end
+from rl.sampling.kept import Kept
 from rl.sampling.sampler import sample
 from rl.sampling.scheduling import Draw
 from tasks.calls.episodes import play
@@ -108,6 +109,7 @@ def played(
     interface: Interface = STEP,
     tokens: int = 0,
     limit: int = LIMIT,
+    kept: Kept | None = None,
 ) -> Played:
     """All episodes; with ``tokens`` a generator hands a lease in after so many, and another one goes on."""
     config = SamplingConfig(max_tokens=limit)
@@ -134,6 +136,7 @@ def played(
                         so_far=so_far,
                         stop_now=(lambda looks: lambda: next(looks) >= tokens - 1)(count()) if tokens else to_the_end,
                         interface=interface,
+                        kept=kept,
                     )
                 assert slices.check(index, returned) == ""
                 done = slices.take(index, returned, Offer("tcp://g", "g", {}))
@@ -263,3 +266,14 @@ def test_calls_are_read_and_unreadable_ones_are_answered(policy: Policy) -> None
     assert of_json(actions[0]) == (Call("guess", {"number": 32}),)
     assert "stands in place" in actions[1] or "no JSON" in actions[1]
     assert actions[2:] == [as_json("so be it"), ""]
+
+
+@pytest.mark.parametrize("tokens", [0, 2])
+def test_keys_that_are_kept_from_turn_to_turn_change_no_episode(policy: Policy, tokens: int) -> None:
+    without, kept = played(policy), Kept()
+    found = played(policy, tokens=tokens, kept=kept)
+    assert kept.nbytes > 0
+    assert sorted_rows(found) == sorted_rows(without)
+    logprobs = ({row[0].key: row[3] for row in rows(one)} for one in (found, without))
+    for one, other in zip(*(sorted(of.items()) for of in logprobs), strict=True):
+        np.testing.assert_allclose(one[1], other[1], atol=1e-5)

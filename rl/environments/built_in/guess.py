@@ -1,8 +1,8 @@
 """Environment `guess`: find a number by guesses, each of which is said to be too low, too high or right.
 
 A problem's target is the number; a column `largest` says from how many it is drawn, 1 to that (64). The reward is 0
-where it is not found, else 1 less a twentieth for each guess after the first: the fewest guesses on average are those
-of binary search, `rl.problems.played.guess.optimum`.
+where it is not found, else 1 less a twentieth for each guess after the first: its two parts. The fewest guesses on
+average are those of binary search, `rl.problems.played.guess.optimum`.
 """
 
 from typing import Any
@@ -27,5 +27,5 @@ class Guess:
         self._found = self.over = number == self._secret
         return "right" if self._found else "higher" if number < self._secret else "lower"
 
-    def get_reward(self) -> float:
-        return 1 - (self._guesses - 1) / 20 if self._found else 0.0
+    def get_reward(self) -> dict[str, float]:
+        return {"found": float(self._found), "guesses": -(self._guesses - 1) / 20 if self._found else 0.0}
