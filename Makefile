@@ -47,7 +47,9 @@ system-tests-packages:
 	if [ -n "$$lacking" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$lacking; } >/dev/null 2>&1 || \
 	    echo "make:$$lacking could not be installed; the tests that use it say so" >&2; \
-	fi
+	fi; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e .[reasoning-gym] >/dev/null 2>&1 || \
+	  echo "make: reasoning-gym could not be installed; the tests that use it say so" >&2
 
 train: $(STAMP)
 	@$(BIN)/rlvf train $(ARGS)

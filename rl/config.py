@@ -30,11 +30,22 @@ def _modules(*room: str) -> tuple[str, ...]:
 MADE = _modules("problems", "made")  # problems that are made in code
 PLAYED = _modules("problems", "played")  # those of the environments of these names
 IN_CODE = (*MADE, *PLAYED)
+GYM = "reasoning-gym:"  # how the name of a set begins that the package of that name makes
 VERIFIERS = _modules("verifiers", "built_in")
 ENVIRONMENTS = _modules("environments", "built_in")
 QUESTIONS = ("prompt", "question", "problem", "query", "input", "instruction")  # as others call a problem in a template
 REWARD_MODEL = "reward-model:"  # how the name of a verifier begins that is a trained model
 AUTO = "auto"  # the verifier that goes with the problems
+
+
+def is_made(problems: str) -> bool:
+    """Whether a set is made in code, of one turn, and has a verifier of its own."""
+    return problems in MADE or problems.startswith(GYM)
+
+
+def is_in_code(problems: str) -> bool:
+    """Whether a set is made in code, and is no path."""
+    return is_made(problems) or problems in PLAYED
 
 
 def whole_path(model: str) -> str:
@@ -133,8 +144,8 @@ class ProblemsConfig(BaseModel):
     path: str = Field(
         "arithmetic",
         min_length=1,
-        description=f"{', '.join(MADE)}, with an environment {', '.join(PLAYED)}, or a path, fsspec URI or glob of "
-        "CSV, JSON Lines or Parquet files",
+        description=f"{', '.join(MADE)}, {GYM}TASK, with an environment {', '.join(PLAYED)}, or a path, URI or glob "
+        "of CSV, JSON Lines or Parquet files",
     )
     prompt: str | None = Field(
         None, min_length=1, description="the column of the question; none looks for a usual name"
@@ -188,8 +199,7 @@ class VerifierConfig(BaseModel):
         min_length=1,
         description=f"{', '.join(VERIFIERS)}, my_reward.py:reward, https://host:port of a service, or "
         "reward-model:RUN of a run of rlvf reward-model; auto "
-        "takes countdown and functions for the problems of these names, else arithmetic; problems that are made in "
-        "code take no other built-in one",
+        "takes that of problems made in code, which take no other built-in one, else arithmetic",
     )
     reward_model: str | None = Field(
         None, min_length=1, description="a run of rlvf reward-model, whose score is added to what the verifier gives"

@@ -12,7 +12,7 @@ from infra.security.secrets import masked
 from infra.storage import store
 from infra.storage.files import PathError, as_text, open_files, open_texts
 from infra.storage.manifest import StoreError
-from rl.config import AUTO, ENVIRONMENTS, MADE, PLAYED, REWARD_MODEL, ProblemsConfig, VerifierConfig
+from rl.config import AUTO, ENVIRONMENTS, MADE, PLAYED, REWARD_MODEL, ProblemsConfig, VerifierConfig, is_made
 from rl.environment_config import EnvironmentConfig
 from rl.environments.spec import EnvironmentSpec, EnvironmentSpecError
 from rl.environments.spec import split_name as environment_path
@@ -211,7 +211,7 @@ def named_sets(
     if played := [each.path for each in sets if each.path in PLAYED]:
         raise EnvironmentSpecError(f"problems {played[0]}: are of an environment; give --environment {played[0]}")
     judges = [judged_by(each, verifier) for each in sets]
-    left = [each.path for each in sets if each.verifier is None and each.path in MADE]
+    left = [each.path for each in sets if each.verifier is None and is_made(each.path)]
     if verifier.name not in (AUTO, *judges) and left:
         raise VerifierError(
             f"verifier {verifier.name!r} judges none of the problems: {left[0]} is made in code and has a verifier of "
@@ -229,7 +229,7 @@ def _refuse_others(problems: ProblemsConfig, environment: str) -> None:
         raise EnvironmentSpecError(
             f"problems.verifier {problems.verifier!r}: the environment {environment} gives the reward; leave one out"
         )
-    if problems.path in MADE:
+    if is_made(problems.path):
         raise EnvironmentSpecError(
             f"environment {environment!r}: name its problems by --problems; {problems.path} has a verifier of its own"
         )

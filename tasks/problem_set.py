@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from infra.security.secrets import masked
-from rl.config import IN_CODE, PLAYED, ProblemsConfig, VerifierConfig
+from rl.config import PLAYED, ProblemsConfig, VerifierConfig, is_in_code
 from rl.environment_config import EnvironmentConfig
 from rl.environments.spec import EnvironmentSpec
 from rl.problems import rows
@@ -88,7 +88,7 @@ def open_problems(
         VerifierError: a verifier that does not exist.
     """
     mixed = named_sets(sets, verifier, environment)
-    split = {each.name: each.split(held_out) for each in mixed if each.config.path not in IN_CODE}
+    split = {each.name: each.split(held_out) for each in mixed if not is_in_code(each.config.path)}
     made = _held_out_of_made(mixed, held_out)
     kept_out = {each.name: made[each.name] if each.name in made else split[each.name][1] for each in mixed}
     played = {each.name for each in mixed if each.config.path in PLAYED}  # other problems may have the same prompt
@@ -99,7 +99,7 @@ def open_problems(
     drawn: list[Problem] = []
     spared = 0
     for each, stream in zip(mixed, streams(seed, len(mixed)), strict=True):
-        if each.config.path in IN_CODE:
+        if is_in_code(each.config.path):
             sources.append(_made(each, stream, frozenset() if each.name in played else kept))
         else:
             # sets may share problems, and a file may have one twice, with another blank in it
@@ -151,14 +151,14 @@ def problems_to_solve(
     known = trained if held_out is None else frozenset()
     mixed = named_sets(sets, verifier, environment)
     whole = _held_out_of_made(mixed, made)
-    whole |= {each.name: each.read() for each in mixed if each.config.path not in IN_CODE}
+    whole |= {each.name: each.read() for each in mixed if not is_in_code(each.config.path)}
     seen = seen_among((problem for group in whole.values() for problem in group), known)
     found: list[Problem] = []
     left_out = 0
     for each in mixed:
         given = whole[each.name]
         # in the order of a split: whatever was trained on, the first ones are the same
-        if held_out is None and each.config.path not in IN_CODE:
+        if held_out is None and not is_in_code(each.config.path):
             given, _ = rows.split(given, 0)
         unseen = [problem for problem in given if normalized(problem.prompt) not in seen]
         found += unseen
@@ -187,7 +187,7 @@ def _held_out_of_made(mixed: Sequence[NamedSet], count: int | None) -> dict[str,
     found: dict[str, list[Problem]] = {}
     taken: dict[str, set[str]] = {}
     for each in mixed:
-        if each.config.path in IN_CODE:
+        if is_in_code(each.config.path):
             there = taken.setdefault(each.config.path, set())
             found[each.name] = each.made(count, there)
             there |= {normalized(problem.prompt) for problem in found[each.name]}

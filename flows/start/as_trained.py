@@ -20,7 +20,7 @@ from infra.runs.checkpoints import BEST, MODEL, is_run
 from infra.security.secrets import masked
 from infra.storage import place
 from rl.algorithm_config import AlgorithmConfig
-from rl.config import AUTO, IN_CODE, MADE, OURS, PLAYED, PolicyConfig, ProblemsConfig, SamplingConfig
+from rl.config import AUTO, OURS, PLAYED, PolicyConfig, ProblemsConfig, SamplingConfig, is_in_code, is_made
 from rl.problems.rows import normalized
 from rl.verifiers.spec import judged_by, named
 from tasks.named_set import named_sets, set_name
@@ -222,7 +222,7 @@ def set_as_trained(asked: ProblemsConfig, trained: TrainConfig, another: bool = 
     alike: dict[str, set[str | None]]
     if asked.path in PLAYED:
         alike = {}
-    elif asked.path in MADE:
+    elif is_made(asked.path):
         alike = {"verifier": {named(AUTO, asked.path)}}
     else:
         alike = {"verifier": {judged_by(each, trained.verifier) for each in trained.sets}}
@@ -238,7 +238,7 @@ def set_as_trained(asked: ProblemsConfig, trained: TrainConfig, another: bool = 
 
 def _canonical(path: str) -> str:
     """One spelling for all paths of a file, on this machine or elsewhere."""
-    local = None if path in IN_CODE else place.local_path(path)
+    local = None if is_in_code(path) else place.local_path(path)
     return posixpath.normpath(path) if local is None else os.path.realpath(local)
 
 

@@ -22,7 +22,7 @@ from infra.storage.place import local_path
 from infra.storage.typed import DamagedError, read_typed
 from rl.algorithm_config import AlgorithmSpec
 from rl.algorithms import ALGORITHMS
-from rl.config import ENVIRONMENTS, IN_CODE, OURS, REWARD_MODEL, TINY, ProblemsConfig
+from rl.config import ENVIRONMENTS, OURS, REWARD_MODEL, TINY, ProblemsConfig, is_in_code
 from rl.environments.spec import EnvironmentSpec
 from rl.kl_config import START
 from rl.problems.examples import ExamplesConfig
@@ -32,7 +32,6 @@ from tasks.own_algorithm import open_algorithm
 
 STRICT = ("auto", "bubblewrap")  # sandboxes that are not weaker than what this machine would choose
 SOURCE = " (sha256 "
-NOWHERE = (*IN_CODE, HELD_OUT)  # problems that are read from no file
 ALGORITHM, ENVIRONMENT = "algorithm", "environment"  # the settings
 
 Program = VerifierSpec | EnvironmentSpec | AlgorithmSpec  # with the text of its file
@@ -132,6 +131,11 @@ def _of_programs(config: TrainConfig, uri: str, opened: Iterable[Program]) -> di
     return found
 
 
+def _is_read(problems: str) -> bool:
+    """Whether problems are read from somewhere."""
+    return problems != HELD_OUT and not is_in_code(problems)
+
+
 def untrusted_settings(
     config: TrainConfig | FinetuneConfig, uri: str, opened: Iterable[Program] = ()
 ) -> dict[str, str]:
@@ -146,7 +150,7 @@ def untrusted_settings(
     if isinstance(shown, TrainConfig):
         read |= {"mix": shown.mix, "evals": shown.evals}
     for setting, several in read.items():
-        named = (each.path for each in several if isinstance(each, ExamplesConfig) or each.path not in NOWHERE)
+        named = (each.path for each in several if isinstance(each, ExamplesConfig) or _is_read(each.path))
         paths = dict.fromkeys(filter(None, named))
         if foreign := [path for path in paths if not _own(path, uri)]:
             found[setting] = ", ".join(foreign)

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from flows.config import HELD_OUT, TrainConfig
 from infra.storage.place import local_path
-from rl.config import ENVIRONMENTS, IN_CODE, ProblemsConfig
+from rl.config import ENVIRONMENTS, ProblemsConfig, is_in_code
 from rl.environment_config import EnvironmentConfig
 from rl.environments.spec import split_name
 from rl.verifiers.spec import is_file
@@ -29,7 +29,7 @@ def with_whole_paths(config: TrainConfig) -> TrainConfig:
 
 def whole_problems(path: str) -> str:
     """A problem file or pattern by its absolute path; what lies elsewhere, or in no file, as it is."""
-    if path in (*IN_CODE, HELD_OUT):
+    if is_in_code(path) or path == HELD_OUT:
         return path
     if "::" in path and not Path(path).is_file():  # fsspec's chain: `zip://a.csv::here.zip`
         first, _, last = path.rpartition("::")

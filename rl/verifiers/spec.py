@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rl.config import AUTO, MADE, REWARD_MODEL, VERIFIERS, ProblemsConfig, VerifierConfig
+from rl.config import AUTO, GYM, MADE, REWARD_MODEL, VERIFIERS, ProblemsConfig, VerifierConfig, is_made
 from rl.records import Problem
 from rl.verifiers import table
 from rl.verifiers.contract import FUNCTION, MODEL, SERVICE, Declared
 
-ARITHMETIC = "arithmetic"
+ARITHMETIC, REASONING_GYM = "arithmetic", "reasoning_gym"
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<function>[^:/\\]*))?")
 
 
@@ -115,13 +115,15 @@ def named(name: str, problems: str) -> str:
     """The verifier's name, with `auto` resolved for these problems."""
     if name != AUTO:
         return name
+    if problems.startswith(GYM):
+        return REASONING_GYM
     return problems if problems in MADE and problems in VERIFIERS else ARITHMETIC
 
 
 def judged_by(problems: ProblemsConfig, verifier: VerifierConfig) -> str:
     """The name of what judges a set: its own `verifier`, else the one of all sets. A set that is made in code has the
     verifier that reads its targets: of the one of all sets it takes a function or a service, no other built-in one."""
-    fits = problems.path not in MADE or not table.declared(verifier.name).built_in
+    fits = not is_made(problems.path) or not table.declared(verifier.name).built_in
     return named(problems.verifier or (verifier.name if fits else AUTO), problems.path)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Literal
 
-from rl.config import PLAYED
+from rl.config import GYM, PLAYED
 from rl.records import Problem
 
 Side = Literal["train", "held_out"]
@@ -17,6 +17,10 @@ def module_of(name: str) -> str:
 
 
 def stream_of(name: str) -> Callable[[int, int, Side], Iterator[Problem]]:
-    """The stream of a set, a function of (seed, step, side)."""
+    """The stream of a set, a function of (seed, step, side). Raises ProblemError where its package is not installed."""
+    if name.startswith(GYM):
+        from rl.problems import gym
+
+        return gym.stream_of(name.removeprefix(GYM))
     stream: Callable[[int, int, Side], Iterator[Problem]] = import_module(module_of(name)).stream
     return stream

@@ -25,18 +25,29 @@ ASKED = {
     "gsm8k": ("42", "#### 42", {}),
     "functions": ('{"name": "f", "arguments": {"a": 1}}', "f(a=1)", {}),
     "math": ("42", r"\boxed{42}", {}),
+    "reasoning_gym": ("3", "<answer>3</answer>", {"task": "gcd", "seed": 0, "index": 0}),
     "r.py:reward": ("42", "it is 42", {}),
 }
+PROMPTS = {
+    "reasoning_gym": "Find the Greatest Common Divisor (GCD) of these numbers: 777, 912. Give only the GCD as your "
+    "final answer."
+}
+
+
+def needs_package(name: str) -> None:
+    """Skip where a verifier's package is not installed."""
+    package = declared(name).package
+    if package and find_spec(package) is None:
+        pytest.skip(f"needs {package}: install the extra '{name}'")
 
 
 @pytest.mark.parametrize("name", sorted(ASKED))
 def test_one_that_is_built_in_and_one_of_the_users_are_asked_alike(name: str) -> None:
-    if name == "math" and find_spec("math_verify") is None:
-        pytest.skip("needs math-verify: install the extra 'math'")
+    needs_package(name)
     target, completion, extra = ASKED[name]
     spec = VerifierSpec(name=name, seconds=30, text=FUNCTION_TEXT if name.endswith("reward") else "")
     verifier = opened(spec)
-    problem = Problem("", target, "here", extra)
+    problem = Problem(PROMPTS.get(name, ""), target, "here", extra)
     spec.declared.check(problem)
     verifier.warm()
     right, empty = verifier.judge([problem, problem], [completion, ""])
@@ -55,13 +66,12 @@ def test_each_name_is_found_in_the_table() -> None:
 
 def test_the_page_on_verifiers_has_a_row_for_each() -> None:
     page = (ROOT / "docs" / "verifiers.md").read_text("utf-8")
-    assert set(re.findall(r"^\| `([a-z0-9]+)` \| ", page, re.MULTILINE)) == set(VERIFIERS)
+    assert set(re.findall(r"^\| `([a-z0-9_]+)` \| ", page, re.MULTILINE)) == set(VERIFIERS)
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_the_source_of_a_built_in_one_is_every_file_of_ours_that_it_judges_by(name: str) -> None:
-    if name == "math" and find_spec("math_verify") is None:
-        pytest.skip("needs math-verify: install the extra 'math'")
+    needs_package(name)
     modules = [f"rl.verifiers.built_in.{name}", *filter(None, [TABLE[name].module])]
     program = (
         f"import sys, {', '.join(modules)}; print(*(m.__file__ for n, m in sys.modules.items() if n[:3] == 'rl.'))"
