@@ -11,6 +11,7 @@ from math import ceil
 from queue import SimpleQueue
 
 from infra.cluster.dispatch import Dispatch
+from infra.cluster.probe import each_well
 from rl.admission import refused_judgement, refused_outcomes
 from rl.environments.episode import Episode, Outcome
 from rl.environments.interface import Interface
@@ -29,8 +30,9 @@ Observed = tuple[tuple[str, ...], ...]  # [P * G] of each completion that goes o
 
 
 def check_environment(dispatch: Dispatch, spec: EnvironmentSpec, problems: Sequence[Problem]) -> Interface:
-    """Try the environment on a worker that would play it. Raises EnvironmentSpecError where it cannot be used."""
-    return dispatch.run("verify", try_environment, spec, first(problems)[0])
+    """Try the environment on the workers that would play it; one on which it cannot be used is left out. Raises
+    EnvironmentSpecError where it can on none."""
+    return each_well(dispatch, "verify", try_environment, spec, first(problems)[0])[0]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.cluster.dispatch import Dispatch
-from infra.cluster.probe import probe_workers
+from infra.cluster.probe import each_well
 from rl.admission import refused_judgement
 from rl.judging import Judgement, first
 from rl.records import Problem, Rollouts
@@ -59,17 +59,8 @@ def check_verifiers(
     isolated = {name: spec for name, spec in verifiers.items() if not spec.runs_here}
     if not isolated:
         return ()
-    some = first(problems)
-    found = probe_workers(dispatch, "verify", warm, isolated, some)
-    if not found:  # no worker came back: wait for one
-        return dispatch.run("verify", warm, isolated, some)
-    failed = [(worker, error) for worker, error in found if isinstance(error, Exception)]
-    if len(failed) == len(found):
-        raise failed[0][1]
-    for worker, error in failed:
-        dispatch.exclusions.leave_out("verify", worker, error)
-    well = (notes for _, notes in found if not isinstance(notes, Exception))
-    return tuple(dict.fromkeys(note for notes in well for note in notes))
+    found = each_well(dispatch, "verify", warm, isolated, first(problems))
+    return tuple(dict.fromkeys(note for notes in found for note in notes))
 
 
 def judged(

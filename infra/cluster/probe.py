@@ -55,3 +55,20 @@ def probe_workers(
     finally:
         dispatch.forget(*(future for _, future in futures))
     return found
+
+
+def each_well(dispatch: Dispatch, call: str, function: Callable[[*Arguments], T], *args: *Arguments) -> list[T]:
+    """The results of `probe_workers`; of the workers on which it raises something none is called so any more. Waits for
+    one where there is none.
+
+    Raises, also what `function` has raised where it did so on all.
+    """
+    found = probe_workers(dispatch, call, function, *args)
+    if not found:
+        return [dispatch.run(call, function, *args)]
+    failed = [(worker, error) for worker, error in found if isinstance(error, Exception)]
+    if len(failed) == len(found):
+        raise failed[0][1]
+    for worker, error in failed:
+        dispatch.exclusions.leave_out(call, worker, error)
+    return [result for _, result in found if not isinstance(result, Exception)]

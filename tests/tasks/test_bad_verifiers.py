@@ -19,6 +19,7 @@ from infra.cluster.cluster_config import ClusterConfig
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.placement import PlacementConfig, PlacementError
 from infra.errors import worker_of
+from rl.environments.spec import EnvironmentSpec, EnvironmentSpecError
 from rl.judging import Judgement
 from rl.records import Problem
 from rl.verifiers.spec import VerifierError, VerifierSpec
@@ -26,6 +27,7 @@ from tasks import verify
 from tasks.collection import Collection
 from tasks.lease import Lease
 from tasks.rollout_batch import RolloutBatch
+from tasks.turns import check_environment
 from tests.tasks.batches import config, problem_set, rollouts
 
 NONSENSE: dict[str, Callable[[Any], Any]] = {
@@ -173,6 +175,22 @@ def test_verifiers_that_cannot_work_are_named_and_left_out_before_a_run_begins(l
         for _ in range(3):
             assert judged(dispatch, spec).rewards.tolist() == [[1, 1]] * 6
         assert {span.worker for span in dispatch.timeline.take() if span.call == "verify"} == {"verifier-2"}
+
+
+@pytest.mark.slow
+def test_so_are_those_that_cannot_play_an_environment(lacking: Client) -> None:
+    give(lacking, "verifier-1")
+    text = "class Talk:\n    def reset(self, **_): ...\n    def step(self, text): ...\n"
+    spec = EnvironmentSpec(name="talk.py:Talk", text=text, env=("VERIFIER_NEEDS",))
+    said: list[str] = []
+    with Dispatch(lacking, PlacementConfig(), said.append, late_after=600) as dispatch:
+        assert check_environment(dispatch, spec, [Problem("p", "t", "here:1")]).step
+        assert sorted(line.partition(":")[0] for line in said) == ["verifier-0", "verifier-2"]
+        for line in said:
+            assert re.search(r"VERIFIER_NEEDS is not set on .*; it gets no such leases in this run$", line)
+        broken = spec.model_copy(update={"text": text.replace("**_): ...", "**_): return 1 / 0")})
+        with pytest.raises(EnvironmentSpecError, match=r"talk\.py:2: ZeroDivisionError"):
+            check_environment(dispatch, broken, [Problem("p", "t", "here:1")])
 
 
 def test_one_that_cannot_work_and_was_not_tried_is_no_fault_of_the_completions(client: Client) -> None:
