@@ -99,21 +99,21 @@ class PrefectArtifacts:
         return UUID(str(made.id))
 
     def _api(self) -> SyncPrefectClient:
-        """One client for all requests: making one takes longer than a request. Raises `OSError` without a server."""
+        """One client for all requests, which all are of one thread: making one takes longer than a request. Prefect's
+        client would do a request again, but not ask first who is there by then. Raises `OSError` without a server."""
         if not self._serves():
             raise OSError("its server is away")
         if self._client is None:
             self._client = self._clients.enter_context(guarded_client(self._serves))
+            self._clients.enter_context(temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}))  # which takes 40 ms
         return self._client
 
 
 def _tried(job: Callable[[], object]) -> None:
-    """Do it again where the server has died under it, or was busy (status 503). Prefect's client would do that too, but
-    not ask first who is there by then."""
+    """Do it again where the server has died under it, or was busy (status 503)."""
     for left in reversed(range(TRIES)):
         try:
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-                job()
+            job()
             return
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             busy = (

@@ -1,13 +1,15 @@
 """What Prefect's page of a run shows."""
 
-from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
-from flows.run.artifacts import _tried
+from flows.run.artifacts import PrefectArtifacts
 from infra.services.passwords import USER, password
 
 pytestmark = pytest.mark.slow
@@ -57,16 +59,17 @@ def test_prefect_away_costs_a_run_one_line(
     assert capsys.readouterr().err.count("warning: Prefect's page: the server is away") == 1
 
 
-def failing(*errors: Exception) -> tuple[Callable[[], None], list[int]]:
-    """A job that raises these, one after the other, and the retries that Prefect's client may make in each try."""
-    left, retries = list(errors), list[int]()
+class Failing:
+    """A client whose requests raise these, one after the other; and how often Prefect's would do each again."""
 
-    def job() -> None:
-        retries.append(PREFECT_CLIENT_MAX_RETRIES.value())
-        if left:
-            raise left.pop(0)
+    def __init__(self, *errors: Exception) -> None:
+        self.left, self.retries = list(errors), list[int]()
 
-    return job, retries
+    def create_artifact(self, _: Any) -> Any:
+        self.retries.append(PREFECT_CLIENT_MAX_RETRIES.value())
+        if self.left:
+            raise self.left.pop(0)
+        return SimpleNamespace(id=UUID(int=1))
 
 
 def refused(status: int) -> httpx.HTTPStatusError:
@@ -74,15 +77,26 @@ def refused(status: int) -> httpx.HTTPStatusError:
     return httpx.HTTPStatusError("refused", request=request, response=httpx.Response(status))
 
 
+@pytest.mark.parametrize(
+    ("errors", "tries", "said"),
+    [
+        ([httpx.ReadError("reset"), refused(503)], 3, 0),
+        ([refused(500)], 1, 1),
+        ([OSError("its server is away")], 1, 1),
+        ([httpx.ConnectError("")] * 3, 3, 1),
+    ],
+)
 def test_a_server_that_dies_under_a_request_is_asked_again_by_us_who_look_first(
-    monkeypatch: pytest.MonkeyPatch,
+    errors: list[Exception], tries: int, said: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.run.artifacts.PAUSE_SECONDS", 0)
-    job, retries = failing(httpx.ReadError("reset"), refused(503))
-    _tried(job)
-    assert retries == [0, 0, 0]
-    for errors in ([refused(500)], [OSError("its server is away")], [httpx.ConnectError("")] * 3):
-        job, retries = failing(*errors)
-        with pytest.raises(type(errors[0])):
-            _tried(job)
-        assert len(retries) == len(errors)
+    monkeypatch.setattr("flows.run.artifacts.flow_run", SimpleNamespace(id=str(UUID(int=2))))
+    client, lines = Failing(*errors), list[str]()
+    monkeypatch.setattr("flows.run.artifacts.guarded_client", lambda _: nullcontext(client))
+    usual = PREFECT_CLIENT_MAX_RETRIES.value()
+    with PrefectArtifacts("run", lines.append, lambda **_: True) as page:
+        page.link("one", "http://127.0.0.1")
+        page.link("another", "http://127.0.0.1")
+    assert client.retries == [0] * (tries + 1)
+    assert len(lines) == said
+    assert PREFECT_CLIENT_MAX_RETRIES.value() == usual > 0
