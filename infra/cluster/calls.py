@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
 from distributed.comm.core import CommClosedError
+from distributed.protocol import pickle
 
 from infra.cluster.durations import Durations
 from infra.cluster.exclusions import Exclusions
@@ -150,7 +151,7 @@ class Calls:
         background: str | None = None,
         name: str | None = None,
     ) -> Future[Measured[T]]:
-        """A plain Dask future of `measured(function, *args)`, on `worker` (an address) if given. It takes the call's
+        """A plain Dask future of `function(*args)`, `measured`, on `worker` (an address) if given. It takes the call's
         tags from its worker while it runs; with a name in `background` nothing. `name`: what it is called instead.
 
         Of the calls that wait on a worker the one with the highest `priority` starts first. Raises DispatchStoppedError
@@ -158,13 +159,14 @@ class Calls:
         """
         self._check_connection()
         called = background or name or call
+        # in one piece: Dask's scheduler would take the arguments apart, for which it has no use
+        sealed = pickle.dumps((function, args))  # type: ignore[no-untyped-call]
         with self._lock:
             if self.stopped:
                 raise DispatchStoppedError(called)
             future: Future[Measured[T]] = self.client.submit(
                 measured,
-                function,
-                *args,
+                sealed,
                 key=f"{called}-{uuid.uuid4().hex}",
                 resources=self.placement.resources(call) if background is None else None,
                 priority=priority,

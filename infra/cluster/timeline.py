@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -121,12 +121,14 @@ class _Current(threading.local):
 _current = _Current()
 
 
-def measured(function: Callable[..., T], *args: Any) -> Measured[T]:
-    """Call `function(*args)` on a worker."""
+def measured(call: bytes) -> Measured[Any]:
+    """Make a call on a worker: its function and arguments, as Dask pickles them."""
     from distributed import get_worker  # here, because it takes half a second to import, and records are read without
+    from distributed.protocol import pickle
 
     from infra.cluster.cancellation import leaving_check
 
+    function, args = pickle.loads(call)  # type: ignore[no-untyped-call]
     _current.loading = loading = Loading()
     began, computed, waited = time.perf_counter(), time.process_time(), _without_core()
     result = function(*args)
