@@ -112,7 +112,8 @@ NAMES = ", ".join(ALGORITHMS)
         ),
         (
             "--verifier reward_model:judge",
-            "verifier 'reward_model:judge' is none of arithmetic, countdown, functions, gsm8k, math, reward-model:RUN; "
+            "verifier 'reward_model:judge' is none of arithmetic, countdown, functions, gsm8k, math, "
+            "reasoning_gym, reward-model:RUN; "
             "did you mean reward-model:judge?",
         ),
         ("--algorithm reinforce++", f"--algorithm.name 'reinforce++': is none of {NAMES}; did you mean reinforce_pp?"),

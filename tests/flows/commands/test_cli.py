@@ -114,12 +114,14 @@ RUN = "from flows.cli import main; main()"
         ),
         (
             "train --verifier my_reward:reward",
-            "verifier 'my_reward:reward' is none of arithmetic, countdown, functions, gsm8k, math, reward-model:RUN; "
+            "verifier 'my_reward:reward' is none of arithmetic, countdown, functions, gsm8k, math, "
+            "reasoning_gym, reward-model:RUN; "
             "a function of yours is written my_reward.py:reward, a service https://host:port",
         ),
         (
             "train --verifier gsm9k",
-            "verifier 'gsm9k' is none of arithmetic, countdown, functions, gsm8k, math, reward-model:RUN; "
+            "verifier 'gsm9k' is none of arithmetic, countdown, functions, gsm8k, math, "
+            "reasoning_gym, reward-model:RUN; "
             "did you mean gsm8k?",
         ),
         (
