@@ -31,5 +31,6 @@ def reward(problem: Any, completion: str) -> tuple[float, str]:
     try:
         score = float(found.score_answer(answer, entry))
     except Exception:  # noqa: BLE001 - some checks take for granted that an answer is a number, or a list
+        found.score_answer(entry["answer"], entry)  # raises where it is not the answer's fault
         return 0.0, "unreadable"
     return score, "right" if score == 1 else "wrong_value" if score == 0 else "in_part"

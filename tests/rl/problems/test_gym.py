@@ -102,6 +102,18 @@ def test_a_problem_that_is_made_otherwise_here_is_no_reward_of_0() -> None:
         reasoning_gym.check(Problem("p", "t", "mine.jsonl:1", {"task": "gcd"}))
 
 
+def test_a_check_that_does_not_work_at_all_is_no_reward_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    (problem,) = some("prime_factorization", 1)
+    assert reward(problem, "no idea") == (0.0, "unreadable")
+
+    def lacking(*_: object) -> float:
+        raise FileNotFoundError("words.txt")
+
+    monkeypatch.setattr(type(data_set("prime_factorization", problem.extra["seed"])), "score_answer", lacking)
+    with pytest.raises(FileNotFoundError):
+        reward(problem, problem.target)
+
+
 def test_it_judges_in_a_process_that_can_be_killed() -> None:
     spec = VerifierSpec(name="reasoning_gym", seconds=60)
     (problem,) = some("spell_backward", 1)
