@@ -91,7 +91,7 @@ class _Walk:
     def _close(self, folder: Path, *, covers: bool = False) -> None:
         self._seen.append(Folder(str(folder), 0o755, covers))
         on_the_way = self._to_kept | {one for one, keeps in self._marks.items() if keeps}
-        for entry in sorted(one for one in on_the_way if one.parent == folder):
+        for entry in sorted(_lying_in(folder, on_the_way)):
             self._visit_entry(entry, self._marks.get(entry, False))
 
     def _cover(self, top: Path) -> None:
@@ -114,12 +114,12 @@ class _Walk:
 
     def _entries(self, folder: Path) -> list[Path]:
         """What is shown, perhaps in part, of a folder around something closed."""
-        closed = [path for path, keeps in self._marks.items() if not keeps and path.parent == folder]
+        closed = [path for path in _lying_in(folder, self._marks) if not self._marks[path]]
         names = [path.name for path in closed if not path.is_dir()]
         try:
             entries = sorted(folder.iterdir())
         except OSError:
-            return sorted(one for one in self._to_kept | set(self._marks) if one.parent == folder)
+            return sorted(_lying_in(folder, self._to_kept | set(self._marks)))
         kept = next((self._marks[one] for one in (folder, *folder.parents) if one in self._marks), False)
         few = kept or len(entries) <= MOST
         return [
@@ -127,6 +127,11 @@ class _Walk:
             for entry in entries
             if entry in self._marks or entry in self._ways or (few and not any(_is_copy(entry, name) for name in names))
         ]
+
+
+def _lying_in(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """Those of the paths; the top is its own parent, and does not lie in itself."""
+    return [path for path in paths if path.parent == folder != path]
 
 
 def _is_copy(entry: Path, name: str) -> bool:

@@ -9,11 +9,13 @@ from rl.environments.turn import Action
 from rl.records import Problem
 from rl.verifiers.isolation.process import Cell
 from rl.verifiers.isolation.sandbox import AUTO, chosen
+from rl.verifiers.isolation.secret_places import secret_places
 
 
 def sessions_of(text: str, name: str, sandbox: str = AUTO, size: int = 2) -> Sessions:
     spec = EnvironmentSpec(name=f"{name.lower()}.py:{name}", text=text)
-    return Sessions(spec, Cell(chosen(sandbox), section="environment"), size)
+    cell = Cell(chosen(sandbox), hidden=secret_places(None), section="environment")  # as a run has it
+    return Sessions(spec, cell, size)
 
 
 def begun(sessions: Sessions, targets: Sequence[str]) -> list[Episode]:

@@ -35,6 +35,15 @@ def test_the_longest_path_decides(tmp_path: Path) -> None:
     assert Folder(str(home), 0o755) in shown(map(str, closed), map(str, kept))
 
 
+def test_a_top_that_may_not_be_listed_shows_what_is_named_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Path) -> Iterator[Path]:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "iterdir", refused)  # as one sandbox has it within another
+    assert trees([Path("/dev/shm"), Path("/tmp/x")], [Path("/usr"), Path("/tmp/y")], Path("/")) == ["/usr"]
+    assert trees([Path("/")], [Path("/usr")], Path("/")) == ["/usr"]
+
+
 def test_of_a_folder_with_very_many_entries_only_what_is_kept_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
