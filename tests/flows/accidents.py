@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
@@ -27,8 +28,11 @@ def check_steps(lab: Any, run: Path, steps: int = STEPS, home: Path | None = Non
         assert [point.step for point in mlflow.get_metric_history(logged.info.run_id, name)] == every
 
 
-def kill_in_call(lab: Any, worker: str, call: str, run: Path, after: int) -> None:
-    """Kill a worker while a call of this kind is on it, once step `after` is logged."""
+def kill_in_call(
+    lab: Any, worker: str, call: str, run: Path, after: int, before: Callable[[], object] = lambda: None
+) -> None:
+    """Kill a worker while a call of this kind is on it, once step `after` is logged; it stands still while `before` is
+    called."""
     address, pid = lab.worker(worker)
 
     def is_on_it() -> bool:
@@ -44,6 +48,7 @@ def kill_in_call(lab: Any, worker: str, call: str, run: Path, after: int) -> Non
             if call == "verify":
                 until(is_on_it)
             if is_on_it() and is_on_it():  # what it sent before it stood still has come in by now
+                before()
                 break
             os.kill(pid, SIGCONT)
     finally:  # also when it waited too long, so that the run ends

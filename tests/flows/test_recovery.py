@@ -237,14 +237,14 @@ def test_damaged_weights_are_published_whole_while_the_run_goes_on_and_when_it_i
     run = lab.run_folder(name)
     lab.settle()
 
-    def damage() -> None:
-        until(lambda: 3 in lab.metrics(run, "groups/used"))
-        os.kill(lab.worker("generator-0")[1], SIGKILL)  # the next one starts with nothing
-        time.sleep(1)  # without it no version comes; what is under way is stored
+    def damage() -> None:  # staleness 0: no version is under way while one generates
         for whole in (run / "weights").glob("v*/model.safetensors"):
             whole.write_bytes(b"nothing")
 
-    damaging = threading.Thread(target=damage)
+    damaging = threading.Thread(
+        target=kill_in_call,  # the next one starts with nothing
+        args=(lab, "generator-0", "generate", run, 3, damage),
+    )
     damaging.start()
     lab.train(run=name, steps="10", staleness="0")
     damaging.join()
