@@ -128,7 +128,8 @@ class EvalConfig(ConfigTree):
 
     @model_validator(mode="after")
     def _acted_on(self) -> Self:
-        refuse_beside(self.environment, self.verifier, self.policy, self.sampling)
+        judged = any(each.judged for each in self.sets)
+        refuse_beside(self.environment, self.verifier, self.policy, self.sampling, judged=judged)
         return self
 
     @property
@@ -207,7 +208,9 @@ class TrainConfig(ConfigTree):
 
     @model_validator(mode="after")
     def _acted_on(self) -> Self:
-        refuse_beside(self.environment, self.verifier, self.policy, self.sampling, self.algorithm.name)
+        judged = any(each.judged for each in (*self.sets, *self.evals))
+        beside = self.environment, self.verifier, self.policy, self.sampling, self.algorithm.name
+        refuse_beside(*beside, judged=judged)
         return self
 
     @model_validator(mode="after")

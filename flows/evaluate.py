@@ -84,7 +84,7 @@ def made(
     public = run.config.policy.model if run is not None and run.config.sync.base == "public" else None
     generator = Generator(config.policy, config.sampling, config.samples, config.seed, public=public)
     if problems.environment is not None:
-        interface = check_environment(workplace.dispatch, problems.environment, problems.held_out)
+        interface = check_environment(workplace.dispatch, problems.environment, problems.some_played())
         generator = replace(generator, interface=interface)
     workplace.display.stage("evaluate")
     batch = BatchConfig() if run is None else run.config.batch

@@ -35,7 +35,7 @@ class Asked:
     vocabulary: int | None = None  # token ids are below; None where they are not used
     so_far: SoFar | None = None  # completions that it goes on with
     unfinished: bool = False  # whether some may be handed in before they are over
-    turns: bool = False  # whether a completion is of turns, between which something is observed
+    turns: bool = False  # whether completions are of turns, between which something is observed, where it is played
 
     @property
     def observed(self) -> bool:
@@ -163,9 +163,11 @@ def _unlike_actions(of: Rollouts, asked: Asked) -> str:
         return "" if isinstance(of.actions, tuple) and not of.actions else "it has turns"
     if not _is_texts(of.actions, *of.ended.shape):
         return f"its actions are not {of.ended.shape[0]} times {of.ended.shape[1]}"
-    for row, ended in zip(of.actions, of.ended.tolist(), strict=True):
+    for problem, row, ended in zip(asked.problems, of.actions, of.ended.tolist(), strict=True):
+        if any(row) and not problem.played:
+            return "a completion of one turn asks for something"
         for text, end in zip(row, ended, strict=True):
-            if bool(text) != end:
+            if bool(text) != end and problem.played:
                 return "a turn that ended asks for nothing" if end else "a turn that has not ended asks for something"
             if text and not is_action(text):
                 return "a turn asks for what is no action"

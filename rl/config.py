@@ -162,6 +162,11 @@ class ProblemsConfig(BaseModel):
         "for base models",
     )
 
+    @property
+    def judged(self) -> bool:
+        """Whether it has a verifier of its own, beside an environment too."""
+        return self.verifier is not None or is_made(self.path)
+
     @model_validator(mode="before")
     @classmethod
     def _bare_path(cls, given: Any) -> Any:

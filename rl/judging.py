@@ -70,6 +70,17 @@ class Judgement:
             failed=all(judgement.broken for judgement in judgements),
         )
 
+    def select(self, groups: Sequence[int]) -> "Judgement":
+        """The named groups, in the order given."""
+        index = list(groups)
+        return replace(
+            self,
+            rewards=self.rewards[index],
+            reasons=tuple(self.reasons[group] for group in index),
+            parts={name: part[index] for name, part in self.parts.items()},
+            messages=tuple(self.messages[group] for group in index) if self.messages else (),
+        )
+
     def without_ends(self, truncated: NDArray[np.bool_]) -> "Judgement":
         """The judgement with a reward of 0, in all its parts, and the reason "truncated" for the completions that were
         cut, [P, G], whether or not their verifier failed."""

@@ -33,6 +33,7 @@ class Problem:
     set: str = ""  # the name of its problem set, which says how it is judged
     instructions: Instructions | None = None
     no_target: str = ""  # why there is no target, which is empty then: who asks for it is told
+    played: bool = False  # whether an environment is acted on, in turns, and gives the reward
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,11 @@ class Rollouts:
         return replace(
             self, **{name: getattr(self, name).astype(types[kind]) for name, (_, kind) in arrays(type(self)).items()}
         )
+
+    def select(self, groups: Sequence[int]) -> "Rollouts":
+        """The named groups, in the order given."""
+        selected: Rollouts = _rows(self, list(groups))
+        return selected
 
     def made_by(self, worker: str) -> "Rollouts":
         """As sampled by the worker of this name."""

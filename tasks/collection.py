@@ -7,7 +7,7 @@ again by others once all else is done: the same problems, with the same noise.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from queue import SimpleQueue
 from threading import Condition
@@ -20,11 +20,9 @@ from infra.cluster.placement import Offer
 from infra.security.printable import printable
 from rl.audit import Audited
 from rl.environments.episode import Episode
-from rl.environments.spec import EnvironmentSpec
 from rl.graph import VERIFY, Call
 from rl.judging import BrokenVerifierError, Judgement
 from rl.records import Batch, Problem, Rollouts, concatenate
-from rl.verifiers.spec import VerifierSpec
 from tasks.batch_config import BatchConfig
 from tasks.lease import Lease, Slice
 from tasks.problem_set import ProblemSet
@@ -50,7 +48,7 @@ class Collection:
         self.config = config
         self._every_group = every_group
         self.refused = 0  # leases, see RolloutBatch
-        self._problems = problems
+        self.problems = problems
         self._drawn: list[Problem] = []  # of the step, in order: those of leases, and some that may become one
         self._refills = Refills(config.prompts, int(config.prompts * config.oversample), config.lease)
         self._leases: dict[int, Lease] = {}  # that came back, by their first group
@@ -75,16 +73,6 @@ class Collection:
     def makes(self, call: Call) -> bool:
         """Whether this call is made of its leases."""
         return call.name in self._arrived
-
-    @property
-    def verifiers(self) -> Mapping[str, VerifierSpec]:
-        """What judges the problems of each set."""
-        return self._problems.verifiers
-
-    @property
-    def environment(self) -> EnvironmentSpec | None:
-        """What is acted on, and gives the rewards in place of verifiers."""
-        return self._problems.environment
 
     def draws(self) -> Iterator[list[Lease]]:
         """The leases to generate, as soon as each is certain to be needed; ends when all are judged."""
@@ -113,7 +101,7 @@ class Collection:
         """Draws ahead of them: many small draws take long where problems are made in code."""
         if groups.stop > (there := len(self._drawn)):
             further = min(2 * there, self._refills.bound)
-            self._drawn += self._problems.draw(self.step, max(groups.stop, further) - there, there)
+            self._drawn += self.problems.draw(self.step, max(groups.stop, further) - there, there)
         return tuple(self._drawn[groups.start : groups.stop])
 
     def arrive(
@@ -251,7 +239,7 @@ class Collection:
             refused=self.refused,
             redrawn=self._redrawn,
             audits=tuple(self._audits),
-            mixed=self._problems.mixed,
+            mixed=self.problems.mixed,
             made=tuple(self._slices.values()),
             episodes=tuple(self._episodes.get(start, ()) for start in sorted(self._judged)),
         )

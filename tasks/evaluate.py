@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from infra.cluster.dispatch import Dispatch
 from infra.security.printable import printable
 from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal
+from rl.environments.episode import Episode
 from rl.environments.sessions import OPEN
 from rl.environments.spec import EnvironmentSpec
 from rl.judging import BrokenVerifierError, Judgement
@@ -22,12 +24,13 @@ from tasks.calls.generator import Arguments, Generator
 from tasks.lease import Lease
 from tasks.mending import Mend, Mending, leased, no_mend
 from tasks.problem_set import ProblemSet
-from tasks.rollout_batch import mean_reward, pass_rate
+from tasks.rollout_batch import mean_reward, pass_rate, turns_of
 from tasks.slices import Slices
-from tasks.turns import Episodes, in_turns, judged_episodes
+from tasks.turns import Episodes, in_turns
 from tasks.verify import judged
 
 TRAINED_BY_DEFAULT = BatchConfig()
+NOTHING: Mapping[str, NDArray[np.float32]] = MappingProxyType({})
 PROMPTS = 64  # that a generator prefills at a time, at most
 NOISE = 7919  # added to the seed, so that an evaluation never draws a training step's noise
 
@@ -47,6 +50,7 @@ class Evaluation:
     error_rate: float = 0.0  # share of completions whose verifier failed; they count in no other figure
     sets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # the figures of each set, if there are more
     sizes: Mapping[str, int] = field(default_factory=dict)  # and its problems; empty where an older version kept it
+    means: Mapping[str, float] = field(default_factory=dict)  # of the rewards' parts, and of turns: docs/metrics.md
 
     def figures(self) -> dict[str, float]:
         """The figures by the last part of their metric's name."""
@@ -57,6 +61,7 @@ class Evaluation:
             "sampled": self.sampled,
             "pass_at_k": self.pass_at_k,
             "error_rate": self.error_rate,
+            **self.means,
         }
 
     @classmethod
@@ -67,9 +72,11 @@ class Evaluation:
         greedy: NDArray[np.float32],
         sampled: NDArray[np.float32],
         programs: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+        measures: Mapping[str, NDArray[np.float32]] = NOTHING,
     ) -> "Evaluation":
         """From the rewards of ``problems``: [P, 1] greedy, [P, k] sampled; NaN where no verifier could tell. The
-        ``programs``' own are given where reward models add to them."""
+        ``programs``' own are given where reward models add to them. Of ``measures``, [P, 1 or k] each, means are taken,
+        NaN aside."""
         known = ~np.isnan(sampled)
         greedily, tried = programs or (greedy, sampled)
         solved = (tried == 1).any(axis=1)[known.any(axis=1)]
@@ -83,6 +90,7 @@ class Evaluation:
                 greedy[mine],
                 sampled[mine],
                 (greedily[mine], tried[mine]),
+                {measure: of[mine] for measure, of in measures.items()},
             ).figures()
             for name, mine in rows.items()
             if len(rows) > 1
@@ -99,6 +107,7 @@ class Evaluation:
             error_rate=float(1 - np.concatenate([known, ~np.isnan(greedy)], axis=1).mean()),
             sets=parts,
             sizes={name: len(rows[name]) for name in parts},
+            means={name: float(np.nanmean(of)) for name, of in sorted(measures.items()) if not np.isnan(of).all()},
         )
 
 
@@ -118,13 +127,37 @@ def evaluate(
     Raises:
         BrokenVerifierError: every completion failed in its verifier, or one took too long again and again.
     """
-    sampled = _judgement(dispatch, replace(generator, seed=generator.seed + NOISE), version, problems, mend, saw, batch)
-    greedy = _judgement(dispatch, replace(generator, samples=1, greedy=True), version, problems, mend, saw, batch)
+    asked = version, problems, mend, saw, batch
+    sampled, tried = _solved(dispatch, replace(generator, seed=generator.seed + NOISE), *asked)
+    greedy, measured = _solved(dispatch, replace(generator, samples=1, greedy=True), *asked)
     own = greedy.of_programs, sampled.of_programs
-    return Evaluation.of(version.step, problems.held_out, greedy.rewards, sampled.rewards, own)
+    measures = measured | {f"{name}_sampled": of for name, of in tried.items()}
+    return Evaluation.of(version.step, problems.held_out, greedy.rewards, sampled.rewards, own, measures)
 
 
-def _judgement(
+def _solved(
+    dispatch: Dispatch,
+    generator: Generator,
+    version: PolicyVersion,
+    problems: ProblemSet,
+    mend: Mend,
+    saw: Callable[[Judgement], None],
+    batch: BatchConfig,
+) -> tuple[Judgement, dict[str, NDArray[np.float32]]]:
+    """The verdicts, and what is measured of each completion [P, G], NaN where it has none of it."""
+    if problems.environment is not None:
+        judgement, episodes = _played(dispatch, generator, version, problems, problems.environment, mend, saw, batch)
+    else:
+        single = replace(generator, interface=None)  # of the environment that training acts on
+        judgement, episodes = _judged(dispatch, single, version, problems, mend, saw, batch), ()
+    if judgement.broken:
+        raise BrokenVerifierError(f"no completion could be judged: {printable(judgement.errors[0])}")
+    parts = {f"part_{name}": part for name, part in judgement.parts.items()}
+    shape = judgement.rewards.shape
+    return judgement, parts | {name: of.reshape(shape) for name, of in turns_of(episodes).items()}
+
+
+def _judged(
     dispatch: Dispatch,
     generator: Generator,
     version: PolicyVersion,
@@ -133,8 +166,6 @@ def _judgement(
     saw: Callable[[Judgement], None],
     batch: BatchConfig,
 ) -> Judgement:
-    if problems.environment is not None:
-        return _played(dispatch, generator, version, problems, problems.environment, mend, batch)
     asked = problems.held_out
     size = _size(generator, batch)
     parts = [range(at, min(at + size, len(asked))) for at in range(0, len(asked), size)]
@@ -151,11 +182,15 @@ def _judgement(
     mending = Mending(mend)
     calls = leased(dispatch, "evaluate", generator.generate, arguments, range(len(parts)), check=check, mending=mending)
     for index, rollouts in calls:
-        judgements[index] = judged(dispatch, rollouts, problems.verifiers)
-        saw(judgements[index])
-        if given_up := judgements[index].given_up:
-            raise BrokenVerifierError(f"the evaluation was stopped: {given_up}")
-    return _unless_broken(Judgement.join([judgements[index] for index in range(len(parts))]))
+        judgements[index] = _seen(judged(dispatch, rollouts, problems), saw)
+    return Judgement.join([judgements[index] for index in range(len(parts))])
+
+
+def _seen(judgement: Judgement, saw: Callable[[Judgement], None]) -> Judgement:
+    saw(judgement)
+    if given_up := judgement.given_up:
+        raise BrokenVerifierError(f"the evaluation was stopped: {given_up}")
+    return judgement
 
 
 def _played(
@@ -165,20 +200,23 @@ def _played(
     problems: ProblemSet,
     environment: EnvironmentSpec,
     mend: Mend,
+    saw: Callable[[Judgement], None],
     batch: BatchConfig,
-) -> Judgement:
-    """The same of episodes, of as many at a time as verifiers keep open: others would be made again at each turn."""
+) -> tuple[Judgement, tuple[Episode, ...]]:
+    """The same of episodes [P * G], of as many at a time as verifiers keep open: others would be made again at each
+    turn."""
     asked, size, verifiers = problems.held_out, _size(generator, batch), len(dispatch.offers("verify"))
     groups = range(len(asked))
     leases = [Lease(groups[at : at + size], asked[at : at + size]) for at in groups[::size]]
     some = max(1, OPEN * verifiers // (size * generator.samples))
     played = Episodes(dispatch, environment, f"{generator.seed}.{'greedy' * generator.greedy}", generator.samples)
     mending = Mending(mend)
-    found = [
-        _played_at_once(dispatch, generator, version, played, leases[at : at + some], mending)
-        for at in range(0, len(leases), some)
-    ]
-    return _unless_broken(Judgement.join(found))
+    found: dict[int, Judgement] = {}
+    for at in range(0, len(leases), some):
+        for lease, rollouts in _played_at_once(dispatch, generator, version, played, leases[at : at + some], mending):
+            found[lease.groups.start] = _seen(judged(dispatch, rollouts, problems, played.of(lease)), saw)
+    episodes = tuple(episode for lease in leases for episode in played.of(lease))
+    return Judgement.join([found[lease.groups.start] for lease in leases]), episodes
 
 
 def _played_at_once(
@@ -188,7 +226,7 @@ def _played_at_once(
     played: Episodes,
     leases: Sequence[Lease],
     mending: Mending,
-) -> Judgement:
+) -> Iterator[tuple[Lease, Rollouts]]:
     versions = range(version.step, version.step + 1)
     begun = played.begin(leases)
     slices = Slices(replace(generator, slice_seconds=None), 0, begun, versions, None, lambda _: version)
@@ -207,17 +245,7 @@ def _played_at_once(
         )
         return (index for index, _ in calls)
 
-    found = {
-        lease.groups.start: judged_episodes(dispatch, played.spec, played.of(lease), generator.samples)
-        for lease, _, _ in in_turns(slices, played, made)
-    }
-    return Judgement.join([found[start] for start in sorted(found)])
-
-
-def _unless_broken(everything: Judgement) -> Judgement:
-    if everything.broken:
-        raise BrokenVerifierError(f"no completion could be judged: {printable(everything.errors[0])}")
-    return everything
+    return ((lease, rollouts) for lease, rollouts, _ in in_turns(slices, played, made))
 
 
 def _size(generator: Generator, batch: BatchConfig) -> int:

@@ -67,7 +67,7 @@ def generate(
         again = any(map(collection.without, drawn))  # as they were, without who has made them
         sizes = None if again else admission.sizes
         leases = drawn if sizes is None else neighbours_joined(drawn)
-        played = episodes_of(dispatch, collection.environment, generator, step, (step,), collection.refuse)
+        played = episodes_of(dispatch, collection.problems.environment, generator, step, (step,), collection.refuse)
         try:
             leases = leases if played is None else played.begin(leases)
             slices = Slices(generator, step, leases, range(oldest, step + 1), admission.vocabulary, newest, sizes)

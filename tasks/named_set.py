@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from infra.security.secrets import masked
 from infra.storage import store
@@ -35,7 +36,7 @@ class NamedSet:
 
     config: ProblemsConfig
     name: str
-    verifier: VerifierSpec | None  # None: an environment gives the rewards
+    verifier: VerifierSpec | None  # None: it is played, and an environment gives the rewards
     options: str  # how the names of its options begin
     by_default: bool = False  # nobody named the verifier
 
@@ -90,7 +91,8 @@ class NamedSet:
             instructions = Instructions(self.config.system, required=True) if self.config.system else None
         if self.config.template is not None:
             instructions = Instructions(instructions.system if instructions else "", template=self.config.template)
-        return [replace(problem, set=self.name, instructions=instructions) for problem in found]
+        own = {"set": self.name, "instructions": instructions, "played": self.verifier is None}
+        return [replace(problem, **own) for problem in found]
 
 
 @lru_cache(8)  # 3,000 problems are made to find 200 of this side
@@ -194,22 +196,20 @@ def _source(what: str, path: str) -> str:
 def named_sets(
     sets: Sequence[ProblemsConfig], verifier: VerifierConfig, environment: EnvironmentConfig | None = None
 ) -> list[NamedSet]:
-    """The sets as they are mixed: each by a name of its own, with its verifier where no environment is acted on.
+    """The sets as they are mixed: each by a name of its own, with its verifier. Where an environment is acted on, only
+    those have one that are `judged`.
 
     Raises:
         VerifierError, PathError: as `open_verifier`, or ``verifier`` names one that judges none of the sets.
         EnvironmentSpecError: problems that the ``environment`` is not for, or an environment's without it.
     """
     options = ["--problems.", *(f"mix[{at}]." for at in range(len(sets) - 1))]
-    if environment is not None and environment.name is not None:
-        for each in sets:
-            _refuse_others(each, environment.name)
-        return [
-            NamedSet(config, name, None, dotted)
-            for config, name, dotted in zip(sets, set_names(sets), options, strict=True)
-        ]
-    if played := [each.path for each in sets if each.path in PLAYED]:
-        raise EnvironmentSpecError(f"problems {played[0]}: are of an environment; give --environment {played[0]}")
+    acted_on = None if environment is None else environment.name
+    played = [acted_on is not None and not each.judged for each in sets]
+    for each, is_played in zip(sets, played, strict=True):
+        anothers = acted_on in PLAYED and each.path != acted_on
+        if each.path in PLAYED and (anothers or not is_played):
+            _refuse(each, acted_on)
     judges = [judged_by(each, verifier) for each in sets]
     left = [each.path for each in sets if each.verifier is None and is_made(each.path)]
     if verifier.name not in (AUTO, *judges) and left:
@@ -218,28 +218,44 @@ def named_sets(
             f"its own; where {verifier.name} is meant, give --problems.verifier {verifier.name} (in mix: verifier)"
         )
     found = []
-    for config, name, judge, dotted in zip(sets, set_names(sets), judges, options, strict=True):
-        by_default = (config.verifier or verifier.name) == AUTO
-        found.append(NamedSet(config, name, open_verifier(judge, verifier), dotted, by_default))
+    for config, name, judge, dotted, is_played in zip(sets, set_names(sets), judges, options, played, strict=True):
+        by_default = not is_played and (config.verifier or verifier.name) == AUTO
+        opened = None if is_played else open_verifier(judge, verifier)
+        found.append(NamedSet(config, name, opened, dotted, by_default))
     return found
 
 
-def _refuse_others(problems: ProblemsConfig, environment: str) -> None:
-    if problems.verifier is not None:
+def _refuse(problems: ProblemsConfig, environment: str | None) -> NoReturn:
+    """Of an environment's own problems."""
+    if environment is None:
         raise EnvironmentSpecError(
-            f"problems.verifier {problems.verifier!r}: the environment {environment} gives the reward; leave one out"
+            f"problems {problems.path}: are of an environment; give --environment {problems.path}"
         )
-    if is_made(problems.path):
-        raise EnvironmentSpecError(
-            f"environment {environment!r}: name its problems by --problems; {problems.path} has a verifier of its own"
-        )
-    if environment in PLAYED and problems.path in PLAYED and problems.path != environment:
-        raise EnvironmentSpecError(f"problems {problems.path}: are not those of the environment {environment}")
+    if problems.judged:
+        raise EnvironmentSpecError(_two_judges(problems, environment))
+    raise EnvironmentSpecError(f"problems {problems.path}: are not those of the environment {environment}")
 
 
-def judges(verifiers: Mapping[str, VerifierSpec]) -> str:
-    """What judges these sets, for people: 'gsm8k', or 'gsm8k (train, test), countdown (countdown)'."""
+def refuse_unplayed(sets: Sequence[ProblemsConfig], environment: EnvironmentConfig) -> None:
+    """Raise EnvironmentSpecError where an environment is named that none of the sets is played with."""
+    if environment.name is None or not all(each.judged for each in sets):
+        return
+    first = sets[0]
+    if first.verifier is not None:
+        raise EnvironmentSpecError(_two_judges(first, environment.name))
+    raise EnvironmentSpecError(
+        f"environment {environment.name!r}: name its problems by --problems; {first.path} has a verifier of its own"
+    )
+
+
+def _two_judges(problems: ProblemsConfig, environment: str) -> str:
+    return f"problems.verifier {problems.verifier!r}: the environment {environment} gives the reward; leave one out"
+
+
+def judges(programs: Mapping[str, VerifierSpec | EnvironmentSpec]) -> str:
+    """What judges these sets, for people: 'gsm8k', or 'gsm8k (train, test), environment guess (guess)'."""
     sets: dict[str, list[str]] = {}
-    for name, spec in verifiers.items():
-        sets.setdefault(masked(spec.name), []).append(name)
+    for name, spec in programs.items():
+        kind = "environment " if isinstance(spec, EnvironmentSpec) else ""
+        sets.setdefault(kind + masked(spec.name), []).append(name)
     return ", ".join(name if len(sets) == 1 else f"{name} ({', '.join(of)})" for name, of in sets.items())

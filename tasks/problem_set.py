@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, count, islice
+from typing import Any
 
-from infra.security.secrets import masked
 from rl.config import PLAYED, ProblemsConfig, VerifierConfig, is_in_code
 from rl.environment_config import EnvironmentConfig
 from rl.environments.spec import EnvironmentSpec
@@ -15,7 +15,7 @@ from rl.problems.tables import ProblemError
 from rl.records import Problem
 from rl.verifiers.spec import VerifierSpec
 from tasks.mixture import Draw, Mixture, Source, streams
-from tasks.named_set import NamedSet, judges, named_sets, open_environment, set_name
+from tasks.named_set import NamedSet, judges, named_sets, open_environment, refuse_unplayed, set_name
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
 SINGLE = EnvironmentConfig()  # completions of one turn
@@ -32,22 +32,33 @@ class ProblemSet:
     held_out: tuple[Problem, ...]  # shares no prompt with what ``draw`` gives, case and blanks aside
     verifiers: Mapping[str, VerifierSpec]  # by the name of the set that a problem is of
 
-    mixed: bool = False  # whether there is more than one set
-    environment: EnvironmentSpec | None = None  # what is acted on, and gives the rewards in place of verifiers
+    played: tuple[str, ...] = ()  # the names of the sets that an environment is acted on with
+    environment: EnvironmentSpec | None = None  # what is acted on, and gives these their rewards
     files: Mapping[str, TrainedOn] = field(default_factory=dict)  # by set: what its files give to ``draw``
     drawn: tuple[Problem, ...] = ()  # the problems of its files that ``draw`` gives
     spared: int = 0  # problems of its files' training parts that are not drawn, as a prompt like theirs is held out
     left_out: int = 0  # problems that an evaluation passes over, as the policy was trained on them
 
     @property
+    def judging(self) -> dict[str, VerifierSpec | EnvironmentSpec]:
+        """What gives the rewards, by the name of the set."""
+        played = {} if self.environment is None else dict.fromkeys(self.played, self.environment)
+        return {**self.verifiers, **played}
+
+    @property
     def programs(self) -> list[VerifierSpec | EnvironmentSpec]:
-        """What gives the rewards."""
+        """The same, each once."""
         return [*self.verifiers.values(), *([] if self.environment is None else [self.environment])]
 
     @property
-    def judged_by(self) -> str:
-        """The same, for people."""
-        return judges(self.verifiers) if self.environment is None else f"environment {masked(self.environment.name)}"
+    def mixed(self) -> bool:
+        """Whether there is more than one set."""
+        return len(self.judging) > 1
+
+    def some_played(self) -> Problem:
+        """One that the environment is begun with, to try it."""
+        steps = (problem for step in count() for problem in self.draw(step, 64, 0))
+        return next(problem for problem in chain(self.held_out, self.drawn, steps) if problem.played)
 
     @property
     def trained(self) -> frozenset[bytes]:
@@ -86,7 +97,9 @@ def open_problems(
     Raises:
         ProblemError: a file that is missing, empty or broken, or too small to keep ``held_out`` of its problems out.
         VerifierError: a verifier that does not exist.
+        EnvironmentSpecError: an environment that does not exist, or that none of the problems is played with.
     """
+    refuse_unplayed(sets, environment)
     mixed = named_sets(sets, verifier, environment)
     split = {each.name: each.split(held_out) for each in mixed if not is_in_code(each.config.path)}
     made = _held_out_of_made(mixed, held_out)
@@ -119,8 +132,7 @@ def open_problems(
         draw=Mixture(sources, seed, prompts),
         held_out=tuple(out),
         verifiers=_verifiers(mixed),
-        mixed=len(mixed) > 1,
-        environment=open_environment(environment),
+        **_played(mixed, environment),
         files=files,
         drawn=tuple(drawn),
         spared=spared,
@@ -136,7 +148,7 @@ def problems_to_solve(
     made: int | None = None,
     environment: EnvironmentConfig = SINGLE,
 ) -> ProblemSet:
-    """The problems of an evaluation, as the held-out part of a set.
+    """The problems of an evaluation, as the held-out part of a set. It need not be played with the environment.
 
     Args:
         held_out: as in training: the part that is kept out; 0: everything in the files; None: everything but the
@@ -146,6 +158,8 @@ def problems_to_solve(
     Raises:
         ProblemError: as `open_problems`, or all of the problems are among ``trained``.
     """
+    if all(each.judged for each in sets):
+        environment = SINGLE
     if held_out:
         return open_problems(sets, verifier, held_out, seed, environment=environment)
     known = trained if held_out is None else frozenset()
@@ -173,9 +187,15 @@ def problems_to_solve(
         lambda *_: [],
         tuple(found),
         _verifiers(mixed),
-        environment=open_environment(environment),
+        **_played([each for each in mixed if any(problem.set == each.name for problem in found)], environment),
         left_out=left_out,
     )
+
+
+def _played(mixed: Sequence[NamedSet], environment: EnvironmentConfig) -> dict[str, Any]:
+    """The fields of a problem set that tell what is acted on."""
+    played = tuple(each.name for each in mixed if each.verifier is None)
+    return {"played": played, "environment": open_environment(environment)} if played else {}
 
 
 def _verifiers(mixed: Sequence[NamedSet]) -> dict[str, VerifierSpec]:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Self
@@ -133,7 +133,7 @@ class RolloutBatch:
                     "tokens": lengths[group][sample],
                     "worker": of.makers[group].worker if of.makers else "",
                     **({} if alone[group][sample] else {"trained": runs(of.trained[group, sample])}),
-                    **({} if (episode := next(episodes, None)) is None else {"messages": json.dumps(episode.messages)}),
+                    **conversation(next(episodes, None)),
                 }
 
     def figures(self) -> dict[str, float]:
@@ -162,9 +162,15 @@ class RolloutBatch:
         }
 
 
+def conversation(episode: Episode | None) -> dict[str, str]:
+    """The messages of an episode, for a row; nothing of what is not played."""
+    return {"messages": json.dumps(episode.messages)} if episode is not None and episode.problem.played else {}
+
+
 def episode_figures(episodes: Sequence[Episode]) -> dict[str, float]:
     """Turns of the policy's in an episode, calls of them, the share of these that were refused, and seconds that a turn
     is acted on; the mean reward of each turn, where turns have any."""
+    episodes = [episode for episode in episodes if episode.problem.played]
     if not episodes:
         return {}
     turns = [turn for episode in episodes for turn in episode.turns]
@@ -179,6 +185,20 @@ def episode_figures(episodes: Sequence[Episode]) -> dict[str, float]:
         "tools/calls": calls / len(episodes),
         "tools/errors": sum(outcome.refused for _, outcome in turns) / max(1, calls),
         "tools/seconds": sum(outcome.seconds for _, outcome in turns) / max(1, len(turns)),
+    }
+
+
+def turns_of(episodes: Sequence[Episode]) -> dict[str, NDArray[np.float32]]:
+    """[P * G] turns of the policy's in each episode, and calls of it that were refused; NaN of what is not played."""
+    if not episodes:
+        return {}
+
+    def of_each(count: Callable[[Episode], int]) -> NDArray[np.float32]:
+        return np.array([count(each) if each.problem.played else math.nan for each in episodes], np.float32)
+
+    return {
+        "turns": of_each(lambda episode: len(episode.turns)),
+        "refused_calls": of_each(lambda episode: sum(outcome.refused for _, outcome in episode.turns)),
     }
 
 

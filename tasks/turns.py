@@ -17,7 +17,7 @@ from rl.environments.episode import Episode, Outcome
 from rl.environments.interface import Interface
 from rl.environments.spec import EnvironmentSpec
 from rl.environments.turn import of_json
-from rl.judging import Judgement, first
+from rl.judging import Judgement
 from rl.records import Problem, Rollouts
 from tasks.calls.episodes import judge_episodes, play, try_environment
 from tasks.calls.generator import Generator
@@ -29,10 +29,10 @@ LATELY = 2.0  # seconds since the workers were counted that episodes are spread 
 Observed = tuple[tuple[str, ...], ...]  # [P * G] of each completion that goes on; () of the others
 
 
-def check_environment(dispatch: Dispatch, spec: EnvironmentSpec, problems: Sequence[Problem]) -> Interface:
-    """Try the environment on the workers that would play it; one on which it cannot be used is left out. Raises
-    EnvironmentSpecError where it can on none."""
-    return each_well(dispatch, "verify", try_environment, spec, first(problems)[0])[0]
+def check_environment(dispatch: Dispatch, spec: EnvironmentSpec, problem: Problem) -> Interface:
+    """Try the environment on the workers that would play it, with this problem; one on which it cannot be used is left
+    out. Raises EnvironmentSpecError where it can on none."""
+    return each_well(dispatch, "verify", try_environment, spec, problem)[0]
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,21 @@ class Episodes:
 
     def begin(self, leases: Sequence[Lease]) -> list[Lease]:
         """The same leases; what an episode begins with is in their prompts. It is the same for all of a group, which
-        has one prompt."""
+        has one prompt. One of a problem that is not played never begins: it is what is said to the prompt."""
         groups = {
             group: problem for lease in leases for group, problem in zip(lease.groups, lease.problems, strict=True)
         }
         seeds = {group: f"{self.name}.{group}" for group in groups}
-        openings = self._played([Episode(f"{seeds[group]}.0", groups[group], seeds[group]) for group in groups])
+        played = [group for group, problem in groups.items() if problem.played]
+        begun = self._played([Episode(f"{seeds[group]}.0", groups[group], seeds[group]) for group in played])
+        openings = dict(zip(played, begun, strict=True))
         said = {}
-        for (group, problem), opening in zip(groups.items(), openings, strict=True):
+        for group, problem in groups.items():
+            opening = openings.get(group)
             self._of[group] = [
                 Episode(f"{seeds[group]}.{sample}", problem, seeds[group], opening) for sample in range(self.samples)
             ]
-            said[group] = problem.prompt + "".join(opening.observations)
+            said[group] = problem.prompt + "".join(() if opening is None else opening.observations)
         return [
             replace(
                 lease,

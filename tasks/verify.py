@@ -10,11 +10,13 @@ from prefect.cache_policies import NO_CACHE
 from infra.cluster.dispatch import Dispatch
 from infra.cluster.probe import each_well
 from rl.admission import refused_judgement
+from rl.environments.episode import Episode
 from rl.judging import Judgement, first
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks.collection import Collection
 from tasks.judge import judge, warm
+from tasks.problem_set import ProblemSet
 from tasks.reward import check_rewards, with_rewards
 from tasks.turns import judged_episodes
 
@@ -30,14 +32,14 @@ def verify(dispatch: Dispatch, collection: Collection, saw: Callable[[Judgement]
     """
     try:
         for lease, rollouts in collection.arrivals():
-            order, episodes = (collection.step,), collection.episodes(lease)
-            if (environment := collection.environment) is not None:
-                samples = rollouts.ended.shape[1]
-                verdicts = judged_episodes(
-                    dispatch, environment, episodes, samples, order=order, refused=collection.refuse
-                )
-            else:
-                verdicts = judged(dispatch, rollouts, collection.verifiers, order=order, refused=collection.refuse)
+            verdicts = judged(
+                dispatch,
+                rollouts,
+                collection.problems,
+                collection.episodes(lease),
+                order=(collection.step,),
+                refused=collection.refuse,
+            )
             saw(verdicts)
             collection.judged(lease, rollouts, verdicts)
         collection.judgement()
@@ -66,13 +68,38 @@ def check_verifiers(
 def judged(
     dispatch: Dispatch,
     rollouts: Rollouts,
-    verifiers: Mapping[str, VerifierSpec],
+    problems: ProblemSet,
+    episodes: Sequence[Episode] = (),
     *,
     order: tuple[int, ...] = (),
     refused: Callable[[str], object] = lambda _: None,
 ) -> Judgement:
-    """The verdicts on these completions, spread over the verifiers; `order` as in `Dispatch.lease`. A result that
-    is no judgement of these is refused: `refused` gets the reason, and another worker the call."""
+    """The verdicts on these completions of ``problems``, spread over the verifiers; those that are played have
+    ``episodes`` [P * G]. `order` as in `Dispatch.lease`. A result that is no judgement of these is refused: `refused`
+    gets the reason, and another worker the call."""
+    groups, samples = range(len(rollouts.problems)), rollouts.ended.shape[1]
+    played = [group for group in groups if rollouts.problems[group].played]
+    single = [group for group in groups if not rollouts.problems[group].played]
+    found = []
+    if played:
+        assert problems.environment is not None
+        of = [episode for group in played for episode in episodes[group * samples : (group + 1) * samples]]
+        found.append(judged_episodes(dispatch, problems.environment, of, samples, order=order, refused=refused))
+    if single:
+        of_single = rollouts.select(single) if played else rollouts
+        found.append(_judged_by_verifiers(dispatch, of_single, problems.verifiers, order=order, refused=refused))
+    places = [*played, *single]
+    return Judgement.join(found).select([places.index(group) for group in groups])
+
+
+def _judged_by_verifiers(
+    dispatch: Dispatch,
+    rollouts: Rollouts,
+    verifiers: Mapping[str, VerifierSpec],
+    *,
+    order: tuple[int, ...],
+    refused: Callable[[str], object],
+) -> Judgement:
     workers = len(dispatch.offers("verify", lately=LATELY))
     share = ceil(len(rollouts.problems) / max(1, workers))
     starts = range(0, len(rollouts.problems), share)

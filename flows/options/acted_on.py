@@ -27,12 +27,21 @@ def refuse_beside(
     policy: PolicyConfig,
     sampling: SamplingConfig,
     algorithm: str | None = None,
+    *,
+    judged: bool = False,
 ) -> None:
-    """Raise ValueError where what is said of completions of one turn stands beside an ``environment``."""
+    """Raise ValueError where what is said of completions of one turn stands beside an ``environment``; ``judged``:
+    whether some problems beside it have a verifier of their own."""
     name = environment.name
     if name is None:
         return
-    if changed := [path for path, _, _ in changed_leaves(VerifierConfig(), verifier)]:
+    changed = [path for path, _, _ in changed_leaves(VerifierConfig(), verifier)]
+    if "name" in changed:
+        raise ValueError(
+            f"verifier.name: the environment {name} gives the reward; leave one of them out, or name the verifier of "
+            "problems of one turn by --problems.verifier (in mix: verifier)"
+        )
+    if changed and not judged:
         raise ValueError(f"verifier.{changed[0]}: the environment {name} gives the reward; leave one of them out")
     if policy.engine != OURS:
         raise ValueError("policy.engine: a server is asked for completions of one turn; leave out the environment")

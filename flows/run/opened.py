@@ -34,6 +34,7 @@ class Opened:
         Raises:
             ProblemError: files that cannot be read, or are not those that a resumed run was trained on.
             VerifierError: a verifier that does not exist.
+            EnvironmentSpecError: an environment that does not exist, or that none of the problems is played with.
             OwnAlgorithmError: an algorithm that cannot be used.
             NotTrustedError: one of a resumed run is not what was trusted.
             ValueError: something is said of a critic or a reference, and the algorithm has none; or it has a critic and

@@ -116,11 +116,11 @@ def _taken(name: str, given: ProblemsConfig, of: ProblemsConfig, verifier: Verif
 
 def what_judges(training: ProblemSet, of: Sequence[EvaluationPlan]) -> str:
     """A line on what judges which set, those that are evaluated on among them; empty where one judges all."""
-    verifiers = dict(training.verifiers)
+    programs = training.judging
     for plan in of:
-        if plan.name and plan.problems.verifiers:  # what was kept out of training is of the sets themselves
-            [verifiers[plan.name]] = plan.problems.verifiers.values()
-    return f"judged by {judges(verifiers)}" if len({spec.name for spec in verifiers.values()}) > 1 else ""
+        if plan.name:  # what was kept out of training is of the sets themselves
+            [programs[plan.name]] = plan.problems.judging.values()
+    return f"judged by {judges(programs)}" if len({spec.name for spec in programs.values()}) > 1 else ""
 
 
 def problems_to_check(training: ProblemSet, of: Sequence[EvaluationPlan]) -> list[Problem]:

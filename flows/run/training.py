@@ -77,7 +77,7 @@ class Training:
         self.generator = Generator(*sampled, patience=config.sync.patience, public=public)
         some = self.problems.some()
         if (environment := self.problems.environment) is not None:
-            interface = check_environment(workplace.dispatch, environment, some)
+            interface = check_environment(workplace.dispatch, environment, self.problems.some_played())
             self.generator = replace(self.generator, interface=interface)
         self.evaluations = Evaluations(config, self._opened.plans, self.generator, workplace, run.uri)
         judging = check_verifiers(workplace.dispatch, self._opened.verifiers, self.problems.longest())

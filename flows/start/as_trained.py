@@ -23,7 +23,7 @@ from rl.algorithm_config import AlgorithmConfig
 from rl.config import AUTO, OURS, PLAYED, PolicyConfig, ProblemsConfig, SamplingConfig, is_in_code, is_made
 from rl.problems.rows import normalized
 from rl.verifiers.spec import judged_by, named
-from tasks.named_set import named_sets, set_name
+from tasks.named_set import named_sets, refuse_unplayed, set_name
 from tasks.problem_set import ProblemSet, open_problems, problems_to_solve
 from tasks.trained_on import TrainedOn, prompts_of, seen_among
 
@@ -101,6 +101,7 @@ def asked_of_model(config: EvalConfig) -> Asked:
     """The evaluation of a model that is no run. Raises as `problems_to_solve` does."""
     if config.policy.lora.rank:
         raise ValueError(f"policy.lora: adapters are a run's, and {config.policy.model} is none; leave it out")
+    refuse_unplayed(config.sets, config.environment)
     asked = config.held_out, config.seed
     return Asked(config, problems_to_solve(config.sets, config.verifier, *asked, environment=config.environment))
 
@@ -178,12 +179,14 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
     another = named_one or "name" in config.verifier.model_fields_set
     verifier = config.verifier if named_one else _over(trained.verifier, config.verifier)
     sampling = _sampling(trained.sampling, config.sampling)
-    refuse_beside(environment, verifier, policy, sampling)
     others = "problems" in given and "path" in config.problems.model_fields_set
     first, *mix = (each.model_copy(update={"verifier": None}) if another else each for each in trained.sets)
     first = set_as_trained(config.problems, trained, another) if others else _over(first, config.problems)
     if others or "mix" in given:
         mix = [set_as_trained(each, trained, another) for each in config.mix]
+    refuse_beside(environment, verifier, policy, sampling, judged=any(each.judged for each in (first, *mix)))
+    if named_one:
+        refuse_unplayed((first, *mix), environment)
     return config.model_copy(
         update={
             "policy": policy,
@@ -215,7 +218,6 @@ def set_as_trained(asked: ProblemsConfig, trained: TrainConfig, another: bool = 
     A set that the run was trained on keeps its columns, its verifier, its system prompt and its template. Another file
     gets those that all sets of the run share; one that is made in code has its own. With ``another`` the evaluation
     names a verifier or an environment, which judges in place of the run's."""
-    another = another or trained.environment.name is not None
     where = _canonical(asked.path)
     if same := [each for each in trained.sets if _canonical(each.path) == where]:
         return _over(same[0].model_copy(update={"verifier": None}) if another else same[0], asked)
@@ -225,7 +227,9 @@ def set_as_trained(asked: ProblemsConfig, trained: TrainConfig, another: bool = 
     elif is_made(asked.path):
         alike = {"verifier": {named(AUTO, asked.path)}}
     else:
-        alike = {"verifier": {judged_by(each, trained.verifier) for each in trained.sets}}
+        acted_on = trained.environment.name is not None
+        judges = {each.verifier if acted_on else judged_by(each, trained.verifier) for each in trained.sets}
+        alike = {"verifier": judges}
         if not {"system", "template"} & asked.model_fields_set:  # they make one prompt
             alike |= {word: {getattr(each, word) for each in trained.sets} for word in ("system", "template")}
     if another:

@@ -120,22 +120,29 @@ def _sampling(config: TrainConfig | EvalConfig, model: str) -> tuple[SamplingCon
     if sampling.max_tokens is not None:
         return sampling, []
     size = parameters(model)
-    small = f"a policy of {_short(size)} parameters"
-    if (environment := open_environment(config.environment)) is not None:
-        turns, turn = environment.limits.turns, SHORT_TURN if size < SMALL else TURN
-        tokens = min(turns * turn, MOST_TOKENS)
-        reason = (
-            f"for {turns} turns of {f'{small} in ' if size < SMALL else ''}the environment {environment.class_name}"
-        )
-    elif size < SMALL:
-        tokens, reason = SHORT, f"for {small}"
-    else:
-        names = [judged_by(each, config.verifier) for each in config.sets]
-        tokens, name = max((declared(name).tokens, name) for name in names)
-        reason = f"for the verifier {name}" if declared(name).built_in else "for a verifier of yours"
+    small = f"a policy of {_short(size)} parameters" if size < SMALL else ""
+    environment = open_environment(config.environment)
+    choices = [
+        _of_one_turn(judged_by(each, config.verifier), small)
+        for each in config.sets
+        if environment is None or each.judged
+    ]
+    if environment is not None:
+        turns, of = environment.limits.turns, f"{small} in the environment" if small else "the environment"
+        tokens = min(turns * (SHORT_TURN if small else TURN), MOST_TOKENS)
+        choices.append((tokens, f"for {turns} turns of {of} {environment.class_name}"))
+    tokens, reason = max(choices)
     if (model != TINY or environment is not None) and 2 * tokens > (limit := _reach(model)):
         tokens, reason = limit // 2, f"half of the {limit} that the model can attend to"
     return sampling.model_copy(update={"max_tokens": tokens}), [f"sampling.max_tokens {tokens}: {reason}"]
+
+
+def _of_one_turn(verifier: str, small: str) -> tuple[int, str]:
+    """Tokens of a completion that this verifier judges, and why; ``small`` says that the policy is, if it is."""
+    if small:
+        return SHORT, f"for {small}"
+    of = declared(verifier)
+    return of.tokens, f"for the verifier {verifier}" if of.built_in else "for a verifier of yours"
 
 
 @cache

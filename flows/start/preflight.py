@@ -18,7 +18,7 @@ from infra.services.http import status_of
 from rl.config import OURS, TINY, PolicyConfig
 from rl.environments.interface import Interface
 from rl.environments.opened import close
-from rl.judging import first, warm
+from rl.judging import warm
 from rl.records import Problem
 from rl.sampling.server import Server
 from tasks.calls.episodes import try_environment
@@ -93,7 +93,7 @@ def check_environment_here(problems: ProblemSet, cluster: ClusterConfig) -> Inte
     if problems.environment is None or joined_scheduler(cluster) is not None:
         return None
     try:
-        return try_environment(problems.environment, first(problems.some())[0])
+        return try_environment(problems.environment, problems.some_played())
     finally:
         close(problems.environment)
 

@@ -5,6 +5,7 @@ Legend: P problems, G completions of each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -13,6 +14,7 @@ from rl.environments.interface import Interface
 from rl.environments.turn import as_json
 from rl.model.policy import Policy
 from rl.model.turns import Turns
+from rl.records import Problem
 from rl.sampling.scheduling import Draw
 from rl.slices import SoFar
 
@@ -41,16 +43,25 @@ class Conversation:
     def _behind(self, tokens: np.ndarray, texts: Sequence[str]) -> list[int]:
         return self.turns.observed(texts, closed=int(tokens[-1]) in self.turns.ends) if texts else []
 
-    def actions(self, drawn: Sequence[Draw], starts: Sequence[int]) -> list[str]:
-        """[P * G] what each turn asks for that has ended, as a text; empty where none has. A turn begins at its one of
-        ``starts``."""
+    def actions(
+        self, drawn: Sequence[Draw], starts: Sequence[int], problems: Sequence[Problem]
+    ) -> list[tuple[str, ...]]:
+        """[P] of [G] what each turn asks for that has ended, as a text; empty where none has, and of problems that are
+        not played. A turn begins at its one of ``starts``."""
         parameters = {
             tool["function"]["name"]: list(tool["function"]["parameters"]["properties"])
             for tool in self.interface.tools
         }
+        samples = len(drawn) // len(problems)
+        turns = iter(zip(drawn, starts, strict=True))
         return [
-            as_json(self.turns.action(draw.tokens[start:].tolist(), parameters)) if draw.ended else ""
-            for draw, start in zip(drawn, starts, strict=True)
+            tuple(
+                as_json(self.turns.action(draw.tokens[start:].tolist(), parameters))
+                if draw.ended and problem.played
+                else ""
+                for draw, start in islice(turns, samples)
+            )
+            for problem in problems
         ]
 
 

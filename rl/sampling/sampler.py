@@ -71,7 +71,8 @@ def sample(
         stop_now: called once tokens were drawn: where it says so, completions stay as they are, over or not.
         kept: keys and values of those that have ended a turn: found there, and left there for the next one.
         interface: of the environment that is acted on: a turn of each completion is drawn, whose text is returned, and
-            read as its action. What was observed comes with ``so_far``; its tokens are returned before those drawn.
+            of problems that are played read as its action. What was observed comes with ``so_far``; its tokens are
+            returned before those drawn.
 
     Raises:
         ValueError: prompt and completion could grow longer than the model's attention window or range of positions.
@@ -82,7 +83,10 @@ def sample(
     conversation = None if interface is None else Conversation.of(policy, interface)
     if so_far is None:
         tools = interface.tools if interface is not None else ()
-        prompts = [policy.prompt_tokens(problem.prompt, problem.instructions, tools) for problem in problems]
+        prompts = [
+            policy.prompt_tokens(problem.prompt, problem.instructions, tools if problem.played else ())
+            for problem in problems
+        ]
     else:
         prompts = [prompt.tolist() for prompt in so_far.prompts]
     policy.check_room(max(map(len, prompts)), config.limit)
@@ -112,7 +116,7 @@ def sample(
         return as_rollouts(policy, problems, prompts, drawn, config.stop, started, starts, drawn_from)
     turns = turn_starts(len(drawn), so_far, drawn_from)
     rollouts = as_rollouts(policy, problems, prompts, drawn, config.stop, started, starts, drawn_from, turns)
-    return replace(rollouts, actions=_by_group(conversation.actions(drawn, turns), samples))
+    return replace(rollouts, actions=tuple(conversation.actions(drawn, turns, problems)))
 
 
 def as_rollouts(
@@ -160,7 +164,3 @@ def as_rollouts(
 
 def _lengths(rows: Sequence[np.ndarray | None] | None) -> list[int] | None:
     return None if rows is None else [0 if tokens is None else len(tokens) for tokens in rows]
-
-
-def _by_group(rows: Sequence[str], samples: int) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(rows[at : at + samples]) for at in range(0, len(rows), samples))

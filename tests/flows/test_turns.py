@@ -144,6 +144,37 @@ def test_a_run_and_a_model_are_evaluated_on_an_environment(lab: Any, monkeypatch
 
 
 @pytest.mark.slow
+def test_problems_of_one_turn_are_trained_and_evaluated_on_beside_it(lab: Any) -> None:
+    mix = f"[{{path: '{lab.problems}', verifier: arithmetic}}]"
+    played = lab.home / "played.jsonl"
+    played.write_text("".join(f'{{"prompt": "say {n}", "target": "{n}"}}\n' for n in range(40)))
+    evals = "[{path: held_out}, {path: countdown, limit: 3}]"
+    asked = {"problems": str(played), "mix": mix, "evals": evals, "audit__share": "1"}
+    run = Path(lab.train(**options(lab, **asked)).run)
+    assert set(lab.metrics(run, "leases/refused").values()) == {0}
+    assert set(lab.metrics(run, "groups/failed").values()) == {0}
+    assert max(lab.metrics(run, "policy/mismatch_kl").values()) < 1e-9
+    assert set(lab.metrics(run, "audit/disagreed").values()) == {0}
+    assert all(turns > 1 for turns in lab.metrics(run, "turns/mean").values())
+    found = rows(run)
+    single, several = ([row for row in found if ("messages" in row) == one] for one in (False, True))
+    assert {row["source"].partition(":")[0] for row in single} == {lab.problems.name}
+    assert {row["source"].partition(":")[0] for row in several} == {"played.jsonl"}
+    assert not any("trained" in row for row in single)
+    assert {row["reason"] for row in several} == {"graded"}
+    assert "graded" not in {row["reason"] for row in single}
+    assert lab.metrics(run, "eval/played/turns")[2] > 1
+    assert lab.metrics(run, "eval/played/turns_sampled") != {}
+    assert lab.metrics(run, f"eval/{lab.problems.stem}/turns") == {}
+    assert lab.metrics(run, "eval/countdown/reward") != {}
+    assert rows(Path(lab.train(**options(lab, **asked), **TWO).run)) == found
+    again = lab.evaluate(policy=str(run), sampling__max_tokens="36")
+    assert again.reward == pytest.approx(lab.metrics(run, "eval/reward")[2], abs=1e-6)
+    alone = lab.evaluate(policy=str(run), problems=str(lab.problems), sampling__max_tokens="36", held_out="4")
+    assert alone.reward == pytest.approx(lab.metrics(run, f"eval/{lab.problems.stem}/reward")[2], abs=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", ["0", "1"])
 def test_audits_agree_about_every_turn(lab: Any, once: list[Mapping[str, Any]], staleness: str) -> None:
     run = Path(lab.train(**options(lab, audit__share="1", staleness=staleness, **TWO)).run)

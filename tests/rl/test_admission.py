@@ -16,6 +16,8 @@ from rl.slices import SoFar
 
 PROBLEMS = (Problem("add 1 to 2", "1 + 2", "a:1"), Problem("add 2 to 2", "2 + 2", "a:2", {"level": 3}))
 ASKED = Asked(PROBLEMS, samples=3, max_tokens=5, versions=range(4, 7), vocabulary=100)
+PLAYED = tuple(replace(problem, played=True) for problem in PROBLEMS)
+TURNS = replace(ASKED, problems=PLAYED, turns=True)
 LENGTHS = np.array([[1, 4, 2], [3, 3, 1]], np.int32)
 INSIDE = np.arange(4) < LENGTHS[:, :, None]
 
@@ -102,8 +104,8 @@ def test_observations_come_first_where_they_were_given_and_have_no_log_prob() ->
     given = tuple(("seen",) if at == 1 else () for at in range(6))
     so_far = SoFar(rollouts().prompts, (np.array([7], np.int32),) * 6, (1,) * 6, given)
     turns = (('"said"',) * 3,) * 2
-    asked, first = replace(ASKED, so_far=so_far, turns=True), (0, 1, 0)
-    observed = {**put("trained", False, first), "actions": turns}
+    asked, first = replace(TURNS, so_far=so_far), (0, 1, 0)
+    observed = {**put("trained", False, first), "actions": turns, "problems": PLAYED}
     silent = put("logprobs", 0, first)
     assert refusal(rollouts(**observed, **silent), asked) == ""
     assert refusal(rollouts(**observed, **silent, **put("versions", 99, first)), asked) == ""
@@ -116,7 +118,7 @@ def test_observations_come_first_where_they_were_given_and_have_no_log_prob() ->
     assert refusal(rollouts(**observed, **put("tokens", 100, first)), asked).startswith("token id 100 is not in")
     second = {**observed, **put("trained", False, (0, 1, 1))}
     assert refusal(rollouts(**second), asked) == "an observation follows a token of the policy's"
-    assert refusal(rollouts(actions=turns), asked) == "observations are not where they were given"
+    assert refusal(rollouts(actions=turns, problems=PLAYED), asked) == "observations are not where they were given"
     nothing = {"trained": np.zeros((2, 3, 4), np.bool_), "logprobs": np.zeros((2, 3, 4), np.float32)}
     assert refusal(rollouts(**nothing), ASKED) == "it has drawn no token"
 
@@ -133,8 +135,19 @@ def test_observations_come_first_where_they_were_given_and_have_no_log_prob() ->
     ],
 )
 def test_a_turn_that_ended_asks_for_an_action(actions: Any, why: str) -> None:
-    assert refusal(rollouts(actions=actions), replace(ASKED, turns=True)) == why
+    assert refusal(rollouts(actions=actions, problems=PLAYED), TURNS) == why
     assert refusal(rollouts(actions=actions), ASKED) == ("" if actions == () else "it has turns")
+
+
+def test_a_completion_of_one_turn_beside_those_of_several_asks_for_nothing() -> None:
+    beside = replace(TURNS, problems=(PROBLEMS[0], PLAYED[1]))
+    said, silent = ('"said"',) * 3, ("",) * 3
+    for actions, why in (
+        ((silent, said), ""),
+        ((said, said), "a completion of one turn asks for something"),
+        ((silent, silent), "a turn that ended asks for nothing"),
+    ):
+        assert refusal(rollouts(actions=actions, problems=beside.problems), beside) == why
 
 
 ANYTHING = st.one_of(

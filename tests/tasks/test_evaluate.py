@@ -32,6 +32,20 @@ def test_mean_rewards_stand_beside_pass_rates_and_unjudged_completions_count_in_
     assert Evaluation(**json.loads(json.dumps(asdict(found)))) == found
 
 
+def test_measures_are_means_over_the_completions_that_have_them() -> None:
+    rewards = np.array([[1], [0], [0]], np.float32)
+    measures = {
+        "turns": np.array([[3], [NAN], [5]], np.float32),
+        "part_found_sampled": np.array([[1, 0], [NAN, NAN], [1, NAN]], np.float32),
+        "part_none": np.full((3, 1), NAN, np.float32),
+    }
+    found = Evaluation.of(0, of_sets("a", "b", "a"), rewards, rewards, None, measures)
+    assert found.means == {"turns": 4, "part_found_sampled": pytest.approx(2 / 3)}
+    assert found.figures()["turns"] == 4
+    assert found.sets["a"]["turns"] == 4
+    assert "turns" not in found.sets["b"]
+
+
 def test_each_of_several_sets_has_figures_of_its_own() -> None:
     greedy = np.array([[1], [0], [0.5], [NAN]], np.float32)
     sampled = np.array([[1, 0], [1, 1], [0.5, 0], [NAN, NAN]], np.float32)

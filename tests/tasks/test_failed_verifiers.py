@@ -20,9 +20,7 @@ def judged_as(
     rewards: list[list[float]], sets: Sequence[str] = ("",), oversample: float = 1, said: str = "it broke"
 ) -> Collection:
     """Groups with these rewards (nan: the verifier failed), of these sets in turn."""
-    problems = replace(
-        problem_set(), verifiers={name: VerifierSpec(name="arithmetic") for name in sets}, mixed=len(sets) > 1
-    )
+    problems = replace(problem_set(), verifiers={name: VerifierSpec(name="arithmetic") for name in sets})
     asked = config(prompts=len(rewards), samples=len(rewards[0]), oversample=oversample, lease=len(rewards))
     collection = Collection(0, problems, asked)
     (lease,) = next(collection.draws())

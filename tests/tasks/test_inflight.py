@@ -32,7 +32,7 @@ from tests.tasks.test_generator import SPEC, published
 
 SESSION, OTHER = Fence("run", 7), Fence("run", 8)
 FLYING = replace(SPEC, inflight=Inflight(SESSION, 0))
-PROBLEM = Problem("add 1 and 2", "1 + 2", "here:1")
+PROBLEM = Problem("add 1 and 2", "1 + 2", "here:1", played=True)
 AT = 4  # tokens of each completion when a version comes
 
 

@@ -1,13 +1,14 @@
 """What a batch says of its completions: of several turns, by what the policy wrote."""
 
 import numpy as np
+import pytest
 
 from infra.runs.rollouts import read_rollouts, write_rollouts
 from rl.environments.episode import Episode, Outcome
 from rl.environments.turn import Call
 from rl.judging import Judgement
 from rl.records import Batch, Problem, Rollouts
-from tasks.rollout_batch import RolloutBatch, episode_figures, runs, swapped
+from tasks.rollout_batch import RolloutBatch, episode_figures, runs, swapped, turns_of
 
 FLAGS = [[True, True, False, True], [True], [False, True, False], [True] * 3]
 VERSIONS = [[3, 3, 0, 4], [3], [9, 4, 9], [3, 3, 3]]
@@ -50,12 +51,18 @@ def test_runs() -> None:
 
 def test_rewards_of_turns_are_means_over_the_episodes_that_have_them() -> None:
     def played(*rewards: float) -> Episode:
-        episode = Episode("k", Problem("", "", "t:0"), "s", Outcome())
+        episode = Episode("k", Problem("", "", "t:0", played=True), "s", Outcome())
         for reward in rewards:
             episode = episode.after((Call("f", {}), Call("g", {})), Outcome(("a", "b"), reward, refused=1, seconds=0.5))
         return episode
 
-    figures = episode_figures([played(1, 0.5), played(0)])
+    of_one_turn = Episode("k", Problem("", "", "t:1")).saying("so")
+    episodes = [played(1, 0.5), of_one_turn, played(0)]
+    turns = turns_of(episodes)
+    assert turns["turns"].tolist() == pytest.approx([2, np.nan, 1], nan_ok=True)
+    assert turns["refused_calls"].tolist() == pytest.approx([2, np.nan, 1], nan_ok=True)
+    assert turns_of([]) == {}
+    figures = episode_figures(episodes)
     assert figures["reward/turn/1"] == 0.5
     assert figures["reward/turn/2"] == 0.5
     assert "reward/turn/3" not in figures
@@ -63,6 +70,7 @@ def test_rewards_of_turns_are_means_over_the_episodes_that_have_them() -> None:
         "turns/mean": 1.5, "tools/calls": 3, "tools/errors": 0.5, "tools/seconds": 0.5,
     }  # fmt: skip
     assert not any(name.startswith("reward/turn") for name in episode_figures([played(0, 0), played(0)]))
+    assert episode_figures([of_one_turn]) == {}
     assert episode_figures([]) == {}
 
 

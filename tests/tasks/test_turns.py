@@ -25,9 +25,12 @@ from rl.sampling.engine import to_the_end
 from rl.sampling.kept import Kept
 from rl.sampling.sampler import sample
 from rl.sampling.scheduling import Draw
+from rl.verifiers.spec import VerifierSpec
 from tasks.calls.episodes import play
 from tasks.calls.generator import Generator
 from tasks.lease import Lease, Slice
+from tasks import verify
+from tasks.problem_set import ProblemSet
 from tasks.slices import Slices
 from tasks.turns import Episodes, in_turns, judged_episodes
 
@@ -54,7 +57,9 @@ class Lengths:
 """
 SPEC = EnvironmentSpec(name="lengths.py:Lengths", text=TEXT, sandbox="none")
 STEP = Interface(step=True)
-PROBLEMS = tuple(Problem(f"problem {n}", target, f"t:{n}") for n, target in enumerate(["one", "two", "six", "ten"]))
+PROBLEMS = tuple(
+    Problem(f"problem {n}", target, f"t:{n}", played=True) for n, target in enumerate(["one", "two", "six", "ten"])
+)
 LEASES = [Lease(range(2), PROBLEMS[:2]), Lease(range(2, 4), PROBLEMS[2:])]
 
 
@@ -221,6 +226,36 @@ def test_a_lost_verifier_in_the_middle_of_episodes_changes_nothing(policy: Polic
     assert sorted_rows(once) == sorted_rows(again)
 
 
+def test_problems_of_one_turn_stand_among_those_that_are_played(policy: Policy) -> None:
+    """Each is drawn as without an environment, and judged by its set's verifier."""
+    alone = [Problem(f"add {n} and {n}", f"{n} + {n}", f"s:{n}", set="sums") for n in (1, 2)]
+    lease = Lease(range(4), (alone[0], PROBLEMS[0], PROBLEMS[1], alone[1]))
+    kept = Kept()
+    found, episodes, _ = played(policy, leases=[lease], kept=kept)
+    rollouts = found[0]
+    asked = {"samples": SAMPLES, "seed": 0, "step": 0, "groups": (0, 3)}
+    once = sample(policy, 0, alone, SamplingConfig(max_tokens=LIMIT), **asked)  # type: ignore[arg-type]
+    single = rollouts.select([0, 3])
+    assert all(np.array_equal(one, other) for one, other in zip(single.prompts, once.prompts, strict=True))
+    T = once.tokens.shape[2]  # noqa: N806
+    assert np.array_equal(single.tokens[..., :T], once.tokens)
+    assert np.array_equal(single.trained[..., :T], once.inside)
+    assert (single.texts, single.ended.tolist()) == (once.texts, once.ended.tolist())
+    assert not (single.inside & ~single.trained).any()
+    assert (rollouts.select([1, 2]).inside & ~rollouts.select([1, 2]).trained).any()
+    assert [episode.opening for episode in (*episodes[0][:SAMPLES], *episodes[0][-SAMPLES:])] == [None] * 2 * SAMPLES
+
+    judges = {"sums": VerifierSpec(name="arithmetic")}
+    mixed = ProblemSet("all", lambda *_: [], (), judges, played=("says",), environment=SPEC)
+    refused: list[str] = []
+    both = verify.judged(Here(), rollouts, mixed, episodes[0], refused=refused.append)  # type: ignore[arg-type]
+    by_verifier = verify.judged(Here(), once, ProblemSet("sums", lambda *_: [], (), judges))  # type: ignore[arg-type]
+    of_episodes = judged_episodes(Here(), SPEC, episodes[0][SAMPLES:-SAMPLES], SAMPLES)  # type: ignore[arg-type]
+    assert refused == []
+    assert np.array_equal(both.rewards, [by_verifier.rewards[0], *of_episodes.rewards, by_verifier.rewards[1]])
+    assert both.reasons == (by_verifier.reasons[0], *of_episodes.reasons, by_verifier.reasons[1])
+
+
 def test_tokens_and_turns_end_an_episode(policy: Policy) -> None:
     full = 0
     for episode, tokens, own, _, ended in rows(played(policy, limit=14)):
@@ -239,7 +274,7 @@ def test_a_class_may_allow_one_turn(policy: Policy) -> None:
 
 
 def test_a_broken_environment_is_an_error_of_its_episodes_alone(policy: Policy) -> None:
-    problems = (PROBLEMS[0], Problem("problem x", "broken", "t:x"))
+    problems = (PROBLEMS[0], Problem("problem x", "broken", "t:x", played=True))
     _, episodes, _ = played(policy, leases=[Lease(range(2), problems)])
     judgement = judged_episodes(Here(), SPEC, episodes[0], SAMPLES)  # type: ignore[arg-type]
     failed = np.isnan(judgement.rewards)
@@ -262,10 +297,13 @@ def test_calls_are_read_and_unreadable_ones_are_answered(policy: Policy) -> None
         return draw
 
     texts = ["guess(32)", "guess(", "so be it"]
-    actions = conversation.actions([*map(drawn, texts), drawn("guess(1)", ended=False)], [0] * 4)
+    both = [Problem("", "", "", played=True), Problem("", "", "")]
+    turns = [*map(drawn, texts), drawn("guess(1)", ended=False)]
+    actions, of_one_turn = conversation.actions(turns * 2, [0] * 8, both)
+    assert of_one_turn == ("",) * 4
     assert of_json(actions[0]) == (Call("guess", {"number": 32}),)
     assert "stands in place" in actions[1] or "no JSON" in actions[1]
-    assert actions[2:] == [as_json("so be it"), ""]
+    assert actions[2:] == (as_json("so be it"), "")
 
 
 @pytest.mark.parametrize("tokens", [0, 2])

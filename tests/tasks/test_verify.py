@@ -1,5 +1,6 @@
 """What is judged of completions that were cut."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from rl.records import Problem, Rollouts
 from rl.verifiers.spec import VerifierSpec
 from tasks import verify
+from tests.tasks.batches import problem_set
 from tests.tasks.here import Here
 
 RAMBLING = "so it is #### 42 and then again " * 3
@@ -16,7 +18,7 @@ RAMBLING = "so it is #### 42 and then again " * 3
 def judged(spec: VerifierSpec, target: str, texts: list[str], ended: list[bool]) -> Any:
     problem = Problem("", target, "test", set="q")
     rollouts = Rollouts.padded([problem], [[0]], [[0]] * len(texts), ended=ended, texts=texts)
-    return verify.judged(Here(), rollouts, {"q": spec})  # type: ignore[arg-type]
+    return verify.judged(Here(), rollouts, replace(problem_set(), verifiers={"q": spec}))  # type: ignore[arg-type]
 
 
 def test_an_answer_that_was_cut_is_none() -> None:

@@ -1,13 +1,15 @@
 """Runs and evaluations of an environment: what is refused before anything starts, and what is chosen."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.config import EvalConfig, TrainConfig
+from flows.config import EvalConfig, EvaluationConfig, TrainConfig
 from flows.options.reading import OptionError, read_config
-from flows.start.as_trained import asked_of_run
+from flows.run.plans import plans, what_judges
+from flows.start.as_trained import asked_of_model, asked_of_run
 from flows.start.defaults import with_defaults, with_eval_defaults
 from flows.start.edited import edited_judges, save_sources
 from rl.environments import opened
@@ -82,6 +84,59 @@ def test_an_environment_of_ours_has_its_problems_and_others_are_refused(says: st
     config = given(TrainConfig, problems="guess")
     with pytest.raises(EnvironmentSpecError, match="give --environment guess"):
         open_problems(config.sets, config.verifier, 0, 0, environment=config.environment)
+
+
+def test_sets_of_one_turn_are_mixed_with_those_that_are_played(says: str, tmp_path: Path) -> None:
+    played = str(tmp_path / "q.jsonl")
+    sums = tmp_path / "sums.jsonl"
+    sums.write_text("".join(f'{{"prompt": "add {n} and {n}", "target": "{n} + {n}"}}\n' for n in range(20)))
+    mix = f'[{{path: "{sums}", verifier: arithmetic, weight: 2}}, {{path: countdown}}]'
+    config, lines = with_defaults(given(TrainConfig, environment=says, problems=played, mix=mix, held_out="4"))
+    assert config.sampling.max_tokens == 72, lines
+    problems = open_problems(config.sets, config.verifier, 4, 0, 64, config.environment)
+    assert problems.judged_by == f"arithmetic (sums), countdown (countdown), environment {says} (q)"
+    assert problems.mixed
+    drawn = problems.draw(0, 64, 0)
+    assert {(each.set, each.played) for each in drawn} == {("q", True), ("sums", False), ("countdown", False)}
+    assert sum(each.set == "sums" for each in drawn) > sum(each.set == "q" for each in drawn)
+    assert problems.some_played().set == "q"
+    assert len({spec.name for spec in problems.programs}) == 3
+
+    own = asked_of_run(given(EvalConfig, policy="mine", held_out="4"), "mine", config).problems
+    assert (own.judged_by, len(own.held_out)) == (problems.judged_by, 12)
+    of_one_turn = asked_of_run(given(EvalConfig, policy="mine", problems=str(sums)), "mine", config).problems
+    assert (of_one_turn.judged_by, of_one_turn.environment) == ("arithmetic", None)
+    made = asked_of_run(given(EvalConfig, policy="mine", problems="countdown", held_out="3"), "mine", config).problems
+    assert (made.judged_by, made.environment) == ("countdown", None)
+    assert len(plans(config, problems)) == 1
+    config = config.model_copy(update={"evals": (EvaluationConfig(path="grammar", limit=5),)})
+    grammar, held_out = plans(config, problems)
+    assert (grammar.problems.judged_by, grammar.problems.environment) == ("arithmetic", None)
+    assert what_judges(problems, [grammar, held_out]).startswith("judged by arithmetic (sums, grammar), countdown")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"problems": "guess", "problems__verifier": "gsm8k"}, "problems.verifier 'gsm8k': the environment guess gives"),
+        ({"problems": "countdown"}, "environment 'guess': name its problems by --problems; countdown has a verifier"),
+        ({"problems": "countdown", "mix": "[{path: hanoi}]"}, "problems hanoi: are not those of the environment guess"),
+        ({"mix": "[{path: guess, verifier: math}]"}, "problems.verifier 'math': the environment guess gives the rew"),
+    ],
+)
+def test_what_an_environment_is_not_acted_on_with_is_refused(options: dict[str, str], said: str) -> None:
+    config = given(TrainConfig, environment="guess", **options)
+    with pytest.raises(EnvironmentSpecError, match=f"^{re.escape(said)}"):
+        open_problems(config.sets, config.verifier, 0, 0, environment=config.environment)
+    with pytest.raises(EnvironmentSpecError, match=f"^{re.escape(said)}"):
+        asked_of_model(given(EvalConfig, environment="guess", **options))
+
+
+def test_limits_of_verifiers_are_of_use_beside_an_environment_where_one_judges() -> None:
+    beside = {"environment": "guess", "verifier__seconds": "9"}
+    assert given(TrainConfig, mix="[{path: countdown}]", **beside).verifier.seconds == 9
+    with pytest.raises(OptionError, match=r"verifier\.seconds: the environment guess gives the reward"):
+        given(TrainConfig, **beside)
 
 
 def test_tokens_are_those_of_its_turns(says: str) -> None:
