@@ -209,8 +209,7 @@ class TrainConfig(ConfigTree):
     @model_validator(mode="after")
     def _acted_on(self) -> Self:
         judged = any(each.judged for each in (*self.sets, *self.evals))
-        beside = self.environment, self.verifier, self.policy, self.sampling, self.algorithm.name
-        refuse_beside(*beside, judged=judged)
+        refuse_beside(self.environment, self.verifier, self.policy, self.sampling, judged=judged)
         return self
 
     @model_validator(mode="after")
@@ -227,12 +226,17 @@ class TrainConfig(ConfigTree):
     @model_validator(mode="after")
     def _models(self) -> Self:
         if (of := ALGORITHMS.get(self.algorithm.name)) is not None:  # what one's own needs is known when it is opened
-            self.refuse_unused_models(of.needs | self.algorithm.kl.needs)
+            self.refuse_by_needs(of.needs | self.algorithm.kl.needs)
         return self
 
-    def refuse_unused_models(self, needs: Set[str]) -> None:
-        """Raise ValueError where something is said of a critic or a reference, and the algorithm ``needs`` none."""
+    def refuse_by_needs(self, needs: Set[str]) -> None:
+        """Raise ValueError where something is said of a critic or a reference, and the algorithm ``needs`` none; or
+        where it needs a greedy completion, which has one turn, and an environment is acted on."""
         name, fields = self.algorithm.name, CriticConfig.model_fields
+        if "baseline" in needs and self.environment.name is not None:
+            raise ValueError(
+                f"algorithm.name: {name} has a greedy completion of one turn as its baseline; leave out the environment"
+            )
         changed = [each for each, field in fields.items() if getattr(self.critic, each) != field.default]
         if changed and "values" not in needs:
             raise ValueError(

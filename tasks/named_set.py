@@ -91,8 +91,8 @@ class NamedSet:
             instructions = Instructions(self.config.system, required=True) if self.config.system else None
         if self.config.template is not None:
             instructions = Instructions(instructions.system if instructions else "", template=self.config.template)
-        own = {"set": self.name, "instructions": instructions, "played": self.verifier is None}
-        return [replace(problem, **own) for problem in found]
+        played = self.verifier is None
+        return [replace(problem, set=self.name, instructions=instructions, played=played) for problem in found]
 
 
 @lru_cache(8)  # 3,000 problems are made to find 200 of this side

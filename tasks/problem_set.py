@@ -46,8 +46,13 @@ class ProblemSet:
         return {**self.verifiers, **played}
 
     @property
+    def judged_by(self) -> str:
+        """The same, for people."""
+        return judges(self.judging)
+
+    @property
     def programs(self) -> list[VerifierSpec | EnvironmentSpec]:
-        """The same, each once."""
+        """The programs among them."""
         return [*self.verifiers.values(), *([] if self.environment is None else [self.environment])]
 
     @property

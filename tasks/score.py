@@ -1,6 +1,6 @@
 """Scores of rollouts beside their verification: what an algorithm needs of every lease, made as leases come in."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
@@ -16,13 +16,13 @@ from infra.weights.version import PolicyVersion
 from rl.admission import Asked, refusal, refused_logprobs
 from rl.graph import SCORES, Call
 from rl.records import Rollouts
-from rl.verifiers.spec import VerifierSpec
 from tasks.calls.generator import Arguments, Generator
 from tasks.calls.scorer import Scorer
 from tasks.collection import Collection
 from tasks.generate import Admission
 from tasks.lease import Lease
 from tasks.mending import Mend, Mending, leased, no_mend
+from tasks.problem_set import ProblemSet
 from tasks.reference import ReferenceLost
 from tasks.verify import judged
 
@@ -103,7 +103,7 @@ class GreedyScores:
     generator: Generator  # that of the run, greedy and with one completion of each
     newest: Callable[[int], PolicyVersion]
     admission: Admission
-    verifiers: Mapping[str, VerifierSpec]
+    set: ProblemSet
     mend: Mend = no_mend
 
     def of(
@@ -126,7 +126,7 @@ class GreedyScores:
         mending = Mending(self.mend)
         calls = leased(dispatch, self.call.name, generate, arguments, [0], check=check, mending=mending, order=(step,))
         ((_, greedy),) = calls
-        return judged(dispatch, greedy, self.verifiers, order=(step,), refused=refused).rewards[:, 0]
+        return judged(dispatch, greedy, self.set, order=(step,), refused=refused).rewards[:, 0]
 
 
 def bare(rollouts: Rollouts) -> Rollouts:

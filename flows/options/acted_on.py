@@ -26,7 +26,6 @@ def refuse_beside(
     verifier: VerifierConfig,
     policy: PolicyConfig,
     sampling: SamplingConfig,
-    algorithm: str | None = None,
     *,
     judged: bool = False,
 ) -> None:
@@ -47,5 +46,3 @@ def refuse_beside(
         raise ValueError("policy.engine: a server is asked for completions of one turn; leave out the environment")
     if sampling.stop:
         raise ValueError("sampling.stop: a turn ends by the model's own end token; leave out the environment or this")
-    if algorithm == "remax":
-        raise ValueError("algorithm.name: remax has a greedy completion of one turn; leave out the environment")

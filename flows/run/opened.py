@@ -38,7 +38,7 @@ class Opened:
             OwnAlgorithmError: an algorithm that cannot be used.
             NotTrustedError: one of a resumed run is not what was trusted.
             ValueError: something is said of a critic or a reference, and the algorithm has none; or it has a critic and
-                the resumed run none, or the other way round.
+                the resumed run none, or the other way round; or it needs what an environment does not give.
         """
         config = run.config
         asked = config.held_out, config.seed, config.batch.prompts, config.environment
@@ -54,7 +54,7 @@ class Opened:
             with put_off():
                 from rl.learning.trial import try_algorithm  # with torch
             try_algorithm(algorithm)
-            config.refuse_unused_models(needs)
+            config.refuse_by_needs(needs)
         if run.resumed:
             run.refuse_other_models(critic="values" in needs)
         return found

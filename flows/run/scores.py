@@ -1,6 +1,5 @@
 """The scores that a run makes of its rollouts, as the graph of its calls says."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,13 +12,13 @@ from infra.weights.version import PolicyVersion
 from rl.algorithm_config import AlgorithmSpec
 from rl.config import OURS
 from rl.kl_config import START
-from rl.verifiers.spec import VerifierSpec
 from tasks.audit import Audits
 from tasks.calls.generator import Generator
 from tasks.calls.scorer import Referee, ReferenceSchedule, Scorer
 from tasks.calls.trainer import Trainer
 from tasks.calls.weights import Weights
 from tasks.generate import Admission
+from tasks.problem_set import ProblemSet
 from tasks.reference import OtherModel
 from tasks.score import GreedyScores, ReferenceScores, Scores
 from tasks.value import ValueScores
@@ -56,14 +55,14 @@ def scores_of(
     generator: Generator,
     publishing: Publishing,
     admission: Admission,
-    verifiers: Mapping[str, VerifierSpec],
+    problems: ProblemSet,
     values: ValueScores | None,
 ) -> list[Scores]:
     """Those that are made of each lease beside its verification; ``values``: the critic's, where there is one."""
     scores: list[Scores] = []
     if "baseline" in trainer.algorithm.needs:
         alone = replace(generator, greedy=True, samples=1, slice_seconds=None)
-        scores.append(GreedyScores(alone, publishing.newest, admission, verifiers, publishing.mend))
+        scores.append(GreedyScores(alone, publishing.newest, admission, problems, publishing.mend))
     if (reference := reference_of(config, trainer.algorithm)) is not None:
 
         def version(step: int) -> PolicyVersion:

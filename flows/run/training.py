@@ -192,7 +192,7 @@ class Training:
         )
         self.publishing = Publishing(self.workplace, self.trainer, self.tracker, begun.step)
         self.critic = critic_state(self.workplace, config, critic, self.tracker, begun)
-        by = self.generator, self.publishing, self.admission, self.problems.verifiers
+        by = self.generator, self.publishing, self.admission, self.problems
         values = None if self.critic is None else self.critic.scores
         self.scores = scores_of(config, self.trainer, self.workplace, *by, values)
         self.audits = audits_of(config, self.generator, self.publishing)

@@ -111,9 +111,7 @@ def _check_room(policy: "Policy", problems: Sequence[Problem], max_tokens: int, 
 
         Turns.of(policy.tokenizer, policy.ends, tools=bool(tools))
     tokens = {
-        problem.source: len(
-            policy.prompt_tokens(problem.prompt, problem.instructions, tools if problem.played else ())
-        )
+        problem.source: len(policy.prompt_tokens(problem.prompt, problem.instructions, tools if problem.played else ()))
         for problem in problems
     }
     longest = max(tokens, key=tokens.__getitem__)

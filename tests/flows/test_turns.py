@@ -149,12 +149,11 @@ def test_problems_of_one_turn_are_trained_and_evaluated_on_beside_it(lab: Any) -
     played = lab.home / "played.jsonl"
     played.write_text("".join(f'{{"prompt": "say {n}", "target": "{n}"}}\n' for n in range(40)))
     evals = "[{path: held_out}, {path: countdown, limit: 3}]"
-    asked = {"problems": str(played), "mix": mix, "evals": evals, "audit__share": "1"}
+    asked = {"problems": str(played), "mix": mix, "evals": evals}
     run = Path(lab.train(**options(lab, **asked)).run)
     assert set(lab.metrics(run, "leases/refused").values()) == {0}
     assert set(lab.metrics(run, "groups/failed").values()) == {0}
     assert max(lab.metrics(run, "policy/mismatch_kl").values()) < 1e-9
-    assert set(lab.metrics(run, "audit/disagreed").values()) == {0}
     assert all(turns > 1 for turns in lab.metrics(run, "turns/mean").values())
     found = rows(run)
     single, several = ([row for row in found if ("messages" in row) == one] for one in (False, True))
@@ -167,7 +166,9 @@ def test_problems_of_one_turn_are_trained_and_evaluated_on_beside_it(lab: Any) -
     assert lab.metrics(run, "eval/played/turns_sampled") != {}
     assert lab.metrics(run, f"eval/{lab.problems.stem}/turns") == {}
     assert lab.metrics(run, "eval/countdown/reward") != {}
-    assert rows(Path(lab.train(**options(lab, **asked), **TWO).run)) == found
+    by_two = Path(lab.train(**options(lab, **asked, audit__share="1"), **TWO).run)
+    assert rows(by_two) == found
+    assert set(lab.metrics(by_two, "audit/disagreed").values()) == {0}
     again = lab.evaluate(policy=str(run), sampling__max_tokens="36")
     assert again.reward == pytest.approx(lab.metrics(run, "eval/reward")[2], abs=1e-6)
     alone = lab.evaluate(policy=str(run), problems=str(lab.problems), sampling__max_tokens="36", held_out="4")

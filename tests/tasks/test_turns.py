@@ -26,10 +26,10 @@ from rl.sampling.kept import Kept
 from rl.sampling.sampler import sample
 from rl.sampling.scheduling import Draw
 from rl.verifiers.spec import VerifierSpec
+from tasks import verify
 from tasks.calls.episodes import play
 from tasks.calls.generator import Generator
 from tasks.lease import Lease, Slice
-from tasks import verify
 from tasks.problem_set import ProblemSet
 from tasks.slices import Slices
 from tasks.turns import Episodes, in_turns, judged_episodes

@@ -145,9 +145,12 @@ def test_a_mistake_is_one_line_with_a_remedy(refused: Callable[..., str], words:
 def test_what_an_own_algorithm_has_is_not_known_before_it_is_opened() -> None:
     given = {"algorithm": "my.py:Mine", "critic.lr": "1e-4", "cluster.critics": "1"}
     config = read_config(TrainConfig, file=None, overrides=given)
-    config.refuse_unused_models({"values"})
+    config.refuse_by_needs({"values"})
     with pytest.raises(ValueError, match=r"critic.lr: my.py:Mine has no critic"):
-        config.refuse_unused_models(set())
+        config.refuse_by_needs(set())
+    acted_on = read_config(TrainConfig, file=None, overrides={"algorithm": "my.py:Mine", "environment": "guess"})
+    with pytest.raises(ValueError, match=r"my.py:Mine has a greedy completion of one turn as its baseline"):
+        acted_on.refuse_by_needs({"baseline"})
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,10 @@ def test_sets_of_one_turn_are_mixed_with_those_that_are_played(says: str, tmp_pa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"problems": "guess", "problems__verifier": "gsm8k"}, "problems.verifier 'gsm8k': the environment guess gives"),
+        (
+            {"problems": "guess", "problems__verifier": "gsm8k"},
+            "problems.verifier 'gsm8k': the environment guess gives",
+        ),
         ({"problems": "countdown"}, "environment 'guess': name its problems by --problems; countdown has a verifier"),
         ({"problems": "countdown", "mix": "[{path: hanoi}]"}, "problems hanoi: are not those of the environment guess"),
         ({"mix": "[{path: guess, verifier: math}]"}, "problems.verifier 'math': the environment guess gives the rew"),
