@@ -208,13 +208,14 @@ def _verifiers(mixed: Sequence[NamedSet]) -> dict[str, VerifierSpec]:
 
 
 def _held_out_of_made(mixed: Sequence[NamedSet], count: int | None) -> dict[str, list[Problem]]:
-    """``count`` problems of each set that is made in code, by its name; one that is there twice has others then."""
+    """``count`` problems of each set that is made in code, by its name; one that is there twice has others then. Those
+    of an environment differ by more than their prompts, which may all be one."""
     found: dict[str, list[Problem]] = {}
     taken: dict[str, set[str]] = {}
     for each in mixed:
         if is_in_code(each.config.path):
             there = taken.setdefault(each.config.path, set())
-            found[each.name] = each.made(count, there)
+            found[each.name] = each.made(count, frozenset() if each.config.path in PLAYED else there)
             there |= {normalized(problem.prompt) for problem in found[each.name]}
     return found
 

@@ -8,17 +8,22 @@ from rl.environment_config import EnvironmentConfig
 
 
 def own_problems(given: Any) -> Any:
-    """A configuration of an environment of ours with that one's problems, where no others are named."""
+    """A configuration of an environment of ours with that one's problems, where no set is named that it plays."""
     if not isinstance(given, dict):
         return given
     environment, problems = given.get("environment"), given.get("problems")
     name = environment.get("name") if isinstance(environment, dict) else getattr(environment, "name", environment)
     usual = ProblemsConfig().path
-    if name not in PLAYED:
+    if name not in PLAYED or name in map(_path, given.get("mix") or ()):
         return given
     if isinstance(problems, dict) and problems.get("path", usual) == usual:
         return {**given, "problems": {**problems, "path": name}}
     return {**given, "problems": name} if problems is None or problems in (usual, ProblemsConfig()) else given
+
+
+def _path(problems: Any) -> Any:
+    """Of a set as it was given."""
+    return problems.get("path") if isinstance(problems, dict) else getattr(problems, "path", problems)
 
 
 def refuse_beside(

@@ -175,8 +175,8 @@ def _laid_over(config: EvalConfig, trained: TrainConfig) -> EvalConfig:
             "rlvf export --merge makes of it"
         )
     environment = _over(trained.environment, config.environment)
-    named_one = config.environment.name is not None  # which gives the rewards, whatever judged before
-    another = named_one or "name" in config.verifier.model_fields_set
+    named_one = config.environment.name is not None  # which gives the rewards, whatever judged all sets before
+    another = (named_one and trained.environment.name is None) or "name" in config.verifier.model_fields_set
     verifier = config.verifier if named_one else _over(trained.verifier, config.verifier)
     sampling = _sampling(trained.sampling, config.sampling)
     others = "problems" in given and "path" in config.problems.model_fields_set

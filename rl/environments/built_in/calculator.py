@@ -33,7 +33,7 @@ class Calculator:
             number: the answer
         """
         try:
-            self._right = Fraction(number) == self._wanted
+            self._right = Fraction(str(number)) == self._wanted  # as it was written: 0.1 is a tenth
         except (ValueError, OverflowError):
             raise ValueError("a number is finite") from None
         self.over = True

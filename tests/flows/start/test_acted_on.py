@@ -110,6 +110,10 @@ def test_sets_of_one_turn_are_mixed_with_those_that_are_played(says: str, tmp_pa
     assert (made.judged_by, made.environment) == ("countdown", None)
     assert len(plans(config, problems)) == 1
     config = config.model_copy(update={"evals": (EvaluationConfig(path="grammar", limit=5),)})
+    (tmp_path / "more.py").write_text(SAYS)
+    more = f"{tmp_path / 'more.py'}:Says"
+    other = asked_of_run(given(EvalConfig, policy="mine", environment=more), "mine", config).problems
+    assert other.judged_by == f"arithmetic (sums), countdown (countdown), environment {more} (q)"
     grammar, held_out = plans(config, problems)
     assert (grammar.problems.judged_by, grammar.problems.environment) == ("arithmetic", None)
     assert what_judges(problems, [grammar, held_out]).startswith("judged by arithmetic (sums, grammar), countdown")
@@ -124,7 +128,7 @@ def test_sets_of_one_turn_are_mixed_with_those_that_are_played(says: str, tmp_pa
         ),
         ({"problems": "countdown"}, "environment 'guess': name its problems by --problems; countdown has a verifier"),
         ({"problems": "countdown", "mix": "[{path: hanoi}]"}, "problems hanoi: are not those of the environment guess"),
-        ({"mix": "[{path: guess, verifier: math}]"}, "problems.verifier 'math': the environment guess gives the rew"),
+        ({"problems": "guess", "mix": "[{path: guess, verifier: math}]"}, "problems.verifier 'math': the env"),
     ],
 )
 def test_what_an_environment_is_not_acted_on_with_is_refused(options: dict[str, str], said: str) -> None:
@@ -133,6 +137,20 @@ def test_what_an_environment_is_not_acted_on_with_is_refused(options: dict[str, 
         open_problems(config.sets, config.verifier, 0, 0, environment=config.environment)
     with pytest.raises(EnvironmentSpecError, match=f"^{re.escape(said)}"):
         asked_of_model(given(EvalConfig, environment="guess", **options))
+
+
+def test_an_environments_own_problems_stand_beside_others_in_whatever_order() -> None:
+    for options, paths in (
+        ({"problems": "arithmetic", "mix": "[{path: guess}]"}, ["arithmetic", "guess"]),
+        ({"mix": "[{path: arithmetic}]"}, ["guess", "arithmetic"]),
+        ({"mix": "[guess]"}, ["arithmetic", "guess"]),
+        ({"problems": "guess", "mix": "[{path: guess}, {path: guess}]"}, ["guess"] * 3),
+    ):
+        config = given(TrainConfig, environment="guess", **options)
+        assert [each.path for each in config.sets] == paths
+        problems = open_problems(config.sets, config.verifier, 4, 0, 8, config.environment)
+        assert len(problems.held_out) == 4 * len(paths)
+        assert len(problems.draw(0, 8, 0)) == 8
 
 
 def test_limits_of_verifiers_are_of_use_beside_an_environment_where_one_judges() -> None:
